@@ -1,0 +1,66 @@
+# make run    train a small Llama 3 on this machine and show the report's path
+# make test   everything that a change has to pass; make test-long adds what takes longer
+# make check  format, lint, types and import contracts alone
+#
+# Nothing has to be there beforehand but Python and a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_VERSION ?= 2.13.0
+# An index that carries torch's builds without CUDA, where pip's own does not.
+TORCH_INDEX ?=
+RECIPE ?= llama/llama3_tiny_pretrain
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: run install check format test test-long bench clean
+
+run: $(VENV)/.train
+	$(BIN)/python -m launcher recipe=$(RECIPE) action=run $(ARGS)
+
+install: $(VENV)/.train
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "$$($(PYTHON) --version) is too old: this needs Python 3.10 or newer; set PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Where there is no NVIDIA driver, torch comes without gigabytes of CUDA packages.
+$(VENV)/.torch: $(VENV)/.python
+	@scripts/install-torch.sh $(BIN)/python $(TORCH_VERSION) "$(TORCH_INDEX)"
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.torch pyproject.toml
+	$(PIP) install -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP) install -e '.[dev]'
+	@scripts/install-test-tools.sh
+	@scripts/install-aws-model.sh "$(PYTHON)"
+	@touch $@
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: check
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-long: check
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/render.py
+
+clean:
+	rm -rf $(VENV) .venv-aws build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,109 @@
+"""One job of the command line: resolve, render, and what `action` asks for.
+
+Render, run and submit share everything up to the written files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from launcher.clusters.submission import Submission
+from launcher.errors import RecipeError
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.paths import Folders
+from launcher.render import render
+from launcher.resolve import job_from_config
+from launcher.rundir import choose_run_dir, write_files, write_submission
+from launcher.support import check_runnable, check_trainer_installed, lost_results
+from launcher.templates import read_templates
+
+
+def launch(config: DictConfig, folders: Folders, start: Path) -> int:
+    """Do what a composed config asks for and return the exit status.
+
+    Raises RecipeError before anything is written, and OutsideError.
+    """
+    sweep_number = _sweep_number()
+    job = job_from_config(config, "" if sweep_number is None else f"-{sweep_number}")
+    action = str(config.action)
+    _check_action(job, action)
+    files = render(job, read_templates(folders.templates))
+    run_dir = choose_run_dir(_given_dir(config, sweep_number), job.name, start)
+    write_files(run_dir, files)
+    _print_written(job, run_dir, files)
+    if action == "run":
+        return _run(job, run_dir)
+    if action == "submit":
+        _submit(job, run_dir)
+    return 0
+
+
+def _check_action(job: Job, action: str) -> None:
+    is_local = isinstance(job.cluster, LocalCluster)
+    if action == "run" and not is_local:
+        raise RecipeError(
+            f"action 'run' needs cluster=local, not cluster={job.cluster.kind}; "
+            "use action=submit for a cluster"
+        )
+    if action == "submit" and is_local:
+        raise RecipeError(
+            "action 'submit' needs cluster=slurm or cluster=k8s; use action=run for this machine"
+        )
+    if action != "render":
+        check_runnable(job, action)
+    if action == "run":
+        check_trainer_installed()
+
+
+def _sweep_number() -> int | None:
+    """Return this job's number in a sweep, None outside of one."""
+    hydra = HydraConfig.get()
+    return int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None
+
+
+def _given_dir(config: DictConfig, sweep_number: int | None) -> str | None:
+    given: str | None = config.run.dir
+    if sweep_number is None:
+        return given
+    # The jobs of a sweep share one command line, and may not share a folder.
+    return f"{given}/{sweep_number}" if given else str(HydraConfig.get().runtime.output_dir)
+
+
+def _print_written(job: Job, run_dir: Path, files: dict[str, str]) -> None:
+    recipe = job.recipe
+    sys.stdout.write(f"{recipe.name} version {recipe.version}, digest {job.digest()[:12]}\n")
+    for name in files:
+        sys.stdout.write(f"  {run_dir / name}\n")
+    sys.stdout.flush()
+    if loss := lost_results(job):
+        sys.stderr.write(f"note: {loss}\n")
+
+
+def _run(job: Job, run_dir: Path) -> int:
+    from launcher.clusters.local import run_local
+
+    return run_local(job, run_dir)
+
+
+def _submit(job: Job, run_dir: Path) -> None:
+    submission = _submit_to_cluster(job, run_dir)
+    write_submission(run_dir, dataclasses.asdict(submission))
+    sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
+
+
+def _submit_to_cluster(job: Job, run_dir: Path) -> Submission:
+    if isinstance(job.cluster, K8sCluster):
+        from launcher.clusters.k8s import submit_k8s
+
+        return submit_k8s(run_dir, job)
+    from launcher.clusters.slurm import submit_slurm
+
+    return submit_slurm(run_dir)

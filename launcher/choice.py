@@ -1,0 +1,90 @@
+"""Find the recipe that the command line names, before Hydra composes anything.
+
+Hydra answers a mistyped nested name with its search path alone, so the name is
+looked up here first. A recipe given by path becomes a name in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import RecipeError
+
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The command line with every recipe path turned into a name, and those folders."""
+
+    arguments: tuple[str, ...]
+    folders: tuple[Path, ...]
+    recipe: str | None
+    """The name that was asked for; None where the command line names none."""
+
+
+def list_recipes(folders: Iterable[Path]) -> list[str]:
+    """Return the names of all recipes in the folders, sorted; `_` hides a part."""
+    names = {
+        path.relative_to(folder).with_suffix("").as_posix()
+        for folder in folders
+        for path in folder.rglob("*.yaml")
+        if not any(part.startswith("_") for part in path.relative_to(folder).parts)
+    }
+    return sorted(names)
+
+
+def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path) -> Choice:
+    """Check `recipe=` on a command line that is run in the folder `start`.
+
+    Raises RecipeError that offers the nearest names. Several names with commas,
+    as `--multirun` takes them, are checked one by one; Hydra's other sweeps are
+    left to Hydra.
+    """
+    extra: list[Path] = []
+    rewritten = list(arguments)
+    recipe = None
+    for index, argument in enumerate(arguments):
+        key, equals, value = argument.partition("=")
+        if key != "recipe" or not equals:
+            continue
+        recipe = value
+        if re.match(r"\w+\(", value):
+            continue
+        names = [_name(part.strip("'\" "), folders, start, extra) for part in value.split(",")]
+        rewritten[index] = f"recipe={','.join(names)}"
+    return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe)
+
+
+def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -> str:
+    """Return the name for a recipe's name or path; a path's folder is added to `extra`."""
+    if value.endswith((".yaml", ".yml")):
+        path = (start / value).resolve()
+        if path.suffix != ".yaml" or not path.is_file():
+            raise RecipeError(f"no recipe file {value!r}; allowed: the path of a .yaml file")
+        for folder in folders:
+            if path.is_relative_to(folder.resolve()):
+                return path.relative_to(folder.resolve()).with_suffix("").as_posix()
+        extra.append(path.parent)
+        return path.stem
+    known = list_recipes(folders)
+    if not _NAME.fullmatch(value):
+        raise RecipeError(
+            f"recipe {value!r} is outside the folders of recipes; allowed: a name such as "
+            f"{known[0]!r}, or the path of a file that ends in .yaml"
+        )
+    if not any((folder / f"{value}.yaml").is_file() for folder in folders):
+        raise RecipeError(f"no recipe {value!r}; {nearest(value, known)}")
+    return value
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Say which known words are closest to one that is unknown, or name them all."""
+    options = sorted(known)
+    if close := difflib.get_close_matches(word, options, n=3, cutoff=0.6):
+        return f"closest: {', '.join(repr(name) for name in close)}"
+    return f"allowed: {', '.join(options) or 'none'}"

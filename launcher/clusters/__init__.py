@@ -1,0 +1,1 @@
+"""The kinds of cluster a job is rendered for: this machine, Slurm, Kubernetes."""

@@ -1,0 +1,185 @@
+"""Check a rendered manifest as the cluster would, before anything is written.
+
+The text is parsed again, so that it does not matter which template it came
+from. Reads nothing but the text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from launcher.clusters.k8s.job_fields import HYPERPOD_JOB, KINDS, KUBERNETES_JOB, METADATA
+from launcher.clusters.k8s.shape import problem
+from launcher.errors import RecipeError
+
+_Document = dict[str, Any]
+
+_INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+
+
+def check_manifest(text: str) -> None:
+    """Accept a manifest that a cluster will take.
+
+    Raises RecipeError with a line for each field that is wrong: its path, its
+    value, and what is allowed.
+    """
+    documents = read_documents(text)
+    problems = [line for document in documents for line in _document_problems(document)]
+    if not problems:
+        problems = [*_joint_problems(documents)]
+    if problems:
+        raise RecipeError("\n".join(f"manifest: {line}" for line in problems))
+
+
+def read_documents(text: str) -> list[_Document]:
+    """Return the documents of a manifest. Raises RecipeError where it is no YAML."""
+    try:
+        parsed = list(yaml.load_all(text, _Loader))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"manifest: no YAML: {error}") from error
+    documents = [document for document in parsed if document is not None]
+    for document in documents:
+        if not isinstance(document, dict):
+            raise RecipeError(f"manifest: {problem('a document', document, 'allowed: a mapping')}")
+    return documents
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader that refuses a key given twice, where others keep the last."""
+
+
+def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Hashable, Any]:
+    loader.flatten_mapping(node)
+    found: dict[Hashable, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} is no text", key_node.start_mark
+            )
+        if key in found:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} stands there twice", key_node.start_mark
+            )
+        found[key] = loader.construct_object(value_node, deep=True)
+    return found
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def _kind(document: _Document) -> str:
+    return f"{document.get('apiVersion')} {document.get('kind')}"
+
+
+def _document_problems(document: _Document) -> Iterator[str]:
+    where = str(document.get("kind"))
+    for field in ("apiVersion", "kind"):
+        if not isinstance(document.get(field), str):
+            yield problem(f"{where}.{field}", document.get(field), "allowed: text")
+            return
+    if check := KINDS.get(_kind(document)):
+        yield from check(document, where)
+    elif any(name.endswith(f" {where}") for name in KINDS):
+        versions = [name.split()[0] for name in KINDS if name.endswith(f" {where}")]
+        allowed = f"allowed: {', '.join(versions)}"
+        yield problem(f"{where}.apiVersion", document["apiVersion"], allowed)
+    else:
+        yield from METADATA(document.get("metadata"), f"{where}.metadata")
+
+
+def _joint_problems(documents: Sequence[_Document]) -> Iterator[str]:
+    jobs = [document for document in documents if _kind(document) in {KUBERNETES_JOB, HYPERPOD_JOB}]
+    if len(jobs) != 1:
+        names = [_name(document) for document in jobs]
+        yield problem("the jobs", names, f"allowed: one {KUBERNETES_JOB} or {HYPERPOD_JOB}")
+        return
+    yield from _repeated(documents)
+    yield from _namespaces(documents)
+    template, where = _pod_template(jobs[0])
+    yield from _service(documents, template, where)
+    yield from _config_maps(documents, template, where)
+    yield from _instance(documents, template, where)
+
+
+def _name(document: _Document) -> str:
+    return f"{document['kind']} {document['metadata']['name']}"
+
+
+def _repeated(documents: Sequence[_Document]) -> Iterator[str]:
+    names = [_name(document) for document in documents]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"{name} stands there {names.count(name)} times; allowed: once"
+
+
+def _namespaces(documents: Sequence[_Document]) -> Iterator[str]:
+    names = {str(document["metadata"].get("namespace")) for document in documents}
+    if len(names) > 1:
+        yield problem("the namespaces", sorted(names), "allowed: the same for every document")
+
+
+def _pod_template(job: _Document) -> tuple[_Document, str]:
+    if _kind(job) == KUBERNETES_JOB:
+        return job["spec"]["template"], "Job.spec.template"
+    path = "HyperPodPyTorchJob.spec.replicaSpecs[0].template"
+    return job["spec"]["replicaSpecs"][0]["template"], path
+
+
+def _service(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
+    """Hold the pods' subdomain against the Service that gives it an address."""
+    subdomain = template["spec"].get("subdomain")
+    services = [
+        document["metadata"]["name"]
+        for document in documents
+        if document["kind"] == "Service" and document["spec"].get("clusterIP") == "None"
+    ]
+    if subdomain is not None and subdomain not in services:
+        allowed = f"allowed: a headless Service of the manifest: {', '.join(services) or 'none'}"
+        yield problem(f"{where}.spec.subdomain", subdomain, allowed)
+
+
+def _config_maps(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
+    """Hold what our own ConfigMap is mounted as against its name."""
+    own = [_["metadata"]["name"] for _ in documents if _["kind"] == "ConfigMap"]
+    mounted = [
+        volume["configMap"]["name"]
+        for volume in template["spec"].get("volumes") or ()
+        if volume.get("configMap")
+    ]
+    for name in own:
+        if name not in mounted:
+            yield problem(f"{where}.spec.volumes configMap", mounted, f"allowed: with {name!r}")
+
+
+def _instance(documents: Sequence[_Document], template: _Document, where: str) -> Iterator[str]:
+    """Hold the pods' node and devices against the instance that the job names."""
+    instance = _job_instance(documents)
+    if instance is None:
+        return
+    selected = (template["spec"].get("nodeSelector") or {}).get(_INSTANCE_LABEL)
+    if selected is not None and selected != instance["type"]:
+        allowed = f"allowed: the job's instance.type, {instance['type']!r}"
+        yield problem(f"{where}.spec.nodeSelector[{_INSTANCE_LABEL!r}]", selected, allowed)
+    gpus = instance["num_devices"] if instance["accelerator"] == "gpu" else 0
+    most = {"nvidia.com/gpu": gpus, "vpc.amazonaws.com/efa": instance["num_efa"]}
+    for name, number in most.items():
+        limits = [
+            int((container.get("resources") or {}).get("limits", {}).get(name, 0))
+            for container in template["spec"]["containers"]
+        ]
+        if sum(limits) > number:
+            allowed = f"allowed: the {number} of instance {instance['type']!r}"
+            yield problem(f"{where}.spec.containers limits[{name!r}]", sum(limits), allowed)
+
+
+def _job_instance(documents: Sequence[_Document]) -> _Document | None:
+    """Return the instance of the job that a ConfigMap holds, None where none does."""
+    for document in documents:
+        if document["kind"] == "ConfigMap" and "job.json" in document.get("data", {}):
+            found: _Document = json.loads(document["data"]["job.json"])["instance"]
+            return found
+    return None

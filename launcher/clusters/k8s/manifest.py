@@ -1,0 +1,45 @@
+"""Render a job into one manifest: a ConfigMap with the job, and the job's own kind.
+
+Pure: the same job and templates give the same bytes. What came out is checked
+before anybody gets it, since a team's own template may stand in for ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from launcher.clusters.k8s.check import check_manifest
+from launcher.clusters.k8s.start import start_values
+from launcher.clusters.k8s.values import manifest_values
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster
+from launcher.templates import fill_template
+
+MANIFEST = "manifest.yaml"
+
+# A literal block holds these lines as they are. It begins unindented, since YAML takes the
+# indentation from the first line, and ends with one line break.
+_PLAIN_TEXT = re.compile(r"[!-~][\t -~]*\n([\t -~]*\n)*(?<!\n\n)")
+
+
+def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+    """Return the manifest of a job under the name it is written by.
+
+    Raises RecipeError where a template fails, or what came out breaks a rule.
+    """
+    assert isinstance(job.cluster, K8sCluster)
+    start = fill_template(templates, "k8s/start.sh.j2", start_values(job))
+    texts = {"job.json": job.to_json()}
+    if job.cluster.pre_script is not None:
+        texts["pre.sh"] = job.cluster.pre_script
+    texts["start.sh"] = start
+    values = manifest_values(job) | {"files": [_file(*item) for item in texts.items()]}
+    text = fill_template(templates, f"k8s/{job.cluster.job_kind}.yaml.j2", values)
+    check_manifest(text)
+    return {MANIFEST: text}
+
+
+def _file(name: str, text: str) -> dict[str, object]:
+    is_plain = _PLAIN_TEXT.fullmatch(text)
+    return {"name": name, "text": text, "lines": text.splitlines() if is_plain else None}

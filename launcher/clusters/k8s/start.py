@@ -1,0 +1,80 @@
+"""The script that starts a pod's workers, and the words of hyperpodrun.
+
+The script lies in the ConfigMap beside job.json, so Kubernetes expands no
+$(VARIABLE) in it; the words are quoted for the shell here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from launcher.clusters.agent import NodeWords, agent_command
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster
+
+CONFIG_PATH = "/etc/training"
+"""Where the ConfigMap is mounted in the pod."""
+
+SERVER_PORT = 8080
+"""Where HyperPod's operator reaches hyperpodrun."""
+
+POD_NAME = "LAUNCHER_POD_NAME"
+POD_IP = "LAUNCHER_POD_IP"
+
+# HyperPod's log monitoring reads standard output there.
+_LOG_PATH = "/tmp/hyperpod"
+
+
+def start_values(job: Job) -> dict[str, Any]:
+    """Return what the template of start.sh is filled with."""
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
+    is_hyperpod = cluster.job_kind == "hyperpod"
+    command = hyperpod_command(job, cluster) if is_hyperpod else _job_command(job, cluster)
+    return {
+        "job": job,
+        "cluster": cluster,
+        "config_path": CONFIG_PATH,
+        "has_pre_script": cluster.pre_script is not None,
+        "first_host": f"{job.name}-0.{job.name}",
+        "command": command,
+    }
+
+
+def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    """Return the shell words that start hyperpodrun on one node.
+
+    The operator gives each node its rank and the rendezvous, and counts
+    restarts; of torchrun's own words only sizes and logs are left.
+    """
+    # The program lies beside the interpreter that it was installed for.
+    folder, slash, _ = cluster.python.rpartition("/")
+    return (
+        shlex.quote(f"{folder}{slash}hyperpodrun"),
+        '--nnodes="$NNODES"',
+        f"--nproc-per-node={job.trainer.num_devices}",
+        f"--server-port={SERVER_PORT}",
+        "--server-log-level=warning",
+        "--tee=3",
+        f"--log-dir={_LOG_PATH}",
+        "-m",
+        "training",
+        f"--job={CONFIG_PATH}/job.json",
+        f"--run-dir={shlex.quote(cluster.run_path)}",
+        f'--node-name="${POD_NAME}"',
+    )
+
+
+def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
+    words = NodeWords(
+        python=shlex.quote(cluster.python),
+        rdzv_endpoint=f'"$RDZV_HOST:{cluster.rdzv_port}"',
+        rdzv_id=shlex.quote(job.name),
+        job_path=f"{CONFIG_PATH}/job.json",
+        run_path=shlex.quote(cluster.run_path),
+        # The pod's host name, unless it shares the node's.
+        node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
+        local_addr=f'"${POD_IP}"',
+    )
+    return agent_command(job, words)

@@ -1,0 +1,263 @@
+"""What the templates of a manifest are filled with.
+
+Values that follow from several of the job's fields are worked out here; the
+templates take the others from the job itself. Order is fixed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.clusters.k8s.start import CONFIG_PATH, POD_IP, POD_NAME, SERVER_PORT
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
+from launcher.job.fields import time_limit_seconds
+from launcher.job.workload import Instance, TrainerSettings
+
+JOB_LABEL = "training-recipes/job"
+"""Label by which the pods of one job find each other."""
+
+INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+REPLICA_NAME = "pods"
+"""HyperPod's operator names pods <job>-<this>-<index>."""
+
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_WORKER_MEMORY_GIB = 1
+# Pods start minutes apart when nodes are added or an image is large; torchrun waits a minute.
+_TORCHRUN_PATIENCE = "join_timeout=1800,read_timeout=1800"
+
+
+def manifest_values(job: Job) -> dict[str, Any]:
+    """Return the values for the template of the job's kind, all but the files' texts."""
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
+    requests, limits = _resources(job)
+    return {
+        "job": job,
+        "cluster": cluster,
+        "config_path": CONFIG_PATH,
+        "job_label": JOB_LABEL,
+        "replica_name": REPLICA_NAME,
+        **_metadata(job, cluster),
+        "env": _env(job, cluster),
+        "ports": [_port(cluster)],
+        "requests": requests,
+        "limits": limits,
+        "node_selector": _node_selector(job.instance, cluster),
+        "tolerations": [_toleration(toleration) for toleration in cluster.tolerations],
+        "probes": _probes(cluster),
+        "pod_security": _set(
+            runAsUser=cluster.security.run_as_user,
+            runAsGroup=cluster.security.run_as_group,
+            fsGroup=cluster.security.fs_group,
+        ),
+        "run_policy": _run_policy(job, cluster),
+        "restart_policy": _restart_policy(job, cluster),
+        "elastic_policy": _elastic_policy(job),
+        "log_rules": [_log_rule(rule) for rule in cluster.run_policy.log_monitoring],
+    }
+
+
+def _metadata(job: Job, cluster: K8sCluster) -> dict[str, dict[str, str]]:
+    labels = {
+        **cluster.labels,
+        "app.kubernetes.io/managed-by": "training-recipes",
+        "app.kubernetes.io/name": job.name,
+    }
+    queue = _set(**{_QUEUE_LABEL: cluster.queue, _PRIORITY_LABEL: cluster.queue_priority})
+    annotations = {
+        **cluster.annotations,
+        "training-recipes/description": job.recipe.description,
+        "training-recipes/digest": job.digest(),
+        "training-recipes/recipe": job.recipe.name,
+        "training-recipes/version": str(job.recipe.version),
+    }
+    return {
+        "labels": _sorted(labels),
+        # Kueue admits the job; its pods must not ask on their own.
+        "job_labels": _sorted(labels | queue),
+        "pod_labels": _sorted({**labels, JOB_LABEL: job.name}),
+        "annotations": _sorted(annotations),
+        "pod_annotations": _sorted(cluster.annotations),
+    }
+
+
+def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
+    """Return the container's variables by name, each with a value, a secret or a pod's field."""
+    texts = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
+    fields = {POD_NAME: "metadata.name"}
+    if cluster.job_kind == "job":
+        texts["PET_RDZV_CONF"] = _TORCHRUN_PATIENCE
+        fields = {POD_IP: "status.podIP"}
+    variables: dict[str, dict[str, Any]] = {
+        **{name: {"field": field} for name, field in fields.items()},
+        **{name: {"value": literal(text)} for name, text in (texts | job.env).items()},
+        **{name: {"secret": secret} for name, secret in cluster.secrets.items()},
+    }
+    kinds = dict.fromkeys(("field", "value", "secret"))
+    return [{"name": name, **kinds, **variables[name]} for name in sorted(variables)]
+
+
+def literal(text: str) -> str:
+    """Return text that Kubernetes turns back into `text` where it expands $(VARIABLE).
+
+    It does so in the values of variables, in a container's command and in a
+    probe's. Every dollar sign is doubled: a single one in front of a letter
+    beyond ASCII would not survive.
+    """
+    return text.replace("$", "$$")
+
+
+def _port(cluster: K8sCluster) -> dict[str, Any]:
+    if cluster.job_kind == "hyperpod":
+        return {"name": "agent", "number": SERVER_PORT}
+    return {"name": "rendezvous", "number": cluster.rdzv_port}
+
+
+def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (requests, limits): limits only where a limit has to equal the request."""
+    asked, trainer, instance = job.resources, job.trainer, job.instance
+    fixed = _set(
+        **{
+            "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
+            "vpc.amazonaws.com/efa": efa_devices(trainer, instance) or None,
+            "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
+        }
+    )
+    memory_gib = asked.memory_gib
+    if asked.hugepages_2mi_mib and not (asked.num_cpus or memory_gib):
+        # Kubernetes gives no huge pages to a pod that asks for neither CPUs nor memory.
+        memory_gib = asked.shm_gib + trainer.num_devices * _WORKER_MEMORY_GIB
+    amounts = _set(cpu=asked.num_cpus, memory=_quantity(memory_gib, "Gi"))
+    return amounts | fixed, fixed
+
+
+def efa_devices(trainer: TrainerSettings, instance: Instance) -> int:
+    """Return the EFA devices for a pod: all of a whole instance, else the GPUs' share.
+
+    The share is rounded down, so that pods of one kind fit side by side; where
+    nodes have to talk, it is one device at least.
+    """
+    share = instance.num_efa * trainer.num_devices // instance.num_devices
+    return max(share, min(instance.num_efa, 1)) if trainer.num_nodes > 1 else share
+
+
+def _node_selector(instance: Instance, cluster: K8sCluster) -> dict[str, str]:
+    own = {INSTANCE_LABEL: instance.type} if instance.type.startswith("ml.") else {}
+    return _sorted(own | cluster.node_selector)
+
+
+def _toleration(toleration: Toleration) -> dict[str, Any]:
+    return _set(
+        key=toleration.key,
+        operator=toleration.operator,
+        value=toleration.value,
+        effect=toleration.effect,
+        tolerationSeconds=toleration.toleration_s,
+    )
+
+
+def _probes(cluster: K8sCluster) -> dict[str, dict[str, Any]]:
+    probes: dict[str, Probe] = _set(
+        startupProbe=cluster.probes.startup,
+        livenessProbe=cluster.probes.liveness,
+        readinessProbe=cluster.probes.readiness,
+    )
+    return {
+        field: probe.model_dump() | {"command": [literal(word) for word in probe.command]}
+        for field, probe in probes.items()
+    }
+
+
+def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
+    policy = cluster.run_policy
+    deadline_s = time_limit_seconds(job.time_limit) if job.time_limit else None
+    suspend = policy.suspend or None
+    if cluster.job_kind == "job":
+        return _set(
+            backoffLimit=policy.retries_max,
+            activeDeadlineSeconds=deadline_s,
+            # A Job without the field is kept.
+            ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,
+            suspend=suspend,
+        )
+    return _set(
+        cleanPodPolicy=policy.clean_pod_policy,
+        jobMaxRetryCount=_retries_max(job, cluster),
+        activeDeadlineSeconds=deadline_s,
+        faultDeadlineSeconds=policy.fault_deadline_s,
+        startupDeadlineSeconds=policy.startup_deadline_s,
+        ttlSecondsAfterFinished=policy.ttl_s,
+        suspend=suspend,
+        workloadMode=policy.workload_mode,
+    )
+
+
+def _retries_max(job: Job, cluster: K8sCluster) -> int | None:
+    """Return how often workers are started again: the operator counts, not torchrun."""
+    if cluster.run_policy.retries_max is not None:
+        return cluster.run_policy.retries_max
+    if job.resilience.checkpointless or cluster.run_policy.restart_policy:
+        return None
+    return job.trainer.max_restarts
+
+
+def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
+    """Return HyperPod's restart limits; the cluster's word comes before the feature's."""
+    policy, feature = cluster.run_policy.restart_policy, job.resilience.checkpointless
+    limits = _set(
+        evalPeriodSeconds=feature and feature.restart_window_s,
+        numRestartBeforeFullJobRestart=feature and feature.process_restarts_max,
+    )
+    if policy is None:
+        return limits
+    return limits | _set(
+        evalPeriodSeconds=policy.eval_period_s,
+        maxFullJobRestarts=policy.full_job_restarts_max,
+        numRestartBeforeFullJobRestart=policy.restarts_before_full_job,
+        maxNumRepeatOffendersToAvoid=policy.repeat_offenders_to_avoid_max,
+        scaleUpSnoozeTimeInSeconds=policy.scale_up_snooze_s,
+    )
+
+
+def _elastic_policy(job: Job) -> dict[str, Any]:
+    elastic = job.resilience.elastic
+    if elastic is None:
+        return {}
+    return _set(
+        minReplicas=elastic.nodes_min,
+        maxReplicas=elastic.nodes_max,
+        replicaIncrementStep=elastic.nodes_step,
+        replicaDiscreteValues=elastic.nodes_allowed,
+        scalingTimeoutInSeconds=elastic.scaling_timeout_s,
+        gracefulShutdownTimeoutInSeconds=elastic.graceful_shutdown_timeout_s,
+        faultyScaleDownTimeoutInSeconds=elastic.faulty_scale_down_timeout_s,
+    )
+
+
+def _log_rule(rule: LogRule) -> dict[str, Any]:
+    return _set(
+        name=rule.name,
+        logPattern=rule.pattern,
+        expectedStartCutOffInSeconds=rule.start_cutoff_s,
+        expectedRecurringFrequencyInSeconds=rule.recurring_s,
+        metricThreshold=rule.metric_threshold,
+        operator=rule.operator,
+        metricEvaluationDataPoints=rule.metric_points,
+        stopPattern=rule.stop_pattern,
+    )
+
+
+def _quantity(number: int | None, unit: str) -> str | None:
+    return None if number is None else f"{number}{unit}"
+
+
+def _set(**fields: Any) -> dict[str, Any]:
+    """Return the fields that have a value; null leaves one to the cluster's default."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sorted(texts: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(texts.items()))

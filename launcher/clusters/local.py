@@ -1,0 +1,91 @@
+"""This machine as a cluster: a script a node, each run as a process group of its own.
+
+Rendering is pure and its text names no folder of this machine: a script finds
+its job and its run's folder beside itself. What `run_local` starts is kept and
+ended by `local_nodes`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from launcher.clusters.agent import NodeWords, agent_command
+from launcher.clusters.local_files import node_name, script_name
+from launcher.job import Job
+from launcher.job.cluster import LocalCluster
+from launcher.templates import fill_template
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+TEMPLATE = "local/node.sh.j2"
+
+
+def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+    """Return the script of each node by its file name.
+
+    Raises RecipeError where the template fails.
+    """
+    return {
+        script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
+        for index in range(job.trainer.num_nodes)
+    }
+
+
+def run_local(job: Job, run_dir: Path, console: Console | None = None) -> int:
+    """Run the scripts in `run_dir` to their end and return the run's exit status.
+
+    Blocks; call it from the main thread. It writes events, logs and the report
+    into `run_dir` and shows progress on the console. 0 means that every node
+    succeeded; 124 that the time limit was reached; 128 and a signal's number
+    that the launcher was asked to end; else it is that of the first node that
+    failed. No process of the run is left when it returns, nor when the
+    launcher is killed.
+
+    Raises OutsideError where the nodes cannot be started.
+    """
+    # Rendering needs neither the console nor processes, and starts faster without.
+    from launcher.clusters.local_run import run_nodes
+
+    return run_nodes(job, run_dir, console)
+
+
+def _values(job: Job, index: int) -> dict[str, object]:
+    secrets = job.cluster.secrets if isinstance(job.cluster, LocalCluster) else {}
+    node = node_name(index)
+    return {
+        "recipe": job.recipe,
+        "digest": job.digest(),
+        "node": node,
+        "num_nodes": job.trainer.num_nodes,
+        "secrets": sorted(secrets.items()),
+        "has_file_secrets": any(secret.file for secret in secrets.values()),
+        "has_exported_secrets": not all(secret.file for secret in secrets.values()),
+        "env": sorted(_environment(job).items()),
+        "agent_words": agent_command(job, _words(job, node)),
+    }
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Return the variables that the workers get; the recipe's win over ours."""
+    ours = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
+    if job.instance.accelerator == "cpu":
+        # A node's own name may resolve to an address that its workers cannot reach.
+        ours["GLOO_SOCKET_IFNAME"] = "lo"
+    return {**ours, **job.env}
+
+
+def _words(job: Job, node: str) -> NodeWords:
+    return NodeWords(
+        python='"${LAUNCHER_PYTHON:-python}"',
+        rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
+        rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
+        job_path='"$run_dir/job.json"',
+        run_path='"$run_dir"',
+        node=shlex.quote(node),
+        local_addr="127.0.0.1",
+    )

@@ -1,0 +1,188 @@
+"""The processes of a local run: one keeper a node, and through it all it starts.
+
+Owns starting and ending them. Why a run ends is decided in `local_run`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import launcher
+from launcher.clusters import keeper
+from launcher.clusters.local_files import log_path, script_name
+from launcher.errors import OutsideError
+
+_KEEPER = Path(keeper.__file__)
+_PACKAGE = Path(launcher.__file__).resolve().parent
+_RUN_ID = "LAUNCHER_RUN_ID"
+_NODE = "LAUNCHER_NODE"
+# A keeper ends a node in the grace period; this much more, and it is taken for lost.
+_MARGIN_S = 10.0
+
+
+class LocalNodes:
+    """The nodes of one run. Leaving the block ends those that still run."""
+
+    def __init__(self, run_dir: Path, names: Sequence[str], *, grace_s: float) -> None:
+        self.grace_s = grace_s
+        self._run_dir = run_dir
+        self._names = tuple(names)
+        self._run_id = uuid.uuid4().hex
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._files: dict[str, int] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Return the number of nodes that have not been seen to end."""
+        return len(self._running)
+
+    def start(self, rdzv_endpoint: str, selector: selectors.BaseSelector) -> None:
+        """Start every node; the selector wakes for one that ends, with its name as data.
+
+        Raises OutsideError where a process cannot be started.
+        """
+        environment = node_environment(os.environ, rdzv_endpoint, self._run_id)
+        try:
+            for name in self._names:
+                log_path(self._run_dir, name).parent.mkdir(exist_ok=True)
+                self._running[name] = self._start(name, environment)
+                self._files[name] = os.pidfd_open(self._running[name].pid)
+                selector.register(self._files[name], selectors.EVENT_READ, name)
+        except OSError as error:
+            raise OutsideError(f"cannot start {name}: {error}") from error
+
+    def _start(self, name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", str(_KEEPER), str(self.grace_s)]
+        with log_path(self._run_dir, name).open("ab") as log:
+            return subprocess.Popen(
+                [*command, "bash", str(self._run_dir / script_name(name))],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**environment, _NODE: name},
+                start_new_session=True,
+            )
+
+    def collect(self, name: str, selector: selectors.BaseSelector) -> int:
+        """Return the exit status of a node that the selector said has ended."""
+        process = self._running.pop(name)
+        file = self._files.pop(name)
+        selector.unregister(file)
+        os.close(file)
+        status = process.wait()
+        _close_input(process)
+        if status >= 0:
+            return status
+        # The keeper itself was killed, and could not end what it owned.
+        end_strays(self._run_id, name)
+        return 128 - status
+
+    def stop(self) -> None:
+        """Ask every node to end within the grace period; a second call does nothing."""
+        for process in self._running.values():
+            _close_input(process)
+
+    def kill(self) -> None:
+        """End every node at once."""
+        for process in self._running.values():
+            process.terminate()
+
+    def __enter__(self) -> LocalNodes:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        deadline = time.monotonic() + self.grace_s + _MARGIN_S
+        for name, process in self._running.items():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                end_strays(self._run_id, name)
+        for file in self._files.values():
+            os.close(file)
+        self._running.clear()
+        self._files.clear()
+
+
+def node_environment(
+    ours: Mapping[str, str], rdzv_endpoint: str, run_id: str, package: Path = _PACKAGE
+) -> dict[str, str]:
+    """Return the variables a node's script gets: ours, and what it asks of a launcher.
+
+    In a checkout the workers import the same files as the launcher.
+    """
+    environment = {
+        **ours,
+        "LAUNCHER_PYTHON": sys.executable,
+        "LAUNCHER_RDZV_ENDPOINT": rdzv_endpoint,
+        _RUN_ID: run_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if not (package / "_data").is_dir():
+        known = ours.get("PYTHONPATH")
+        environment["PYTHONPATH"] = (
+            f"{package.parent}{os.pathsep}{known}" if known else str(package.parent)
+        )
+    return environment
+
+
+def end_strays(run_id: str, name: str) -> None:
+    """Kill every process that carries a run's id and a node's name, until there is none.
+
+    Waits for at most ten seconds in all: a process may be stuck in the kernel.
+    """
+    marks = {f"{_RUN_ID}={run_id}".encode(), f"{_NODE}={name}".encode()}
+    deadline = time.monotonic() + _MARGIN_S
+    while time.monotonic() < deadline:
+        strays = [pid for pid in _processes() if marks <= _variables(pid)]
+        if not strays:
+            return
+        for pid in strays:
+            _kill(pid, max(0.0, deadline - time.monotonic()))
+
+
+def _kill(pid: int, timeout_s: float) -> None:
+    try:
+        file = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(file, signal.SIGKILL)
+        select.select([file], [], [], timeout_s)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(file)
+
+
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def _variables(pid: int) -> set[bytes]:
+    """Return a process's variables as it was started; none for one that ended or is not ours."""
+    try:
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin:
+        process.stdin.close()

@@ -1,0 +1,214 @@
+"""One run on this machine: start its nodes, watch them, say how it went.
+
+The launcher sleeps until a node ends, a signal comes, or it is time to draw.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+
+from launcher.clusters.local_files import log_path, node_name
+from launcher.clusters.local_nodes import LocalNodes
+from launcher.clusters.ports import hold_port
+from launcher.console import RunConsole
+from launcher.errors import LauncherError, OutsideError
+from launcher.job import Job
+from launcher.job.fields import time_limit_seconds
+from launcher.report import summary_text, write_report
+from launcher.rundir import EVENTS_FILE
+from launcher.runstate import LAUNCHER_NODE
+from resilience.events import EventLog
+
+GRACE_S = 15.0
+"""How long a node may take to end after SIGTERM."""
+TIME_LIMIT_STATUS = 124
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: what the launcher exits with, and why."""
+
+    exit_status: int
+    reason: str
+    failed_node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """What the launcher woke up for."""
+
+    ended: Mapping[str, int]
+    """Exit status by the name of a node that ended."""
+    signals: tuple[int, ...] = ()
+    is_late: bool = False
+
+
+def decide_outcome(happened: Happened, job: Job) -> Outcome | None:
+    """Say whether the whole run has to end because of what happened, and with what status."""
+    for number in happened.signals:
+        return Outcome(128 + number, f"stopped by {signal.Signals(number).name}")
+    for name, status in sorted(happened.ended.items()):
+        if status:
+            return Outcome(status, f"{name} ended with exit status {status}", name)
+    if happened.is_late:
+        return Outcome(TIME_LIMIT_STATUS, f"time limit {job.time_limit} reached")
+    return None
+
+
+def run_nodes(
+    job: Job, run_dir: Path, console: Console | None = None, grace_s: float = GRACE_S
+) -> int:
+    """Run every node's script to its end; see `launcher.clusters.local.run_local`."""
+    if sys.platform != "linux":
+        raise OutsideError("action 'run' needs Linux; render for a cluster instead")
+    names = [node_name(index) for index in range(job.trainer.num_nodes)]
+    with (
+        EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,
+        ExitStack() as stack,
+    ):
+        logs = {name: log_path(run_dir, name) for name in names}
+        shown = stack.enter_context(RunConsole(job, run_dir / EVENTS_FILE, logs, console))
+        events.write(
+            "run_started",
+            recipe=job.recipe.name,
+            version=job.recipe.version,
+            digest=job.digest(),
+            num_nodes=job.trainer.num_nodes,
+            num_devices=job.trainer.num_devices,
+        )
+        outcome = Outcome(1, "the launcher failed")
+        try:
+            outcome = _watch(job, LocalNodes(run_dir, names, grace_s=grace_s), shown)
+        finally:
+            events.write("run_finished", exit_status=outcome.exit_status, reason=outcome.reason)
+        shown.finish(outcome.failed_node)
+        shown.say(summary_text(shown.state, _write_report(run_dir, shown)))
+    return outcome.exit_status
+
+
+def _write_report(run_dir: Path, shown: RunConsole) -> Path | None:
+    try:
+        return write_report(run_dir)
+    except LauncherError as error:
+        # What the run came to does not depend on its picture.
+        shown.say(f"no report: {error}")
+        return None
+
+
+def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
+    with (
+        Signals(_SIGNALS) as signals,
+        selectors.DefaultSelector() as selector,
+        hold_port() as port,
+        nodes,
+    ):
+        selector.register(signals, selectors.EVENT_READ)
+        nodes.start(f"127.0.0.1:{port}", selector)
+        return _Watch(job, nodes, signals, selector, shown).run()
+
+
+class _Watch:
+    """The loop that waits for nodes, signals and deadlines."""
+
+    def __init__(
+        self,
+        job: Job,
+        nodes: LocalNodes,
+        signals: Signals,
+        selector: selectors.BaseSelector,
+        shown: RunConsole,
+    ) -> None:
+        self._job = job
+        self._nodes = nodes
+        self._signals = signals
+        self._selector = selector
+        self._shown = shown
+        self._outcome: Outcome | None = None
+        limit = job.time_limit
+        self._deadline = time.monotonic() + time_limit_seconds(limit) if limit else float("inf")
+
+    def run(self) -> Outcome:
+        """Return how the run ended, once no node runs or none can be waited for any more."""
+        while self._nodes.num_running:
+            happened = self._wait()
+            self._shown.refresh()
+            if self._outcome is None:
+                self._outcome = decide_outcome(happened, self._job)
+                if self._outcome:
+                    self._stop(self._outcome)
+            elif happened.signals:
+                self._nodes.kill()
+            elif happened.is_late:
+                break
+        return self._outcome or Outcome(0, "all nodes succeeded")
+
+    def _stop(self, outcome: Outcome) -> None:
+        self._shown.say(f"{outcome.reason}; ending the run")
+        self._nodes.stop()
+        # A keeper ends by itself before this; leaving the block deals with one that does not.
+        self._deadline = time.monotonic() + self._nodes.grace_s + 5.0
+
+    def _wait(self) -> Happened:
+        seconds_left = self._deadline - time.monotonic()
+        ready = self._selector.select(max(0.0, min(self._shown.refresh_s, seconds_left)))
+        names = [key.data for key, _ in ready if key.data is not None]
+        return Happened(
+            ended={name: self._nodes.collect(name, self._selector) for name in names},
+            signals=self._signals.read(),
+            is_late=time.monotonic() >= self._deadline,
+        )
+
+
+class Signals:
+    """Takes signals as data to wait for, while the block runs; main thread only."""
+
+    def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
+        self._numbers = numbers
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Signals:
+        self._ours, theirs = socket.socketpair()
+        self._stack.enter_context(self._ours)
+        self._stack.enter_context(theirs)
+        self._ours.settimeout(0.0)
+        theirs.settimeout(0.0)
+        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, before)
+        for number in self._numbers:
+            self._stack.callback(signal.signal, number, signal.signal(number, _note))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def fileno(self) -> int:
+        """Return what becomes readable when a signal came."""
+        return self._ours.fileno()
+
+    def read(self) -> tuple[int, ...]:
+        """Return the signals that came since the last call, oldest first."""
+        try:
+            return tuple(number for number in self._ours.recv(64) if number in self._numbers)
+        except BlockingIOError:
+            return ()
+
+
+def _note(number: int, frame: object) -> None:
+    """Do nothing: the wakeup descriptor has the number already."""

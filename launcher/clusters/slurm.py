@@ -1,0 +1,187 @@
+"""Render a job into the script that sbatch takes, and hand it over.
+
+Options stand in #SBATCH lines, which no shell reads: `sbatch_lines` has the
+quoting of sbatch's own parser. Everything below them is shell and takes its
+values through the filter `sh`. What runs on a node is decided in the template.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.clusters.agent import NodeWords, agent_command
+from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
+from launcher.clusters.submission import Submission, run_program
+from launcher.errors import OutsideError, RecipeError
+from launcher.job import Job
+from launcher.job.cluster import SlurmCluster, SlurmContainer
+from launcher.templates import fill_template
+
+JOB_SCRIPT = "job.sbatch"
+TEMPLATE = "slurm/job.sbatch.j2"
+
+# Slurm keeps the warning time of --signal in 16 bits.
+_SIGNAL_BEFORE_END_S_MAX = 65535
+# Recipe keys whose option has the same name.
+_TEXT_FIELDS = ("partition", "account", "qos", "reservation", "constraint", "exclude", "comment")
+
+
+def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+    """Return the batch script by its name; job.json has to lie beside it.
+
+    Pure. No path of this machine is in it: the run's folder is the one that
+    sbatch is called in. Raises RecipeError.
+    """
+    cluster = job.cluster
+    assert isinstance(cluster, SlurmCluster)
+    if cluster.container:
+        _check_mounts(cluster.container)
+    values = {
+        "job": job,
+        "recipe": job.recipe,
+        "digest": job.digest(),
+        "cluster": cluster,
+        "option_lines": _option_lines(job, cluster),
+        "env": sorted(job.env.items()),
+        "secrets": sorted(cluster.secrets.items()),
+        "sizes": _node_counts(job),
+        "num_cpus": job.resources.num_cpus,
+        "agent_words": agent_command(job, _node_words(cluster)),
+    }
+    text = fill_template(templates, TEMPLATE, values)
+    check_slurm(text)
+    return {JOB_SCRIPT: text}
+
+
+def submit_slurm(run_dir: Path) -> Submission:
+    """Hand the rendered script in `run_dir` to sbatch; blocks until it has answered.
+
+    Raises OutsideError with sbatch's own words. Every call submits another job.
+    """
+    command = ("sbatch", "--parsable", JOB_SCRIPT)
+    output = run_program(command, run_dir)
+    # "<job id>", or "<job id>;<cluster>" where there are several clusters.
+    job_id = output.strip().partition(";")[0]
+    if not job_id.isdecimal():
+        raise OutsideError(f"{shlex.join(command)} printed no job id but {output.strip()!r}")
+    return Submission(command=command, job_id=job_id, output=output)
+
+
+def check_slurm(text: str) -> None:
+    """Check that a script says to sbatch what it seems to say. Raises RecipeError.
+
+    sbatch reads options down to the first command and silently ignores those
+    below it, where a line break in a value would put them.
+    """
+    lines = text.split("\n")
+    if lines[-1] or not re.fullmatch(r"#!/\S+( \S+)?", lines[0]):
+        raise RecipeError(f"{JOB_SCRIPT} needs '#!' in its first line and a newline at its end")
+    for character in sorted(set(text) - {"\n", "\t"}):
+        if ord(character) < 32:
+            raise RecipeError(f"{JOB_SCRIPT} holds the control character {character!r}")
+    options: dict[str, int] = {}
+    is_header = True
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith("#SBATCH"):
+            is_header = is_header and (not line.strip() or line.startswith("#"))
+            continue
+        where = f"{JOB_SCRIPT}, line {number}"
+        if not is_header:
+            raise RecipeError(f"{where}: sbatch ignores {line!r}, which stands after a command")
+        name = parse_option_line(line, where)
+        if name in options:
+            raise RecipeError(f"{where}: --{name} stands in line {options[name]} already")
+        options[name] = number
+    if "ignore-pbs" not in options:
+        raise RecipeError(
+            f"{JOB_SCRIPT} needs '#SBATCH --ignore-pbs'; without it sbatch obeys every line "
+            "that begins with #PBS or #BSUB, in a pre_script as well"
+        )
+
+
+def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
+    elastic, resources = job.resilience.elastic, job.resources
+    is_gpu = job.instance.accelerator == "gpu"
+    low, high = (elastic.nodes_min, elastic.nodes_max) if elastic else (job.trainer.num_nodes,) * 2
+    lines = [
+        option_line("ignore-pbs"),
+        option_line("job-name", job.name),
+        option_line("nodes", str(low) if low == high else f"{low}-{high}"),
+        # With a range of nodes it makes Slurm give the fewest, so there the step alone says it.
+        option_line("ntasks-per-node", "1") if low == high else None,
+        option_line("gpus-per-node", str(job.trainer.num_devices)) if is_gpu else None,
+        option_line("cpus-per-task", str(resources.num_cpus)) if resources.num_cpus else None,
+        option_line("mem", f"{resources.memory_gib}G" if resources.memory_gib else "0"),
+        option_line("time", job.time_limit) if job.time_limit else None,
+        option_line("exclusive") if cluster.exclusive else None,
+        option_line("requeue" if cluster.requeue else "no-requeue"),
+        _signal_line(cluster.signal_before_end_s),
+        option_line("output", "%x-%j.log"),
+        option_line("open-mode", "append"),
+    ]
+    for field in _TEXT_FIELDS:
+        if (value := getattr(cluster, field)) is not None:
+            check_option(field, value, f"cluster.{field}")
+            lines.append(option_line(field, value))
+    for name, value in sorted(cluster.extra_options.items()):
+        has_value = check_option(name, value, f"cluster.extra_options.{name}")
+        lines.append(option_line(name, value if has_value else None))
+    return [line for line in lines if line is not None]
+
+
+def _signal_line(seconds: int | None) -> str | None:
+    """Return the option that sends SIGTERM to the steps, which are the nodes' agents."""
+    if seconds is None:
+        return None
+    if seconds > _SIGNAL_BEFORE_END_S_MAX:
+        raise RecipeError(
+            f"cluster.signal_before_end_s {seconds} is more than Slurm can count to; "
+            f"allowed: at most {_SIGNAL_BEFORE_END_S_MAX}, or null"
+        )
+    return option_line("signal", f"TERM@{seconds}")
+
+
+def _node_counts(job: Job) -> tuple[int, ...]:
+    """Return the numbers of nodes that the run may have, () for any that Slurm gives."""
+    elastic = job.resilience.elastic
+    if elastic is None:
+        return (job.trainer.num_nodes,)
+    if elastic.nodes_allowed:
+        return tuple(sorted(elastic.nodes_allowed))
+    if elastic.nodes_step:
+        return tuple(range(elastic.nodes_min, elastic.nodes_max + 1, elastic.nodes_step))
+    return ()
+
+
+def _node_words(cluster: SlurmCluster) -> NodeWords:
+    host = cluster.rdzv_host
+    return NodeWords(
+        python=shlex.quote(cluster.python),
+        rdzv_endpoint='"$rdzv_endpoint"',
+        rdzv_id='"$rdzv_id"',
+        job_path='"$run_dir/job.json"',
+        run_path='"$run_dir"',
+        node='"$SLURMD_NODENAME"',
+        # Nodes that share a machine have names that do not resolve.
+        local_addr=shlex.quote(host) if host and _is_loopback(host) else None,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_mounts(container: SlurmContainer) -> None:
+    for mount in container.mounts:
+        if not re.fullmatch(r"[^:,]+:[^:,]+(:[^:,]+)?", mount):
+            raise RecipeError(
+                f"cluster.container.mounts has {mount!r}; allowed: source:destination or "
+                "source:destination:flags, without commas"
+            )

@@ -1,0 +1,46 @@
+"""Compose a recipe with Hydra's compose API, outside the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from launcher.choice import choose_recipe
+from launcher.hydra_errors import as_recipe_error
+from launcher.job import Job
+from launcher.paths import find_folders, shipped_folder
+from launcher.resolve import job_from_config
+from launcher.search import add_search_path
+
+CONFIG_NAME = "launcher"
+VERSION_BASE = "1.3"
+
+
+def compose_recipe(
+    recipe: str, overrides: Sequence[str] = (), start: Path | None = None
+) -> DictConfig:
+    """Return the config of a recipe, given by name or path, with overrides.
+
+    `start` is the folder from which a team's own folders are looked for, the
+    current one unless told. Raises RecipeError. Not safe for several threads:
+    Hydra keeps its state in the process.
+    """
+    from hydra import compose, initialize_config_dir
+
+    start = start or Path.cwd()
+    folders = find_folders(start)
+    choice = choose_recipe([f"recipe={recipe}", *overrides], folders.recipes, start)
+    add_search_path(folders.conf, (*choice.folders, *folders.recipes))
+    conf = str(shipped_folder() / "conf")
+    try:
+        with initialize_config_dir(conf, version_base=VERSION_BASE):
+            return compose(CONFIG_NAME, list(choice.arguments))
+    except Exception as error:
+        raise as_recipe_error(error, (*choice.folders, *folders.recipes), recipe) from error
+
+
+def resolve(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Job:
+    """Return the job of a recipe with overrides; raises RecipeError."""
+    return job_from_config(compose_recipe(recipe, overrides, start))

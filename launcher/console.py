@@ -1,0 +1,101 @@
+"""What a run on this machine shows: progress from its events, and its failures.
+
+Reads the run's event log and the nodes' logs; decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.text import Text
+
+from launcher.job import Job
+from launcher.logs import LogReader, failure_lines, is_warning, killed_line, plain, read_tail
+from launcher.progress import open_display
+from launcher.runstate import next_state, start_state
+from resilience.events import EventReader
+
+
+class RunConsole:
+    """Follows one run; use as a context around the time in which it runs."""
+
+    def __init__(
+        self, job: Job, events: Path, logs: Mapping[str, Path], console: Console | None
+    ) -> None:
+        self.state = start_state(job, tuple(logs))
+        self._console = console or Console(highlight=False)
+        self._display = open_display(self._console)
+        self._events = EventReader(events)
+        self._paths = logs
+        self._logs = {name: LogReader(path) for name, path in logs.items()}
+        self._warnings: set[str] = set()
+
+    @property
+    def refresh_s(self) -> float:
+        """Return how long the display may stay as it is."""
+        return self._display.refresh_s
+
+    def __enter__(self) -> RunConsole:
+        self._display.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._display.close()
+
+    def say(self, text: str) -> None:
+        """Print text as it is: nothing in it is markup, or a command to the terminal."""
+        for line in text.splitlines():
+            self._console.print(Text(plain(line)), soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Read what is new and show it."""
+        self._read_logs()
+        self._read_events()
+        self._display.show(self.state, time.time())
+
+    def finish(self, failed_node: str | None) -> None:
+        """Show the end, and why the run failed where a node did.
+
+        `failed_node` is the node that ended first with a failure.
+        """
+        self.refresh()
+        self._display.close()
+        if failed_node:
+            self._say_failure(failed_node)
+
+    def _read_events(self) -> None:
+        try:
+            for event in self._events.read_new():
+                self.state = next_state(self.state, event)
+        except ValueError as error:
+            self.say(f"the event log has a line that is no event: {error}")
+
+    def _read_logs(self) -> None:
+        for name, log in self._logs.items():
+            for line in log.read_new():
+                # Every worker says the same things; once is enough.
+                if is_warning(line) and line not in self._warnings:
+                    self._warnings.add(line)
+                    self.say(f"[{name}] {line}")
+
+    def _say_failure(self, name: str) -> None:
+        failure, message = self.state.failure, None
+        if failure and failure.node in self._logs:
+            name, message = failure.node, str(failure.fields.get("message", ""))
+            self.say(f"[{name}] rank {failure.rank} failed: {message}")
+        logs = {node: read_tail(path) for node, path in self._paths.items()}
+        for line in failure_lines(logs[name], message):
+            self.say(f"[{name}] {line}")
+        for node, lines in logs.items():
+            if killed := killed_line(lines):
+                self.say(f"[{node}] {killed}")
+        self.say(f"[{name}] the whole log: {self._paths[name]}")

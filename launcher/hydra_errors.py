@@ -1,0 +1,118 @@
+"""Turn what Hydra, OmegaConf and PyYAML raise into messages of one kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.choice import nearest
+from launcher.errors import LauncherError, RecipeError
+
+# Sections whose keys are the person's own.
+OPEN_MAPPINGS = (
+    "env.",
+    "cluster.secrets.",
+    "cluster.labels.",
+    "cluster.annotations.",
+    "cluster.node_selector.",
+    "cluster.affinity.required.",
+    "cluster.extra_options.",
+)
+
+
+def as_recipe_error(error: Exception, recipes: Sequence[Path], recipe: str | None) -> Exception:
+    """Return the error as a RecipeError where it is the person's, else itself.
+
+    `recipes` are the folders in which an inclusion is looked for when a recipe
+    includes itself.
+    """
+    if isinstance(error, LauncherError):
+        return error
+    if isinstance(error, RecursionError):
+        chain = _inclusion_cycle(recipe or "", recipes)
+        return RecipeError(f"recipe includes itself: {' -> '.join(chain)}") if chain else error
+    if isinstance(error, yaml.YAMLError):
+        return RecipeError(_yaml_message(error))
+    if isinstance(error, MissingConfigException):
+        return RecipeError(_missing_message(error))
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return RecipeError(_hydra_message(error))
+    return error
+
+
+def _yaml_message(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"broken YAML: {error}"
+    problem = getattr(error, "problem", None) or "broken YAML"
+    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def _missing_message(error: MissingConfigException) -> str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    options = [option for option in error.options or () if not option.startswith("_")]
+    if not group:
+        return str(error).partition("\n")[0]
+    close = nearest(name, options)
+    everything = "" if close.startswith("allowed") else f"; allowed: {', '.join(options)}"
+    return f"no {group} {name!r}; {close}{everything}"
+
+
+def _hydra_message(error: Exception) -> str:
+    cause = error.__cause__
+    text = str(error).strip()
+    if found := re.match(r"Could not override '([^']+)'", text):
+        return _no_key_message(found[1], cause)
+    if found := re.match(r"Error merging override (.*)", text, re.DOTALL):
+        return f"override {found[1]!r}: {_first_line(cause or error)}"
+    if not text and cause is not None:
+        return _first_line(cause)
+    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _no_key_message(key: str, cause: BaseException | None) -> str:
+    parent = getattr(cause, "parent_node", None)
+    known = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
+    name = key.rpartition(".")[2]
+    missing = str(getattr(cause, "key", None) or name)
+    if f"{key}.".startswith(OPEN_MAPPINGS):
+        return f"no entry {key!r} yet; to add it write +{key}=VALUE"
+    return f"no key {key!r}; {nearest(missing, known)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:
+    """Return recipes that include each other in a ring, from the first to itself again."""
+    chain = [recipe]
+    while len(chain) <= 100:
+        following = _included_recipes(chain[-1], folders)
+        if not following:
+            return []
+        back = next((name for name in following if name in chain), None)
+        if back is not None:
+            return [*chain[chain.index(back) :], back]
+        chain.append(following[0])
+    return []
+
+
+def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
+    path = next((p for f in folders if (p := f / f"{recipe}.yaml").is_file()), None)
+    if path is None:
+        return []
+    config = OmegaConf.load(path)
+    entries = config.get("defaults", ()) if isinstance(config, DictConfig) else ()
+    # A name without a leading / is looked for in the including recipe's group, `recipe`.
+    return [
+        entry.partition("@")[0].removeprefix("/recipe/")
+        for entry in entries or ()
+        if isinstance(entry, str) and entry != "_self_"
+    ]

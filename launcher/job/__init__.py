@@ -1,0 +1,43 @@
+"""The Job: a resolved recipe, frozen, and the only thing that leaves the launcher.
+
+The same recipe with the same overrides has the same bytes and so the same
+digest: no time, no user name and no folder of the submitting machine is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from pydantic import model_validator
+
+from launcher.job.content import JobContent
+from launcher.job.rules import broken_rules
+
+
+class Job(JobContent):
+    """A job whose fields fit each other."""
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Job:
+        if problems := broken_rules(self):
+            raise ValueError("\n".join(problems))
+        return self
+
+    def to_json(self) -> str:
+        """Return job.json: sorted keys, two spaces, a newline at the end."""
+        content = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(content, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+
+    def digest(self) -> str:
+        """Return the SHA-256 of job.json in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def read_job(path: Path) -> Job:
+    """Read the job.json that the launcher wrote.
+
+    Raises OSError, or pydantic's ValidationError where the file is no valid job.
+    """
+    return Job.model_validate_json(path.read_bytes(), strict=True)

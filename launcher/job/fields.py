@@ -1,0 +1,137 @@
+"""Field types that recipes share: names, sizes, times, environment variables.
+
+Every type names what it allows in its error, because that text is all that a
+person who mistyped a recipe gets to see. Nothing here reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TIME_LIMIT = re.compile(
+    r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
+)
+_QUANTITY = re.compile(r"(\d+(\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
+
+
+class Section(BaseModel):
+    """A part of a job: frozen, and closed to keys that nobody reads."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def check_dns_label(value: str) -> str:
+    """Accept an RFC 1123 label, as Kubernetes asks of names that become host names."""
+    if len(value) > 63 or not _DNS_LABEL.fullmatch(value):
+        raise ValueError(
+            "allowed: an RFC 1123 label, that is at most 63 of a-z, 0-9 and '-', "
+            "beginning and ending with a letter or digit"
+        )
+    return value
+
+
+def check_dns_subdomain(value: str) -> str:
+    """Accept an RFC 1123 subdomain: labels joined by dots, at most 253 characters."""
+    if len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
+        raise ValueError(
+            "allowed: an RFC 1123 subdomain, that is a-z, 0-9, '-' and '.', "
+            "beginning and ending with a letter or digit"
+        )
+    return value
+
+
+def check_label_key(value: str) -> str:
+    """Accept a Kubernetes label or annotation key: an optional DNS prefix and a name."""
+    prefix, slash, name = value.rpartition("/")
+    is_prefix_valid = not slash or (len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix))
+    if not is_prefix_valid or len(name) > 63 or not _QUALIFIED.fullmatch(name):
+        raise ValueError(
+            "allowed: a name of at most 63 letters, digits, '-', '_' and '.', "
+            "optionally after a DNS prefix and '/'"
+        )
+    return value
+
+
+def check_label_value(value: str) -> str:
+    """Accept a Kubernetes label value: empty, or at most 63 plain characters."""
+    if value and (len(value) > 63 or not _QUALIFIED.fullmatch(value)):
+        raise ValueError(
+            "allowed: at most 63 letters, digits, '-', '_' and '.', "
+            "beginning and ending with a letter or digit"
+        )
+    return value
+
+
+def check_env_name(value: str) -> str:
+    """Accept a name that a shell can export."""
+    if not _ENV_NAME.fullmatch(value):
+        raise ValueError("allowed: letters, digits and '_', not beginning with a digit")
+    return value
+
+
+def check_quantity(value: str) -> str:
+    """Accept a Kubernetes quantity such as 32Gi, 500m or 4."""
+    if not _QUANTITY.fullmatch(value):
+        raise ValueError("allowed: a quantity such as 4, 500m, 32Gi or 5120Mi")
+    return value
+
+
+def check_absolute_path(value: str) -> str:
+    """Accept an absolute path without '..' and control characters."""
+    if not value.startswith("/") or ".." in value.split("/") or not value.isprintable():
+        raise ValueError("allowed: an absolute path without '..'")
+    return value
+
+
+def check_one_line(value: str) -> str:
+    """Accept text that fits on one line and holds no control characters."""
+    if not value or not value.isprintable():
+        raise ValueError("allowed: one line of printable text")
+    return value
+
+
+def time_limit_seconds(value: str) -> int:
+    """Return the seconds in a checked time limit, which is D-HH:MM:SS or HH:MM:SS."""
+    found = _TIME_LIMIT.fullmatch(value)
+    if found is None:
+        raise ValueError("allowed: D-HH:MM:SS or HH:MM:SS, in quotes, such as '6-00:00:00'")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_time_limit(value: Any) -> Any:
+    # YAML 1.1 reads an unquoted 10:00:00 as the number 36000.
+    if isinstance(value, int):
+        raise ValueError("allowed: D-HH:MM:SS or HH:MM:SS, in quotes, such as '6-00:00:00'")  # noqa: TRY004
+    if isinstance(value, str) and time_limit_seconds(value) <= 0:
+        raise ValueError("allowed: more than zero seconds")
+    return value
+
+
+def _to_text(value: Any) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+DnsLabel = Annotated[str, AfterValidator(check_dns_label)]
+DnsSubdomain = Annotated[str, AfterValidator(check_dns_subdomain)]
+LabelKey = Annotated[str, AfterValidator(check_label_key)]
+LabelValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_label_value)]
+EnvName = Annotated[str, AfterValidator(check_env_name)]
+EnvValue = Annotated[str, BeforeValidator(_to_text)]
+Quantity = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_quantity)]
+AbsolutePath = Annotated[str, AfterValidator(check_absolute_path)]
+OneLine = Annotated[str, AfterValidator(check_one_line)]
+TimeLimit = Annotated[str, BeforeValidator(_check_time_limit)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -1,0 +1,396 @@
+"""Rules that join two or more fields of a job.
+
+Each rule yields a message that names the fields, their values and what is
+allowed. All of them run, so that a person sees every problem at once.
+Nothing here reads anything but the job.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+
+from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster
+from launcher.job.content import JobContent
+from launcher.job.secrets import env_secrets, text_secrets
+from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
+
+Rule = Callable[[JobContent], Iterator[str]]
+
+# The agent, torch and the interpreter of each of a node's workers.
+_WORKER_MEMORY_GIB = 1
+
+
+def broken_rules(job: JobContent) -> list[str]:
+    """Return a message for every rule that the job breaks; none means it is sound."""
+    return [message for rule in _RULES for message in rule(job)]
+
+
+def _model_dimensions(job: JobContent) -> Iterator[str]:
+    model = job.model
+    if model.num_heads % model.num_kv_heads:
+        yield (
+            f"model.num_heads {model.num_heads} is no multiple of "
+            f"model.num_kv_heads {model.num_kv_heads}"
+        )
+    if job.data.seq_length > model.context_length:
+        yield (
+            f"data.seq_length {job.data.seq_length} is more than "
+            f"model.context_length {model.context_length}"
+        )
+    if isinstance(model, GptOssModel) and model.num_experts_per_token > model.num_experts:
+        yield (
+            f"model.num_experts_per_token {model.num_experts_per_token} is more than "
+            f"model.num_experts {model.num_experts}"
+        )
+
+
+def _world(job: JobContent) -> Iterator[str]:
+    trainer = job.trainer
+    if trainer.world_size % trainer.model_parallel_size:
+        assert isinstance(trainer, MegatronTrainer)
+        yield (
+            f"world size {trainer.world_size} (trainer.num_nodes {trainer.num_nodes} x "
+            f"trainer.num_devices {trainer.num_devices}) does not divide by "
+            f"tensor_parallel {trainer.tensor_parallel} x pipeline_parallel "
+            f"{trainer.pipeline_parallel} x context_parallel {trainer.context_parallel} = "
+            f"{trainer.model_parallel_size}; {_nodes_hint(trainer)}"
+        )
+        return
+    yield from _batches(job)
+    yield from _replicas(job)
+
+
+def _nodes_hint(trainer: MegatronTrainer) -> str:
+    """Return the remedy for a world size that its model-parallel size does not divide."""
+    parallel = trainer.model_parallel_size
+    nodes = parallel // math.gcd(parallel, trainer.num_devices)
+    return f"set trainer.num_nodes to a multiple of {nodes}, or change a degree"
+
+
+def _batches(job: JobContent) -> Iterator[str]:
+    trainer = job.trainer
+    samples = trainer.micro_batch_size * trainer.data_parallel_size
+    if trainer.global_batch_size % samples:
+        yield (
+            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of "
+            f"trainer.micro_batch_size {trainer.micro_batch_size} x data-parallel size "
+            f"{trainer.data_parallel_size} = {samples}"
+        )
+
+
+def _replicas(job: JobContent) -> Iterator[str]:
+    trainer = job.trainer
+    if isinstance(trainer, TorchTrainer) and (trainer.num_replicas is None) == (
+        trainer.sharding == "hybrid"
+    ):
+        yield (
+            f"trainer.num_replicas {_shown(trainer.num_replicas)} does not fit trainer.sharding "
+            f"{trainer.sharding!r}; hybrid needs a number, none and full take null"
+        )
+        return
+    if trainer.data_parallel_size % trainer.replicas:
+        yield (
+            f"data-parallel size {trainer.data_parallel_size} does not divide by "
+            f"trainer.num_replicas {trainer.replicas}"
+        )
+    if job.resilience.checkpointless and trainer.replicas < 2:
+        yield (
+            f"trainer.num_replicas {trainer.replicas} is too few for resilience.checkpointless; "
+            "recovery without a checkpoint needs at least 2 copies of the training state"
+        )
+
+
+def _megatron(job: JobContent) -> Iterator[str]:
+    trainer, model = job.trainer, job.model
+    if not isinstance(trainer, MegatronTrainer):
+        return
+    degree = trainer.tensor_parallel
+    for name, value in (("num_heads", model.num_heads), ("num_kv_heads", model.num_kv_heads)):
+        if value % degree:
+            yield (
+                f"model.{name} {value} does not divide by trainer.tensor_parallel {degree}; "
+                f"allowed: {_divisors(math.gcd(model.num_heads, model.num_kv_heads))}"
+            )
+    stages = trainer.pipeline_parallel * (trainer.virtual_pipeline or 1)
+    if model.num_layers % stages:
+        yield (
+            f"model.num_layers {model.num_layers} does not divide by trainer.pipeline_parallel "
+            f"{trainer.pipeline_parallel} x trainer.virtual_pipeline "
+            f"{trainer.virtual_pipeline or 1} = {stages}"
+        )
+    if trainer.virtual_pipeline and trainer.pipeline_parallel == 1:
+        yield (
+            f"trainer.virtual_pipeline {trainer.virtual_pipeline} needs "
+            "trainer.pipeline_parallel of at least 2; set it to null"
+        )
+    yield from _experts(job, trainer)
+    yield from _sequence(job, trainer)
+
+
+def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
+    degree = trainer.expert_parallel
+    if isinstance(job.model, LlamaModel):
+        if degree != 1:
+            yield (
+                f"trainer.expert_parallel {degree} does not fit model.architecture 'llama', "
+                "which has no experts; set it to 1"
+            )
+        return
+    if job.model.num_experts % degree:
+        yield (
+            f"model.num_experts {job.model.num_experts} does not divide by "
+            f"trainer.expert_parallel {degree}"
+        )
+    # Megatron takes the expert ranks from tensor, context and data parallelism together.
+    ranks = trainer.world_size // (trainer.tensor_parallel * trainer.pipeline_parallel)
+    if ranks % (degree * trainer.num_replicas):
+        yield (
+            f"data-parallel size {ranks} of the experts does not divide by "
+            f"trainer.expert_parallel {degree} x trainer.num_replicas {trainer.num_replicas}"
+        )
+
+
+def _sequence(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
+    length, context = job.data.seq_length, trainer.context_parallel
+    # With context parallelism each rank takes one chunk from the front and one from the back.
+    chunks = 2 * context if context > 1 else 1
+    if length % chunks:
+        yield (
+            f"data.seq_length {length} does not divide by 2 x trainer.context_parallel "
+            f"{context} = {chunks}"
+        )
+    elif trainer.sequence_parallel and (length // context) % trainer.tensor_parallel:
+        yield (
+            f"data.seq_length {length} / trainer.context_parallel {context} does not divide by "
+            f"trainer.tensor_parallel {trainer.tensor_parallel}, which "
+            "trainer.sequence_parallel asks for"
+        )
+
+
+def _schedule(job: JobContent) -> Iterator[str]:
+    optimizer = job.trainer.optimizer
+    if optimizer.min_lr > optimizer.lr:
+        yield (
+            f"trainer.optimizer.min_lr {optimizer.min_lr} is more than "
+            f"trainer.optimizer.lr {optimizer.lr}"
+        )
+    # A run that is cut short within its warm-up, to try something, is no mistake.
+    if optimizer.decay_steps and optimizer.warmup_steps >= optimizer.decay_steps:
+        yield (
+            f"trainer.optimizer.warmup_steps {optimizer.warmup_steps} is not less than "
+            f"trainer.optimizer.decay_steps {optimizer.decay_steps}"
+        )
+
+
+def _hardware(job: JobContent) -> Iterator[str]:
+    trainer, instance = job.trainer, job.instance
+    if trainer.num_devices > instance.num_devices:
+        yield (
+            f"trainer.num_devices {trainer.num_devices} is more than the "
+            f"{instance.num_devices} devices of instance {instance.type!r}"
+        )
+    if trainer.precision == "bf16" and instance.accelerator == "cpu":
+        yield (
+            f"trainer.precision 'bf16' needs an accelerator, and instance {instance.type!r} "
+            "has none; allowed here: 'fp32'"
+        )
+    if instance.accelerator == "neuron":
+        yield (
+            f"instance {instance.type!r} has Neuron devices, which no trainer here supports; "
+            "choose a GPU instance"
+        )
+    if job.env.get("FI_PROVIDER") == "efa" and instance.num_efa == 0:
+        yield (
+            f"env.FI_PROVIDER 'efa' needs EFA devices, and instance {instance.type!r} has none; "
+            "remove it, or choose an instance with EFA"
+        )
+
+
+def _memory(job: JobContent) -> Iterator[str]:
+    resources, instance = job.resources, job.instance
+    workers = job.trainer.num_devices
+    needed_shm = math.ceil(job.resilience.shm_mib(workers) / 1024)
+    if resources.shm_gib < needed_shm:
+        yield (
+            f"resources.shm_gib {resources.shm_gib} is less than the {needed_shm} GiB that "
+            f"{workers} workers with {', '.join(job.resilience.names())} need on a node"
+        )
+    hugepages_gib = math.ceil(resources.hugepages_2mi_mib / 1024)
+    if resources.hugepages_2mi_mib % 2:
+        yield (
+            f"resources.hugepages_2mi_mib {resources.hugepages_2mi_mib} is no multiple of 2, "
+            "the size of a page"
+        )
+    if resources.memory_gib is None:
+        if resources.shm_gib + hugepages_gib > instance.memory_gib:
+            yield (
+                f"resources.shm_gib {resources.shm_gib} and resources.hugepages_2mi_mib "
+                f"{resources.hugepages_2mi_mib} are more than the {instance.memory_gib} GiB of "
+                f"instance {instance.type!r}"
+            )
+        return
+    if resources.memory_gib + hugepages_gib > instance.memory_gib:
+        yield (
+            f"resources.memory_gib {resources.memory_gib} with {hugepages_gib} GiB of huge pages "
+            f"is more than the {instance.memory_gib} GiB of instance {instance.type!r}"
+        )
+    # /dev/shm is memory of the pod, so its size counts towards the request.
+    needed = resources.shm_gib + workers * _WORKER_MEMORY_GIB
+    if resources.memory_gib < needed:
+        yield (
+            f"resources.memory_gib {resources.memory_gib} is less than resources.shm_gib "
+            f"{resources.shm_gib} and {_WORKER_MEMORY_GIB} GiB for each of {workers} workers = "
+            f"{needed}"
+        )
+
+
+def _cpus(job: JobContent) -> Iterator[str]:
+    if (cpus := job.resources.num_cpus) and cpus > job.instance.num_vcpus:
+        yield (
+            f"resources.num_cpus {cpus} is more than the {job.instance.num_vcpus} of "
+            f"instance {job.instance.type!r}"
+        )
+
+
+def _elastic(job: JobContent) -> Iterator[str]:
+    elastic, nodes = job.resilience.elastic, job.trainer.num_nodes
+    if elastic is None:
+        return
+    low, high = elastic.nodes_min, elastic.nodes_max
+    where = "resilience.elastic"
+    if low > high:
+        yield f"{where}.nodes_min {low} is more than {where}.nodes_max {high}"
+        return
+    if not low <= nodes <= high:
+        yield f"trainer.num_nodes {nodes} is outside {where}.nodes_min {low} to nodes_max {high}"
+    if elastic.nodes_step and elastic.nodes_allowed:
+        yield (
+            f"{where}.nodes_step {elastic.nodes_step} and {where}.nodes_allowed "
+            f"{list(elastic.nodes_allowed)} exclude each other; set one of them to null"
+        )
+        return
+    if elastic.nodes_step and (high - low) % elastic.nodes_step:
+        yield f"{where}.nodes_step {elastic.nodes_step} does not lead from {low} to {high}"
+    sizes = elastic.nodes_allowed or tuple(range(low, high + 1, elastic.nodes_step or 1))
+    if outside := [size for size in sizes if not low <= size <= high]:
+        yield f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}"
+    if nodes not in sizes and low <= nodes <= high:
+        yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
+
+
+def _slurm(job: JobContent) -> Iterator[str]:
+    if not isinstance(cluster := job.cluster, SlurmCluster):
+        return
+    for name in cluster.extra_options:
+        if not re.fullmatch(r"[a-z][a-z-]*", name):
+            yield (
+                f"cluster.extra_options has the name {name!r}; allowed: a long sbatch option "
+                "without its dashes"
+            )
+        elif name in RESERVED_SBATCH_OPTIONS:
+            yield (
+                f"cluster.extra_options.{name} is written by the template; "
+                "use the recipe's own key for it"
+            )
+    # Names of the sort that Slurm splits at commas and blanks.
+    for field in ("partition", "account", "qos", "reservation"):
+        value = getattr(cluster, field)
+        if value is not None and not re.fullmatch(r"[\w.,@+-]+", value):
+            yield f"cluster.{field} {value!r} is no Slurm name; allowed: letters, digits and _.,@+-"
+
+
+RESERVED_SBATCH_OPTIONS = frozenset(
+    {
+        "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem",
+        "partition", "account", "qos", "reservation", "constraint", "exclude", "comment",
+        "exclusive", "requeue", "no-requeue", "signal", "time", "output", "error", "open-mode",
+        "chdir", "wrap", "array", "export", "parsable", "wait", "test-only",
+    }
+)  # fmt: skip
+
+
+def _k8s(job: JobContent) -> Iterator[str]:
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return
+    longest = f"{job.name}-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    # HyperPod's operator names pods <job>-<replica spec>-<index>, 'pods' being our spec's name.
+    if cluster.job_kind == "hyperpod":
+        longest = f"{job.name}-pods-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    if len(longest) > 63:
+        yield (
+            f"run.name {job.name!r} is too long: the pod {longest!r} has {len(longest)} "
+            "characters; allowed: 63"
+        )
+    if cluster.job_kind == "job":
+        yield from _plain_job(job, cluster)
+    paths = [claim.mount_path for claim in cluster.volume_claims]
+    paths += [folder.mount_path for folder in cluster.host_paths]
+    if job.resources.shm_gib:
+        paths.append("/dev/shm")
+    for path in sorted({path for path in paths if paths.count(path) > 1}):
+        yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
+    for rule in cluster.run_policy.log_monitoring:
+        yield from _log_rule(rule)
+
+
+def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    policy = cluster.run_policy
+    hyperpod_only = {
+        "num_spares": cluster.num_spares or None,
+        "run_policy.fault_deadline_s": policy.fault_deadline_s,
+        "run_policy.startup_deadline_s": policy.startup_deadline_s,
+        "run_policy.workload_mode": policy.workload_mode,
+        "run_policy.restart_policy": policy.restart_policy,
+    }
+    for name, value in hyperpod_only.items():
+        if value is not None:
+            yield f"cluster.{name} needs cluster.job_kind 'hyperpod'; a plain Job has no such field"
+    if job.resilience.elastic:
+        yield "resilience.elastic needs cluster.job_kind 'hyperpod'; a plain Job cannot be resized"
+
+
+def _log_rule(rule: LogRule) -> Iterator[str]:
+    where = f"cluster.run_policy.log_monitoring '{rule.name}'"
+    for field in ("pattern", "stop_pattern"):
+        text = getattr(rule, field)
+        try:
+            groups = re.compile(text).groups if text else 0
+        except re.error as error:
+            yield f"{where}: {field} {text!r} is no regular expression: {error}"
+            continue
+        if groups > 1:
+            yield f"{where}: {field} {text!r} has {groups} groups; allowed: at most 1"
+    if (rule.metric_threshold is None) != (rule.operator is None):
+        yield f"{where}: metric_threshold and operator go together; set both or neither"
+
+
+def _secrets(job: JobContent) -> Iterator[str]:
+    yield from env_secrets(job.env)
+    yield from text_secrets(job.model_dump(mode="json"))
+    if both := sorted(set(job.env) & set(job.cluster.secrets)):
+        yield f"env and cluster.secrets both set {', '.join(both)}; remove one"
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else repr(value)
+
+
+_RULES: tuple[Rule, ...] = (
+    _model_dimensions,
+    _world,
+    _megatron,
+    _schedule,
+    _hardware,
+    _memory,
+    _cpus,
+    _elastic,
+    _slurm,
+    _k8s,
+    _secrets,
+)

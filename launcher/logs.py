@@ -1,0 +1,101 @@
+"""What of a node's log a person has to see: warnings, and why a run failed.
+
+The functions are pure. Text of a log goes to a terminal only through `plain`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_TRACEBACK = "Traceback (most recent call last):"
+_WARNING = re.compile(r"\bWARNING\b|Warning: ")
+# How torch's agent begins the lines in which it reports a worker's failure.
+_AGENT_ERROR = re.compile(r"E\d{4} [\d:.]+ .*torch/distributed/elastic/")
+_KILLED = re.compile(r"failed \(exitcode: -\d+\)")
+_NUM_LINES_MAX = 60
+_NUM_TAIL = 20
+_TAIL_BYTES = 1 << 20
+
+
+class LogReader:
+    """Reads the lines that are appended to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def read_new(self) -> list[str]:
+        """Return the lines that ended since the last call; none while there is no file."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                *lines, _unfinished = file.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += sum(len(line) + 1 for line in lines)
+        return [plain(line.decode("utf-8", "replace")) for line in lines]
+
+
+def read_tail(path: Path) -> list[str]:
+    """Return the lines of a log's last MiB; none where there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return [plain(line.decode("utf-8", "replace")) for line in file.read().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
+def plain(text: str) -> str:
+    """Return text that a terminal shows and does not obey."""
+    return "".join(
+        char if char.isprintable() else " " if char == "\t" else "?" for char in text.rstrip("\r")
+    )
+
+
+def is_warning(line: str) -> bool:
+    """Say whether a line is the first of a warning, by Python's or logging's form."""
+    return _WARNING.search(line) is not None
+
+
+def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
+    """Return the lines of a failed node's log that say why.
+
+    With the message of the worker that failed first these are its traceback,
+    or none where it left none. Without one they are the first traceback, or
+    what was printed last before the agent saw the failure: all that comes
+    later follows from it.
+    """
+    if message is not None:
+        last = plain((message.splitlines() or [""])[0])
+        return next((found for found in _tracebacks(lines) if found[-1].endswith(last)), [])
+    ends = (index for index, line in enumerate(lines, 1) if _AGENT_ERROR.match(line))
+    before = lines[: next(ends, len(lines))]
+    return next(_tracebacks(before), list(before[-_NUM_TAIL:]))
+
+
+def killed_line(lines: Sequence[str]) -> str | None:
+    """Return the agent's line about a worker that a signal ended; it cannot say so itself."""
+    return next((line for line in lines if _KILLED.search(line)), None)
+
+
+def _tracebacks(lines: Sequence[str]) -> Iterator[list[str]]:
+    for index, line in enumerate(lines):
+        if _TRACEBACK in line:
+            first, *rest = _traceback(lines[index:], line[: line.index(_TRACEBACK)])
+            yield [first, *rest[-_NUM_LINES_MAX:]]
+
+
+def _traceback(lines: Sequence[str], prefix: str) -> list[str]:
+    """Return a traceback's lines; torch may begin each with the worker's rank."""
+    found = [lines[0]]
+    for line in lines[1:]:
+        if not line.startswith(prefix):
+            continue
+        found.append(line)
+        text = line[len(prefix) :]
+        if text and not text.startswith(" "):
+            break
+    return found

@@ -1,0 +1,141 @@
+"""Say in one line what is wrong: the field, its value, and what is allowed.
+
+Turns the errors of pydantic, Hydra, OmegaConf and PyYAML into messages.
+Nothing here decides; a message never shows what may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from launcher.choice import nearest
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+}
+
+
+def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Return a line for each problem that pydantic found in a `model`."""
+    return list(dict.fromkeys(_problem(detail, model) for detail in error.errors()))
+
+
+def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    path = _path(detail["loc"])
+    # The job's name is the one field whose key is elsewhere.
+    path = "run.name" if path == "name" else path
+    if kind == "value_error" and not path:
+        return str(context["error"])
+    if kind == "extra_forbidden":
+        known = _siblings(model, detail["loc"])
+        return f"no key {path!r}; {nearest(str(detail['loc'][-1]), known)}"
+    if kind == "missing":
+        return f"no value for {path!r}; set it in the recipe or on the command line"
+    if kind in {"union_tag_invalid", "union_tag_not_found"}:
+        return _tag_problem(path, detail)
+    return f"{path} {_shown(detail['input'])}: allowed: {_allowed(kind, context, detail['msg'])}"
+
+
+def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
+    if kind == "value_error":
+        return str(context["error"]).removeprefix("allowed: ")
+    if kind == "literal_error":
+        return str(context["expected"])
+    for operator, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"),
+                            ("lt", "less than")):  # fmt: skip
+        if operator in context:
+            return f"{words} {context[operator]}"
+    if kind == "string_pattern_mismatch":
+        return f"text that matches {context['pattern']}"
+    if kind == "too_short":
+        return f"at least {context['min_length']} entries"
+    return _ALLOWED.get(kind, message)
+
+
+def _tag_problem(path: str, detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    field = str(context.get("discriminator", "'kind'")).strip("'")
+    if detail["type"] == "union_tag_not_found":
+        return f"no value for '{path}.{field}'; choose one with {path}=NAME"
+    expected = context["expected_tags"]
+    return f"{path}.{field} {context['tag']!r}: allowed: {expected}"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """Return the key as a person writes it; pydantic adds union tags and [key] marks."""
+    text = ""
+    for part in _without_tags(location):
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+_UNIONS = {
+    "model": {"llama", "gpt_oss"},
+    "trainer": {"torch", "megatron"},
+    "data": {"stdlib_text", "jsonl"},
+    "cluster": {"local", "slurm", "k8s"},
+}
+
+
+def _without_tags(location: tuple[int | str, ...]) -> Iterator[int | str]:
+    for index, part in enumerate(location):
+        is_tag = index == 1 and part in _UNIONS.get(str(location[0]), ())
+        if not is_tag and part != "[key]" and not str(part).startswith(("function-", "literal[")):
+            yield part
+
+
+def _siblings(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that the section holding `location` knows."""
+    schema = model.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in location[:-1]:
+        node = _step(schema, node, part)
+    return sorted(_dereference(schema, node).get("properties", {}))
+
+
+def _step(schema: dict[str, Any], node: dict[str, Any], part: int | str) -> dict[str, Any]:
+    node = _dereference(schema, node)
+    if part in node.get("properties", {}):
+        child: dict[str, Any] = node["properties"][part]
+        return child
+    mapping = node.get("discriminator", {}).get("mapping", {})
+    if part in mapping:
+        return {"$ref": mapping[part]}
+    inner: dict[str, Any] = node.get("items") or node.get("additionalProperties") or {}
+    return inner
+
+
+def _dereference(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    for option in node.get("anyOf", ()):
+        if "$ref" in option:
+            node = option
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        definition: dict[str, Any] = schema["$defs"][name]
+        return definition
+    return node
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    text = repr(value)
+    if re.search(r"(?i)token|secret|passw", text):
+        return "(not shown)"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,149 @@
+"""How a run's state looks while it goes on: a live display, or plain lines.
+
+Rendering is pure; the two displays only decide when to draw. Where the console
+is no terminal, lines come when the run enters another phase, and for steps
+about every ten seconds or ten percent, whichever is rarer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launcher.duration import format_seconds
+from launcher.runstate import TRAINING, RunState
+
+LINE_PERIOD_S = 10.0
+LINE_SHARE = 0.1
+_NUM_NODES_SHOWN = 8
+
+
+class Display(Protocol):
+    """Shows a run. Not for several threads; `close` may follow `open` alone."""
+
+    refresh_s: float
+    """How long what is shown may stay the same."""
+
+    def open(self) -> None:
+        """Begin to show."""
+
+    def show(self, state: RunState, now: float) -> None:
+        """Show the state as it is at `now`, in unix seconds; may draw nothing."""
+
+    def close(self) -> None:
+        """Leave what was shown last, and the console as it was; may be called twice."""
+
+
+def open_display(console: Console) -> Display:
+    """Return the display that fits the console."""
+    return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
+
+
+class LiveDisplay:
+    """A block of lines at the foot of a terminal, drawn anew in place."""
+
+    refresh_s = 0.25
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
+
+    def open(self) -> None:
+        """Begin to show."""
+        self._live.start()
+
+    def show(self, state: RunState, now: float) -> None:
+        """Draw the state."""
+        self._live.update(render_state(state, now), refresh=True)
+
+    def close(self) -> None:
+        """Leave the last drawing."""
+        self._live.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the last line said, and when."""
+
+    phase: str
+    num_steps: int
+    time: float
+
+
+class LineDisplay:
+    """Lines for a file or a pipe."""
+
+    refresh_s = 1.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last: Shown | None = None
+
+    def open(self) -> None:
+        """Do nothing: the first line comes with the first state."""
+
+    def show(self, state: RunState, now: float) -> None:
+        """Print a line if one is due."""
+        if is_line_due(self._last, state, now):
+            self._console.print(Text(render_line(state)), soft_wrap=True)
+            self._last = Shown(state.phase, state.num_steps, now)
+
+    def close(self) -> None:
+        """Do nothing: every line is complete."""
+
+
+def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
+    """Say whether the state is worth a line after the one shown last."""
+    if last is None or state.phase != last.phase:
+        return True
+    num_new = state.num_steps - last.num_steps
+    is_first = last.num_steps == 0 and num_new > 0
+    is_late = now - last.time >= LINE_PERIOD_S
+    return is_first or (is_late and num_new >= max(1, LINE_SHARE * state.max_steps))
+
+
+def render_line(state: RunState) -> str:
+    """Return the state in one line."""
+    if state.phase != TRAINING or not state.num_steps:
+        return (
+            f"{state.recipe}: {state.phase} ({len(state.workers)} of {state.num_workers} workers)"
+        )
+    return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state)}"
+
+
+def render_state(state: RunState, now: float) -> RenderableType:
+    """Return the state as a block for a terminal."""
+    elapsed = "" if state.started_at is None else format_seconds(now - state.started_at)
+    title = Text.assemble((state.recipe, "bold"), f"  {state.phase}  ", (elapsed, "dim"))
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(
+        ProgressBar(total=state.max_steps, completed=state.num_steps, width=40),
+        Text(f"step {state.num_steps} of {state.max_steps}"),
+    )
+    lines: list[RenderableType] = [title, bar]
+    if state.num_steps:
+        lines.append(Text(_numbers(state)))
+    lines += [
+        Text.assemble((f"{node}  ", "dim"), state.node_phase(node))
+        for node in state.nodes[:_NUM_NODES_SHOWN]
+    ]
+    if (more := len(state.nodes) - _NUM_NODES_SHOWN) > 0:
+        lines.append(Text(f"and {more} more nodes", "dim"))
+    return Group(*lines)
+
+
+def _numbers(state: RunState) -> str:
+    parts = []
+    if state.loss is not None:
+        parts.append(f"loss {state.loss:.4f}")
+    if state.lr is not None:
+        parts.append(f"lr {state.lr:.3g}")
+    if state.seconds_per_step is not None and state.seconds_left is not None:
+        parts.append(f"{state.seconds_per_step:.3g} s a step")
+        parts.append(f"{format_seconds(state.seconds_left)} left")
+    return ", ".join(parts)

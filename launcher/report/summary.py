@@ -1,0 +1,54 @@
+"""The few lines that a run ends with on the console."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from launcher.duration import format_seconds
+from launcher.runstate import RunState
+
+
+def summary_text(state: RunState, report: Path | None) -> str:
+    """Return what a run came to: result, steps, loss, time, and where its files are."""
+    rows = {
+        "steps": f"{state.num_steps} of {state.max_steps}",
+        "loss": loss_text(state.first_loss, state.loss),
+        "wall time": _wall_time(state),
+        "checkpoint": state.checkpoint,
+        "report": None if report is None else str(report),
+    }
+    lines = [f"{state.recipe} version {state.version}: {result_text(state)}"]
+    lines += [f"  {name:<10}  {value}" for name, value in rows.items() if value]
+    return "\n".join(lines)
+
+
+def result_text(state: RunState) -> str:
+    """Return how a run ended in a few words."""
+    if state.exit_status is None:
+        return "no end on record"
+    if state.exit_status == 0:
+        return "finished"
+    return f"failed with exit status {state.exit_status}: {state.reason}"
+
+
+def loss_text(first: float | None, last: float | None) -> str | None:
+    """Return a run's first and last loss and the fall between, None without a loss."""
+    if first is None or last is None:
+        return None
+    fall = fall_percent(first, last)
+    change = "" if fall is None else f" ({'fell' if fall >= 0 else 'rose'} by {abs(fall):.1f} %)"
+    return f"{first:.4f} -> {last:.4f}{change}"
+
+
+def fall_percent(first: float, last: float) -> float | None:
+    """Return by how much of itself the loss fell; None where that is no number."""
+    if not (math.isfinite(first) and math.isfinite(last)) or first == 0:
+        return None
+    return 100 * (first - last) / abs(first)
+
+
+def _wall_time(state: RunState) -> str | None:
+    if state.started_at is None or state.finished_at is None:
+        return None
+    return format_seconds(state.finished_at - state.started_at)

@@ -1,0 +1,83 @@
+"""The folder of one run: choose it, and put rendered files into it.
+
+A folder that holds a run or a submission is never written to again, so that no
+rendering can change what a run's record says it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.errors import OutsideError, RecipeError
+
+EVENTS_FILE = "events.jsonl"
+SUBMITTED_FILE = "submitted.json"
+_RENDERED = re.compile(r"job\.json|node-\d+\.sh|job\.sbatch|manifest\.yaml")
+
+
+def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
+    """Return the folder for a run called `name` that is started in the folder `start`.
+
+    Without one given it is runs/<name>, or runs/<name>-2 and so on where a run
+    is there already. Raises RecipeError where the given one holds a run.
+    """
+    if given is not None:
+        folder = (start / given).absolute()
+        if _holds_run(folder):
+            raise RecipeError(
+                f"run.dir {given!r} holds a run already; allowed: a folder without "
+                f"{EVENTS_FILE} and {SUBMITTED_FILE}"
+            )
+        return folder
+    number = 1
+    while _holds_run(folder := start / "runs" / (name if number == 1 else f"{name}-{number}")):
+        number += 1
+    return folder
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / EVENTS_FILE).exists() or (folder / SUBMITTED_FILE).exists()
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write rendered files, each whole or not at all, and remove an earlier rendering's.
+
+    Raises OutsideError where the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if _RENDERED.fullmatch(path.name) and path.name not in files:
+                path.unlink()
+        for name, text in files.items():
+            _write_whole(folder / name, text)
+    except OSError as error:
+        raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def write_submission(folder: Path, content: Mapping[str, object]) -> None:
+    """Write submitted.json, which marks the folder as used.
+
+    Raises OutsideError, which names the job: it is submitted by then.
+    """
+    try:
+        _write_whole(folder / SUBMITTED_FILE, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise OutsideError(
+            f"job {content['job_id']} is submitted, but {folder} cannot be written: {error}"
+        ) from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+        partial.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()

@@ -1,0 +1,54 @@
+"""What this version cannot run, or would run to nobody's use, said before it starts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import PurePosixPath
+
+from launcher.errors import OutsideError, RecipeError
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster
+from launcher.job.workload import MegatronTrainer
+
+
+def check_runnable(job: Job, action: str) -> None:
+    """Refuse to start a job that could not train, or whose results would be lost.
+
+    Raises RecipeError that says what to change.
+    """
+    missing = []
+    if isinstance(job.trainer, MegatronTrainer):
+        missing.append("trainer.kind 'megatron' (it runs: 'torch')")
+    missing += [f"resilience.{name}" for name in job.resilience.names()]
+    if missing:
+        raise RecipeError(
+            f"action {action!r}: this version renders, but cannot run, {' and '.join(missing)}; "
+            "use action=render, or leave that out"
+        )
+    if loss := lost_results(job):
+        raise RecipeError(f"action {action!r}: {loss}")
+
+
+def lost_results(job: Job) -> str | None:
+    """Say where a Kubernetes job's checkpoint would be lost with its pods, None where not."""
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return None
+    run_path = PurePosixPath(cluster.run_path)
+    mounted = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
+    mounted += [folder.mount_path for folder in cluster.host_paths if not folder.read_only]
+    if any(run_path.is_relative_to(path) for path in mounted):
+        return None
+    return (
+        f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
+        "be lost with the pods; mount one with cluster.volume_claims, and set cluster.run_path "
+        "below its mount_path"
+    )
+
+
+def check_trainer_installed() -> None:
+    """Raise OutsideError where this Python has no torch to train with."""
+    if find_spec("torch") is None:
+        raise OutsideError(
+            "action 'run' trains with torch, which this Python does not have; install "
+            "training-recipes[train], or run `make install` in a checkout"
+        )

@@ -1,0 +1,225 @@
+"""The event log: the one record of a run, one JSON object a line.
+
+Every worker and the launcher append to the same file. A process may die within
+a line; the next write by anybody then begins on a line of its own, and readers
+pass over what was cut short. Nothing here imports torch or a feature.
+
+A float that JSON has no number for is written as the text NaN, Infinity or
+-Infinity, so that the file stays valid JSON; `float()` reads all three back.
+
+What workers write:
+    every rank    worker_started (pid, world_size), process_group_ready, data_ready,
+                  model_ready, worker_finished, worker_failed (message), worker_stopped
+    rank 0        step (loss, lr, grad_norm, duration_s, num_samples),
+                  checkpoint_started, checkpoint_written (path, num_bytes)
+What the launcher writes:
+    run_started (recipe, version, digest, num_nodes, num_devices),
+    run_finished (exit_status, reason)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_LINE_START = b'{"time":'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in a run."""
+
+    time: float
+    """Unix seconds, by the clock of the node that wrote it."""
+    node: str
+    rank: int | None
+    """None where no single worker is meant."""
+    generation: int
+    step: int | None
+    event: str
+    fields: Mapping[str, Any]
+
+
+class EventLog:
+    """Appends one process's events to a file that other processes append to as well.
+
+    Each event is a single write of a whole line, and nothing is buffered: what
+    was written survives the process. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        node: str,
+        rank: int | None,
+        generation: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._node = node
+        self._rank = rank
+        self._generation = generation
+        self._clock = clock
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def write(self, event: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Append an event; `fields` holds what JSON can hold.
+
+        Raises TypeError for a field that JSON cannot hold, and OSError where
+        the file cannot take the whole line.
+        """
+        record = {
+            "time": self._clock(),
+            "node": self._node,
+            "rank": self._rank,
+            "generation": self._generation,
+            "step": step,
+            "event": event,
+            "fields": _to_json_value(fields),
+        }
+        text = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+        line = f"{text}\n".encode("ascii")
+        if self._ends_within_line():
+            line = b"\n" + line
+        num_written = os.write(self._file, line)
+        if num_written != len(line):
+            raise OSError(f"wrote {num_written} of {len(line)} bytes of an event to {self._path}")
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ends_within_line(self) -> bool:
+        """Say whether somebody's last line was cut short.
+
+        A line of a living writer may look so for an instant; the empty line
+        that follows from it is nothing to a reader.
+        """
+        size = os.fstat(self._file).st_size
+        return size > 0 and os.pread(self._file, 1, size - 1) not in (b"\n", b"")
+
+
+class EventReader:
+    """Reads a log while others append to it.
+
+    `num_torn` counts the lines passed over because their writer died within them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.num_torn = 0
+        self._path = path
+        self._offset = 0
+        self._num_lines = 0
+
+    def read_new(self) -> list[Event]:
+        """Return the events appended since the last call; none while there is no file.
+
+        An unfinished last line waits for the next call. A whole line that is no
+        event raises ValueError with the file and line, after the events before it
+        have been returned; the next call goes on behind it.
+        """
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                *lines, _unfinished = file.read().split(b"\n")
+        except FileNotFoundError:
+            return []
+        events: list[Event] = []
+        for line in lines:
+            try:
+                event = _parse_line(line)
+            except ValueError as error:
+                if events:
+                    break
+                self._pass(line)
+                raise ValueError(f"{self._path}, line {self._num_lines}: {error}") from error
+            self._pass(line)
+            if event is not None:
+                events.append(event)
+            elif line:
+                self.num_torn += 1
+        return events
+
+    def _pass(self, line: bytes) -> None:
+        self._offset += len(line) + 1
+        self._num_lines += 1
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return all events of a log.
+
+    Raises ValueError that names the first line that is no event, and
+    FileNotFoundError where there is no log.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"no event log at {path}")
+    reader = EventReader(path)
+    events: list[Event] = []
+    while new := reader.read_new():
+        events += new
+    return events
+
+
+def _parse_line(line: bytes) -> Event | None:
+    """Return the line's event, or None for one that is empty or was cut short."""
+    if not line:
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        if line.startswith(_LINE_START) or _LINE_START.startswith(line):
+            return None
+        raise
+    return _parse_event(record)
+
+
+def _parse_event(record: Any) -> Event:
+    if not isinstance(record, dict) or set(record) != set(_KINDS):
+        raise ValueError(f"no event; an event has the keys {', '.join(_KINDS)}")
+    for key, kinds in _KINDS.items():
+        if type(record[key]) not in kinds:
+            raise ValueError(f"no event; {key} cannot be {record[key]!r}")
+    return Event(**{**record, "time": float(record["time"])})
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "time": (float, int),
+    "node": (str,),
+    "rank": (int, type(None)),
+    "generation": (int,),
+    "step": (int, type(None)),
+    "event": (str,),
+    "fields": (dict,),
+}
+
+
+def _to_json_value(value: Any) -> Any:
+    """Return `value` with floats that are no JSON number as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): _to_json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json_value(item) for item in value]
+    return value

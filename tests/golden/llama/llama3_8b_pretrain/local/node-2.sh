@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# node-2 of 16 of llama/llama3_8b_pretrain version 1, digest af9d31ce2706c3599f19a0c7bf7a70dcb46d070c07409190e79c75fa15cd165f.
+# Change the recipe and render it again instead of this file. By hand: start every node's
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# shellcheck disable=SC2016  # a recipe's values are plain text
+set -euo pipefail
+
+die() {
+  echo "node-2.sh: $*" >&2
+  exit 2
+}
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+[ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
+
+export FI_PROVIDER=efa
+export OMP_NUM_THREADS=8
+
+exec "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  torch.distributed.run \
+  --nnodes=16 \
+  --nproc-per-node=8 \
+  --max-restarts=0 \
+  --rdzv-backend=c10d \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-id=llama3-8b-pretrain-"${LAUNCHER_RUN_ID:-0}" \
+  --local-addr=127.0.0.1 \
+  -m \
+  training \
+  --job="$run_dir/job.json" \
+  --run-dir="$run_dir" \
+  --node-name=node-2

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest 1b97003b14bfd85619c035e83bbc2190230776760277c10032cf57fa19975ca7.
+# Change the recipe and render it again instead of this file. By hand: start every node's
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# shellcheck disable=SC2016  # a recipe's values are plain text
+set -euo pipefail
+
+die() {
+  echo "node-1.sh: $*" >&2
+  exit 2
+}
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+[ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
+
+export GLOO_SOCKET_IFNAME=lo
+export OMP_NUM_THREADS=1
+
+exec "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  torch.distributed.run \
+  --nnodes=2 \
+  --nproc-per-node=2 \
+  --max-restarts=0 \
+  --rdzv-backend=c10d \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-id=llama3-tiny-pretrain-"${LAUNCHER_RUN_ID:-0}" \
+  --local-addr=127.0.0.1 \
+  -m \
+  training \
+  --job="$run_dir/job.json" \
+  --run-dir="$run_dir" \
+  --node-name=node-1

@@ -1,0 +1,52 @@
+"""AWS's own model of a HyperPodPyTorchJob takes what we render, and judges at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.k8s_full import full_job
+from tests.launcher.k8s_job import documents
+from tests.launcher.shipped import RECIPES, shipped_job
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHON = REPOSITORY / ".venv-aws/bin/python"
+JUDGE = Path(__file__).with_name("aws_judge.py")
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-aws-model.sh makes it"
+)
+
+
+def _misspelt(document: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    changed["spec"]["runPolicy"]["cleanPodPolicies"] = "All"
+    return changed
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, str | None]:
+    """One process judges everything: its import takes seconds."""
+    jobs = {recipe: documents(shipped_job(recipe, "hyperpod"))["job"] for recipe in RECIPES}
+    jobs["full"] = documents(full_job("hyperpod"))["job"]
+    jobs["misspelt"] = _misspelt(jobs["full"])
+    done = subprocess.run(
+        [PYTHON, JUDGE], input=json.dumps([*jobs.values()]), capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(jobs, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "full"])
+def test_model_takes_the_manifest(verdicts: dict[str, str | None], name: str) -> None:
+    assert verdicts[name] is None
+
+
+def test_model_refuses_a_misspelt_field(verdicts: dict[str, str | None]) -> None:
+    assert "cleanPodPolicies" in (verdicts["misspelt"] or "")

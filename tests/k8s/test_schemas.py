@@ -1,0 +1,53 @@
+"""Kubernetes' own schemas, strictly, for every document that we render."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.launcher.k8s_full import full_job
+from tests.launcher.k8s_job import KINDS, documents, pod
+from tests.launcher.shipped import RECIPES, shipped_job
+
+# The oldest version of which the package has schemas, and a recent one.
+VERSIONS = ("1.25", "1.33")
+JOBS = {
+    **{
+        f"{recipe}-{kind}": (lambda recipe=recipe, kind=kind: shipped_job(recipe, kind))
+        for recipe in RECIPES
+        for kind in KINDS
+    },
+    **{f"full-{kind}": (lambda kind=kind: full_job(kind)) for kind in KINDS},
+}
+
+
+def validate(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", JOBS)
+def test_documents_fit_the_schemas(name: str, version: str) -> None:
+    found = documents(JOBS[name]())
+
+    for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
+        validate(found[kind], version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", JOBS)
+def test_pods_fit_the_schema_of_a_pod_template(name: str, version: str) -> None:
+    template = pod(JOBS[name]())
+
+    validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, version)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schema_refuses_a_misspelt_field_of_a_pod(kind: str) -> None:
+    template = pod(full_job(kind))
+    template["spec"]["hostNetwrk"] = True
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostNetwrk"):
+        validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, VERSIONS[-1])

@@ -1,0 +1,65 @@
+"""A job that uses every field of a Kubernetes cluster that its kind has a place for."""
+
+from __future__ import annotations
+
+from launcher.job import Job
+
+from tests.launcher.k8s_job import LARGE, k8s_job
+
+PROBE = {"command": ["true"]}
+FULL = {
+    "env": {"NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa"},
+    "cluster.labels": {"team": "x"},
+    "cluster.annotations": {"a/b": "c"},
+    "cluster.service_account": "trainer",
+    "cluster.priority_class": "high",
+    "cluster.queue": "q",
+    "cluster.queue_priority": "p",
+    "cluster.node_selector": {"zone": "1"},
+    "cluster.affinity.required": {"zone": ["1"]},
+    "cluster.affinity.preferred": [{"weight": 1, "labels": {"zone": ["1"]}}],
+    "cluster.affinity.same_topology": "layer",
+    "cluster.tolerations": [{"key": "k", "effect": "NoExecute", "toleration_s": 3}],
+    "cluster.host_network": True,
+    "cluster.image_pull_secrets": ["pull"],
+    "cluster.secrets": {"HUB": {"name": "hub", "key": "token"}},
+    "cluster.secrets_from": ["hub"],
+    "cluster.volume_claims": [{"claim_name": "fsx", "mount_path": "/data"}],
+    "cluster.host_paths": [{"path": "/nvme", "mount_path": "/scratch"}],
+    "cluster.pre_script": "ulimit -l unlimited\n",
+    "cluster.probes": {"startup": PROBE, "liveness": PROBE, "readiness": PROBE},
+    "cluster.security": {
+        "privileged": True, "run_as_user": 1, "run_as_group": 1, "fs_group": 1,
+        "capabilities": ["IPC_LOCK"],
+    },
+    "cluster.run_policy.retries_max": 10,
+    "cluster.run_policy.ttl_s": 60,
+    "cluster.run_policy.suspend": True,
+    "resources.num_cpus": 8,
+}  # fmt: skip
+HYPERPOD_ONLY = {
+    "cluster.num_spares": 1,
+    "cluster.run_policy.clean_pod_policy": "OnlyComplete",
+    "cluster.run_policy.fault_deadline_s": 1,
+    "cluster.run_policy.startup_deadline_s": 1,
+    "cluster.run_policy.workload_mode": "Deployment",
+    "cluster.run_policy.restart_policy": {
+        "eval_period_s": 1, "full_job_restarts_max": 1, "restarts_before_full_job": 1,
+        "repeat_offenders_to_avoid_max": 1, "scale_up_snooze_s": 1,
+    },
+    "cluster.run_policy.log_monitoring": [
+        {
+            "name": "a", "pattern": "a", "start_cutoff_s": 1, "recurring_s": 1,
+            "metric_threshold": 1, "operator": "gt", "metric_points": 1, "stop_pattern": "b",
+        },
+        {"name": "b", "pattern": "b"},
+    ],
+    "resilience.elastic": {
+        "nodes_min": 8, "nodes_max": 16, "nodes_step": 8, "nodes_allowed": None,
+        "scaling_timeout_s": 3, "graceful_shutdown_timeout_s": 4, "faulty_scale_down_timeout_s": 5,
+    },
+}  # fmt: skip
+
+
+def full_job(kind: str) -> Job:
+    return k8s_job(kind, FULL | (HYPERPOD_ONLY if kind == "hyperpod" else {}), LARGE)

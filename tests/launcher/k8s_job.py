@@ -1,0 +1,58 @@
+"""Jobs for Kubernetes with some fields changed, and their manifests as plain data."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.clusters.k8s import MANIFEST, render_k8s
+from launcher.clusters.k8s.check import read_documents
+from launcher.job import Job
+
+from tests.launcher.shipped import TEMPLATES, shipped_job
+
+KINDS = ("hyperpod", "job")
+TINY = "llama/llama3_tiny_pretrain"
+LARGE = "llama/llama3_70b_pretrain"
+
+
+@functools.cache
+def _content(recipe: str, kind: str) -> str:
+    return shipped_job(recipe, kind).to_json()
+
+
+def k8s_job(kind: str, changes: Mapping[str, Any] | None = None, recipe: str = TINY) -> Job:
+    """Return a recipe's job with `changes`, whose keys are dotted paths."""
+    content = json.loads(_content(recipe, kind))
+    for path, value in (changes or {}).items():
+        *parents, last = path.split(".")
+        functools.reduce(lambda node, key: node[key], parents, content)[last] = value
+    return Job.model_validate_json(json.dumps(content))
+
+
+def manifest(job: Job) -> str:
+    return render_k8s(job, TEMPLATES)[MANIFEST]
+
+
+def documents(job: Job) -> dict[str, Any]:
+    """Return the documents of a job's manifest by kind, the job itself as `job` too."""
+    found = {document["kind"]: document for document in read_documents(manifest(job))}
+    return {**found, "job": found.get("Job") or found["HyperPodPyTorchJob"]}
+
+
+def pod(job: Job) -> dict[str, Any]:
+    """Return the pod template of a job's manifest."""
+    spec = documents(job)["job"]["spec"]
+    return spec.get("template") or spec["replicaSpecs"][0]["template"]
+
+
+def at(node: Any, path: str) -> Any:
+    """Return what lies at a path of keys and indexes, None where nothing does."""
+    for key in path.split():
+        if isinstance(node, list):
+            node = node[int(key)]
+        elif node is not None:
+            node = node.get(key)
+    return node

@@ -1,0 +1,29 @@
+"""Every shipped recipe, and every kind of cluster it is rendered for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.choice import list_recipes
+from launcher.compose import resolve
+from launcher.job import Job
+from launcher.paths import shipped_folder
+from launcher.render import render
+from launcher.templates import read_templates
+
+RECIPES = tuple(list_recipes([shipped_folder() / "recipes"]))
+CLUSTERS = {
+    "local": ("cluster=local",),
+    "slurm": ("cluster=slurm",),
+    "hyperpod": ("cluster=k8s", "cluster.job_kind=hyperpod"),
+    "job": ("cluster=k8s", "cluster.job_kind=job"),
+}
+TEMPLATES = read_templates([shipped_folder() / "templates"])
+
+
+def shipped_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Job:
+    return resolve(recipe, [*CLUSTERS[cluster], *overrides], shipped_folder())
+
+
+def rendered(job: Job) -> dict[str, str]:
+    return render(job, TEMPLATES)

@@ -1,0 +1,298 @@
+"""What a person may get wrong: one message that says what to do, status 2, nothing written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.command import launch
+
+LARGE = "llama/llama3_70b_pretrain_checkpointless"
+TINY = "llama/llama3_tiny_pretrain"
+
+
+def refuse(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    before = sorted(folder.rglob("*"))
+
+    ended = launch(*arguments, folder=folder, env=env)
+
+    assert ended.status == 2, ended
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    assert sorted(folder.rglob("*")) == before, "nothing may be written"
+    return ended.err
+
+
+# The rows that AWS's launcher accepts, each with what ours says.
+ACCEPTED_ELSEWHERE = [
+    pytest.param(["trainer.tensor_parallel=7"],
+                 "world size 128 (trainer.num_nodes 16 x trainer.num_devices 8) does not divide by "
+                 "tensor_parallel 7 x pipeline_parallel 4 x context_parallel 1 = 28; "
+                 "set trainer.num_nodes to a multiple of 7", id="tensor-parallel-7-of-128"),
+    pytest.param(["trainer.global_batch_size=13"],
+                 "trainer.global_batch_size 13 is no multiple of trainer.micro_batch_size 1 x "
+                 "data-parallel size 4 = 4", id="global-batch-13"),
+    pytest.param(["+trainer.foo=8"],
+                 "no key 'trainer.foo'; allowed: activation_checkpointing,", id="added-key"),
+    pytest.param(["trainer.num_nodes=-3"],
+                 "trainer.num_nodes -3: allowed: at least 1", id="negative-nodes"),
+    pytest.param(["trainer.num_devices=16"],
+                 "trainer.num_devices 16 is more than the 8 devices of instance 'ml.p5.48xlarge'",
+                 id="16-devices-on-p5"),
+    pytest.param(["cluster=k8s", "cluster.image=null"],
+                 "cluster.image null: allowed: text", id="no-container"),
+    pytest.param(["cluster=k8s", "cluster.namespace=BAD_NS"],
+                 "cluster.namespace 'BAD_NS': allowed: an RFC 1123 label", id="namespace"),
+    pytest.param(["cluster=k8s", "cluster.image_pull_policy=Sometimes"],
+                 "cluster.image_pull_policy 'Sometimes': allowed: 'Always', 'IfNotPresent' or "
+                 "'Never'", id="pull-policy"),
+    pytest.param(["run.name=Bad_Name_UPPER"],
+                 "run.name 'Bad_Name_UPPER': allowed: an RFC 1123 label", id="run-name"),
+    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=20"],
+                 "resilience.elastic.nodes_min 20 is more than resilience.elastic.nodes_max 16",
+                 id="elastic-min-over-max"),
+    pytest.param(["instance=ml.p7.48xlarge"],
+                 "no instance 'ml.p7.48xlarge'; closest: 'ml.p5.48xlarge'", id="instance-unknown"),
+]  # fmt: skip
+
+MISTYPED = [
+    pytest.param([], "no recipe 'llama/llama3_70b_pretrain_checkpontless'; closest: "
+                 "'llama/llama3_70b_pretrain_checkpointless'", id="recipe"),
+    pytest.param(["trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'",
+                 id="key"),
+    pytest.param(["+trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'",
+                 id="added-key"),
+    pytest.param(["+trainer.optimizer.warmup=5"],
+                 "no key 'trainer.optimizer.warmup'; closest: 'warmup_steps'", id="nested-key"),
+    pytest.param(["+cluter.x=1"], "no key 'cluter'; closest: 'cluster'", id="added-top-level-key"),
+    pytest.param(["action=submti"],
+                 "action 'submti': closest: 'submit'; allowed: render, run, submit", id="action"),
+    pytest.param(["cluster=slrum"], "no cluster 'slrum'; closest: 'slurm'", id="cluster"),
+    pytest.param(["trainer=pytorch"], "no trainer 'pytorch'; closest: 'torch'", id="group"),
+    pytest.param(["env.NCCL_DEBUG=INFO"],
+                 "no entry 'env.NCCL_DEBUG' yet; to add it write +env.NCCL_DEBUG=VALUE",
+                 id="entry-of-open-mapping"),
+    pytest.param(["trainer.num_nodes=sixteen"],
+                 "trainer.num_nodes 'sixteen': allowed: a whole number", id="text-for-a-count"),
+    pytest.param(["trainer.num_nodes=0"], "trainer.num_nodes 0: allowed: at least 1", id="zero"),
+    pytest.param(["trainer.optimizer.lr='3e-4'"],
+                 "trainer.optimizer.lr '3e-4': allowed: a number", id="quoted-number"),
+    pytest.param(["trainer.max_steps=1.5"],
+                 "trainer.max_steps 1.5: allowed: a whole number", id="fraction-for-a-count"),
+    pytest.param(["time_limit='5 days'"],
+                 "time_limit '5 days': allowed: D-HH:MM:SS or HH:MM:SS", id="time-limit"),
+    pytest.param(["trainer.max_steps=["], "token recognition|no viable alternative|mismatched",
+                 id="grammar"),
+    pytest.param(["--cfgg"], "unrecognized arguments: --cfgg", id="option"),
+]  # fmt: skip
+
+INCONSISTENT = [
+    pytest.param(["trainer.num_replicas=1"],
+                 "trainer.num_replicas 1 is too few for resilience.checkpointless", id="replicas"),
+    pytest.param(["trainer.num_replicas=3"],
+                 "data-parallel size 4 does not divide by trainer.num_replicas 3",
+                 id="replicas-do-not-divide"),
+    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_step=1",
+                  "resilience.elastic.nodes_allowed=[1,16]"],
+                 "resilience.elastic.nodes_step 1 and resilience.elastic.nodes_allowed [1, 16] "
+                 "exclude each other", id="increment-and-discrete"),
+    pytest.param(["trainer.pipeline_parallel=16", "trainer.tensor_parallel=1",
+                  "model.num_layers=40"],
+                 "model.num_layers 40 does not divide by trainer.pipeline_parallel 16",
+                 id="layers-by-pipeline"),
+    pytest.param(["trainer.expert_parallel=2"],
+                 "trainer.expert_parallel 2 does not fit model.architecture 'llama'",
+                 id="experts-without-experts"),
+    pytest.param(["data.seq_length=2050", "trainer.context_parallel=2", "trainer.num_nodes=32"],
+                 "data.seq_length 2050 does not divide by 2 x trainer.context_parallel 2 = 4",
+                 id="sequence-by-context"),
+    pytest.param(["data.seq_length=2044"],
+                 "data.seq_length 2044 / trainer.context_parallel 1 does not divide by "
+                 "trainer.tensor_parallel 8", id="sequence-by-tensor"),
+    pytest.param(["data.seq_length=16384"],
+                 "data.seq_length 16384 is more than model.context_length 8192", id="context"),
+    pytest.param(["instance=ml.p6e-gb200.36xlarge", "trainer.num_devices=4",
+                  "trainer.num_nodes=32", "resources.memory_gib=null"],
+                 "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
+                 "has none", id="efa-without-devices"),
+    pytest.param(["resources.shm_gib=1"],
+                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless "
+                 "need", id="shm"),
+    pytest.param(["resources.memory_gib=70"],
+                 "resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of "
+                 "8 workers = 72", id="memory-too-small"),
+    pytest.param(["resources.memory_gib=4096"],
+                 "is more than the 2048 GiB of instance 'ml.p5.48xlarge'", id="memory-too-large"),
+    pytest.param([f"run.name={'a' * 60}", "cluster=k8s"],
+                 "characters; allowed: 63", id="name-with-suffix"),
+    pytest.param(["cluster=k8s", "cluster.job_kind=job", "cluster.num_spares=1"],
+                 "cluster.num_spares needs cluster.job_kind 'hyperpod'", id="spares-of-plain-job"),
+    pytest.param(["cluster=slurm", "+cluster.extra_options={nodes: '3'}"],
+                 "cluster.extra_options.nodes is written by the template", id="sbatch-option-twice"),
+    pytest.param(["trainer.optimizer.decay_steps=2000"],
+                 "trainer.optimizer.warmup_steps 2000 is not less than "
+                 "trainer.optimizer.decay_steps 2000", id="warmup"),
+    pytest.param(["action=run"], "cannot run, trainer.kind 'megatron'", id="no-runtime-yet"),
+    pytest.param(["action=run", "cluster=slurm"],
+                 "action 'run' needs cluster=local, not cluster=slurm", id="run-on-a-cluster"),
+    pytest.param(["action=submit"], "action 'submit' needs cluster=slurm or cluster=k8s",
+                 id="submit-to-nothing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), ACCEPTED_ELSEWHERE + INCONSISTENT)
+def test_a_job_that_could_not_run_is_refused(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    said = refuse(tmp_path, f"recipe={LARGE}", *overrides)
+
+    assert message in said
+
+
+@pytest.mark.parametrize(("overrides", "message"), MISTYPED)
+def test_what_was_mistyped_is_named_with_what_is_near(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    recipe = LARGE if overrides else "llama/llama3_70b_pretrain_checkpontless"
+
+    said = refuse(tmp_path, *overrides, f"recipe={recipe}")
+
+    assert any(option in said for option in message.split("|"))
+
+
+def test_a_value_that_aws_drops_reaches_the_manifest(tmp_path: Path) -> None:
+    """AWS's launcher accepts these for a checkpointless recipe, and forgets them."""
+    ended = launch(f"recipe={LARGE}", "cluster=k8s", "+env.NCCL_DEBUG=INFO",
+                   "cluster.host_network=true", "run.dir=out", folder=tmp_path)  # fmt: skip
+
+    manifest = (tmp_path / "out" / "manifest.yaml").read_text()
+    assert ended.status == 0
+    assert "NCCL_DEBUG" in manifest
+    assert "hostNetwork: true" in manifest
+    assert "null" not in manifest.split("kind: HyperPodPyTorchJob")[1]
+
+
+@pytest.mark.parametrize("instance", ["ml.p6-b200.48xlarge", "ml.p5.48xlarge"])
+def test_efa_devices_come_from_the_instance_table(tmp_path: Path, instance: str) -> None:
+    launch(f"recipe={LARGE}", "cluster=k8s", f"instance={instance}", "run.dir=out",
+           folder=tmp_path)  # fmt: skip
+
+    devices = {"ml.p6-b200.48xlarge": 8, "ml.p5.48xlarge": 32}[instance]
+    assert f'"vpc.amazonaws.com/efa": {devices}' in (tmp_path / "out/manifest.yaml").read_text()
+
+
+def test_without_a_recipe_the_person_is_told_how_to_name_one(tmp_path: Path) -> None:
+    assert "no recipe; name one with recipe=NAME" in refuse(tmp_path, "cluster=k8s")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("../../etc/passwd", "is outside the folders of recipes"),
+        ("/etc/passwd", "is outside the folders of recipes"),
+        ("../nosuch.yaml", "no recipe file '../nosuch.yaml'"),
+        ("llama/../llama/llama3_tiny_pretrain", "is outside the folders of recipes"),
+        ("", "is outside the folders of recipes"),
+    ],
+)
+def test_a_recipe_outside_the_search_path_is_refused(
+    tmp_path: Path, recipe: str, message: str
+) -> None:
+    assert message in refuse(tmp_path, f"recipe={recipe}")
+
+
+def test_broken_yaml_is_named_by_file_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "recipes" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("# @package _global_\nrecipe:\n  name: mine\n  version: [1\ntrainer: {}\n")
+
+    said = refuse(tmp_path, "recipe=mine")
+
+    assert f"{path}, line 5, column 8" in said
+
+
+@pytest.mark.parametrize(
+    ("files", "chain"),
+    [
+        ({"a": ["a"]}, "a -> a"),
+        ({"a": ["b"], "b": ["a"]}, "a -> b -> a"),
+    ],
+)
+def test_a_recipe_that_includes_itself_is_named_with_the_ring(
+    tmp_path: Path, files: dict[str, list[str]], chain: str
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name, included in files.items():
+        text = "\n".join(f"  - {other}" for other in included)
+        (tmp_path / "recipes" / f"{name}.yaml").write_text(
+            f"# @package _global_\ndefaults:\n{text}\nrecipe: {{name: {name}}}\n"
+        )
+
+    assert f"recipe includes itself: {chain}" in refuse(tmp_path, "recipe=a")
+
+
+def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- one\n- two\n")
+
+    refuse(tmp_path, "recipe=./mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("+env.HF_TOKEN=hunter2", "env.HF_TOKEN"),
+        ("+env.WANDB_API_KEY=hunter2", "env.WANDB_API_KEY"),
+        ("+env.NOTE=hf_abcdefghijklmnopqrstuvwxyz", "env.NOTE"),
+        ("cluster.pre_script='export X=AKIAABCDEFGHIJKLMNOP'", "cluster.pre_script"),
+        ("+cluster.annotations.note=https://me:hunter2@git.example/x", "cluster.annotations.note"),
+    ],
+)
+def test_a_secret_written_as_a_value_is_refused_and_not_repeated(
+    tmp_path: Path, override: str, field: str
+) -> None:
+    said = refuse(tmp_path, f"recipe={LARGE}", "cluster=k8s", override)
+
+    assert field in said
+    assert "cluster.secrets" in said
+    assert override.partition("=")[2].strip("'") not in said
+    assert "hunter2" not in said
+
+
+def test_a_run_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "events.jsonl").write_text("")
+
+    said = refuse(tmp_path, f"recipe={TINY}", "run.dir=out")
+
+    assert "run.dir 'out' holds a run already" in said
+
+
+def test_a_missing_folder_for_the_run_ends_with_status_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    ended = launch(f"recipe={TINY}", "run.dir=file/out", folder=tmp_path)
+
+    assert ended.status == 1
+    assert "cannot write to" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "schema"],
+        cwd=tmp_path,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(write)
+
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,105 @@
+"""The start script, run by a shell with programs that only print their words."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.k8s_job import KINDS, documents, k8s_job
+
+ODD_TEXTS = ("a b", "'", '"', "$HOME", "`id`", "$(id)", "\\", "{{ x }}", "*", "a;b", "\u00e9")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("python", "hyperpodrun"):
+        program = tmp_path / name
+        program.write_text('#!/bin/sh\nprintf "%s\\n" "$0" "$@"\necho "NNODES=$NNODES X=$X"\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def start(
+    folder: Path, kind: str, changes: dict[str, Any], **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the start script as a pod would, its ConfigMap being in `folder`."""
+    for name, text in documents(k8s_job(kind, changes))["ConfigMap"]["data"].items():
+        (folder / name).write_text(text.replace("/etc/training", str(folder)))
+    return subprocess.run(
+        ["sh", folder / "start.sh"],
+        env={"PATH": f"{folder}:/usr/bin:/bin", **env},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "host"), [("0", "localhost"), ("1", "llama3-tiny-pretrain-0.llama3-tiny-pretrain")]
+)
+def test_plain_job_starts_torchrun_on_each_node(folder: Path, index: str, host: str) -> None:
+    done = start(folder, "job", {}, JOB_COMPLETION_INDEX=index, LAUNCHER_POD_IP="10.0.0.7")
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[:-1] == [
+        f"{folder}/python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
+        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29500",
+        "--rdzv-id=llama3-tiny-pretrain", "--local-addr=10.0.0.7", "-m", "training",
+        f"--job={folder}/job.json", "--run-dir=/run/training",
+        f"--node-name=llama3-tiny-pretrain-{index}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("env", "nodes"), [({}, "2"), ({"NNODES": "5"}, "5")])
+def test_hyperpod_starts_hyperpodrun_with_the_nodes_of_the_operator(
+    folder: Path, env: dict[str, str], nodes: str
+) -> None:
+    done = start(folder, "hyperpod", {}, LAUNCHER_POD_NAME="x-pods-1", **env)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        f"{folder}/hyperpodrun", f"--nnodes={nodes}", "--nproc-per-node=2", "--server-port=8080",
+        "--server-log-level=warning", "--tee=3", "--log-dir=/tmp/hyperpod", "-m", "training",
+        f"--job={folder}/job.json", "--run-dir=/run/training", "--node-name=x-pods-1",
+        f"NNODES={nodes} X=",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_paths_with_odd_characters_reach_the_program(folder: Path, kind: str, text: str) -> None:
+    """The interpreter lies in a folder with an odd name, and so does the run."""
+    odd = folder / f"p {text}"
+    odd.mkdir()
+    for name in ("python", "hyperpodrun"):
+        (folder / name).rename(odd / name)
+    changes = {"cluster.python": f"{odd}/python", "cluster.run_path": f"/run/{text}"}
+
+    done = start(folder, kind, changes, JOB_COMPLETION_INDEX="0")
+
+    assert done.stderr == ""
+    program = "python" if kind == "job" else "hyperpodrun"
+    assert done.stdout.splitlines()[0] == f"{odd}/{program}"
+    assert f"--run-dir=/run/{text}" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pre_script_runs_first_and_its_variables_reach_the_workers(folder: Path, kind: str) -> None:
+    script = "echo 'it'\"'\"'s first' # {{ not }} a $(template)\nexport X=\"a  b\""
+
+    done = start(folder, kind, {"cluster.pre_script": script}, JOB_COMPLETION_INDEX="0")
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "it's first"
+    assert done.stdout.splitlines()[-1].endswith("X=a  b")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pod_fails_where_its_pre_script_does(folder: Path, kind: str) -> None:
+    done = start(folder, kind, {"cluster.pre_script": "false\necho on"}, JOB_COMPLETION_INDEX="0")
+
+    assert done.returncode == 1
+    assert done.stdout == ""

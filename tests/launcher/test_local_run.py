@@ -1,0 +1,338 @@
+"""Runs whose nodes are small scripts: what they end with, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.local_nodes import node_environment
+from launcher.clusters.local_run import Happened, Outcome, decide_outcome
+from launcher.clusters.ports import hold_port, unassigned_ports
+from resilience.events import read_events
+from tests.launcher.local_job import local_job, run_scripts, write_run
+
+TIMEOUT_S = 120
+FOREVER = "sleep 1000000"
+# A process in a session of its own, as a torch worker is, that ignores SIGTERM.
+STRAY = """setsid bash -c 'trap "" TERM; echo $$ > stray; echo > up; sleep 1000000 & wait' &"""
+RUN = """
+import sys
+from pathlib import Path
+from launcher.clusters.local_run import run_nodes
+from launcher.job import read_job
+folder = Path(sys.argv[1])
+sys.exit(run_nodes(read_job(folder / "job.json"), folder, grace_s=float(sys.argv[2])))
+"""
+
+
+def last_event(folder: Path) -> tuple[str, dict[str, object]]:
+    event = read_events(folder / "events.jsonl")[-1]
+    return event.event, dict(event.fields)
+
+
+def descendants(pid: int) -> set[int]:
+    """Return a process's children and their children, by /proc."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, new = set(), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new}
+        found |= new
+    return found
+
+
+def wait_for_end(pids: set[int]) -> None:
+    """Return when all processes have ended; fail after a time that none should need."""
+    for pid in pids:
+        try:
+            file = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        ended, _, _ = select.select([file], [], [], TIMEOUT_S)
+        os.close(file)
+        assert ended, Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextmanager
+def running(
+    folder: Path, *scripts: str, grace_s: float = 30.0
+) -> Iterator[tuple[subprocess.Popen[str], set[int]]]:
+    """Start a launcher; yields it and all its processes once a node has written to `up`."""
+    folder.mkdir()
+    os.mkfifo(folder / "up")
+    write_run(folder, *scripts)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(folder), str(grace_s)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        (folder / "up").read_text()
+        yield launcher, descendants(launcher.pid)
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
+def test_run_of_nodes_that_succeed(tmp_path: Path) -> None:
+    status, shown = run_scripts(tmp_path, "echo one", "echo two >&2")
+
+    assert status == 0
+    assert (tmp_path / "logs/node-0.log").read_text() == "one\n"
+    assert (tmp_path / "logs/node-1.log").read_text() == "two\n"
+    assert [event.event for event in read_events(tmp_path / "events.jsonl")] == [
+        "run_started",
+        "run_finished",
+    ]
+    assert last_event(tmp_path)[1] == {"exit_status": 0, "reason": "all nodes succeeded"}
+    assert f"report      {tmp_path / 'report.html'}" in shown
+    assert "llama/llama3_tiny_pretrain version 1: finished" in shown
+
+
+def test_run_started_says_what_runs(tmp_path: Path) -> None:
+    run_scripts(tmp_path, "true", "true")
+
+    started = read_events(tmp_path / "events.jsonl")[0]
+    job = local_job("trainer.num_nodes=2", "trainer.global_batch_size=16")
+    assert (started.node, started.rank, started.generation) == ("launcher", None, 0)
+    assert started.fields == {
+        "recipe": "llama/llama3_tiny_pretrain",
+        "version": 1,
+        "digest": job.digest(),
+        "num_nodes": 2,
+        "num_devices": 2,
+    }
+
+
+def test_first_failing_node_gives_the_status_and_ends_the_others(tmp_path: Path) -> None:
+    status, shown = run_scripts(tmp_path, FOREVER, "echo the reason; exit 7")
+
+    assert status == 7
+    assert last_event(tmp_path)[1] == {
+        "exit_status": 7,
+        "reason": "node-1 ended with exit status 7",
+    }
+    assert "[node-1] the reason\n" in shown
+    assert f"[node-1] the whole log: {tmp_path / 'logs/node-1.log'}" in shown
+
+
+def test_node_that_succeeds_early_does_not_end_the_others(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    status, _ = run_scripts(tmp_path, "echo > go", "read < go; exit 0")
+
+    assert status == 0
+
+
+def test_node_ended_by_a_signal_gives_its_number(tmp_path: Path) -> None:
+    status, _ = run_scripts(tmp_path, "kill -KILL $$")
+
+    assert status == 137
+
+
+def test_worker_that_failed_first_is_shown_with_its_traceback(tmp_path: Path) -> None:
+    event = {
+        "time": 1.0, "node": "node-1", "rank": 3, "generation": 0, "step": None,
+        "event": "worker_failed", "fields": {"message": "ValueError: [bold]bad[/bold] \x1b[31m"},
+    }  # fmt: skip
+    (tmp_path / "line").write_text(json.dumps(event) + "\n")
+    (tmp_path / "log").write_text(
+        "[rank3]: Traceback (most recent call last):\n"
+        "[rank2]: Traceback (most recent call last):\n"
+        '[rank3]:   File "a.py", line 1\n'
+        "[rank2]: OSError: reset by peer\n"
+        "[rank3]: ValueError: [bold]bad[/bold] \x1b[31m\n"
+        "what the agent says\n"
+    )
+    status, shown = run_scripts(tmp_path, FOREVER, "cat line >> events.jsonl; cat log; exit 1")
+
+    assert status == 1
+    assert (
+        "[node-1] rank 3 failed: ValueError: [bold]bad[/bold] ?[31m\n"
+        "[node-1] [rank3]: Traceback (most recent call last):\n"
+        '[node-1] [rank3]:   File "a.py", line 1\n'
+        "[node-1] [rank3]: ValueError: [bold]bad[/bold] ?[31m\n"
+        "[node-1] the whole log: "
+    ) in shown
+
+
+def test_warning_is_shown_once_and_other_lines_not_at_all(tmp_path: Path) -> None:
+    _, shown = run_scripts(tmp_path, *["echo 'a.py:3: UserWarning: old'; echo quiet"] * 2)
+
+    assert shown.count("UserWarning: old") == 1
+    assert "] a.py:3: UserWarning: old\n" in shown
+    assert "quiet" not in shown
+
+
+def test_time_limit_ends_the_run(tmp_path: Path) -> None:
+    status, _ = run_scripts(tmp_path, FOREVER, overrides=["time_limit='00:00:01'"])
+
+    assert status == 124
+    assert last_event(tmp_path)[1]["reason"] == "time limit 00:00:01 reached"
+
+
+def test_node_gets_sigterm_and_time_to_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "up")
+    waits = "trap 'echo saved > saved; exit 0' TERM; echo > up; sleep 1000000 & wait"
+
+    status, _ = run_scripts(tmp_path, waits, "read < up; exit 3")
+
+    assert status == 3
+    assert (tmp_path / "saved").read_text() == "saved\n"
+
+
+def test_node_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "up")
+    ignores = "trap '' TERM; echo $$ > pid; echo > up; while :; do sleep 1000000; done"
+
+    status, _ = run_scripts(tmp_path, ignores, "read < up; exit 3", grace_s=0.1)
+
+    assert status == 3
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+def test_what_a_node_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "up")
+
+    status, _ = run_scripts(tmp_path, f"{STRAY}\nread < up")
+
+    assert status == 0
+    assert not is_alive(int((tmp_path / "stray").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_launcher_that_is_asked_to_end_ends_the_run(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    folder = tmp_path / "run"
+    with running(folder, f"{STRAY}\nwait", FOREVER) as (launcher, pids):
+        launcher.send_signal(number)
+        shown, _ = launcher.communicate(timeout=TIMEOUT_S)
+
+    assert launcher.returncode == status
+    assert f"stopped by {number.name}; ending the run\n" in shown
+    assert last_event(folder)[1] == {"exit_status": status, "reason": f"stopped by {number.name}"}
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
+    stubborn = "trap '' TERM; echo > up; while :; do sleep 1000000; done"
+    with running(tmp_path / "run", stubborn, grace_s=1e6) as (launcher, pids):
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.stdout is not None
+        while "ending the run" not in launcher.stdout.readline():
+            pass
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=TIMEOUT_S)
+
+    assert launcher.returncode == 130
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    with running(tmp_path / "run", f"{STRAY}\nwait", FOREVER, grace_s=0.1) as (launcher, pids):
+        assert int((tmp_path / "run/stray").read_text()) in pids
+        launcher.kill()
+        wait_for_end(pids)
+
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
+def test_keeper_that_is_killed_ends_its_node_and_the_run(tmp_path: Path) -> None:
+    with running(tmp_path / "run", f"{STRAY}\nwait", FOREVER) as (launcher, pids):
+        (keeper,) = (
+            pid for pid in pids if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and b"node-0.sh" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )  # fmt: skip
+        os.kill(keeper, signal.SIGKILL)
+        launcher.communicate(timeout=TIMEOUT_S)
+        wait_for_end(pids)
+
+    assert launcher.returncode == 137
+
+
+def test_workers_of_a_checkout_import_it_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_scripts(tmp_path, '"$LAUNCHER_PYTHON" -c "import training; print(training.__file__)"')
+
+    log = (tmp_path / "logs/node-0.log").read_text()
+    assert Path(log.strip()) == Path(__file__).parents[2] / "training/__init__.py"
+
+
+def test_workers_of_an_installed_launcher_need_no_path(tmp_path: Path) -> None:
+    (tmp_path / "launcher/_data").mkdir(parents=True)
+
+    env = node_environment({}, "127.0.0.1:1", "id", package=tmp_path / "launcher")
+
+    assert "PYTHONPATH" not in env
+
+
+def test_path_of_the_person_stays_behind_ours(tmp_path: Path) -> None:
+    env = node_environment({"PYTHONPATH": "/mine"}, "e:1", "id", package=tmp_path / "launcher")
+
+    assert env["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/mine"
+
+
+class FirstOf:
+    """A random source that always takes the first."""
+
+    def choice(self, numbers: list[int]) -> int:
+        return numbers.pop(0)
+
+
+def test_two_launchers_never_hold_the_same_port() -> None:
+    with hold_port(FirstOf()) as one, hold_port(FirstOf()) as other:  # type: ignore[arg-type]
+        assert one != other
+
+
+@pytest.mark.parametrize(
+    ("local_range", "num_ports"),
+    [
+        pytest.param("32768\t60999\n", 65536 - 10000 - (60999 - 32768 + 1), id="usual"),
+        pytest.param("1024 65535", 65536 - 10000, id="all-are-assigned"),
+    ],
+)
+def test_ports_that_linux_gives_away_are_left_out(local_range: str, num_ports: int) -> None:
+    assert len(unassigned_ports(local_range)) == num_ports
+
+
+@pytest.mark.parametrize(
+    ("happened", "outcome"),
+    [
+        pytest.param(Happened(ended={}), None, id="nothing"),
+        pytest.param(Happened(ended={"node-1": 0}), None, id="success"),
+        pytest.param(
+            Happened(ended={"node-1": 3}),
+            Outcome(3, "node-1 ended with exit status 3", "node-1"),
+            id="failure",
+        ),
+        pytest.param(
+            Happened(ended={"node-1": 3}, signals=(2,), is_late=True),
+            Outcome(130, "stopped by SIGINT"),
+            id="a-person-comes-first",
+        ),
+    ],
+)
+def test_what_ends_a_run(happened: Happened, outcome: Outcome | None) -> None:
+    assert decide_outcome(happened, local_job()) == outcome

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.logs import LogReader, failure_lines, is_warning, killed_line, plain, read_tail
+
+AGENT = "E1121 13:46:50.573000 17897 lib/torch/distributed/elastic/multiprocessing/api.py:1002] "
+TRACEBACK = ["Traceback (most recent call last):", "  File x", "KeyError: 'a'"]
+
+
+def test_traceback_of_the_message_is_found_among_others() -> None:
+    other = ["Traceback (most recent call last):", "  File y", "OSError: reset"]
+
+    assert failure_lines([*other, "noise", *TRACEBACK, *other], "KeyError: 'a'") == TRACEBACK
+
+
+def test_message_without_a_traceback_needs_no_other_lines() -> None:
+    assert failure_lines(["training: no data", *TRACEBACK], "DataError: no data") == []
+
+
+def test_without_a_message_the_first_traceback_is_shown() -> None:
+    assert failure_lines(["noise", *TRACEBACK, f"{AGENT}failed"], None) == TRACEBACK
+
+
+def test_without_message_and_traceback_the_lines_before_the_agents_report_are_shown() -> None:
+    lines = ["usage: x", "error: no such option", f"{AGENT}failed", *TRACEBACK]
+
+    assert failure_lines(lines, None) == lines[:3]
+
+
+def test_long_traceback_keeps_its_end() -> None:
+    deep = [TRACEBACK[0], *[f"  line {number}" for number in range(500)], "KeyError: 'a'"]
+
+    found = failure_lines(deep, "KeyError: 'a'\nmore")
+
+    assert (found[0], found[-1], len(found)) == (deep[0], deep[-1], 61)
+
+
+def test_worker_that_a_signal_ended_is_known_by_the_agents_line() -> None:
+    line = f"{AGENT}failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python"
+
+    assert killed_line(["noise", line]) == line
+    assert killed_line(["noise", line.replace("-9", "1")]) is None
+
+
+def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "node-0.log"
+    path.write_text("of an earlier run\n")
+    reader = LogReader(path)
+    with path.open("a") as file:
+        file.write("one\ntw")
+        file.flush()
+        first = reader.read_new()
+        file.write("o\n")
+
+    assert (first, reader.read_new()) == (["one"], ["two"])
+
+
+def test_missing_log_has_no_lines(tmp_path: Path) -> None:
+    assert LogReader(tmp_path / "x").read_new() == read_tail(tmp_path / "x") == []
+
+
+def test_log_cannot_command_the_terminal() -> None:
+    assert plain("\x1b[2Ja\tb\x07\r") == "?[2Ja b?"
+
+
+def test_warnings_are_told_from_other_lines() -> None:
+    lines = ["a.py:1: FutureWarning: x", "WARNING:root:x", "  warnings.warn(", "step 1"]
+
+    assert [is_warning(line) for line in lines] == [True, True, False, False]

@@ -1,0 +1,336 @@
+"""What a job becomes as a batch script, and what the script does with Slurm's answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.clusters.sbatch_lines import option_line, parse_option_line
+from launcher.clusters.slurm import JOB_SCRIPT, check_slurm, render_slurm, submit_slurm
+from launcher.errors import OutsideError, RecipeError
+from launcher.job import Job
+from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
+
+TINY = "llama/llama3_tiny_pretrain"
+LARGE = "llama/llama3_70b_pretrain_checkpointless"
+HYPERPOD = "/opt/sagemaker_cluster"
+
+
+def job_with(recipe: str, values: Mapping[str, Any]) -> Job:
+    """Return a shipped job with other values, each under its dotted key."""
+    content = shipped_job(recipe, "slurm").model_dump(mode="json", by_alias=True)
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        section = content
+        for parent in parents:
+            section = section[parent]
+        section[last] = value
+    return Job.model_validate_json(json.dumps(content), strict=True)
+
+
+def script(recipe: str = TINY, **values: Any) -> str:
+    return render_slurm(job_with(recipe, values), TEMPLATES)[JOB_SCRIPT]
+
+
+def options(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in text.splitlines() if "#SBATCH" in line]
+
+
+def test_large_recipe_asks_for_what_it_needs() -> None:
+    assert options(script(LARGE)) == [
+        "ignore-pbs",
+        "job-name=llama3-70b-pretrain-checkpointless",
+        "nodes=16",
+        "ntasks-per-node=1",
+        "gpus-per-node=8",
+        "mem=1024G",
+        "time=6-00:00:00",
+        "exclusive",
+        "requeue",
+        "signal=TERM@120",
+        "output=%x-%j.log",
+        "open-mode=append",
+    ]
+
+
+def test_options_that_a_recipe_leaves_open_are_left_to_the_cluster() -> None:
+    values = {"cluster.exclusive": False, "cluster.signal_before_end_s": None}
+
+    assert options(script(**values)) == [
+        "ignore-pbs",
+        "job-name=llama3-tiny-pretrain",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "mem=0",
+        "requeue",
+        "output=%x-%j.log",
+        "open-mode=append",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "option"),
+    [
+        ("cluster.partition", "p5", "partition=p5"),
+        ("cluster.account", "team", "account=team"),
+        ("cluster.qos", "high", "qos=high"),
+        ("cluster.reservation", "week", "reservation=week"),
+        ("cluster.constraint", "a&b|c", 'constraint="a&b|c"'),
+        ("cluster.exclude", "n[1-4],n7", 'exclude="n[1-4],n7"'),
+        ("cluster.comment", 'say "it\'s" \\', 'comment="say \\"it\'s\\" \\\\"'),
+        ("cluster.requeue", False, "no-requeue"),
+        ("resources.num_cpus", 12, "cpus-per-task=12"),
+        ("resources.memory_gib", 12, "mem=12G"),
+        ("cluster.extra_options", {"switches": "1"}, "switches=1"),
+        ("cluster.extra_options", {"nice": "true"}, "nice"),
+        ("cluster.extra_options", {"spread-job": "true"}, "spread-job"),
+    ],
+)
+def test_value_of_a_recipe_becomes_an_option(key: str, value: object, option: str) -> None:
+    assert option in options(script(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        pytest.param(
+            "cluster.comment",
+            "x" * 1025,
+            "cluster.comment has 1025 bytes; Slurm allows at most 1024",
+            id="too-long",
+        ),
+        pytest.param(
+            "cluster.extra_options",
+            {"switchs": "1"},
+            "cluster.extra_options.switchs: sbatch has no option --switchs; closest: switches",
+            id="unknown-option",
+        ),
+        pytest.param(
+            "cluster.extra_options",
+            {"spread-job": "yes"},
+            "cluster.extra_options.spread-job 'yes': sbatch's --spread-job takes no value",
+            id="value-of-a-switch",
+        ),
+        pytest.param(
+            "cluster.signal_before_end_s",
+            65536,
+            "cluster.signal_before_end_s 65536 is more than Slurm can count to",
+            id="signal-too-early",
+        ),
+        pytest.param(
+            "cluster.container",
+            {"image": "/a.sqsh", "mounts": ["/a:/b,/c:/d"], "mount_home": False},
+            "cluster.container.mounts has '/a:/b,/c:/d'; allowed: source:destination",
+            id="two-mounts-in-one",
+        ),
+        pytest.param("env", {"NUL": "a\0b"}, "holds the control character '\\x00'", id="nul"),
+        pytest.param(
+            "cluster.pre_script",
+            "true\n#SBATCH --nodes=4\n",
+            "sbatch ignores '#SBATCH --nodes=4', which stands after a command",
+            id="option-in-pre-script",
+        ),
+    ],
+)
+def test_value_that_slurm_would_not_take_is_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        script(**{key: value})
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), min_size=1))
+def test_quoted_option_is_one_option(value: str) -> None:
+    assert parse_option_line(option_line("comment", value), "here") == "comment"
+
+
+HEADER = "#!/bin/bash\n#SBATCH --ignore-pbs\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(HEADER + "true", "a newline at its end", id="no-newline-at-end"),
+        pytest.param("true\n", "needs '#!' in its first line", id="no-interpreter"),
+        pytest.param("#!/bin/bash\ntrue\n", "needs '#SBATCH --ignore-pbs'", id="obeys-pbs"),
+        pytest.param(HEADER + "#SBATCH --nodes\n", "--nodes needs a value", id="no-value"),
+        pytest.param(HEADER + "#SBATCH --requeue=1\n", "--requeue takes no value", id="value"),
+        pytest.param(HEADER + "#SBATCH -N 2\n", "has 2 words; allowed: one --option", id="short"),
+        pytest.param(HEADER + "#SBATCH --nods=2\n", "no option '--nods=2'", id="unknown"),
+        pytest.param(HEADER + '#SBATCH --comment="a\n', 'quote " is not closed', id="open-quote"),
+        pytest.param(HEADER + "#SBATCH --ignore-pbs\n", "stands in line 2 already", id="twice"),
+        pytest.param(
+            HEADER + "#SBATCH --comment=a\nb\n#SBATCH --nodes=2\n",
+            "line 5: sbatch ignores '#SBATCH --nodes=2'",
+            id="line-break-in-a-value",
+        ),
+    ],
+)
+def test_script_that_says_something_else_to_sbatch_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        check_slurm(text)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_path_of_this_machine_is_in_the_script(recipe: str) -> None:
+    text = script(recipe)
+
+    assert str(Path.cwd()) not in text
+    assert str(Path.home()) + "/" not in text
+
+
+def test_missing_sbatch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(OutsideError, match="no program 'sbatch'"):
+        submit_slurm(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("printed", "job_id"),
+    [("17\n", "17"), ("17;east\n", "17")],
+    ids=["one-cluster", "several-clusters"],
+)
+def test_job_id_is_what_sbatch_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, job_id: str
+) -> None:
+    write_program(tmp_path / "sbatch", f"printf %s {shlex.quote(printed)}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    assert submit_slurm(tmp_path).job_id == job_id
+
+
+def test_answer_without_a_job_id_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_program(tmp_path / "sbatch", "echo held for review")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    with pytest.raises(OutsideError, match="printed no job id but 'held for review'"):
+        submit_slurm(tmp_path)
+
+
+def write_program(path: Path, commands: str) -> None:
+    path.write_text(f"#!/bin/bash\n{commands}\n")
+    path.chmod(0o755)
+
+
+SCONTROL = """\
+if [ "$2" = job ]; then
+  printf '   ReqNodeList=(null) ExcNodeList=(null)\\n   NodeList=%s\\n' "$NODES"
+else
+  tr , '\\n' <<<"$3"
+fi
+"""
+
+
+def run_script(text: str, folder: Path, nodes: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as slurmd does, with programs in place of Slurm's that say what they got."""
+    programs = folder / "programs"
+    programs.mkdir()
+    write_program(programs / "scontrol", SCONTROL)
+    write_program(programs / "srun", 'printf "%s\\n" "$@" >srun-words; exit "${SRUN_STATUS:-0}"')
+    (folder / "job.json").write_text("{}")
+    (folder / "job.sbatch").write_text(text)
+    slurm = {
+        "SLURM_JOB_ID": "123456",
+        "SLURM_SUBMIT_DIR": str(folder),
+        "SLURM_JOB_NODELIST": "gone-1,gone-2",
+        "SLURMD_NODENAME": "node-3",
+        "NODES": nodes,
+    }
+    return subprocess.run(
+        ["bash", folder / "job.sbatch"],
+        env={"PATH": f"{programs}:{os.environ['PATH']}", **slurm, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def srun_words(folder: Path) -> list[str]:
+    return (folder / "srun-words").read_text().splitlines()
+
+
+def test_nodes_are_those_that_the_controller_names(tmp_path: Path) -> None:
+    """The environment still has the nodes of the first start after one was replaced."""
+    done = run_script(script(), tmp_path, "node-3,node-7", SLURM_RESTART_COUNT="2")
+
+    assert done.returncode == 0, done.stderr
+    words = srun_words(tmp_path)
+    assert words[-4:] == [str(tmp_path), "node-3:13456", "123456-2", "2"]
+    assert {"--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"} <= set(words)
+    assert "gone" not in " ".join(words)
+
+
+def test_too_few_nodes_end_the_job_with_a_message(tmp_path: Path) -> None:
+    done = run_script(script(), tmp_path, "node-3")
+
+    assert done.returncode == 1
+    assert "1 nodes (node-3) are too few; allowed: 2" in done.stderr
+
+
+def test_status_of_the_step_is_that_of_the_script(tmp_path: Path) -> None:
+    assert run_script(script(), tmp_path, "a,b", SRUN_STATUS="42").returncode == 42
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "is_hyperpod", "has_option"),
+    [
+        pytest.param(True, True, True, id="hyperpod"),
+        pytest.param(False, True, False, id="hyperpod-with-shared-nodes"),
+        pytest.param(True, False, False, id="other-slurm"),
+    ],
+)
+def test_failed_nodes_are_replaced_where_the_cluster_can_do_it(
+    tmp_path: Path, exclusive: bool, is_hyperpod: bool, has_option: bool
+) -> None:
+    text = script(**{"cluster.exclusive": exclusive})
+    assert HYPERPOD in text
+    text = text.replace(HYPERPOD, str(tmp_path / "marker"))
+    if is_hyperpod:
+        (tmp_path / "marker").mkdir()
+
+    done = run_script(text, tmp_path, "a,b")
+
+    assert ("--auto-resume=1" in srun_words(tmp_path)) is has_option
+    assert ("no auto-resume" in done.stderr) is (is_hyperpod and not has_option)
+
+
+def test_container_has_the_runs_folder_and_the_recipes_mounts(tmp_path: Path) -> None:
+    container = {"image": "/fsx/it's.sqsh", "mounts": ["/fsx:/fsx", "/a b:/b:ro"]}
+    text = script(**{"cluster.container": {**container, "mount_home": False}})
+
+    run_script(text, tmp_path, "a,b")
+
+    assert {
+        "--container-image=/fsx/it's.sqsh",
+        f"--container-mounts={tmp_path}:{tmp_path},/fsx:/fsx,/a b:/b:ro",
+        f"--container-workdir={tmp_path}",
+        "--no-container-mount-home",
+    } <= set(srun_words(tmp_path))
+
+
+def test_modules_are_loaded_before_anything_else_runs(tmp_path: Path) -> None:
+    text = script(**{"cluster.modules": ["cuda/12.4", "it's"]})
+    module = '() { echo "$@"; [ "$UNSET_VARIABLE$2" != broken ]; }'
+
+    done = run_script(text, tmp_path, "a,b", **{"BASH_FUNC_module%%": module})
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "load cuda/12.4\nload it's\n"
+
+
+def test_module_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    text = script(**{"cluster.modules": ["cuda/12.4"]})
+
+    done = run_script(text, tmp_path, "a,b", **{"BASH_FUNC_module%%": "() { return 1; }"})
+
+    assert done.returncode == 1
+    assert "cannot load the module cuda/12.4" in done.stderr

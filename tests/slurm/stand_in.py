@@ -1,0 +1,40 @@
+"""Stands in for a node's agent: writes down how it was started, then does what STAND_IN says."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+node = os.environ["SLURMD_NODENAME"]
+restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+does = os.environ["STAND_IN"]
+
+
+def stop(number, frame):
+    Path(f"stopped-{restart}-{node}").write_text(signal.Signals(number).name)
+    sys.exit(5)
+
+
+signal.signal(signal.SIGTERM, stop)
+sys.stdout.write(f"agent of {node} start {restart}\n")
+sys.stdout.flush()
+partial = Path(f"partial-{node}")
+env = dict(os.environ)
+if "FROM_FILE" in env:
+    env["FROM_FILE"] = f"<{len(env['FROM_FILE'])} characters>"
+content = {"words": sys.argv[1:], "env": env, "folder": str(Path.cwd())}
+partial.write_text(json.dumps({"node": node, **content}))
+partial.rename(f"seen-{restart}-{node}.json")
+
+if does == "fail on the second node" and os.environ["SLURM_NODEID"] == "1":
+    # The step ends with this, so every other agent has to be there by then.
+    deadline = time.monotonic() + 60
+    while len(list(Path().glob("seen-0-*.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sys.exit(7)
+if does == "finish" or (does == "finish when restarted" and restart):
+    sys.exit(0)
+while True:
+    signal.pause()

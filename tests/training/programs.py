@@ -1,0 +1,106 @@
+"""Programs for workers that tests need and users do not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from resilience.events import EventLog
+from training.__main__ import main
+
+
+def write_norms(arguments: list[str]) -> int:
+    """Take two steps and write the norm before and after clipping, by rank."""
+    from launcher.job import read_job
+    from training.data.loading import open_samples
+    from training.environment import parse_environment
+    from training.group import open_group
+    from training.stop import StopSignal
+    from training.torch_trainer.model import build_model
+    from training.torch_trainer.run import Batches, make_stepper
+    from training.torch_trainer.step import gradient_norm
+
+    job = read_job(Path(arguments[0].removeprefix("--job=")))
+    run_dir = Path(arguments[1].removeprefix("--run-dir="))
+    environment = parse_environment(os.environ)
+    with open_group(environment, node="node-0", device_type="cpu") as group:
+        samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
+        model = build_model(job, job.trainer, group)
+        stepper = make_stepper(job, model, group, StopSignal())
+        batches = Batches(job, samples, group)
+        norms = []
+        for step in range(2):
+            before = stepper.run(batches.read(step), lr=1e-3).grad_norm
+            after = gradient_norm(stepper.gradients(), model.shard_group)
+            norms.append([before.item().hex(), after.item().hex()])
+    (run_dir / f"norms-{environment.rank}.json").write_text(json.dumps(norms))
+    return 0
+
+
+def write_small_files(arguments: list[str]) -> int:
+    """Train; files of the checkpoint hold 16 KiB."""
+    from training.torch_trainer import run
+
+    run.write_checkpoint = functools.partial(run.write_checkpoint, file_bytes_max=1 << 14)  # type: ignore[assignment]
+    return main(arguments)
+
+
+def stop_worker_one(arguments: list[str]) -> int:
+    """Train; worker 1 alone is sent SIGTERM when its model is ready."""
+    return _act_on_event("model_ready", rank=1, act=_terminate, arguments=arguments)
+
+
+def stop_within_steps(arguments: list[str]) -> int:
+    """Train; worker 0 is sent SIGTERM when it reports step 3."""
+    return _act_on_event("step", rank=0, step=3, act=_terminate, arguments=arguments)
+
+
+def stop_in_checkpoint(arguments: list[str]) -> int:
+    """Train; worker 0 is sent SIGTERM when the checkpoint has begun."""
+    return _act_on_event("checkpoint_started", rank=0, act=_terminate, arguments=arguments)
+
+
+def fail_on_model(arguments: list[str]) -> int:
+    """Train; worker 0 meets a bug when its model is ready."""
+    return _act_on_event("model_ready", rank=0, act=_fail, arguments=arguments)
+
+
+def die_once(arguments: list[str]) -> int:
+    """Train; worker 0 dies at step 2 of the first generation."""
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+        return main(arguments)
+    return _act_on_event("step", rank=0, step=2, act=lambda: os._exit(9), arguments=arguments)
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fail() -> None:
+    raise ZeroDivisionError("a bug")
+
+
+def _act_on_event(
+    event: str, *, rank: int, act: Any, arguments: list[str], step: int | None = None
+) -> int:
+    write = EventLog.write
+
+    def write_and_act(
+        log: EventLog, name: str, /, *, step: int | None = None, **fields: Any
+    ) -> None:
+        write(log, name, step=step, **fields)
+        if name == event and wanted_step in (None, step) and int(os.environ["RANK"]) == rank:
+            act()
+
+    wanted_step = step
+    EventLog.write = write_and_act  # type: ignore[method-assign]
+    return main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(die_once(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""Runs the workers of a job and reads what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.job import Job
+from resilience.events import Event, read_events
+from tests.training.jobs import write_job
+
+ROOT = Path(__file__).parents[2]
+MAIN = "training.__main__:main"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    folder: Path
+    statuses: list[int]
+
+    @property
+    def events(self) -> list[Event]:
+        return read_events(self.folder / "events.jsonl")
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [{**each.fields, "step": each.step} for each in self.events if each.event == "step"]
+
+    @property
+    def losses(self) -> list[float]:
+        return [each["loss"] for each in self.steps]
+
+    def named(self, event: str) -> list[Event]:
+        return [each for each in self.events if each.event == event]
+
+    def log(self, rank: int = 0) -> str:
+        return (self.folder / f"worker-{rank}.log").read_text()
+
+    def weights(self) -> dict[str, bytes]:
+        from safetensors.numpy import load_file
+
+        folder = self.folder / "checkpoint"
+        tensors = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            tensors.update(load_file(path))
+        return {name: tensor.tobytes() for name, tensor in tensors.items()}
+
+
+class Workers:
+    """Starts workers as torchrun would, by forking a process that has torch already."""
+
+    def __init__(self, server: subprocess.Popen[str]) -> None:
+        self._server = server
+
+    def run(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        num_workers: int | None = None,
+        target: str = MAIN,
+        is_success_expected: bool = True,
+    ) -> Outcome:
+        """Run all workers of the job to their end."""
+        path = write_job(folder, job)
+        size = num_workers or job.trainer.world_size
+        port = _free_port()
+        request = {
+            "target": target,
+            "arguments": [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"],
+            "folder": str(folder),
+            "environments": [_variables(rank, size, port) for rank in range(size)],
+            "is_failure_final": True,
+        }
+        assert self._server.stdin
+        assert self._server.stdout
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        outcome = Outcome(folder, json.loads(self._server.stdout.readline()))
+        if is_success_expected:
+            assert outcome.statuses == [0] * size, "\n".join(map(outcome.log, range(size)))
+        return outcome
+
+
+@contextmanager
+def start_workers() -> Iterator[Workers]:
+    """Start the process that forks workers, and end it."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        yield Workers(server)
+        assert server.stdin
+        server.stdin.close()
+        server.wait(timeout=60)
+
+
+def run_torchrun(
+    folder: Path, job: Job, *, num_workers: int, module: str = "training", max_restarts: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run the job's workers under torchrun itself."""
+    path = write_job(folder, job)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            f"--nproc-per-node={num_workers}",
+            f"--max-restarts={max_restarts}",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            "--local-addr=127.0.0.1",
+            "-m",
+            module,
+            f"--job={path}",
+            f"--run-dir={folder}",
+            "--node-name=node-0",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _variables(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

@@ -1,0 +1,111 @@
+"""The worker's command line: python -m training --job JOB --run-dir DIR --node-name NAME."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from launcher.job import Job, read_job
+from resilience.events import EventLog
+from training.environment import WorkerEnvironment, parse_environment
+from training.errors import TrainingError
+from training.stop import StopSignal
+
+EVENTS_NAME = "events.jsonl"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one worker to its end; returns its exit status."""
+    options = _parse_options(arguments)
+    stop = StopSignal()
+    try:
+        environment = parse_environment(os.environ)
+        events = _open_events(options, environment)
+    except TrainingError as error:
+        return _complain(error)
+    with events:
+        try:
+            stop.install()
+            events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
+            _train(_read_job(options.job), environment, options, events, stop)
+        except SystemExit:
+            events.write("worker_stopped", step=stop.last_step)
+            raise
+        except TrainingError as error:
+            events.write("worker_failed", message=_last_line(error))
+            return _complain(error)
+        except BaseException as error:
+            events.write("worker_failed", message=_last_line(error))
+            raise
+        events.write("worker_finished")
+    return 0
+
+
+def _train(
+    job: Job,
+    environment: WorkerEnvironment,
+    options: argparse.Namespace,
+    events: EventLog,
+    stop: StopSignal,
+) -> None:
+    if job.trainer.kind == "megatron":
+        raise TrainingError(
+            "trainer.kind 'megatron' is not run by this version; "
+            "set trainer: torch in the recipe, or render the job without running it"
+        )
+    # torch takes seconds to import, and a bad job should not wait for it.
+    from training.torch_trainer.run import run_training
+
+    run_training(
+        job, environment, run_dir=options.run_dir, node=options.node_name, events=events, stop=stop
+    )
+
+
+def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser.add_argument("--job", type=Path, required=True, help="the job.json to train")
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder for what is written")
+    parser.add_argument("--node-name", required=True, help="name of this node in events")
+    return parser.parse_args(arguments)
+
+
+def _open_events(options: argparse.Namespace, environment: WorkerEnvironment) -> EventLog:
+    try:
+        options.run_dir.mkdir(parents=True, exist_ok=True)
+        return EventLog(
+            options.run_dir / EVENTS_NAME,
+            node=options.node_name,
+            rank=environment.rank,
+            generation=environment.generation,
+        )
+    except OSError as error:
+        raise TrainingError(f"cannot write events to {options.run_dir}: {error}") from error
+
+
+def _read_job(path: Path) -> Job:
+    try:
+        return read_job(path)
+    except OSError as error:
+        raise TrainingError(f"cannot read the job {path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise TrainingError(f"{path} is no valid job: {place}: {first['msg']}") from error
+
+
+def _complain(error: TrainingError) -> int:
+    print(f"training: {error}", file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _last_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Text to tokens to samples; nothing here knows of models."""

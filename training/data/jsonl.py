@@ -1,0 +1,115 @@
+"""A file of JSON lines, tokenised once a node into a file of its own.
+
+The token file lies in the run's folder and is mapped, never read as a whole:
+data may be far larger than memory, but not than the disk (4 bytes a token; one
+document has to fit into memory). Its name holds a digest of everything that its
+content depends on; it appears by rename, so a name that exists is complete, and
+a restarted run finds it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from launcher.job.workload import Jsonl
+from training.data.tokens import NUM_BYTE_TOKENS, Tokens, encode_bytes
+from training.errors import DataError
+
+_DOCUMENTS_PER_CALL = 256
+_TOKEN_TYPE = np.dtype("<u4")
+
+Encoder = Callable[[list[str]], Iterable[Tokens]]
+
+
+def token_file(data: Jsonl, folder: Path) -> Path:
+    """Return where the tokens of the data are, or are to be; reads only the file's status."""
+    try:
+        status = Path(data.path).stat()
+    except OSError as error:
+        raise DataError(
+            f"cannot read data.path {data.path}: {(error.strerror or str(error)).lower()}"
+        ) from error
+    parts = (data.path, status.st_size, status.st_mtime_ns, data.text_key, data.tokenizer)
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return folder / f"tokens-{digest}.bin"
+
+
+def write_token_file(data: Jsonl, path: Path, *, node: str, encode: Encoder) -> None:
+    """Tokenise the whole file; a name of its own a node keeps nodes apart on a shared disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{node}.unfinished")
+    texts = _read_texts(data)
+    with unfinished.open("wb") as file:
+        while batch := list(itertools.islice(texts, _DOCUMENTS_PER_CALL)):
+            for tokens in encode(batch):
+                file.write(tokens.astype(_TOKEN_TYPE).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def map_token_file(path: Path) -> Tokens:
+    """Return the tokens as a memory map."""
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype=_TOKEN_TYPE)
+    return np.memmap(path, dtype=_TOKEN_TYPE, mode="r")
+
+
+def open_encoder(tokenizer: str) -> tuple[Encoder, int]:
+    """Return the encoder and the number of its tokens; raises DataError."""
+    if tokenizer == "bytes":
+        return _encode_bytes, NUM_BYTE_TOKENS
+    return _open_hugging_face(tokenizer)
+
+
+def _encode_bytes(texts: list[str]) -> Iterator[Tokens]:
+    return (encode_bytes(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
+    if not Path(folder).is_dir():
+        raise DataError(f"no folder at data.tokenizer {folder}")
+    # transformers takes seconds to import, and bytes need nothing of it.
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = str(error).splitlines()[0]
+        raise DataError(f"data.tokenizer {folder} is no tokenizer: {first_line}") from error
+    if (end := tokenizer.eos_token_id) is None:
+        raise DataError(f"data.tokenizer {folder} has no end-of-text token to divide documents")
+
+    def encode(texts: list[str]) -> Iterator[Tokens]:
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return (np.array([*tokens, end], dtype=_TOKEN_TYPE) for tokens in encoded)
+
+    return encode, len(tokenizer)
+
+
+def _read_texts(data: Jsonl) -> Iterator[str]:
+    try:
+        with Path(data.path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse_text(line, data.text_key, f"data.path {data.path}, line {number}")
+    except OSError as error:
+        raise DataError(f"cannot read data.path {data.path}: {error.strerror}") from error
+
+
+def _parse_text(line: bytes, key: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON: {error}") from error
+    text = record.get(key) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{where} has no text under data.text_key {key!r}")
+    return text

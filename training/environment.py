@@ -1,0 +1,54 @@
+"""What torchrun tells a worker: the one place that reads environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.errors import PlacementError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnvironment:
+    """Which worker this process is, and where the others are."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    generation: int
+    """How often torchrun has started the workers again."""
+    is_store_hosted: bool
+    """The agent hosts the store; otherwise rank 0 does."""
+
+
+def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:
+    """Return the worker's place; raises PlacementError for a variable that is missing."""
+    return WorkerEnvironment(
+        rank=_number(variables, "RANK"),
+        local_rank=_number(variables, "LOCAL_RANK"),
+        world_size=_number(variables, "WORLD_SIZE"),
+        master_addr=_text(variables, "MASTER_ADDR"),
+        master_port=_number(variables, "MASTER_PORT"),
+        generation=parse_generation(variables),
+        is_store_hosted=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def parse_generation(variables: Mapping[str, str]) -> int:
+    """Return how often the workers were started again, 0 where nobody says."""
+    return int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _text(variables: Mapping[str, str], name: str) -> str:
+    if not (value := variables.get(name)):
+        raise PlacementError(f"the variable {name} is not set; start workers with torchrun")
+    return value
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    value = _text(variables, name)
+    if not value.isdecimal():
+        raise PlacementError(f"the variable {name} is {value!r}; allowed: a whole number")
+    return int(value)

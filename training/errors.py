@@ -1,0 +1,33 @@
+"""Errors that a person can do something about.
+
+TrainingError
+|-- PlacementError   the worker was not started as its job says
+|-- DataError        the data or its tokenizer is missing, broken or does not fit
+|-- WeightsError     the weights to start from do not fit the model
+`-- GroupError       the workers did not find each other in time
+
+Each ends the worker with one line on stderr and status 1; everything else is a
+bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Root of the errors that end a worker without a traceback."""
+
+
+class PlacementError(TrainingError):
+    """The worker's environment or machine is not what the job asks for."""
+
+
+class DataError(TrainingError):
+    """The data cannot be read, or does not fit the model or the batch."""
+
+
+class WeightsError(TrainingError):
+    """The folder of weights cannot be read, or does not fit the model."""
+
+
+class GroupError(TrainingError):
+    """The workers did not find each other, or one of them gave up."""

@@ -1,0 +1,119 @@
+"""The workers of one generation: their store and process group.
+
+Every key stands under a prefix of its generation. The agent keeps one store
+over restarts, and without the prefix a restarted worker reads addresses of
+processes that are gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from training.environment import WorkerEnvironment
+from training.errors import GroupError, PlacementError
+
+JOIN_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+DATA_TIMEOUT = timedelta(hours=12)
+"""How long one worker may tokenise while the others wait."""
+CHECKPOINT_TIMEOUT = timedelta(hours=1)
+
+_FINE = "fine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGroup:
+    """All workers of this generation; the default process group is theirs."""
+
+    environment: WorkerEnvironment
+    node: str
+    device: torch.device
+    store: Store
+
+    def tell_node(self, topic: str, problem: str | None = None) -> None:
+        """Say to the node's other workers that something is done, or why it is not."""
+        self.store.set(f"{topic}/{self.node}", _FINE if problem is None else problem)
+
+    def wait_for_node_leader(self, topic: str) -> None:
+        """Wait for `tell_node` of this node; raises GroupError with the problem told."""
+        self._wait(f"{topic}/{self.node}", DATA_TIMEOUT)
+        told = self.store.get(f"{topic}/{self.node}").decode()
+        if told != _FINE:
+            raise GroupError(told)
+
+    def wait_for_all(self, topic: str, timeout: timedelta) -> None:
+        """Return when all workers have called this; costs no collective."""
+        if self.store.add(f"{topic}/count", 1) == self.environment.world_size:
+            self.store.set(f"{topic}/all", _FINE)
+        self._wait(f"{topic}/all", timeout)
+
+    def _wait(self, key: str, timeout: timedelta) -> None:
+        try:
+            self.store.wait([key], timeout)
+        except dist.DistError as error:
+            raise GroupError(f"no word of {key!r} from the other workers in {timeout}") from error
+
+
+@contextmanager
+def open_group(
+    environment: WorkerEnvironment, *, node: str, device_type: str
+) -> Iterator[WorkerGroup]:
+    """Form the process group; it is left open where the block ends with an error.
+
+    To destroy a group whose peers may be gone can block; the process that ends
+    next does it better.
+    """
+    device = _open_device(device_type, environment.local_rank)
+    store = PrefixStore(f"attempt{environment.generation}", _connect(environment))
+    try:
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=device if device_type == "cuda" else None,
+        )
+    except dist.DistError as error:
+        raise GroupError(f"the {environment.world_size} workers did not meet: {error}") from error
+    yield WorkerGroup(environment=environment, node=node, device=device, store=store)
+    dist.destroy_process_group()
+
+
+def _connect(environment: WorkerEnvironment) -> Store:
+    place = f"{environment.master_addr}:{environment.master_port}"
+    try:
+        store: Store = TCPStore(
+            environment.master_addr,
+            environment.master_port,
+            is_master=environment.rank == 0 and not environment.is_store_hosted,
+            timeout=JOIN_TIMEOUT,
+            wait_for_workers=False,
+        )
+    except dist.DistError as error:
+        raise GroupError(f"no store at {place}: {error}") from error
+    return store
+
+
+def _open_device(device_type: str, local_rank: int) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise PlacementError(
+            f"local rank {local_rank} has no GPU, this node has {torch.cuda.device_count()}; "
+            "set trainer.num_devices and instance to what the node has"
+        )
+    # cuBLAS reads this when its first handle is made; without it sums have no fixed order.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

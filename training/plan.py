@@ -1,0 +1,231 @@
+"""What the torch trainer does with a job: pure functions from its fields.
+
+Nothing here imports torch, reads a file or knows which worker it runs in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.job import Job
+from launcher.job.workload import GptOssModel, Model, Optimizer, TorchTrainer
+from training.errors import DataError, PlacementError
+from training.order import Split
+
+InitialValue = Literal["ones", "zeros", "normal"]
+
+
+def check_world_size(job: Job, world_size: int) -> None:
+    """Refuse a number of workers that the job does not have.
+
+    An elastic job takes any number of nodes between its bounds, provided that
+    its batch and its copies of the state divide.
+    """
+    trainer, elastic = job.trainer, job.resilience.elastic
+    if elastic is None and world_size != trainer.world_size:
+        raise PlacementError(
+            f"world size {world_size} is not the job's {trainer.world_size} "
+            f"(trainer.num_nodes {trainer.num_nodes} x trainer.num_devices "
+            f"{trainer.num_devices}); start as many workers as the job has"
+        )
+    if trainer.global_batch_size % (trainer.micro_batch_size * world_size):
+        raise PlacementError(
+            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of "
+            f"trainer.micro_batch_size {trainer.micro_batch_size} x world size {world_size}"
+        )
+    if world_size % trainer.replicas and isinstance(trainer, TorchTrainer):
+        raise PlacementError(
+            f"world size {world_size} does not divide by trainer.num_replicas {trainer.replicas}"
+        )
+
+
+def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
+    """Return the device that the job's instance has.
+
+    The instance decides, not the machine: a node whose GPUs are lost must not
+    train on its CPU.
+    """
+    if job.instance.accelerator == "neuron":
+        raise PlacementError(
+            f"instance {job.instance.type!r} has Neuron devices; trainer.kind 'torch' runs on "
+            "accelerators gpu and cpu"
+        )
+    return "cuda" if job.instance.accelerator == "gpu" else "cpu"
+
+
+def plan_split(job: Job, world_size: int) -> Split:
+    """Return how a step's samples are divided."""
+    return Split(
+        global_batch_size=job.trainer.global_batch_size,
+        micro_batch_size=job.trainer.micro_batch_size,
+        world_size=world_size,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshPlan:
+    """The device mesh of FSDP2: names and sizes of its axes, slowest first."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
+    """Return the mesh that parameters are sharded over; None means DDP."""
+    if trainer.sharding == "none":
+        return None
+    if trainer.sharding == "full":
+        return MeshPlan(axes=("shard",), sizes=(world_size,))
+    return MeshPlan(
+        axes=("replicate", "shard"), sizes=(trainer.replicas, world_size // trainer.replicas)
+    )
+
+
+def plan_model_config(model: Model) -> dict[str, Any]:
+    """Return the keyword arguments of LlamaConfig or GptOssConfig."""
+    if model.architecture == "llama" and model.hidden_size % model.num_heads:
+        raise PlacementError(
+            f"model.hidden_size {model.hidden_size} is no multiple of "
+            f"model.num_heads {model.num_heads}, which trainer.kind 'torch' asks of Llama"
+        )
+    config: dict[str, Any] = {
+        "num_hidden_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.context_length,
+        "rms_norm_eps": model.norm_eps,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tie_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if isinstance(model, GptOssModel):
+        config |= _expert_config(model)
+    return config
+
+
+def _expert_config(model: GptOssModel) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "num_local_experts": model.num_experts,
+        "num_experts_per_tok": model.num_experts_per_token,
+        "router_aux_loss_coef": model.router_aux_loss_coef,
+        "sliding_window": model.sliding_window,
+    }
+    if yarn := model.rope_scaling:
+        config["rope_parameters"] = {
+            "rope_type": "yarn",
+            "rope_theta": model.rope_theta,
+            "factor": yarn.factor,
+            "beta_fast": yarn.beta_fast,
+            "beta_slow": yarn.beta_slow,
+            "truncate": yarn.truncate,
+            "original_max_position_embeddings": yarn.original_context_length,
+        }
+    return config
+
+
+def aux_loss_coef(model: Model) -> float:
+    """Return the weight of the loss that balances experts; 0 means there is none."""
+    return model.router_aux_loss_coef if isinstance(model, GptOssModel) else 0.0
+
+
+def check_vocabulary(model: Model, num_tokens: int, tokenizer: str) -> None:
+    """Refuse a tokenizer with more tokens than the model has embeddings."""
+    if num_tokens > model.vocab_size:
+        raise DataError(
+            f"the tokenizer {tokenizer!r} has {num_tokens} tokens and model.vocab_size is "
+            f"{model.vocab_size}; set model.vocab_size to at least {num_tokens}"
+        )
+
+
+def classify_parameter(name: str) -> InitialValue:
+    """Return how a parameter starts, by its Hugging Face name.
+
+    As in their own initialisation: norms are ones and biases zeros, but the
+    router's bias and the attention sinks of GPT-OSS are drawn like weights.
+    """
+    if name.endswith("norm.weight"):
+        return "ones"
+    if name.endswith("bias") and not name.endswith("router.bias"):
+        return "zeros"
+    return "normal"
+
+
+def has_weight_decay(name: str, num_axes: int) -> bool:
+    """Say whether a parameter is decayed: matrices are, norms, biases and sinks are not."""
+    return num_axes >= 2 and not name.endswith("bias")
+
+
+def plan_adamw(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the keyword arguments of AdamW that all its groups share."""
+    return {
+        "lr": optimizer.lr,
+        "betas": (optimizer.beta1, optimizer.beta2),
+        "eps": optimizer.eps,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Linear warm-up, cosine decay, then constant; a function of the step alone."""
+
+    lr: float
+    min_lr: float
+    warmup_steps: int
+    decay_steps: int
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0; the first is not zero."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
+        if step >= self.decay_steps:
+            return self.min_lr
+        progress = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        return self.min_lr + (self.lr - self.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def plan_schedule(job: Job) -> Schedule:
+    """Return the job's learning rates; without decay_steps they span the whole run."""
+    optimizer = job.trainer.optimizer
+    return Schedule(
+        lr=optimizer.lr,
+        min_lr=optimizer.min_lr,
+        warmup_steps=optimizer.warmup_steps,
+        decay_steps=optimizer.decay_steps or job.trainer.max_steps,
+    )
+
+
+def is_logged(step: int, *, log_every_n_steps: int, max_steps: int) -> bool:
+    """Say whether a step is reported: the first, the last and every nth between."""
+    return step % log_every_n_steps == 0 or step == max_steps - 1
+
+
+def shard_rows(num_rows: int, *, num_shards: int, shard: int) -> range:
+    """Return the rows of the first axis that a shard holds; the last ones may be empty."""
+    rows_per_shard = -(-num_rows // num_shards)
+    start = min(num_rows, shard * rows_per_shard)
+    return range(start, min(num_rows, start + rows_per_shard))
+
+
+def plan_files(sizes: dict[str, int], bytes_max: int) -> list[list[str]]:
+    """Divide named tensors over files of at most `bytes_max`, in order.
+
+    A tensor larger than that has a file of its own.
+    """
+    files: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not files or size > room:
+            files.append([])
+            room = bytes_max
+        files[-1].append(name)
+        room -= size
+    return files

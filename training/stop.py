@@ -1,0 +1,41 @@
+"""SIGTERM: end the worker, between steps once there are steps.
+
+Before and after the steps the signal ends the worker where it is. While the
+steps run it is only noted, because all workers have to stop after the same one.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+EXIT_STATUS = 128 + signal.SIGTERM
+
+
+class StopSignal:
+    """Notes SIGTERM, or raises SystemExit with status 143 on it."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+        self.last_step: int | None = None
+        """The newest step that this worker has finished."""
+        self._is_deferred = False
+
+    def install(self) -> None:
+        """Take SIGTERM from now on; main thread only."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def defer(self) -> None:
+        """Only note the signal until `release`."""
+        self._is_deferred = True
+
+    def release(self) -> None:
+        """End the worker at once from now on, also for a signal noted before."""
+        self._is_deferred = False
+        if self.is_requested:
+            raise SystemExit(EXIT_STATUS)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_requested = True
+        if not self._is_deferred:
+            raise SystemExit(EXIT_STATUS)

@@ -1,0 +1,1 @@
+"""The torch trainer: Hugging Face models under DDP or FSDP2."""

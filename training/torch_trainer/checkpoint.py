@@ -1,0 +1,130 @@
+"""The checkpoint at the end of a run, in Hugging Face's layout.
+
+Workers gather one parameter after the other; rank 0 writes a file whenever one
+is full, so it holds one file's tensors and nobody holds the model. The folder
+appears by rename when everything in it is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from resilience.events import EventLog
+from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
+from training.plan import plan_files
+
+CHECKPOINT_FOLDER = "checkpoint"
+FILE_BYTES_MAX = 4 << 30
+
+
+def write_checkpoint(
+    core: Any,
+    run_dir: Path,
+    *,
+    group: WorkerGroup,
+    events: EventLog,
+    file_bytes_max: int = FILE_BYTES_MAX,
+) -> None:
+    """Write run_dir/checkpoint; all workers take part and return when it is there."""
+    is_writer = group.environment.rank == 0
+    parameters: dict[str, Tensor] = dict(core.named_parameters())
+    sizes = {name: each.numel() * each.element_size() for name, each in parameters.items()}
+    files = plan_files(sizes, file_bytes_max)
+    unfinished = run_dir / f"{CHECKPOINT_FOLDER}.unfinished"
+    if is_writer:
+        events.write("checkpoint_started")
+        _make_empty(unfinished)
+    for names, file_name in zip(files, _file_names(len(files)), strict=True):
+        tensors = {}
+        for name in names:
+            tensor = _gather(parameters[name])
+            if is_writer:
+                tensors[name] = tensor.cpu().contiguous()
+        if is_writer:
+            save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
+    if is_writer:
+        path = run_dir / CHECKPOINT_FOLDER
+        _write_rest(core, unfinished, files, sizes)
+        _publish(unfinished, path)
+        num_bytes = sum(each.stat().st_size for each in path.iterdir())
+        events.write("checkpoint_written", path=str(path), num_bytes=num_bytes)
+    group.wait_for_all("checkpoint", CHECKPOINT_TIMEOUT)
+
+
+def _gather(parameter: Tensor) -> Tensor:
+    """Return the whole parameter; a collective of the workers that share it."""
+    with torch.no_grad():
+        if isinstance(parameter, DTensor):
+            return parameter.full_tensor()
+        return parameter.detach()
+
+
+def _file_names(num_files: int) -> list[str]:
+    if num_files == 1:
+        return ["model.safetensors"]
+    return [
+        f"model-{number:05d}-of-{num_files:05d}.safetensors" for number in range(1, num_files + 1)
+    ]
+
+
+def _write_rest(core: Any, folder: Path, files: list[list[str]], sizes: dict[str, int]) -> None:
+    """Write what stands beside the tensors: the index and the model's configuration."""
+    file_names = _file_names(len(files))
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": {
+                name: file_name
+                for names, file_name in zip(files, file_names, strict=True)
+                for name in names
+            },
+        }
+        text = json.dumps(index, indent=2, sort_keys=True)
+        (folder / "model.safetensors.index.json").write_text(f"{text}\n")
+    core.config.architectures = [_class_name(core)]
+    core.config.save_pretrained(folder)
+
+
+def _class_name(core: Any) -> str:
+    """Return the model's own class name; sharding puts one of its own before it."""
+    return next(each.__name__ for each in type(core).__mro__ if "transformers" in each.__module__)
+
+
+def _make_empty(folder: Path) -> None:
+    """Make the folder, without what an earlier run may have left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give the folder its name, in place of an older one."""
+    # safetensors makes files that nobody else may read; config.json follows the umask.
+    mode = (unfinished / "config.json").stat().st_mode
+    for file in unfinished.iterdir():
+        file.chmod(mode)
+        _sync(file)
+    _sync(unfinished)
+    older = path.with_name(f"{path.name}.older")
+    shutil.rmtree(older, ignore_errors=True)
+    if path.exists():
+        path.rename(older)
+    unfinished.rename(path)
+    _sync(path.parent)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,131 @@
+"""Builds the model of a job and spreads it over the workers.
+
+The model is built without memory, sharded, and only then filled, so that a
+worker never holds more than its shard and one block.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from launcher.job import Job
+from launcher.job.workload import Model, TorchTrainer
+from training.group import WorkerGroup
+from training.plan import MeshPlan, plan_mesh, plan_model_config
+from training.torch_trainer.initial import fill_parameters
+from training.torch_trainer.weights import check_config, load_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadModel:
+    """A model over all workers: `run` computes, `core` has Hugging Face's names."""
+
+    run: nn.Module
+    core: nn.Module
+    shard_group: dist.ProcessGroup | None
+    """The workers that together hold one copy; None where each holds all of it."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the number of trained values of the whole model."""
+        return sum(parameter.numel() for parameter in self.core.parameters())
+
+    def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Let gradients be reduced in the last micro batch of a step, and only there."""
+        if isinstance(self.run, FSDPModule):
+            self.run.set_requires_gradient_sync(is_last)
+            return nullcontext()
+        assert isinstance(self.run, DistributedDataParallel)
+        if is_last:
+            return nullcontext()
+        return self.run.no_sync()
+
+
+def build_model(job: Job, trainer: TorchTrainer, group: WorkerGroup) -> SpreadModel:
+    """Build, shard and fill the job's model on this worker's device."""
+    config = plan_model_config(job.model)
+    if job.model.weights:
+        check_config(Path(job.model.weights), config, job.model.architecture)
+    core = _build_empty(job.model, config)
+    if trainer.activation_checkpointing:
+        _checkpoint_layers(core)
+    mesh_plan = plan_mesh(trainer, group.environment.world_size)
+    shard_group = None
+    if mesh_plan:
+        shard_group = _shard(core, mesh_plan, trainer, group.device)
+    core.to_empty(device=group.device)
+    _restore_ties_and_buffers(core, job.model, group.device)
+    if job.model.weights:
+        load_parameters(core, Path(job.model.weights))
+    else:
+        fill_parameters(core, seed=trainer.seed, std=job.model.init_std)
+    run = core if mesh_plan else _replicate(core, group.device)
+    return SpreadModel(run=run.train(), core=core, shard_group=shard_group)
+
+
+def _build_empty(model: Model, config: dict[str, Any]) -> nn.Module:
+    # Loops over experts: one order of sums on every device.
+    with torch.device("meta"):
+        if model.architecture == "llama":
+            return LlamaForCausalLM(LlamaConfig(**config))  # type: ignore[no-any-return]
+        return GptOssForCausalLM(GptOssConfig(**config, experts_implementation="eager"))  # type: ignore[no-any-return]
+
+
+def _checkpoint_layers(core: Any) -> None:
+    """Compute each layer's activations again in the backward pass.
+
+    Nothing in a layer draws random numbers, so no generator has to be kept.
+    """
+    for layer in core.model.layers:
+        layer.forward = partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
+
+
+def _shard(
+    core: Any, plan: MeshPlan, trainer: TorchTrainer, device: torch.device
+) -> dist.ProcessGroup:
+    mesh = init_device_mesh(device.type, plan.sizes, mesh_dim_names=plan.axes)
+    policy = MixedPrecisionPolicy()
+    if trainer.precision == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in core.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(core, mesh=mesh, mp_policy=policy)
+    return mesh.get_group("shard")
+
+
+def _restore_ties_and_buffers(core: Any, model: Model, device: torch.device) -> None:
+    """Undo what `to_empty` did beside giving memory to parameters."""
+    if model.tie_embeddings:
+        core.lm_head.weight = core.model.embed_tokens.weight
+    rotary = core.model.rotary_emb
+    core.model.rotary_emb = type(rotary)(config=core.config).to(device)
+    strays = [name for name, _ in core.named_buffers() if ".rotary_emb." not in f".{name}"]
+    assert not strays, strays
+
+
+def _replicate(core: nn.Module, device: torch.device) -> nn.Module:
+    with warnings.catch_warnings():
+        # torch 2.13 has a new name for broadcast_buffers that older versions lack.
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(
+            core,
+            device_ids=[device] if device.type == "cuda" else None,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )

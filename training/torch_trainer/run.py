@@ -1,0 +1,169 @@
+"""A whole run of one worker: group, data, model, steps, checkpoint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from launcher.job import Job
+from launcher.job.workload import TorchTrainer
+from resilience.events import EventLog
+from training.data.loading import open_samples
+from training.data.tokens import Samples, check_num_samples
+from training.environment import WorkerEnvironment
+from training.group import DATA_TIMEOUT, WorkerGroup, open_group
+from training.order import SampleOrder
+from training.plan import (
+    aux_loss_coef,
+    check_world_size,
+    has_weight_decay,
+    is_logged,
+    plan_adamw,
+    plan_device_type,
+    plan_schedule,
+    plan_split,
+)
+from training.stop import EXIT_STATUS, StopSignal
+from training.torch_trainer.checkpoint import write_checkpoint
+from training.torch_trainer.model import SpreadModel, build_model
+from training.torch_trainer.step import Stepper, StepResult
+
+
+def run_training(
+    job: Job,
+    environment: WorkerEnvironment,
+    *,
+    run_dir: Path,
+    node: str,
+    events: EventLog,
+    stop: StopSignal,
+) -> None:
+    """Train the job's model from its first step to its last."""
+    trainer = job.trainer
+    assert isinstance(trainer, TorchTrainer)
+    check_world_size(job, environment.world_size)
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(trainer.threads_per_worker)
+    with open_group(environment, node=node, device_type=plan_device_type(job)) as group:
+        if group.device.type == "cuda":
+            _choose_fixed_order()
+        events.write("process_group_ready")
+        samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
+        check_num_samples(samples, trainer.global_batch_size)
+        group.wait_for_all("data", DATA_TIMEOUT)
+        events.write("data_ready", num_samples=samples.num_samples)
+        model = build_model(job, trainer, group)
+        events.write("model_ready", num_parameters=model.num_parameters)
+        _take_steps(job, model, samples, group, events, stop)
+        if trainer.save_checkpoint:
+            write_checkpoint(model.core, run_dir, group=group, events=events)
+
+
+def _take_steps(
+    job: Job,
+    model: SpreadModel,
+    samples: Samples,
+    group: WorkerGroup,
+    events: EventLog,
+    stop: StopSignal,
+) -> None:
+    trainer, schedule = job.trainer, plan_schedule(job)
+    batches = Batches(job, samples, group)
+    stepper = make_stepper(job, model, group, stop)
+    log = _StepLog(job, events if group.environment.rank == 0 else None)
+    stop.defer()
+    for step in range(trainer.max_steps):
+        lr = schedule.lr_at(step)
+        result = stepper.run(batches.read(step), lr)
+        stop.last_step = step
+        log.report(step, result, lr)
+        if result.is_stop_requested:
+            raise SystemExit(EXIT_STATUS)
+    stop.release()
+
+
+class Batches:
+    """Hands out this worker's part of each global batch."""
+
+    def __init__(self, job: Job, samples: Samples, group: WorkerGroup) -> None:
+        self._samples = samples
+        self._order = SampleOrder(num_samples=samples.num_samples, seed=job.trainer.seed)
+        self._split = plan_split(job, group.environment.world_size)
+        self._rank = group.environment.rank
+
+    def read(self, step: int) -> list[Tensor]:
+        """Return the rows of tokens of each micro batch."""
+        return [self._read_rows(step, number) for number in range(self._split.num_micro_batches)]
+
+    def _read_rows(self, step: int, micro_batch: int) -> Tensor:
+        positions = self._split.positions(step=step, rank=self._rank, micro_batch=micro_batch)
+        numbers = [self._order.sample_at(position) for position in positions]
+        return torch.from_numpy(self._samples.read(numbers))
+
+
+class _StepLog:
+    """Writes step events; a worker without a log writes none."""
+
+    def __init__(self, job: Job, events: EventLog | None) -> None:
+        self._trainer = job.trainer
+        self._events = events
+        self._last_step = -1
+        self._last_time_s = time.perf_counter()
+
+    def report(self, step: int, result: StepResult, lr: float) -> None:
+        """Write the step if it is one of those to be logged."""
+        trainer = self._trainer
+        if self._events is None or not is_logged(
+            step, log_every_n_steps=trainer.log_every_n_steps, max_steps=trainer.max_steps
+        ):
+            return
+        grad_norm = result.grad_norm.item()
+        now_s = time.perf_counter()
+        self._events.write(
+            "step",
+            step=step,
+            loss=result.loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            duration_s=(now_s - self._last_time_s) / (step - self._last_step),
+            num_samples=(step + 1) * trainer.global_batch_size,
+        )
+        self._last_step, self._last_time_s = step, now_s
+
+
+def make_stepper(job: Job, model: SpreadModel, group: WorkerGroup, stop: StopSignal) -> Stepper:
+    """Return what takes the job's steps, with a fresh optimizer."""
+    is_sharded = model.shard_group is not None
+    return Stepper(
+        model=model,
+        optimizer=_make_optimizer(job, model.core),
+        clip_norm=job.trainer.optimizer.clip_norm,
+        aux_loss_coef=aux_loss_coef(job.model),
+        is_autocast=job.trainer.precision == "bf16" and not is_sharded,
+        device=group.device,
+        world_size=group.environment.world_size,
+        is_stop_requested=lambda: stop.is_requested,
+    )
+
+
+def _make_optimizer(job: Job, core: nn.Module) -> Optimizer:
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in core.named_parameters():
+        (decayed if has_weight_decay(name, parameter.ndim) else kept).append(parameter)
+    options = job.trainer.optimizer
+    groups = [
+        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, **plan_adamw(options))
+
+
+def _choose_fixed_order() -> None:
+    """Take the kernels whose sums have one order, where there are such."""
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)

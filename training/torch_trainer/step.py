@@ -1,0 +1,130 @@
+"""One step: forward and backward, reduction, norm, clip, update.
+
+Up to the update every exchange between workers is done: what comes between
+clipping and update can still stop the step with no parameter changed, and the
+update itself needs no other worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from training.torch_trainer.initial import local_part
+from training.torch_trainer.model import SpreadModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step came to, equal on all workers."""
+
+    loss: float
+    """Mean over the global batch."""
+    grad_norm: Tensor
+    """Norm over all parameters before clipping; one value on the device."""
+    is_stop_requested: bool
+    """At least one worker was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepper:
+    """All that a step needs but its samples and learning rate."""
+
+    model: SpreadModel
+    optimizer: Optimizer
+    clip_norm: float | None
+    aux_loss_coef: float
+    is_autocast: bool
+    """Compute in bfloat16 where no sharding does it already."""
+    device: torch.device
+    world_size: int
+    is_stop_requested: Callable[[], bool]
+
+    def run(self, micro_batches: Sequence[Tensor], lr: float) -> StepResult:
+        """Take one step on this worker's rows of tokens."""
+        self.optimizer.zero_grad()
+        loss_sum = self._accumulate(micro_batches)
+        loss, is_stop_requested = self._reduce(loss_sum, len(micro_batches))
+        gradients = self.gradients()
+        norm = gradient_norm(gradients, self.model.shard_group)
+        if self.clip_norm is not None:
+            clip_gradients(gradients, norm, self.clip_norm)
+        self._update(lr)
+        return StepResult(loss=loss, grad_norm=norm, is_stop_requested=is_stop_requested)
+
+    def _accumulate(self, micro_batches: Sequence[Tensor]) -> Tensor:
+        """Add up gradients and return the sum of losses."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for number, rows in enumerate(micro_batches, start=1):
+            with self.model.micro_batch(is_last=number == len(micro_batches)):
+                loss = self._loss(rows.to(self.device))
+                torch.autograd.backward(loss / len(micro_batches))
+            loss_sum += loss.detach()
+        return loss_sum
+
+    def _loss(self, rows: Tensor) -> Tensor:
+        """Return the mean loss of a micro batch, with that of the experts' balance.
+
+        Targets are handed to nobody but the cross entropy here: rows hold one
+        token more than the model sees, so nothing is shifted or padded.
+        """
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        has_aux_loss = self.aux_loss_coef > 0
+        options = {"output_router_logits": True} if has_aux_loss else {}
+        with self._autocast():
+            output = self.model.run(input_ids=inputs, use_cache=False, **options)
+        logits = output.logits.float()
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if has_aux_loss:
+            loss = loss + self.aux_loss_coef * output.aux_loss
+        return loss
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self.is_autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _reduce(self, loss_sum: Tensor, num_micro_batches: int) -> tuple[float, bool]:
+        """Return the mean loss, and whether any worker wants to stop after this step."""
+        totals = torch.stack([loss_sum, torch.full_like(loss_sum, self.is_stop_requested())])
+        dist.all_reduce(totals)
+        loss, num_stops = totals.tolist()
+        return loss / (num_micro_batches * self.world_size), num_stops > 0
+
+    def gradients(self) -> list[Tensor]:
+        """Return this worker's reduced gradients, sharing memory with them."""
+        parameters = self.model.core.parameters()
+        return [local_part(each.grad) for each in parameters if each.grad is not None]
+
+    def _update(self, lr: float) -> None:
+        """Write parameters and moments; holds no collective."""
+        for options in self.optimizer.param_groups:
+            options["lr"] = lr
+        self.optimizer.step()
+
+
+def gradient_norm(gradients: Sequence[Tensor], shard_group: dist.ProcessGroup | None) -> Tensor:
+    """Return the norm of all gradients of one copy, summed in float64.
+
+    Each copy adds up its own shards: copies hold the same reduced gradients, so
+    they come to the same bits.
+    """
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
+    square = torch.stack(norms).square().sum()
+    if shard_group is not None:
+        dist.all_reduce(square, group=shard_group)
+    return square.sqrt()
+
+
+def clip_gradients(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
+    """Scale gradients in place so that their norm is at most `clip_norm`."""
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))
