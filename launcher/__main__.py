@@ -69,13 +69,14 @@ def _launch(given: list[str], start: Path) -> int:
 
     from launcher.app import launch
     from launcher.compose import CONFIG_NAME, VERSION_BASE
-    from launcher.hydra_errors import as_recipe_error
+    from launcher.hydra_errors import composing_error
     from launcher.search import add_search_path
 
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes)
     statuses = [0]
     refusals: list[LauncherError] = []
+    is_composing = True
 
     @hydra.main(
         config_path=str(shipped_folder() / "conf"),
@@ -83,12 +84,15 @@ def _launch(given: list[str], start: Path) -> int:
         version_base=VERSION_BASE,
     )
     def run(config: DictConfig) -> None:
+        nonlocal is_composing
+        is_composing = False
         # Hydra would print the whole command line beside an error raised here, secrets and all.
         try:
             if not refusals:
                 statuses.append(launch(config, folders, start))
         except LauncherError as error:
             refusals.append(error)
+        is_composing = True
 
     is_trace_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Makes Hydra raise its errors instead of printing them and exiting with 1.
@@ -97,10 +101,9 @@ def _launch(given: list[str], start: Path) -> int:
     try:
         run()
     except Exception as error:
-        meant = as_recipe_error(error, recipes, choice.recipe)
-        if meant is error or is_trace_wanted:
+        if is_trace_wanted or not is_composing:
             raise
-        raise meant from error
+        raise composing_error(error, recipes, choice.recipe) from error
     if refusals:
         raise refusals[0]
     return max(statuses)

@@ -20,7 +20,7 @@ from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
-from launcher.resolve import job_from_config
+from launcher.resolve import request_from_config
 from launcher.rundir import choose_run_dir, write_files, write_submission
 from launcher.support import check_runnable, check_trainer_installed, lost_results
 from launcher.templates import read_templates
@@ -32,11 +32,11 @@ def launch(config: DictConfig, folders: Folders, start: Path) -> int:
     Raises RecipeError before anything is written, and OutsideError.
     """
     sweep_number = _sweep_number()
-    job = job_from_config(config, "" if sweep_number is None else f"-{sweep_number}")
-    action = str(config.action)
+    request = request_from_config(config, "" if sweep_number is None else f"-{sweep_number}")
+    job, action = request.job, request.action
     _check_action(job, action)
     files = render(job, read_templates(folders.templates))
-    run_dir = choose_run_dir(_given_dir(config, sweep_number), job.name, start)
+    run_dir = choose_run_dir(_given_dir(request.run_dir, sweep_number), job.name, start)
     write_files(run_dir, files)
     _print_written(job, run_dir, files)
     if action == "run":
@@ -69,8 +69,7 @@ def _sweep_number() -> int | None:
     return int(hydra.job.num) if hydra.mode == RunMode.MULTIRUN else None
 
 
-def _given_dir(config: DictConfig, sweep_number: int | None) -> str | None:
-    given: str | None = config.run.dir
+def _given_dir(given: str | None, sweep_number: int | None) -> str | None:
     if sweep_number is None:
         return given
     # The jobs of a sweep share one command line, and may not share a folder.

@@ -8,10 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from launcher.choice import choose_recipe
-from launcher.hydra_errors import as_recipe_error
+from launcher.hydra_errors import composing_error
 from launcher.job import Job
 from launcher.paths import find_folders, shipped_folder
-from launcher.resolve import job_from_config
+from launcher.resolve import request_from_config
 from launcher.search import add_search_path
 
 CONFIG_NAME = "launcher"
@@ -38,9 +38,9 @@ def compose_recipe(
         with initialize_config_dir(conf, version_base=VERSION_BASE):
             return compose(CONFIG_NAME, list(choice.arguments))
     except Exception as error:
-        raise as_recipe_error(error, (*choice.folders, *folders.recipes), recipe) from error
+        raise composing_error(error, (*choice.folders, *folders.recipes), recipe) from error
 
 
 def resolve(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Job:
     """Return the job of a recipe with overrides; raises RecipeError."""
-    return job_from_config(compose_recipe(recipe, overrides, start))
+    return request_from_config(compose_recipe(recipe, overrides, start)).job

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from launcher.choice import nearest
 from launcher.errors import LauncherError, RecipeError
@@ -26,11 +25,12 @@ OPEN_MAPPINGS = (
 )
 
 
-def as_recipe_error(error: Exception, recipes: Sequence[Path], recipe: str | None) -> Exception:
-    """Return the error as a RecipeError where it is the person's, else itself.
+def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | None) -> Exception:
+    """Return what to raise for an error that came up while Hydra composed a config.
 
-    `recipes` are the folders in which an inclusion is looked for when a recipe
-    includes itself.
+    Nothing of ours runs until then but the search for files, so what comes up is
+    the input's fault. `recipes` are the folders in which an inclusion is looked
+    for when a recipe includes itself.
     """
     if isinstance(error, LauncherError):
         return error
@@ -41,9 +41,7 @@ def as_recipe_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
         return RecipeError(_yaml_message(error))
     if isinstance(error, MissingConfigException):
         return RecipeError(_missing_message(error))
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        return RecipeError(_hydra_message(error))
-    return error
+    return RecipeError(_hydra_message(error))
 
 
 def _yaml_message(error: yaml.YAMLError) -> str:

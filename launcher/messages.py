@@ -6,6 +6,7 @@ Nothing here decides; a message never shows what may be a secret.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -49,14 +50,15 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"no value for {path!r}; set it in the recipe or on the command line"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _tag_problem(path, detail)
-    return f"{path} {_shown(detail['input'])}: allowed: {_allowed(kind, context, detail['msg'])}"
+    return f"{path} {_shown(detail['input'])}: allowed: {_allowed(detail)}"
 
 
-def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
+def _allowed(detail: ErrorDetails) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
     if kind == "value_error":
         return str(context["error"]).removeprefix("allowed: ")
     if kind == "literal_error":
-        return str(context["expected"])
+        return str(context["expected"]) + _near(detail["input"], str(context["expected"]))
     for operator, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"),
                             ("lt", "less than")):  # fmt: skip
         if operator in context:
@@ -65,7 +67,13 @@ def _allowed(kind: str, context: dict[str, Any], message: str) -> str:
         return f"text that matches {context['pattern']}"
     if kind == "too_short":
         return f"at least {context['min_length']} entries"
-    return _ALLOWED.get(kind, message)
+    return _ALLOWED.get(kind, detail["msg"])
+
+
+def _near(value: object, expected: str) -> str:
+    """Return the option that a mistyped one is nearest to, as the end of a message."""
+    close = difflib.get_close_matches(str(value), re.findall(r"'([^']*)'", expected), n=1)
+    return f"; closest: {close[0]!r}" if close else ""
 
 
 def _tag_problem(path: str, detail: ErrorDetails) -> str:

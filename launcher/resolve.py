@@ -7,25 +7,47 @@ config. Every message names the key as a person writes it on the command line.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from launcher.choice import nearest
 from launcher.errors import RecipeError
 from launcher.job import Job
+from launcher.job.fields import OneLine, Section
 from launcher.messages import validation_problems
 
-ACTIONS = ("render", "run", "submit")
+_Model = TypeVar("_Model", bound=BaseModel)
 _JOB_KEYS = tuple(name for name in Job.model_fields if name != "name")
-_RUN_KEYS = ("name", "dir")
 
 
-def job_from_config(config: DictConfig, suffix: str = "") -> Job:
-    """Return the job of a composed config; `suffix` ends its name (for sweeps).
+class _Run(Section):
+    name: str | None
+    dir: OneLine | None
+
+
+class _Beside(Section):
+    """What a config says beside the job."""
+
+    action: Literal["render", "run", "submit"]
+    run: _Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a composed config asks for."""
+
+    action: str
+    run_dir: str | None
+    job: Job
+
+
+def request_from_config(config: DictConfig, suffix: str = "") -> Request:
+    """Return what a config asks for; `suffix` ends the job's name (for sweeps).
 
     Raises RecipeError that names the field, its value and what is allowed.
     """
@@ -36,11 +58,16 @@ def job_from_config(config: DictConfig, suffix: str = "") -> Job:
     if problems := list(_unknown_keys(content)):
         raise RecipeError("\n".join([*problems, f"  {where}"]))
     job = {key: content[key] for key in _JOB_KEYS if key in content}
-    job["name"] = _job_name(content["run"]["name"], name, suffix)
+    beside = _validate(_Beside, {key: content.get(key) for key in _Beside.model_fields}, where)
+    job["name"] = _job_name(beside.run.name, name, suffix)
+    return Request(action=beside.action, run_dir=beside.run.dir, job=_validate(Job, job, where))
+
+
+def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _Model:
     try:
-        return Job.model_validate_json(json.dumps(job), strict=True)
+        return model.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise RecipeError("\n".join([*validation_problems(error, Job), f"  {where}"])) from error
+        raise RecipeError("\n".join([*validation_problems(error, model), f"  {where}"])) from error
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -57,22 +84,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
-    yield from _unknown(content, (*_JOB_KEYS, "action", "run"), "")
-    run = content.get("run")
-    if isinstance(run, dict):
-        yield from _unknown(run, _RUN_KEYS, "run.")
-    if content.get("action") not in ACTIONS:
-        action = content.get("action")
-        yield f"action {action!r}: {nearest(str(action), ACTIONS)}; allowed: {', '.join(ACTIONS)}"
-
-
-def _unknown(content: Mapping[str, Any], known: Sequence[str], prefix: str) -> Iterable[str]:
+    known = (*_JOB_KEYS, *_Beside.model_fields)
     for key in content:
         if key not in known:
-            yield f"no key {prefix + key!r}; {nearest(key, known)}"
+            yield f"no key {key!r}; {nearest(key, known)}"
 
 
-def _job_name(given: object, recipe: object, suffix: str) -> object:
+def _job_name(given: str | None, recipe: object, suffix: str) -> str | None:
     if given is None and isinstance(recipe, str):
         given = recipe.rpartition("/")[2].replace("_", "-")
-    return given + suffix if isinstance(given, str) else given
+    return None if given is None else given + suffix

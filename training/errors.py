@@ -4,7 +4,8 @@ TrainingError
 |-- PlacementError   the worker was not started as its job says
 |-- DataError        the data or its tokenizer is missing, broken or does not fit
 |-- WeightsError     the weights to start from do not fit the model
-`-- GroupError       the workers did not find each other in time
+|-- GroupError       the workers did not find each other in time
+`-- CheckpointError  the checkpoint at the end could not be written
 
 Each ends the worker with one line on stderr and status 1; everything else is a
 bug and keeps its traceback.
@@ -31,3 +32,7 @@ class WeightsError(TrainingError):
 
 class GroupError(TrainingError):
     """The workers did not find each other, or one of them gave up."""
+
+
+class CheckpointError(TrainingError):
+    """The checkpoint cannot be written; an older one is still there."""

@@ -29,6 +29,11 @@ CHECKPOINT_TIMEOUT = timedelta(hours=1)
 
 _FINE = "fine"
 
+# What holds process groups: kept until the process ends. To destruct a group joins its threads
+# with the interpreter's lock held, and one of them may be waiting for that lock (seen with gloo
+# and DDP on torch 2.13, where a run ends right after a reduction).
+_kept: list[object] = []
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroup:
@@ -38,6 +43,10 @@ class WorkerGroup:
     node: str
     device: torch.device
     store: Store
+
+    def keep(self, holder: object) -> None:
+        """Keep what refers to the process group until the process ends."""
+        _kept.append(holder)
 
     def tell_node(self, topic: str, problem: str | None = None) -> None:
         """Say to the node's other workers that something is done, or why it is not."""
@@ -56,11 +65,22 @@ class WorkerGroup:
             self.store.set(f"{topic}/all", _FINE)
         self._wait(f"{topic}/all", timeout)
 
+    def leave(self) -> None:
+        """Use the store no more; the worker that hosts it returns after all others."""
+        environment = self.environment
+        if environment.is_store_hosted or environment.world_size == 1:
+            return
+        if environment.rank == 0:
+            self._wait("left/all", COLLECTIVE_TIMEOUT)
+        elif self.store.add("left/count", 1) == environment.world_size - 1:
+            self.store.set("left/all", _FINE)
+
     def _wait(self, key: str, timeout: timedelta) -> None:
         try:
             self.store.wait([key], timeout)
         except dist.DistError as error:
-            raise GroupError(f"no word of {key!r} from the other workers in {timeout}") from error
+            reason = str(error).splitlines()[0]
+            raise GroupError(f"no word of {key!r} from the other workers: {reason}") from error
 
 
 @contextmanager
@@ -85,8 +105,11 @@ def open_group(
         )
     except dist.DistError as error:
         raise GroupError(f"the {environment.world_size} workers did not meet: {error}") from error
-    yield WorkerGroup(environment=environment, node=node, device=device, store=store)
+    group = WorkerGroup(environment=environment, node=node, device=device, store=store)
+    group.keep(dist.group.WORLD)
+    yield group
     dist.destroy_process_group()
+    group.leave()
 
 
 def _connect(environment: WorkerEnvironment) -> Store:

@@ -35,6 +35,8 @@ class MegatronPlan:
     num_micro_batches: int
     micro_batch_size: int
     seq_length: int
+    weights: str | None
+    """A folder in Hugging Face's layout to start from."""
     seed: int
     """Of model_parallel_cuda_manual_seed, and of the order of samples."""
 
@@ -53,6 +55,7 @@ def plan_megatron(job: Job, trainer: MegatronTrainer) -> MegatronPlan:
         num_micro_batches=trainer.global_batch_size // samples,
         micro_batch_size=trainer.micro_batch_size,
         seq_length=job.data.seq_length,
+        weights=job.model.weights,
         seed=trainer.seed,
     )
 

@@ -47,11 +47,6 @@ def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
     The instance decides, not the machine: a node whose GPUs are lost must not
     train on its CPU.
     """
-    if job.instance.accelerator == "neuron":
-        raise PlacementError(
-            f"instance {job.instance.type!r} has Neuron devices; trainer.kind 'torch' runs on "
-            "accelerators gpu and cpu"
-        )
     return "cuda" if job.instance.accelerator == "gpu" else "cpu"
 
 

@@ -46,7 +46,7 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "digest": job.digest(),
         "cluster": cluster,
         "option_lines": _option_lines(job, cluster),
-        "env": sorted(job.env.items()),
+        "env": sorted(({"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)} | job.env).items()),
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
         "num_cpus": job.resources.num_cpus,

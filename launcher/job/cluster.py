@@ -20,6 +20,7 @@ from launcher.job.fields import (
     LabelValue,
     OneLine,
     Section,
+    ShellText,
     Whole,
 )
 
@@ -78,7 +79,7 @@ class SlurmCluster(Section):
     """Address of the first node, where its name does not resolve."""
     rdzv_port: Port | None
     """null derives one from the job id."""
-    pre_script: str | None
+    pre_script: ShellText | None
     """Shell lines that run once a node before the workers start."""
     secrets: dict[EnvName, FileSecret]
     extra_options: dict[OneLine, OneLine]
@@ -132,7 +133,7 @@ class Affinity(Section):
 class Probe(Section):
     """A command that says whether a worker pod is alive or ready."""
 
-    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    command: Annotated[tuple[ShellText, ...], Field(min_length=1)]
     initial_delay_s: Whole = 0
     period_s: Count = 10
     timeout_s: Count = 1
@@ -154,7 +155,7 @@ class SecurityContext(Section):
     run_as_user: Whole | None
     run_as_group: Whole | None
     fs_group: Whole | None
-    capabilities: tuple[OneLine, ...]
+    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ...]
     """Linux capabilities to add, such as IPC_LOCK."""
 
 
@@ -185,7 +186,8 @@ class LogRule(Section):
 class RunPolicy(Section):
     """How the cluster keeps, restarts and cleans up the job."""
 
-    clean_pod_policy: Literal["All", "OnlyComplete", "None"]
+    clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None
+    """HyperPod: which pods of a finished job to delete; null is All."""
     retries_max: Whole | None
     fault_deadline_s: Count | None
     startup_deadline_s: Count | None
@@ -226,14 +228,16 @@ class K8sCluster(Section):
     host_paths: tuple[HostPath, ...]
     run_path: AbsolutePath
     """Where events and checkpoints go inside the pod."""
-    python: OneLine
-    pre_script: str | None
+    python: OneLine | None
+    """Of a plain Job; null is python. HyperPod's agent has its own."""
+    pre_script: ShellText | None
     """Shell lines that run once a pod before the workers start."""
     probes: Probes
     security: SecurityContext
     run_policy: RunPolicy
     num_spares: Whole
-    rdzv_port: Port
+    rdzv_port: Port | None
+    """Of a plain Job; null is 29500. HyperPod's agent has its own."""
 
 
 Cluster = Annotated[LocalCluster | SlurmCluster | K8sCluster, Field(discriminator="kind")]

@@ -18,7 +18,6 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME_LIMIT = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
 )
-_QUANTITY = re.compile(r"(\d+(\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
 class Section(BaseModel):
@@ -76,13 +75,6 @@ def check_env_name(value: str) -> str:
     return value
 
 
-def check_quantity(value: str) -> str:
-    """Accept a Kubernetes quantity such as 32Gi, 500m or 4."""
-    if not _QUANTITY.fullmatch(value):
-        raise ValueError("allowed: a quantity such as 4, 500m, 32Gi or 5120Mi")
-    return value
-
-
 def check_absolute_path(value: str) -> str:
     """Accept an absolute path without '..' and control characters."""
     if not value.startswith("/") or ".." in value.split("/") or not value.isprintable():
@@ -94,6 +86,13 @@ def check_one_line(value: str) -> str:
     """Accept text that fits on one line and holds no control characters."""
     if not value or not value.isprintable():
         raise ValueError("allowed: one line of printable text")
+    return value
+
+
+def check_no_nul(value: str) -> str:
+    """Accept text that a program can be given: any but the character NUL."""
+    if "\0" in value:
+        raise ValueError("allowed: text without the character NUL")
     return value
 
 
@@ -125,8 +124,8 @@ DnsSubdomain = Annotated[str, AfterValidator(check_dns_subdomain)]
 LabelKey = Annotated[str, AfterValidator(check_label_key)]
 LabelValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_label_value)]
 EnvName = Annotated[str, AfterValidator(check_env_name)]
-EnvValue = Annotated[str, BeforeValidator(_to_text)]
-Quantity = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_quantity)]
+EnvValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_no_nul)]
+ShellText = Annotated[str, AfterValidator(check_no_nul)]
 AbsolutePath = Annotated[str, AfterValidator(check_absolute_path)]
 OneLine = Annotated[str, AfterValidator(check_one_line)]
 TimeLimit = Annotated[str, BeforeValidator(_check_time_limit)]

@@ -8,10 +8,9 @@ Nothing here reads anything but the job.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 
-from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster
+from launcher.job.cluster_rules import k8s_rules, slurm_rules
 from launcher.job.content import JobContent
 from launcher.job.secrets import env_secrets, text_secrets
 from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
@@ -280,92 +279,6 @@ def _elastic(job: JobContent) -> Iterator[str]:
         yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
 
 
-def _slurm(job: JobContent) -> Iterator[str]:
-    if not isinstance(cluster := job.cluster, SlurmCluster):
-        return
-    for name in cluster.extra_options:
-        if not re.fullmatch(r"[a-z][a-z-]*", name):
-            yield (
-                f"cluster.extra_options has the name {name!r}; allowed: a long sbatch option "
-                "without its dashes"
-            )
-        elif name in RESERVED_SBATCH_OPTIONS:
-            yield (
-                f"cluster.extra_options.{name} is written by the template; "
-                "use the recipe's own key for it"
-            )
-    # Names of the sort that Slurm splits at commas and blanks.
-    for field in ("partition", "account", "qos", "reservation"):
-        value = getattr(cluster, field)
-        if value is not None and not re.fullmatch(r"[\w.,@+-]+", value):
-            yield f"cluster.{field} {value!r} is no Slurm name; allowed: letters, digits and _.,@+-"
-
-
-RESERVED_SBATCH_OPTIONS = frozenset(
-    {
-        "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem",
-        "partition", "account", "qos", "reservation", "constraint", "exclude", "comment",
-        "exclusive", "requeue", "no-requeue", "signal", "time", "output", "error", "open-mode",
-        "chdir", "wrap", "array", "export", "parsable", "wait", "test-only",
-    }
-)  # fmt: skip
-
-
-def _k8s(job: JobContent) -> Iterator[str]:
-    if not isinstance(cluster := job.cluster, K8sCluster):
-        return
-    longest = f"{job.name}-{job.trainer.num_nodes + cluster.num_spares - 1}"
-    # HyperPod's operator names pods <job>-<replica spec>-<index>, 'pods' being our spec's name.
-    if cluster.job_kind == "hyperpod":
-        longest = f"{job.name}-pods-{job.trainer.num_nodes + cluster.num_spares - 1}"
-    if len(longest) > 63:
-        yield (
-            f"run.name {job.name!r} is too long: the pod {longest!r} has {len(longest)} "
-            "characters; allowed: 63"
-        )
-    if cluster.job_kind == "job":
-        yield from _plain_job(job, cluster)
-    paths = [claim.mount_path for claim in cluster.volume_claims]
-    paths += [folder.mount_path for folder in cluster.host_paths]
-    if job.resources.shm_gib:
-        paths.append("/dev/shm")
-    for path in sorted({path for path in paths if paths.count(path) > 1}):
-        yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
-    for rule in cluster.run_policy.log_monitoring:
-        yield from _log_rule(rule)
-
-
-def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
-    policy = cluster.run_policy
-    hyperpod_only = {
-        "num_spares": cluster.num_spares or None,
-        "run_policy.fault_deadline_s": policy.fault_deadline_s,
-        "run_policy.startup_deadline_s": policy.startup_deadline_s,
-        "run_policy.workload_mode": policy.workload_mode,
-        "run_policy.restart_policy": policy.restart_policy,
-    }
-    for name, value in hyperpod_only.items():
-        if value is not None:
-            yield f"cluster.{name} needs cluster.job_kind 'hyperpod'; a plain Job has no such field"
-    if job.resilience.elastic:
-        yield "resilience.elastic needs cluster.job_kind 'hyperpod'; a plain Job cannot be resized"
-
-
-def _log_rule(rule: LogRule) -> Iterator[str]:
-    where = f"cluster.run_policy.log_monitoring '{rule.name}'"
-    for field in ("pattern", "stop_pattern"):
-        text = getattr(rule, field)
-        try:
-            groups = re.compile(text).groups if text else 0
-        except re.error as error:
-            yield f"{where}: {field} {text!r} is no regular expression: {error}"
-            continue
-        if groups > 1:
-            yield f"{where}: {field} {text!r} has {groups} groups; allowed: at most 1"
-    if (rule.metric_threshold is None) != (rule.operator is None):
-        yield f"{where}: metric_threshold and operator go together; set both or neither"
-
-
 def _secrets(job: JobContent) -> Iterator[str]:
     yield from env_secrets(job.env)
     yield from text_secrets(job.model_dump(mode="json"))
@@ -390,7 +303,7 @@ _RULES: tuple[Rule, ...] = (
     _memory,
     _cpus,
     _elastic,
-    _slurm,
-    _k8s,
+    slurm_rules,
+    k8s_rules,
     _secrets,
 )

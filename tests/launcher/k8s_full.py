@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from launcher.job import Job
-
 from tests.launcher.k8s_job import LARGE, k8s_job
 
 PROBE = {"command": ["true"]}

@@ -10,7 +10,6 @@ from typing import Any
 from launcher.clusters.k8s import MANIFEST, render_k8s
 from launcher.clusters.k8s.check import read_documents
 from launcher.job import Job
-
 from tests.launcher.shipped import TEMPLATES, shipped_job
 
 KINDS = ("hyperpod", "job")

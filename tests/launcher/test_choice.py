@@ -166,6 +166,15 @@ def test_a_refused_job_of_a_sweep_gives_its_message_and_status_2(tmp_path: Path)
     assert "Traceback" not in ended.err
 
 
+def test_an_unknown_option_in_a_sweep_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+    ended = launch("-m", "recipe=llama/llama3_tiny_pretrain", "cluster=local,slrum",
+                   "hydra.sweep.dir=sweep", folder=tmp_path)  # fmt: skip
+
+    assert ended.status == 2
+    assert "no cluster 'slrum'; closest: 'slurm'" in ended.err
+    assert "Traceback" not in ended.err
+
+
 def test_a_secret_is_refused_before_a_sweep_writes_its_command_line(tmp_path: Path) -> None:
     ended = launch("-m", "recipe=llama/llama3_tiny_pretrain", "+env.HF_TOKEN=hunter2",
                    "trainer.seed=1,2", folder=tmp_path)  # fmt: skip

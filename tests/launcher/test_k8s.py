@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from launcher.clusters.k8s import render_k8s
 from launcher.clusters.k8s.values import efa_devices
 from launcher.errors import RecipeError
-
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, manifest, pod
 from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
 
@@ -261,9 +261,7 @@ JOB_POLICY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "name", "expected"), JOB_POLICY, ids=lambda item: str(item)
-)
+@pytest.mark.parametrize(("field", "value", "name", "expected"), JOB_POLICY, ids=str)
 def test_run_policy_of_a_plain_job(field: str, value: Any, name: str, expected: Any) -> None:
     assert documents(k8s_job("job", {field: value}))["job"]["spec"].get(name) == expected
 

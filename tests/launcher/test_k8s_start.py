@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.launcher.k8s_full import full_job
 from tests.launcher.k8s_job import KINDS, documents, k8s_job
 
+SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 ODD_TEXTS = ("a b", "'", '"', "$HOME", "`id`", "$(id)", "\\", "{{ x }}", "*", "a;b", "\u00e9")
 
 
@@ -70,20 +73,25 @@ def test_hyperpod_starts_hyperpodrun_with_the_nodes_of_the_operator(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ODD_TEXTS)
-def test_paths_with_odd_characters_reach_the_program(folder: Path, kind: str, text: str) -> None:
-    """The interpreter lies in a folder with an odd name, and so does the run."""
-    odd = folder / f"p {text}"
-    odd.mkdir()
-    for name in ("python", "hyperpodrun"):
-        (folder / name).rename(odd / name)
-    changes = {"cluster.python": f"{odd}/python", "cluster.run_path": f"/run/{text}"}
-
-    done = start(folder, kind, changes, JOB_COMPLETION_INDEX="0")
+def test_run_path_with_odd_characters_reaches_the_program(
+    folder: Path, kind: str, text: str
+) -> None:
+    done = start(folder, kind, {"cluster.run_path": f"/run/{text}"}, JOB_COMPLETION_INDEX="0")
 
     assert done.stderr == ""
-    program = "python" if kind == "job" else "hyperpodrun"
-    assert done.stdout.splitlines()[0] == f"{odd}/{program}"
     assert f"--run-dir=/run/{text}" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_interpreter_in_a_folder_with_an_odd_name_is_started(folder: Path, text: str) -> None:
+    odd = folder / f"p {text}"
+    odd.mkdir()
+    (folder / "python").rename(odd / "python")
+
+    done = start(folder, "job", {"cluster.python": f"{odd}/python"}, JOB_COMPLETION_INDEX="0")
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == f"{odd}/python"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,3 +111,20 @@ def test_pod_fails_where_its_pre_script_does(folder: Path, kind: str) -> None:
 
     assert done.returncode == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_script_is_sound_shell(kind: str) -> None:
+    """SC1091: the pre-script is not there to be followed."""
+    script = documents(full_job(kind))["ConfigMap"]["data"]["start.sh"]
+
+    done = subprocess.run(
+        [SHELLCHECK, "--severity=style", "--exclude=SC1091", "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout == ""
+    assert done.returncode == 0

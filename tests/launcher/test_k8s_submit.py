@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from launcher.clusters.k8s import submit_k8s
 from launcher.errors import OutsideError
-
 from tests.launcher.k8s_job import KINDS, k8s_job
 
 NAMES = {

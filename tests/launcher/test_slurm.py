@@ -133,7 +133,7 @@ def test_value_of_a_recipe_becomes_an_option(key: str, value: object, option: st
             "cluster.container.mounts has '/a:/b,/c:/d'; allowed: source:destination",
             id="two-mounts-in-one",
         ),
-        pytest.param("env", {"NUL": "a\0b"}, "holds the control character '\\x00'", id="nul"),
+        pytest.param("env", {"ODD": "a\x01b"}, "holds the control character '\\x01'", id="control"),
         pytest.param(
             "cluster.pre_script",
             "true\n#SBATCH --nodes=4\n",

@@ -44,6 +44,8 @@ def _start(request: dict[str, Any], rank: int, variables: dict[str, str]) -> int
         return child
     status = 1
     try:
+        # A worker that hangs is one that failed.
+        signal.alarm(100)
         log = Path(request["folder"]) / f"worker-{rank}.log"
         status = _run_child(request["target"], request["arguments"], variables, log)
     finally:

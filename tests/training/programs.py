@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resilience.events import EventLog
+from resilience.events import EventLog, read_events
 from training.__main__ import main
 
 
@@ -50,9 +50,19 @@ def write_small_files(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def stop_worker_one(arguments: list[str]) -> int:
-    """Train; worker 1 alone is sent SIGTERM when its model is ready."""
-    return _act_on_event("model_ready", rank=1, act=_terminate, arguments=arguments)
+def stop_before_steps(arguments: list[str]) -> int:
+    """Train; worker 0 is sent SIGTERM when its data is ready."""
+    return _act_on_event("data_ready", rank=0, act=_terminate, arguments=arguments)
+
+
+def fail_late(arguments: list[str]) -> int:
+    """Train; a worker that fails ends when the others have failed as well."""
+    events = Path(arguments[1].removeprefix("--run-dir=")) / "events.jsonl"
+    status = main(arguments)
+    world_size = int(os.environ["WORLD_SIZE"])
+    while sum(each.event == "worker_failed" for each in read_events(events)) < world_size:
+        os.sched_yield()
+    return status
 
 
 def stop_within_steps(arguments: list[str]) -> int:

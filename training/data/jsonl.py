@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -43,16 +44,16 @@ def token_file(data: Jsonl, folder: Path) -> Path:
 
 def write_token_file(data: Jsonl, path: Path, *, node: str, encode: Encoder) -> None:
     """Tokenise the whole file; a name of its own a node keeps nodes apart on a shared disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{node}.unfinished")
-    texts = _read_texts(data)
-    with unfinished.open("wb") as file:
-        while batch := list(itertools.islice(texts, _DOCUMENTS_PER_CALL)):
-            for tokens in encode(batch):
-                file.write(tokens.astype(_TOKEN_TYPE).tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            _write_tokens(file, _read_texts(data), encode)
+        unfinished.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write tokens to {unfinished}: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def map_token_file(path: Path) -> Tokens:
@@ -67,6 +68,13 @@ def open_encoder(tokenizer: str) -> tuple[Encoder, int]:
     if tokenizer == "bytes":
         return _encode_bytes, NUM_BYTE_TOKENS
     return _open_hugging_face(tokenizer)
+
+
+def _write_tokens(file: BinaryIO, texts: Iterator[str], encode: Encoder) -> None:
+    while batch := list(itertools.islice(texts, _DOCUMENTS_PER_CALL)):
+        file.writelines(tokens.astype(_TOKEN_TYPE).tobytes() for tokens in encode(batch))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _encode_bytes(texts: list[str]) -> Iterator[Tokens]:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from resilience.events import EventLog
+from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 from training.plan import plan_files
 
@@ -35,29 +39,38 @@ def write_checkpoint(
     file_bytes_max: int = FILE_BYTES_MAX,
 ) -> None:
     """Write run_dir/checkpoint; all workers take part and return when it is there."""
-    is_writer = group.environment.rank == 0
     parameters: dict[str, Tensor] = dict(core.named_parameters())
     sizes = {name: each.numel() * each.element_size() for name, each in parameters.items()}
     files = plan_files(sizes, file_bytes_max)
-    unfinished = run_dir / f"{CHECKPOINT_FOLDER}.unfinished"
-    if is_writer:
-        events.write("checkpoint_started")
-        _make_empty(unfinished)
-    for names, file_name in zip(files, _file_names(len(files)), strict=True):
-        tensors = {}
-        for name in names:
-            tensor = _gather(parameters[name])
-            if is_writer:
-                tensors[name] = tensor.cpu().contiguous()
-        if is_writer:
-            save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
-    if is_writer:
+    if group.environment.rank == 0:
         path = run_dir / CHECKPOINT_FOLDER
-        _write_rest(core, unfinished, files, sizes)
-        _publish(unfinished, path)
+        events.write("checkpoint_started")
+        with _unfinished_folder(path) as unfinished:
+            for names, file_name in zip(files, _file_names(len(files)), strict=True):
+                tensors = {name: _gather(parameters[name]).cpu().contiguous() for name in names}
+                save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
+            _write_rest(core, unfinished, files, sizes)
+            _publish(unfinished, path)
         num_bytes = sum(each.stat().st_size for each in path.iterdir())
         events.write("checkpoint_written", path=str(path), num_bytes=num_bytes)
+    else:
+        for name in parameters:
+            _gather(parameters[name])
     group.wait_for_all("checkpoint", CHECKPOINT_TIMEOUT)
+
+
+@contextmanager
+def _unfinished_folder(path: Path) -> Iterator[Path]:
+    """Make an empty folder beside `path`; nothing of it is left where the block ends early."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _gather(parameter: Tensor) -> Tensor:
@@ -97,12 +110,6 @@ def _write_rest(core: Any, folder: Path, files: list[list[str]], sizes: dict[str
 def _class_name(core: Any) -> str:
     """Return the model's own class name; sharding puts one of its own before it."""
     return next(each.__name__ for each in type(core).__mro__ if "transformers" in each.__module__)
-
-
-def _make_empty(folder: Path) -> None:
-    """Make the folder, without what an earlier run may have left in it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
 
 
 def _publish(unfinished: Path, path: Path) -> None:

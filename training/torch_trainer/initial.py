@@ -8,6 +8,7 @@ draws only the blocks that its shard overlaps and any sharding begins alike.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,7 +31,7 @@ def fill_parameters(model: nn.Module, *, seed: int, std: float) -> None:
             if kind != "normal":
                 local.fill_(1.0 if kind == "ones" else 0.0)
                 continue
-            row_size = parameter[0].numel() if parameter.ndim > 1 else 1
+            row_size = math.prod(parameter.shape[1:])
             rows = local_rows(parameter)
             start, stop = rows.start * row_size, rows.stop * row_size
             flat = local.view(-1)
@@ -64,7 +65,7 @@ def _normal_blocks(
     name: str, shape: tuple[int, ...], *, seed: int, start: int, stop: int
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Yield (offset from `start`, values) until `stop`, by flat index."""
-    size = int(np.prod(shape))
+    size = math.prod(shape)
     position = start
     while position < stop:
         block = position // BLOCK_SIZE

@@ -74,6 +74,7 @@ def build_model(job: Job, trainer: TorchTrainer, group: WorkerGroup) -> SpreadMo
     else:
         fill_parameters(core, seed=trainer.seed, std=job.model.init_std)
     run = core if mesh_plan else _replicate(core, group.device)
+    group.keep(run)
     return SpreadModel(run=run.train(), core=core, shard_group=shard_group)
 
 

@@ -22,8 +22,15 @@ SERVER_PORT = 8080
 POD_NAME = "LAUNCHER_POD_NAME"
 POD_IP = "LAUNCHER_POD_IP"
 
+_RENDEZVOUS_PORT = 29500
+
 # HyperPod's log monitoring reads standard output there.
 _LOG_PATH = "/tmp/hyperpod"
+
+
+def rendezvous_port(cluster: K8sCluster) -> int:
+    """Return the port at which the pods of a plain Job meet."""
+    return cluster.rdzv_port or _RENDEZVOUS_PORT
 
 
 def start_values(job: Job) -> dict[str, Any]:
@@ -48,10 +55,8 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     The operator gives each node its rank and the rendezvous, and counts
     restarts; of torchrun's own words only sizes and logs are left.
     """
-    # The program lies beside the interpreter that it was installed for.
-    folder, slash, _ = cluster.python.rpartition("/")
     return (
-        shlex.quote(f"{folder}{slash}hyperpodrun"),
+        "hyperpodrun",
         '--nnodes="$NNODES"',
         f"--nproc-per-node={job.trainer.num_devices}",
         f"--server-port={SERVER_PORT}",
@@ -68,8 +73,8 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
 
 def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     words = NodeWords(
-        python=shlex.quote(cluster.python),
-        rdzv_endpoint=f'"$RDZV_HOST:{cluster.rdzv_port}"',
+        python=shlex.quote(cluster.python or "python"),
+        rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
         rdzv_id=shlex.quote(job.name),
         job_path=f"{CONFIG_PATH}/job.json",
         run_path=shlex.quote(cluster.run_path),

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.clusters.k8s.start import CONFIG_PATH, POD_IP, POD_NAME, SERVER_PORT
+from launcher.clusters.k8s.start import (
+    CONFIG_PATH,
+    POD_IP,
+    POD_NAME,
+    SERVER_PORT,
+    rendezvous_port,
+)
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
 from launcher.job.fields import time_limit_seconds
@@ -113,7 +119,7 @@ def literal(text: str) -> str:
 def _port(cluster: K8sCluster) -> dict[str, Any]:
     if cluster.job_kind == "hyperpod":
         return {"name": "agent", "number": SERVER_PORT}
-    return {"name": "rendezvous", "number": cluster.rdzv_port}
+    return {"name": "rendezvous", "number": rendezvous_port(cluster)}
 
 
 def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -184,7 +190,7 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
             suspend=suspend,
         )
     return _set(
-        cleanPodPolicy=policy.clean_pod_policy,
+        cleanPodPolicy=policy.clean_pod_policy or "All",
         jobMaxRetryCount=_retries_max(job, cluster),
         activeDeadlineSeconds=deadline_s,
         faultDeadlineSeconds=policy.fault_deadline_s,

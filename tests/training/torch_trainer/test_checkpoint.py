@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
+from training.errors import CheckpointError
 from training.torch_trainer import checkpoint
 
 SHARDINGS = [
@@ -133,12 +133,18 @@ def test_files_can_be_read_as_the_umask_says(workers, tmp_path):
     assert modes == {0o666 & ~mask}
 
 
-def test_writing_that_ends_early_leaves_no_checkpoint(tmp_path):
-    unfinished = tmp_path / "checkpoint.unfinished"
-    unfinished.mkdir()
+def test_writing_that_fails_leaves_the_older_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "older").touch()
 
-    with pytest.raises(FileNotFoundError):
-        checkpoint._publish(unfinished, tmp_path / "checkpoint")
+    def fail() -> None:
+        with checkpoint._unfinished_folder(path) as unfinished:
+            (unfinished / "part").touch()
+            raise OSError("disk full")
 
-    assert not (tmp_path / "checkpoint").exists()
-    shutil.rmtree(unfinished)
+    with pytest.raises(CheckpointError, match=f"cannot write the checkpoint {path}: disk full"):
+        fail()
+
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+    assert (path / "older").exists()

@@ -17,6 +17,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("model", "config", "architecture"), MODELS)
 def test_parameters_begin_as_hugging_face_begins_them(model, config, architecture):
+    torch.manual_seed(1)
     made = architecture(config(**plan_model_config(make_job(model=model).model)))
     theirs = {name: each.detach().clone() for name, each in made.named_parameters()}
 
@@ -27,8 +28,10 @@ def test_parameters_begin_as_hugging_face_begins_them(model, config, architectur
         if their.unique().numel() == 1:
             assert torch.equal(ours, their), name
         else:
-            assert ours.std().item() == pytest.approx(0.05, rel=0.7), name
-            assert their.std().item() == pytest.approx(0.05, rel=0.7), name
+            # Sinks and router biases are few numbers.
+            tolerance = 0.1 if ours.numel() > 1000 else 0.8
+            assert ours.std().item() == pytest.approx(0.05, rel=tolerance), name
+            assert their.std().item() == pytest.approx(0.05, rel=tolerance), name
 
 
 def test_values_depend_on_seed_and_name():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from tests.training.jobs import GPT_OSS, make_job
+from tests.training.jobs import GPT_OSS, LLAMA, make_job
 from training.torch_trainer.step import clip_gradients, gradient_norm
 
 PROGRAM = "tests.training.programs:write_norms"
@@ -41,6 +41,28 @@ def test_norm_is_that_of_single_worker_on_all_ranks(
     for (before, after), (single_before, _) in zip(norms, single, strict=True):
         assert before == pytest.approx(single_before, rel=1e-5)
         assert after == pytest.approx(min(before, clip_norm), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(LLAMA, id="llama"), pytest.param(GPT_OSS, id="gpt-oss")]
+)
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_norm_in_bf16_is_near_that_in_fp32(workers, tmp_path, sharding, model):
+    """The program computes on the CPU what the job has a GPU for."""
+    trainer = {"sharding": sharding, "num_devices": 2, "optimizer": {"clip_norm": None}}
+    gpu = {"type": "gpu", "accelerator": "gpu"}
+
+    norms = {
+        precision: _norms(
+            workers,
+            tmp_path / precision,
+            make_job(model=model, trainer={**trainer, "precision": precision}, instance=gpu),
+        )
+        for precision in ("fp32", "bf16")
+    }
+
+    assert norms["bf16"] != norms["fp32"]
+    assert norms["bf16"][0] == pytest.approx(norms["fp32"][0], rel=0.05)
 
 
 def test_norm_and_clip_of_known_gradients():

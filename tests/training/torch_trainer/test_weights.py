@@ -13,7 +13,7 @@ def trained(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Outco
     return workers.run(make_job(trainer={"max_steps": 1}), tmp_path_factory.mktemp("trained"))
 
 
-def _complaint(workers, folder, weights, **model):
+def _complaint(workers, folder, weights, model):
     job = make_job(model={**model, "weights": str(weights)})
     outcome = workers.run(job, folder, is_success_expected=False)
     assert outcome.statuses == [1]
@@ -24,7 +24,7 @@ def _complaint(workers, folder, weights, **model):
 def test_weights_of_other_dimensions_are_refused(workers, tmp_path, trained):
     weights = trained.folder / "checkpoint"
 
-    line = _complaint(workers, tmp_path, weights, num_layers=3)
+    line = _complaint(workers, tmp_path, weights, {"num_layers": 3})
 
     assert line == (
         f"training: model.weights {weights} has num_hidden_layers 2, the job 3; "
@@ -33,19 +33,19 @@ def test_weights_of_other_dimensions_are_refused(workers, tmp_path, trained):
 
 
 def test_weights_of_another_rope_are_refused(workers, tmp_path, trained):
-    line = _complaint(workers, tmp_path, trained.folder / "checkpoint", rope_theta=20000.0)
+    line = _complaint(workers, tmp_path, trained.folder / "checkpoint", {"rope_theta": 20000.0})
 
     assert "has rope_parameters" in line
 
 
 def test_weights_of_another_architecture_are_refused(workers, tmp_path, trained):
-    line = _complaint(workers, tmp_path, trained.folder / "checkpoint", **GPT_OSS)
+    line = _complaint(workers, tmp_path, trained.folder / "checkpoint", GPT_OSS)
 
     assert "is of architecture 'llama', model.architecture is 'gpt_oss'" in line
 
 
 def test_folder_without_weights_is_refused(workers, tmp_path):
-    line = _complaint(workers, tmp_path, tmp_path / "missing")
+    line = _complaint(workers, tmp_path, tmp_path / "missing", {})
 
     assert line.startswith(f"training: model.weights {tmp_path / 'missing'} has no usable config")
 
@@ -57,7 +57,7 @@ def test_folder_without_a_parameter_is_refused(workers, tmp_path, trained):
     (weights / "config.json").write_text(config)
     (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
 
-    line = _complaint(workers, tmp_path, weights)
+    line = _complaint(workers, tmp_path, weights, {})
 
     assert line == (
         f"training: model.weights {weights} has no parameter 'model.embed_tokens.weight'"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # node-12 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest f7bf36a61f81ecc0a99ad9af5a4d8eaef573e01c8183c019e90afaa9ea3b072a.
+# Llama 3 70B from random weights, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
 # shellcheck disable=SC2016  # a recipe's values are plain text

@@ -1,0 +1,183 @@
+"""Rules that join a cluster's fields with each other and with the rest of the job.
+
+What a kind of cluster has no place for is refused here rather than dropped
+while rendering. Nothing here reads anything but the job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster, Toleration
+from launcher.job.content import JobContent
+
+
+def slurm_rules(job: JobContent) -> Iterator[str]:
+    """Yield what a job on Slurm may not ask for."""
+    if not isinstance(cluster := job.cluster, SlurmCluster):
+        return
+    for name in cluster.extra_options:
+        if not re.fullmatch(r"[a-z][a-z-]*", name):
+            yield (
+                f"cluster.extra_options has the name {name!r}; allowed: a long sbatch option "
+                "without its dashes"
+            )
+        elif name in RESERVED_SBATCH_OPTIONS:
+            yield (
+                f"cluster.extra_options.{name} is written by the template; "
+                "use the recipe's own key for it"
+            )
+    # Names of the sort that Slurm splits at commas and blanks.
+    for field in ("partition", "account", "qos", "reservation"):
+        value = getattr(cluster, field)
+        if value is not None and not re.fullmatch(r"[\w.,@+-]+", value):
+            yield f"cluster.{field} {value!r} is no Slurm name; allowed: letters, digits and _.,@+-"
+
+
+RESERVED_SBATCH_OPTIONS = frozenset(
+    {
+        "job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem",
+        "partition", "account", "qos", "reservation", "constraint", "exclude", "comment",
+        "exclusive", "requeue", "no-requeue", "signal", "time", "output", "error", "open-mode",
+        "chdir", "wrap", "array", "export", "parsable", "wait", "test-only",
+    }
+)  # fmt: skip
+
+
+def k8s_rules(job: JobContent) -> Iterator[str]:
+    """Yield what a job on Kubernetes may not ask for."""
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return
+    longest = f"{job.name}-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    # HyperPod's operator names pods <job>-<replica spec>-<index>, 'pods' being our spec's name.
+    if cluster.job_kind == "hyperpod":
+        longest = f"{job.name}-pods-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    if len(longest) > 63:
+        yield (
+            f"run.name {job.name!r} is too long: the pod {longest!r} has {len(longest)} "
+            "characters; allowed: 63"
+        )
+    if cluster.job_kind == "job":
+        yield from _plain_job(job, cluster)
+    else:
+        yield from _hyperpod_job(job, cluster)
+    yield from _reserved(job, cluster)
+    for toleration in cluster.tolerations:
+        yield from _toleration(toleration)
+    paths = [claim.mount_path for claim in cluster.volume_claims]
+    paths += [folder.mount_path for folder in cluster.host_paths]
+    if job.resources.shm_gib:
+        paths.append("/dev/shm")
+    for path in paths:
+        if PurePosixPath(path).is_relative_to(_OWN_MOUNT):
+            yield f"cluster mounts {path!r}, where the job itself is mounted; choose another path"
+    for path in sorted({path for path in paths if paths.count(path) > 1}):
+        yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
+    for rule in cluster.run_policy.log_monitoring:
+        yield from _log_rule(rule)
+
+
+def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    policy = cluster.run_policy
+    hyperpod_only = {
+        "num_spares": cluster.num_spares or None,
+        "run_policy.clean_pod_policy": policy.clean_pod_policy,
+        "run_policy.fault_deadline_s": policy.fault_deadline_s,
+        "run_policy.startup_deadline_s": policy.startup_deadline_s,
+        "run_policy.workload_mode": policy.workload_mode,
+        "run_policy.restart_policy": policy.restart_policy,
+        "run_policy.log_monitoring": policy.log_monitoring or None,
+    }
+    yield from _unread(hyperpod_only, "hyperpod", _NO_FIELD)
+    if job.resilience.elastic:
+        yield "resilience.elastic needs cluster.job_kind 'hyperpod'; a plain Job cannot be resized"
+    if job.name[0].isdigit():
+        yield (
+            f"run.name {job.name!r} begins with a digit, and a plain Job's Service may not; "
+            "begin it with a letter"
+        )
+
+
+def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    policy = cluster.run_policy
+    yield from _unread({"python": cluster.python, "rdzv_port": cluster.rdzv_port}, "job", _AGENT)
+    counted = [
+        name
+        for name, value in (
+            ("cluster.run_policy.retries_max", policy.retries_max),
+            ("cluster.run_policy.restart_policy", policy.restart_policy),
+            ("resilience.checkpointless", job.resilience.checkpointless),
+        )
+        if value is not None
+    ]
+    if job.trainer.max_restarts and counted:
+        yield (
+            f"trainer.max_restarts {job.trainer.max_restarts} and {counted[0]} both say how often "
+            "HyperPod restarts processes; set trainer.max_restarts to 0"
+        )
+
+
+def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[str]:
+    for name, value in values.items():
+        if value is not None:
+            yield f"cluster.{name} needs cluster.job_kind {job_kind!r}; {why}"
+
+
+_AGENT = "HyperPod's agent has its own"
+_NO_FIELD = "a plain Job has no such field"
+
+
+def _reserved(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
+    """Yield what the manifest sets itself and a recipe would set again."""
+    for field in ("labels", "annotations"):
+        for key in getattr(cluster, field):
+            if key in _OWN_KEYS or key.startswith("training-recipes/"):
+                yield f"cluster.{field} has {key!r}, which the manifest sets itself; remove it"
+    for name in sorted({*job.env, *cluster.secrets} & _OWN_VARIABLES):
+        yield (
+            f"{name} of env or cluster.secrets is set by the manifest itself; remove it "
+            "(OMP_NUM_THREADS is trainer.threads_per_worker)"
+        )
+    given = cluster.node_selector.get("node.kubernetes.io/instance-type")
+    if given is not None and given != job.instance.type:
+        yield (
+            f"cluster.node_selector asks for node.kubernetes.io/instance-type {given!r}, and "
+            f"instance.type is {job.instance.type!r}; choose with instance=NAME alone"
+        )
+
+
+_OWN_KEYS = {
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/managed-by",
+    "kueue.x-k8s.io/queue-name",
+    "kueue.x-k8s.io/priority-class",
+}
+_OWN_VARIABLES = {"OMP_NUM_THREADS", "PET_RDZV_CONF", "LAUNCHER_POD_NAME", "LAUNCHER_POD_IP"}
+_OWN_MOUNT = "/etc/training"
+
+
+def _toleration(toleration: Toleration) -> Iterator[str]:
+    where = f"cluster.tolerations {toleration.key!r}"
+    if toleration.operator == "Exists" and toleration.value is not None:
+        yield f"{where}: value {toleration.value!r} needs operator 'Equal'"
+    if toleration.operator == "Equal" and toleration.key is None:
+        yield f"{where}: operator 'Equal' needs a key"
+    if toleration.toleration_s is not None and toleration.effect != "NoExecute":
+        yield f"{where}: toleration_s {toleration.toleration_s} needs effect 'NoExecute'"
+
+
+def _log_rule(rule: LogRule) -> Iterator[str]:
+    where = f"cluster.run_policy.log_monitoring '{rule.name}'"
+    for field in ("pattern", "stop_pattern"):
+        text = getattr(rule, field)
+        try:
+            groups = re.compile(text).groups if text else 0
+        except re.error as error:
+            yield f"{where}: {field} {text!r} is no regular expression: {error}"
+            continue
+        if groups > 1:
+            yield f"{where}: {field} {text!r} has {groups} groups; allowed: at most 1"
+    if (rule.metric_threshold is None) != (rule.operator is None):
+        yield f"{where}: metric_threshold and operator go together; set both or neither"

@@ -1,0 +1,111 @@
+"""What a real API server says to our manifests, and what submission does on one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.k8s import MANIFEST, submit_k8s
+from launcher.errors import OutsideError
+from tests.k8s.conftest import kubectl
+from tests.launcher.k8s_full import full_job
+from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest
+from tests.launcher.shipped import RECIPES, shipped_job
+
+JOBS = {
+    **{f"{recipe}-{kind}": (shipped_job, recipe, kind) for recipe in RECIPES for kind in KINDS},
+    **{f"full-{kind}": (full_job, kind) for kind in KINDS},
+}
+PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}
+
+
+# Stable since Kubernetes 1.24; a server from before does not know them.
+INDEXED_JOB_FIELDS = ("completionMode", "suspend")
+INDEXED_JOB_MINOR = 24
+
+
+def minor_version(config: Path) -> int:
+    done = kubectl(config, "version", "--output=json")
+    assert done.returncode == 0, done.stderr
+    return int(json.loads(done.stdout)["serverVersion"]["gitVersion"].split(".")[1])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
+    make, *words = JOBS[name]
+    found = documents(make(*words))
+    job = found.pop("job")
+    if job["kind"] == "Job" and minor_version(kube_config) < INDEXED_JOB_MINOR:
+        for field in INDEXED_JOB_FIELDS:
+            job["spec"].pop(field, None)
+
+    for document in found.values():
+        text = json.dumps(document)
+        done = kubectl(kube_config, "create", "--dry-run=server", "--filename=-", text=text)
+        assert done.returncode == 0, done.stderr
+        assert "(server dry run)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        pytest.param("cleanPodPolicy", "Bogus", "Unsupported value", id="word"),
+        pytest.param("restartPolicy", {}, "evalPeriodSeconds", id="missing"),
+        pytest.param("suspend", "no", "must be of type boolean", id="type"),
+    ],
+)
+def test_server_refuses_what_the_definition_does(
+    kube_config: Path, path: str, value: object, words: str
+) -> None:
+    document = documents(k8s_job("hyperpod"))["job"]
+    document["spec"]["runPolicy"][path] = value
+
+    done = kubectl(
+        kube_config, "create", "--dry-run=server", "--validate=false", "--filename=-",
+        text=json.dumps(document),
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_submission_creates_the_job_and_then_leaves_it_alone(
+    kube_config: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "job" and (minor := minor_version(kube_config)) < INDEXED_JOB_MINOR:
+        pytest.skip(f"this server, 1.{minor}, has no Indexed Jobs")
+    monkeypatch.setenv("KUBECONFIG", str(kube_config))
+    job = k8s_job(kind, {"name": f"run-{kind}"})
+    (tmp_path / MANIFEST).write_text(manifest(job))
+
+    submission = submit_k8s(tmp_path, job)
+
+    stored = kubectl(kube_config, "get", f"{PLURALS[kind]}/{job.name}", "--output=json").stdout
+    assert submission.job_id.endswith(f"/{job.name}")
+    (tmp_path / MANIFEST).write_text(manifest(k8s_job(kind, {"name": job.name, "env": {"A": "1"}})))
+    with pytest.raises(OutsideError, match=f"{job.name} exists in namespace 'default'"):
+        submit_k8s(tmp_path, job)
+    again = kubectl(kube_config, "get", f"{PLURALS[kind]}/{job.name}", "--output=json").stdout
+    assert json.loads(again)["spec"] == json.loads(stored)["spec"]
+
+
+@pytest.mark.skipif(
+    "KUBECONFIG" not in os.environ or shutil.which("kubectl") is None,
+    reason="KUBECONFIG names no cluster, or no kubectl on this machine",
+)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_cluster_of_the_environment_would_take_a_plain_job(recipe: str) -> None:
+    """Only asks: nothing is stored there."""
+    config = Path(os.environ["KUBECONFIG"])
+
+    done = kubectl(
+        config, "create", "--dry-run=server", "--filename=-",
+        text=manifest(shipped_job(recipe, "job")),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,318 @@
+"""Every key of every shipped recipe does something.
+
+Each key is changed, and something has to change with it that is no mere copy
+of the recipe: a rendered text, what Megatron is told, or what a real training
+run computes. A key that only bounds the others has to turn the job down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.job import Job
+from launcher.job.workload import MegatronTrainer, TorchTrainer
+from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
+from tests.training.workers import Workers, start_workers
+from training.megatron_plan import plan_megatron
+from training.plan import plan_mesh
+
+OTHER: dict[str, Any] = {
+    "name": "other",
+    "recipe.name": "other/recipe",
+    "recipe.description": "another description",
+    "time_limit": "1-00:00:00",
+    "env": {"OTHER": "1"},
+    "env.FI_PROVIDER": "tcp",
+    "model.weights": "/nowhere",
+    "model.rope_scaling": None,
+    "model.head_dim": 64,
+    "model.num_heads": 8,
+    "trainer.num_devices": {8: 4, 2: 1},
+    "model.vocab_size": 512,
+    "trainer.precision": {"bf16": "fp32", "fp32": "bf16"},
+    "trainer.sharding": {"none": "full", "hybrid": "full"},
+    "trainer.num_replicas": {2: 4, 1: 2, None: 2},
+    "trainer.kind": None,
+    "trainer.sequence_parallel": False,
+    "trainer.optimizer.decay_steps": 5000,
+    "trainer.optimizer.warmup_steps": 1,
+    "trainer.virtual_pipeline": 2,
+    "trainer.context_parallel": 2,
+    "trainer.tensor_parallel": 4,
+    "trainer.pipeline_parallel": 2,
+    "trainer.expert_parallel": 2,
+    "data.path": "/nowhere.jsonl",
+    "data.text_key": "other",
+    "data.tokenizer": "/nowhere",
+    "instance.type": "ml.other",
+    "instance.accelerator": {"gpu": "cpu", "cpu": "gpu"},
+    "instance.num_devices": 1,
+    "instance.num_efa": {32: 0, 0: 4},
+    "instance.num_vcpus": 1,
+    "instance.memory_gib": 1,
+    "resources.num_cpus": 4,
+    "resources.memory_gib": 512,
+    "resources.hugepages_2mi_mib": 1024,
+    "resources.shm_gib": 70,
+    "resilience.checkpointless.transfer_buffer_mib": 100_000,
+    "resilience.checkpointless": {
+        "transfer_buffer_mib": 256,
+        "process_restarts_max": 3,
+        "restart_window_s": 60,
+    },
+    "resilience.elastic": {
+        "nodes_min": 1,
+        "nodes_max": 64,
+        "nodes_step": None,
+        "nodes_allowed": None,
+        "scaling_timeout_s": 60,
+        "graceful_shutdown_timeout_s": 60,
+        "faulty_scale_down_timeout_s": None,
+    },
+    "cluster.image_pull_policy": "Always",
+    "cluster.job_kind": {"hyperpod": "job", "job": "hyperpod"},
+    "cluster.run_policy.clean_pod_policy": "OnlyComplete",
+    "cluster.run_policy.restart_policy": {
+        "eval_period_s": 60,
+        "full_job_restarts_max": 1,
+        "restarts_before_full_job": 1,
+        "repeat_offenders_to_avoid_max": None,
+        "scale_up_snooze_s": None,
+    },
+    "cluster.run_policy.log_monitoring": [{"name": "hang", "pattern": "step"}],
+    "cluster.affinity.required": {"zone": ["a"]},
+    "cluster.affinity.preferred": [{"weight": 1, "labels": {"zone": ["a"]}}],
+    "cluster.affinity.same_topology": "topology.k8s.aws/network-node-layer-1",
+    "cluster.labels": {"team": "a"},
+    "cluster.annotations": {"team": "a"},
+    "cluster.node_selector": {"team": "a"},
+    "cluster.tolerations": [{"key": "nvidia.com/gpu"}],
+    "cluster.volume_claims": [{"claim_name": "fsx", "mount_path": "/data"}],
+    "cluster.host_paths": [{"path": "/opt", "mount_path": "/opt/x"}],
+    "cluster.image_pull_secrets": ["other"],
+    "cluster.secrets_from": ["other"],
+    "cluster.secrets": {"k8s": {"A": {"name": "b", "key": "c"}}, "": {"A": {}}},
+    "cluster.security.capabilities": ["IPC_LOCK"],
+    "cluster.probes.startup": {"command": ["true"]},
+    "cluster.probes.liveness": {"command": ["true"]},
+    "cluster.probes.readiness": {"command": ["true"]},
+    "cluster.container": {"image": "a.sqsh", "mounts": [], "mount_home": False},
+    "cluster.modules": ["cuda"],
+    "cluster.extra_options": {"switches": "1"},
+    "cluster.python": "python9",
+    "cluster.run_path": "/other",
+    "cluster.pre_script": "true",
+    "cluster.rdzv_port": 12345,
+    "cluster.security.run_as_user": 7,
+    "cluster.security.run_as_group": 7,
+    "cluster.security.fs_group": 7,
+    "cluster.run_policy.retries_max": 7,
+    "cluster.run_policy.fault_deadline_s": 7,
+    "cluster.run_policy.startup_deadline_s": 7,
+    "cluster.run_policy.ttl_s": 7,
+}
+# These say which member of a union a section is; another one has other keys.
+TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "recipe.schema"}
+# These bound what the others may be: where nothing changes with them, the job is turned down.
+BOUNDS = {
+    "cluster.python",
+    "cluster.rdzv_port",
+    "instance.accelerator",
+    "instance.memory_gib",
+    "instance.num_devices",
+    "instance.num_efa",
+    "instance.num_vcpus",
+    "resilience.checkpointless",
+    "resilience.checkpointless.transfer_buffer_mib",
+    "trainer.expert_parallel",
+    "trainer.num_replicas",
+    "trainer.sharding",
+}
+# Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
+SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint",
+               "data.path", "data.text_key", "data.tokenizer"}  # fmt: skip
+# Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU.
+TESTED_ALONE = {"trainer.activation_checkpointing", "trainer.precision"}
+SMALL = ("trainer.num_nodes=1", "trainer.num_devices=1", "trainer.max_steps=5",
+         "trainer.optimizer.warmup_steps=2", "model.num_layers=2", "model.hidden_size=32",
+         "trainer.global_batch_size=4", "trainer.micro_batch_size=2", "data.seq_length=48",
+         "data.max_bytes=300000")  # fmt: skip
+
+
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, node
+
+
+def content(job: Job) -> dict[str, Any]:
+    plain: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
+    return plain
+
+
+def changed(job: Job, path: str, value: Any) -> dict[str, Any]:
+    plain = content(job)
+    *sections, last = path.split(".")
+    node = plain
+    for section in sections:
+        node = node[section]
+    node[last] = value
+    return plain
+
+
+def other_value(path: str, value: Any, cluster_kind: str) -> Any:
+    if path in OTHER:
+        other = OTHER[path]
+        if isinstance(other, dict) and path == "cluster.secrets":
+            return other.get(cluster_kind, other[""])
+        if isinstance(other, dict) and not isinstance(value, dict) and value in other:
+            return other[value]
+        return other
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value * 2 if value else 1
+    if isinstance(value, float):
+        return value / 2 if value else 1e-9
+    return "other"
+
+
+def valid(plain: dict[str, Any]) -> Job:
+    return Job.model_validate_json(json.dumps(plain), strict=True)
+
+
+def texts(plain: dict[str, Any]) -> dict[str, Any]:
+    """Return what is rendered, without the copies of the recipe in it."""
+    job = valid(plain)
+    files: dict[str, Any] = {
+        name: text.replace(job.digest(), "") for name, text in rendered(job).items()
+    }
+    del files["job.json"]
+    if "manifest.yaml" in files:
+        documents = list(yaml.load_all(files["manifest.yaml"], Loader=yaml.CSafeLoader))
+        for document in documents:
+            document.get("data", {}).pop("job.json", None)
+        files["manifest.yaml"] = documents
+    return files
+
+
+def plans(plain: dict[str, Any]) -> Any:
+    job = valid(plain)
+    if isinstance(job.trainer, MegatronTrainer):
+        return plan_megatron(job, job.trainer)
+    assert isinstance(job.trainer, TorchTrainer)
+    return plan_mesh(job.trainer, job.trainer.world_size)
+
+
+class Trained:
+    """What real runs of one worker came to, by the job that they were given."""
+
+    def __init__(self, workers: Workers, folder: Path) -> None:
+        self._workers, self._folder, self._number = workers, folder, 0
+
+    def run(self, plain: dict[str, Any]) -> Any:
+        self._number += 1
+        job = valid(plain)
+        folder = self._folder / str(self._number)
+        outcome = self._workers.run(job, folder, is_success_expected=False)
+        if any(outcome.statuses):
+            return outcome.statuses, outcome.log()[-300:]
+        steps = [{k: v for k, v in step.items() if k != "duration_s"} for step in outcome.steps]
+        sizes = [event.fields for event in outcome.named("model_ready")]
+        config = folder / "checkpoint" / "config.json"
+        return steps, sizes, outcome.weights(), config.read_text() if config.exists() else None
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    with start_workers() as workers:
+        yield Trained(workers, tmp_path_factory.mktemp("trained"))
+
+
+def has_effect(job: Job, path: str, value: Any) -> bool:
+    """Say whether another value of the key changes a rendered text or a plan."""
+    try:
+        plain = changed(job, path, value)
+        if texts(plain) != texts(content(job)):
+            return True
+        return bool(plans(plain) != plans(content(job)))
+    except ValueError:
+        return path in BOUNDS
+
+
+def silent_keys(recipe: str, clusters: Iterable[str]) -> dict[str, Any]:
+    """Return the keys that change no text and no plan, with the value that was tried."""
+    jobs = [shipped_job(recipe, cluster, ["resources.num_cpus=8", "resources.shm_gib=64"]) for cluster in clusters]
+    silent: dict[str, Any] = {}
+    heard: set[str] = set()
+    for job in jobs:
+        for path, value in leaves(content(job)):
+            if path in TAGS or path in heard:
+                continue
+            other = other_value(path, value, job.cluster.kind)
+            if has_effect(job, path, other):
+                heard.add(path)
+                silent.pop(path, None)
+            else:
+                silent[path] = other
+    return silent
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "70b" in name])
+def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
+    recipe: str,
+) -> None:
+    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP == set()
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "70b" not in name])
+def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(
+    recipe: str, trained: Trained
+) -> None:
+    tiny = recipe.replace("8b", "tiny")
+    small = content(shipped_job(tiny, "local", SMALL))
+    before = trained.run(small)
+    assert isinstance(before, tuple), before
+
+    asked = set(silent_keys(recipe, CLUSTERS)) - TESTED_ALONE
+    silent = [
+        path
+        for path, value in leaves(small)
+        if path in asked
+        and trained.run(changed(valid(small), path, other_value(path, value, "local"))) == before
+    ]
+
+    assert silent == []
+
+
+@pytest.mark.parametrize("clusters", [["slurm"], ["hyperpod", "job"], ["hyperpod"], ["local"]])
+def test_every_key_of_a_clusters_own_changes_a_text(clusters: list[str]) -> None:
+    silent = silent_keys("llama/llama3_tiny_pretrain", clusters)
+
+    assert [path for path in silent if path.startswith("cluster.")] == []
+
+
+def test_the_sources_of_data_read_every_key(trained: Trained, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"line {n} " * 40, "other": f"row {n} " * 40}) for n in range(99)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    small = content(
+        shipped_job("llama/llama3_tiny_pretrain", "local", [
+            *[key for key in SMALL if "max_bytes" not in key], "data=jsonl",
+            f"data.path={tmp_path}/data.jsonl", "data.tokenizer=bytes",
+        ])
+    )  # fmt: skip
+    before = trained.run(small)
+    assert isinstance(before, tuple), before
+
+    for path in ("data.path", "data.text_key", "data.tokenizer", "data.seq_length"):
+        value = 24 if path == "data.seq_length" else OTHER[path]
+        assert trained.run(changed(valid(small), path, value)) != before, path
+

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from training.environment import WorkerEnvironment, parse_environment
+from training.errors import PlacementError
+
+VARIABLES = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "host",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_variables_of_torchrun_are_read():
+    environment = parse_environment(
+        {
+            **VARIABLES,
+            "TORCHELASTIC_RESTART_COUNT": "2",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    )
+
+    assert environment == WorkerEnvironment(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        master_addr="host",
+        master_port=29500,
+        generation=2,
+        is_store_hosted=True,
+    )
+
+
+def test_without_an_agent_rank_0_has_the_store():
+    environment = parse_environment(VARIABLES)
+
+    assert environment.generation == 0
+    assert not environment.is_store_hosted
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_missing_variable_is_named(name):
+    variables = {key: value for key, value in VARIABLES.items() if key != name}
+
+    with pytest.raises(PlacementError, match=f"the variable {name} is not set; start workers with"):
+        parse_environment(variables)
+
+
+def test_variable_that_is_no_number_is_named():
+    with pytest.raises(PlacementError, match="the variable RANK is 'x'; allowed: a whole number"):
+        parse_environment({**VARIABLES, "RANK": "x"})

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.jobs import GPT_OSS, LLAMA, make_job
+from training.errors import DataError, PlacementError
+from training.plan import (
+    MeshPlan,
+    Schedule,
+    check_vocabulary,
+    check_world_size,
+    has_weight_decay,
+    is_logged,
+    plan_adamw,
+    plan_device_type,
+    plan_files,
+    plan_mesh,
+    plan_model_config,
+    plan_schedule,
+    plan_split,
+    shard_rows,
+)
+
+SCHEDULE = Schedule(lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("step", "lr"),
+    [
+        pytest.param(0, 0.2, id="first-step-is-not-zero"),
+        pytest.param(1, 0.4, id="warm-up"),
+        pytest.param(3, 0.8, id="last-of-warm-up"),
+        pytest.param(4, 1.0, id="peak"),
+        pytest.param(7, 0.55, id="half-way"),
+        pytest.param(9, 0.1 + 0.45 * (1 + math.cos(math.pi * 5 / 6)), id="last-of-decay"),
+        pytest.param(10, 0.1, id="min-lr-reached"),
+        pytest.param(99, 0.1, id="constant-after"),
+    ],
+)
+def test_schedule(step, lr):
+    assert SCHEDULE.lr_at(step) == pytest.approx(lr)
+
+
+def test_schedule_spans_the_run_unless_told():
+    assert plan_schedule(make_job(trainer={"max_steps": 50})).decay_steps == 50
+    options = {"decay_steps": 20, "warmup_steps": 5}
+    schedule = plan_schedule(make_job(trainer={"max_steps": 50, "optimizer": options}))
+    assert (schedule.decay_steps, schedule.warmup_steps) == (20, 5)
+
+
+def test_without_warm_up_the_first_step_is_the_peak():
+    assert Schedule(lr=1.0, min_lr=0.0, warmup_steps=0, decay_steps=5).lr_at(0) == 1.0
+
+
+_RENAMED = {
+    "num_layers": "num_hidden_layers",
+    "ffn_hidden_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "context_length": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "init_std": "initializer_range",
+    "tie_embeddings": "tie_word_embeddings",
+    "rope_theta": "rope_parameters",
+    "rope_scaling": "rope_parameters",
+    "num_experts": "num_local_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+}
+_OTHER = {
+    "hidden_size": 64,
+    "num_heads": 2,
+    "num_experts_per_token": 1,
+    "context_length": 32,
+    "tie_embeddings": True,
+    "rope_scaling": None,
+    "num_kv_heads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        pytest.param(model, key, id=f"{model['architecture']}-{key}")
+        for model in (LLAMA, GPT_OSS)
+        for key in model
+        if key not in ("architecture", "weights")
+    ],
+)
+def test_every_key_of_a_model_reaches_its_config(model, key):
+    other = {**model, key: _OTHER.get(key, model[key] * 2 if key not in _OTHER else None)}
+
+    before = plan_model_config(make_job(model=model).model)
+    after = plan_model_config(make_job(model=other).model)
+
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {_RENAMED.get(key, key)}
+
+
+@pytest.mark.parametrize("key", GPT_OSS["rope_scaling"])
+def test_every_key_of_yarn_reaches_the_config(key):
+    yarn = {**GPT_OSS["rope_scaling"]}
+    yarn[key] = True if key == "truncate" else yarn[key] * 2
+
+    before = plan_model_config(make_job(model=GPT_OSS).model)
+    after = plan_model_config(make_job(model={**GPT_OSS, "rope_scaling": yarn}).model)
+
+    assert before["rope_parameters"] != after["rope_parameters"]
+
+
+def test_adamw_takes_all_of_its_options():
+    options = {"lr": 0.5, "beta1": 0.1, "beta2": 0.2, "eps": 0.3}
+
+    planned = plan_adamw(make_job(trainer={"optimizer": options}).trainer.optimizer)
+
+    assert planned == {"lr": 0.5, "betas": (0.1, 0.2), "eps": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_axes", "is_decayed"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", 2, True),
+        ("model.embed_tokens.weight", 2, True),
+        ("model.layers.0.mlp.experts.gate_up_proj", 3, True),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", 2, False),
+        ("model.layers.0.self_attn.q_proj.bias", 1, False),
+        ("model.layers.0.self_attn.sinks", 1, False),
+        ("model.norm.weight", 1, False),
+    ],
+)
+def test_only_matrices_are_decayed(name, num_axes, is_decayed):
+    assert has_weight_decay(name, num_axes) is is_decayed
+
+
+@pytest.mark.parametrize(
+    ("trainer", "world_size", "mesh"),
+    [
+        pytest.param({"sharding": "none"}, 4, None, id="ddp"),
+        pytest.param({"sharding": "full"}, 4, MeshPlan(axes=("shard",), sizes=(4,)), id="full"),
+        pytest.param(
+            {"sharding": "hybrid", "num_replicas": 2, "num_devices": 4},
+            4,
+            MeshPlan(axes=("replicate", "shard"), sizes=(2, 2)),
+            id="hybrid",
+        ),
+    ],
+)
+def test_mesh(trainer, world_size, mesh):
+    assert plan_mesh(make_job(trainer=trainer).trainer, world_size) == mesh
+
+
+def test_accumulation_follows_from_the_batch():
+    trainer = {"global_batch_size": 24, "micro_batch_size": 2, "num_devices": 4}
+
+    assert plan_split(make_job(trainer=trainer), 4).num_micro_batches == 3
+
+
+def test_world_size_of_the_job_is_asked_for():
+    with pytest.raises(PlacementError, match=r"world size 3 is not the job's 1 \(trainer.num_nod"):
+        check_world_size(make_job(), 3)
+
+
+def test_elastic_job_takes_other_world_sizes_that_divide():
+    elastic = {
+        "nodes_min": 1,
+        "nodes_max": 4,
+        "nodes_step": None,
+        "nodes_allowed": None,
+        "scaling_timeout_s": 1,
+        "graceful_shutdown_timeout_s": 1,
+        "faulty_scale_down_timeout_s": None,
+    }
+    job = make_job(resilience={"elastic": elastic})
+
+    check_world_size(job, 2)
+    with pytest.raises(PlacementError, match=r"8 is no multiple of trainer.micro_batch_size 2 x w"):
+        check_world_size(job, 3)
+
+
+@pytest.mark.parametrize(("accelerator", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
+def test_device_is_that_of_the_instance(accelerator, device):
+    assert plan_device_type(make_job(instance={"accelerator": accelerator})) == device
+
+
+def test_heads_that_hugging_face_refuses_are_refused_before():
+    with pytest.raises(PlacementError, match=r"hidden_size 32 is no multiple of model.num_heads 6"):
+        plan_model_config(make_job(model={"num_heads": 6}).model)
+
+
+def test_vocabulary_has_to_hold_the_tokens():
+    model = make_job().model
+
+    check_vocabulary(model, 259, "t")
+    with pytest.raises(DataError, match=r"'t' has 260 tokens and model.vocab_size is 259; set"):
+        check_vocabulary(model, 260, "t")
+
+
+@pytest.mark.parametrize(
+    ("every", "logged"),
+    [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [0, 3, 6, 7]), (7, [0, 7]), (100, [0, 7])],
+)
+def test_logged_steps(every, logged):
+    steps = [step for step in range(8) if is_logged(step, log_every_n_steps=every, max_steps=8)]
+
+    assert steps == logged
+
+
+@given(num_rows=st.integers(1, 50), num_shards=st.integers(1, 12))
+def test_rows_are_cut_as_torch_cuts_them(num_rows, num_shards):
+    chunks = [chunk.tolist() for chunk in torch.chunk(torch.arange(num_rows), num_shards)]
+    chunks += [[]] * (num_shards - len(chunks))
+
+    ours = [
+        list(shard_rows(num_rows, num_shards=num_shards, shard=shard))
+        for shard in range(num_shards)
+    ]
+
+    assert ours == chunks
+
+
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=30), bytes_max=st.integers(1, 40))
+def test_files_hold_all_tensors_in_order_and_are_not_too_large(sizes, bytes_max):
+    named = {str(number): size for number, size in enumerate(sizes)}
+
+    files = plan_files(named, bytes_max)
+
+    assert [name for names in files for name in names] == list(named)
+    for names in files:
+        assert len(names) == 1 or sum(named[name] for name in names) <= bytes_max
