@@ -27,14 +27,16 @@ COMMANDS = {
 
 def measure(arguments: list[str], folder: Path) -> tuple[float, float, float]:
     """Run one process to its end and return (CPU seconds, wall seconds, peak MB)."""
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{arguments} ended with exit status {process.returncode}")
+    with tempfile.TemporaryFile("w+") as words:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, stderr=words
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            words.seek(0)
+            raise SystemExit(f"{arguments} ended with {process.returncode}: {words.read()}")
     wall_s = time.perf_counter() - began
     return usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1000
 
@@ -49,7 +51,9 @@ def main() -> None:
     print(f"| command | CPU s | wall s | peak MB |  (medians of {RUNS}, {os.cpu_count()} cores)")
     print("|---|---|---|---|")
     for name, rows in figures.items():
-        cpu_s, wall_s, peak_mb = (statistics.median(column) for column in zip(*rows[1:]))
+        cpu_s, wall_s, peak_mb = (
+            statistics.median(column) for column in zip(*rows[1:], strict=True)
+        )
         print(f"| {name} | {cpu_s:.2f} | {wall_s:.2f} | {peak_mb:.0f} |")
 
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Install what tests/slurm runs against: a Slurm of this machine's own distribution.
+# Install what tests run against: a Slurm of this machine's own distribution, and a browser that
+# opens reports.
 #
 # Debian packages, so root and apt are needed; without them, or where a package cannot be
 # had, it says so and exits 0: the tests then skip and name what is missing.
 set -euo pipefail
 
-packages=(slurmctld slurmd slurm-client munge)
+packages=(slurmctld slurmd slurm-client munge chromium)
 
 missing=()
 for package in "${packages[@]}"; do

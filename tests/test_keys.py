@@ -250,7 +250,10 @@ def has_effect(job: Job, path: str, value: Any) -> bool:
 
 def silent_keys(recipe: str, clusters: Iterable[str]) -> dict[str, Any]:
     """Return the keys that change no text and no plan, with the value that was tried."""
-    jobs = [shipped_job(recipe, cluster, ["resources.num_cpus=8", "resources.shm_gib=64"]) for cluster in clusters]
+    jobs = [
+        shipped_job(recipe, cluster, ["resources.num_cpus=8", "resources.shm_gib=64"])
+        for cluster in clusters
+    ]
     silent: dict[str, Any] = {}
     heard: set[str] = set()
     for job in jobs:
@@ -315,4 +318,3 @@ def test_the_sources_of_data_read_every_key(trained: Trained, tmp_path: Path) ->
     for path in ("data.path", "data.text_key", "data.tokenizer", "data.seq_length"):
         value = 24 if path == "data.seq_length" else OTHER[path]
         assert trained.run(changed(valid(small), path, value)) != before, path
-

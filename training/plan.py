@@ -80,11 +80,6 @@ def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
 
 def plan_model_config(model: Model) -> dict[str, Any]:
     """Return the keyword arguments of LlamaConfig or GptOssConfig."""
-    if model.architecture == "llama" and model.hidden_size % model.num_heads:
-        raise PlacementError(
-            f"model.hidden_size {model.hidden_size} is no multiple of "
-            f"model.num_heads {model.num_heads}, which trainer.kind 'torch' asks of Llama"
-        )
     config: dict[str, Any] = {
         "num_hidden_layers": model.num_layers,
         "hidden_size": model.hidden_size,

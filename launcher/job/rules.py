@@ -33,6 +33,12 @@ def _model_dimensions(job: JobContent) -> Iterator[str]:
             f"model.num_heads {model.num_heads} is no multiple of "
             f"model.num_kv_heads {model.num_kv_heads}"
         )
+    is_torch_llama = isinstance(model, LlamaModel) and isinstance(job.trainer, TorchTrainer)
+    if is_torch_llama and model.hidden_size % model.num_heads:
+        yield (
+            f"model.hidden_size {model.hidden_size} is no multiple of model.num_heads "
+            f"{model.num_heads}, which Hugging Face's Llama asks for (trainer=torch)"
+        )
     if job.data.seq_length > model.context_length:
         yield (
             f"data.seq_length {job.data.seq_length} is more than "

@@ -176,6 +176,12 @@ def test_what_was_mistyped_is_named_with_what_is_near(
     assert any(option in said for option in message.split("|"))
 
 
+def test_heads_that_hugging_face_cannot_divide_are_refused(tmp_path: Path) -> None:
+    said = refuse(tmp_path, "recipe=llama/llama3_8b_pretrain", "model.num_heads=24")
+
+    assert "model.hidden_size 4096 is no multiple of model.num_heads 24" in said
+
+
 def test_a_value_that_aws_drops_reaches_the_manifest(tmp_path: Path) -> None:
     """AWS's launcher accepts these for a checkpointless recipe, and forgets them."""
     ended = launch(f"recipe={LARGE}", "cluster=k8s", "+env.NCCL_DEBUG=INFO",
