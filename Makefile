@@ -57,7 +57,7 @@ test: check
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-long: check
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=searching $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
