@@ -29,6 +29,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
   --multirun, -m     a job for each of KEY=A,B       --hydra-help           all of Hydra's options
 """  # noqa: E501
 _COMMANDS = ("list", "show", "schema", "report")
+FIRST_SIGNAL_STATUS = 128
 # These print something of Hydra's own and choose no recipe.
 _WITHOUT_RECIPE = ("--hydra-help", "--version", "--shell-completion", "-sc")
 
@@ -88,7 +89,8 @@ def _launch(given: list[str], start: Path) -> int:
         is_composing = False
         # Hydra would print the whole command line beside an error raised here, secrets and all.
         try:
-            if not refusals:
+            # A person who stopped one job of a sweep does not want the next.
+            if not refusals and max(statuses) < FIRST_SIGNAL_STATUS:
                 statuses.append(launch(config, folders, start))
         except LauncherError as error:
             refusals.append(error)

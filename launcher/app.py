@@ -16,13 +16,14 @@ from omegaconf import DictConfig
 
 from launcher.clusters.submission import Submission
 from launcher.errors import RecipeError
+from launcher.instances import check_instance
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
 from launcher.resolve import request_from_config
 from launcher.rundir import choose_run_dir, write_files, write_submission
-from launcher.support import check_runnable, check_trainer_installed, lost_results
+from launcher.support import check_runnable, check_trainer_installed, lost_results, unmounted_inputs
 from launcher.templates import read_templates
 
 
@@ -34,8 +35,9 @@ def launch(config: DictConfig, folders: Folders, start: Path) -> int:
     sweep_number = _sweep_number()
     request = request_from_config(config, "" if sweep_number is None else f"-{sweep_number}")
     job, action = request.job, request.action
+    check_instance(job.instance, folders.conf)
     _check_action(job, action)
-    files = render(job, read_templates(folders.templates))
+    files = render(job, read_templates(folders.templates, job.cluster.kind))
     run_dir = choose_run_dir(_given_dir(request.run_dir, sweep_number), job.name, start)
     write_files(run_dir, files)
     _print_written(job, run_dir, files)
@@ -82,14 +84,15 @@ def _print_written(job: Job, run_dir: Path, files: dict[str, str]) -> None:
     for name in files:
         sys.stdout.write(f"  {run_dir / name}\n")
     sys.stdout.flush()
-    if loss := lost_results(job):
-        sys.stderr.write(f"note: {loss}\n")
+    for note in (lost_results(job), unmounted_inputs(job)):
+        if note:
+            sys.stderr.write(f"note: {note}\n")
 
 
 def _run(job: Job, run_dir: Path) -> int:
-    from launcher.clusters.local import run_local
+    from launcher.clusters.local_run import run_nodes
 
-    return run_local(job, run_dir)
+    return run_nodes(job, run_dir)
 
 
 def _submit(job: Job, run_dir: Path) -> None:
@@ -100,9 +103,9 @@ def _submit(job: Job, run_dir: Path) -> None:
 
 def _submit_to_cluster(job: Job, run_dir: Path) -> Submission:
     if isinstance(job.cluster, K8sCluster):
-        from launcher.clusters.k8s import submit_k8s
+        from launcher.clusters.k8s.submit import submit_k8s
 
         return submit_k8s(run_dir, job)
-    from launcher.clusters.slurm import submit_slurm
+    from launcher.clusters.slurm_submit import submit_slurm
 
     return submit_slurm(run_dir)

@@ -50,13 +50,16 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
     recipe = None
     for index, argument in enumerate(arguments):
         key, equals, value = argument.partition("=")
-        if key != "recipe" or not equals:
+        if key.lstrip("+") != "recipe" or not equals:
             continue
+        if key != "recipe":
+            raise RecipeError(f"{argument!r}: a recipe is chosen without +, as recipe={value}")
         recipe = value
         if re.match(r"\w+\(", value):
             continue
         names = [_name(part.strip("'\" "), folders, start, extra) for part in value.split(",")]
         rewritten[index] = f"recipe={','.join(names)}"
+        recipe = names[0]
     return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe)
 
 

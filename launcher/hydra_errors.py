@@ -36,7 +36,7 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
         return error
     if isinstance(error, RecursionError):
         chain = _inclusion_cycle(recipe or "", recipes)
-        return RecipeError(f"recipe includes itself: {' -> '.join(chain)}") if chain else error
+        return RecipeError(f"recipe includes itself: {' -> '.join(chain) or recipe}")
     if isinstance(error, yaml.YAMLError):
         return RecipeError(_yaml_message(error))
     if isinstance(error, MissingConfigException):
@@ -69,6 +69,9 @@ def _hydra_message(error: Exception) -> str:
         return _no_key_message(found[1], cause)
     if found := re.match(r"Error merging override (.*)", text, re.DOTALL):
         return f"override {found[1]!r}: {_first_line(cause or error)}"
+    if found := re.match(r"Multiple values for (\S+)\. .*'override \S+: (\S+)'", text):
+        group, option = found[1], found[2]
+        return f"{group} is chosen twice; write {group}={option} without a +, or override it"
     if not text and cause is not None:
         return _first_line(cause)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
@@ -79,8 +82,12 @@ def _no_key_message(key: str, cause: BaseException | None) -> str:
     known = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
     name = key.rpartition(".")[2]
     missing = str(getattr(cause, "key", None) or name)
-    if f"{key}.".startswith(OPEN_MAPPINGS):
+    if f"{key}." in OPEN_MAPPINGS:
+        return f"{key} takes new entries with a +, as +{key}.NAME=VALUE"
+    if key.startswith(OPEN_MAPPINGS):
         return f"no entry {key!r} yet; to add it write +{key}=VALUE"
+    if not known and (section := key.rpartition(".")[0]):
+        return f"no key {key!r}: {section} is null; give it whole, as {section}={{KEY: VALUE, ...}}"
     return f"no key {key!r}; {nearest(missing, known)}"
 
 
@@ -90,16 +97,16 @@ def _first_line(error: BaseException) -> str:
 
 def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:
     """Return recipes that include each other in a ring, from the first to itself again."""
-    chain = [recipe]
-    while len(chain) <= 100:
-        following = _included_recipes(chain[-1], folders)
-        if not following:
-            return []
-        back = next((name for name in following if name in chain), None)
-        if back is not None:
-            return [*chain[chain.index(back) :], back]
-        chain.append(following[0])
-    return []
+
+    def search(chain: list[str]) -> list[str]:
+        for name in _included_recipes(chain[-1], folders):
+            if name in chain:
+                return [*chain[chain.index(name) :], name]
+            if found := search([*chain, name]):
+                return found
+        return []
+
+    return search([recipe])
 
 
 def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
@@ -108,9 +115,15 @@ def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
         return []
     config = OmegaConf.load(path)
     entries = config.get("defaults", ()) if isinstance(config, DictConfig) else ()
-    # A name without a leading / is looked for in the including recipe's group, `recipe`.
-    return [
-        entry.partition("@")[0].removeprefix("/recipe/")
-        for entry in entries or ()
-        if isinstance(entry, str) and entry != "_self_"
-    ]
+    names = []
+    for entry in entries or ():
+        # A name without a leading / is looked for in the including recipe's group, `recipe`.
+        if isinstance(entry, str) and entry != "_self_":
+            names.append(entry.partition("@")[0].removeprefix("/recipe/"))
+        elif isinstance(entry, DictConfig):
+            names += [
+                str(value)
+                for key, value in entry.items()
+                if str(key).split()[-1].partition("@")[0].strip("/") == "recipe"
+            ]
+    return names

@@ -41,6 +41,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
     path = _path(detail["loc"])
     # The job's name is the one field whose key is elsewhere.
     path = "run.name" if path == "name" else path
+    if kind == "json_invalid":
+        return "a value holds half of a surrogate pair; allowed: text that UTF-8 can write"
     if kind == "value_error" and not path:
         return str(context["error"])
     if kind == "extra_forbidden":
@@ -50,7 +52,9 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"no value for {path!r}; set it in the recipe or on the command line"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _tag_problem(path, detail)
-    return f"{path} {_shown(detail['input'])}: allowed: {_allowed(detail)}"
+    is_secret = path.startswith(("env.", "cluster.secrets"))
+    shown = "(not shown)" if is_secret else _shown(detail["input"])
+    return f"{path} {shown}: allowed: {_allowed(detail)}"
 
 
 def _allowed(detail: ErrorDetails) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, SlurmCluster
-
-JOB_FILE = "job.json"
+from launcher.rundir import JOB_FILE
 
 
 def render(job: Job, templates: Mapping[str, str]) -> dict[str, str]:

@@ -7,12 +7,13 @@ config. Every message names the key as a person writes it on the command line.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from launcher.choice import nearest
@@ -71,12 +72,20 @@ def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _M
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
+    if problems := list(_foreign_resolvers(OmegaConf.to_container(config, resolve=False), "")):
+        raise RecipeError("\n".join(problems))
     try:
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise RecipeError(f"{error.full_key or 'the recipe'}: {_first_line(error)}") from error
+        raise RecipeError(_resolving_problem(error)) from error
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
+
+
+def _resolving_problem(error: OmegaConfBaseException) -> str:
+    if isinstance(error, MissingMandatoryValue):
+        return f"no value for {error.full_key!r}; set it, as {error.full_key}=VALUE"
+    return f"{error.full_key or 'the recipe'}: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:
@@ -88,6 +97,28 @@ def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
     for key in content:
         if key not in known:
             yield f"no key {key!r}; {nearest(key, known)}"
+
+
+def _foreign_resolvers(node: object, where: str) -> Iterable[str]:
+    """Yield a message for each value that depends on the machine or the moment of rendering."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _foreign_resolvers(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _foreign_resolvers(value, f"{where}[{index}]")
+    elif isinstance(node, str) and not where.startswith("run.dir"):
+        for name in _RESOLVER.findall(node):
+            if name not in _PURE_RESOLVERS:
+                yield (
+                    f"{where} takes its value from ${{{name}:...}}, and a job may hold nothing of "
+                    "the machine or the time it is rendered at; write the value itself, or a "
+                    "reference under cluster.secrets"
+                )
+
+
+_RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*):")
+_PURE_RESOLVERS = {"oc.select", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values"}
 
 
 def _job_name(given: str | None, recipe: object, suffix: str) -> str | None:

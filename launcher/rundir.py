@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.errors import OutsideError, RecipeError
 
 EVENTS_FILE = "events.jsonl"
+JOB_FILE = "job.json"
 SUBMITTED_FILE = "submitted.json"
-_RENDERED = re.compile(r"job\.json|node-\d+\.sh|job\.sbatch|manifest\.yaml")
 
 
 def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
@@ -47,17 +46,36 @@ def _holds_run(folder: Path) -> bool:
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Write rendered files, each whole or not at all, and remove an earlier rendering's.
 
-    Raises OutsideError where the folder cannot be written.
+    Only what an earlier rendering left is replaced: raises RecipeError where a
+    file of that name is somebody's own, before anything is written, and
+    OutsideError where the folder cannot be written.
     """
+    ours = _rendered_before(folder)
+    if foreign := [name for name in files if name not in ours and (folder / name).exists()]:
+        raise RecipeError(
+            f"{folder} holds {', '.join(foreign)}, which no rendering left there; "
+            "set run.dir to another folder"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            if _RENDERED.fullmatch(path.name) and path.name not in files:
-                path.unlink()
+        for name in ours - set(files):
+            (folder / name).unlink(missing_ok=True)
         for name, text in files.items():
             _write_whole(folder / name, text)
     except OSError as error:
         raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _rendered_before(folder: Path) -> set[str]:
+    """Return the files that the job.json in the folder was rendered into."""
+    try:
+        content = json.loads((folder / JOB_FILE).read_bytes())
+        kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()
+    scripts = {f"node-{index}.sh" for index in range(num_nodes)}
+    rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": {"manifest.yaml"}}
+    return {JOB_FILE} | rendered.get(kind, set())
 
 
 def write_submission(folder: Path, content: Mapping[str, object]) -> None:

@@ -18,6 +18,8 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from launcher.errors import RecipeError
+
 GROUP = "recipe"
 
 
@@ -35,9 +37,12 @@ class RecipeSource(ConfigSource):
         if path is None or not path.is_file():
             raise ConfigLoadError(f"no recipe at {config_path}")
         with path.open(encoding="utf-8") as stream:
-            header = self._get_header_dict(stream.read(512))
-            stream.seek(0)
-            content = OmegaConf.load(stream)
+            try:
+                header = self._get_header_dict(stream.read(512))
+                stream.seek(0)
+                content = OmegaConf.load(stream)
+            except UnicodeDecodeError as error:
+                raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
         return ConfigResult(
             config=content, path=self.full_path(), provider=self.provider, header=header
         )

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
-from launcher.job.workload import MegatronTrainer
+from launcher.job.workload import Jsonl, MegatronTrainer
 
 
 def check_runnable(job: Job, action: str) -> None:
@@ -33,16 +33,38 @@ def lost_results(job: Job) -> str | None:
     """Say where a Kubernetes job's checkpoint would be lost with its pods, None where not."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    run_path = PurePosixPath(cluster.run_path)
-    mounted = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
-    mounted += [folder.mount_path for folder in cluster.host_paths if not folder.read_only]
-    if any(run_path.is_relative_to(path) for path in mounted):
+    writable = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
+    writable += [folder.mount_path for folder in cluster.host_paths if not folder.read_only]
+    if _is_below(cluster.run_path, writable):
         return None
     return (
         f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
         "be lost with the pods; mount one with cluster.volume_claims, and set cluster.run_path "
         "below its mount_path"
     )
+
+
+def unmounted_inputs(job: Job) -> str | None:
+    """Say which inputs of a Kubernetes job its image has to hold, None where volumes do."""
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return None
+    mounted = [claim.mount_path for claim in cluster.volume_claims]
+    mounted += [folder.mount_path for folder in cluster.host_paths]
+    inputs = {"model.weights": job.model.weights}
+    if isinstance(job.data, Jsonl):
+        inputs |= {"data.path": job.data.path, "data.tokenizer": job.data.tokenizer}
+    missing = [
+        f"{key} {path!r}"
+        for key, path in inputs.items()
+        if path and path.startswith("/") and not _is_below(path, mounted)
+    ]
+    if not missing:
+        return None
+    return f"{', '.join(missing)}: on no volume, so the image has to hold it"
+
+
+def _is_below(path: str, folders: list[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
 def check_trainer_installed() -> None:

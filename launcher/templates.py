@@ -23,12 +23,19 @@ from launcher.errors import RecipeError
 _NOT_YAML = re.compile("[\\x7f-\\x9f\\u2028\\u2029\\ufeff\\ufffe\\uffff\\ud800-\\udfff]")
 
 
-def read_templates(folders: Iterable[Path]) -> dict[str, str]:
-    """Return every *.j2 below the folders by relative name; the first folder wins."""
+def read_templates(folders: Iterable[Path], kind: str) -> dict[str, str]:
+    """Return the <kind>/*.j2 below the folders by name; the first folder wins.
+
+    Raises RecipeError that names a file that cannot be read.
+    """
     texts: dict[str, str] = {}
     for folder in folders:
-        for path in sorted(folder.rglob("*.j2")):
-            texts.setdefault(path.relative_to(folder).as_posix(), path.read_text("utf-8"))
+        for path in sorted((folder / kind).rglob("*.j2")):
+            try:
+                text = path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise RecipeError(f"template {path} cannot be read: {error}") from error
+            texts.setdefault(path.relative_to(folder).as_posix(), text)
     return texts
 
 
@@ -52,12 +59,19 @@ def fill_template(templates: Mapping[str, str], name: str, values: Mapping[str, 
     except jinja2.TemplateSyntaxError as error:
         where = f"template {error.name or name}, line {error.lineno}"
         raise RecipeError(f"{where}: {error.message}") from error
-    except jinja2.TemplateError as error:
-        raise RecipeError(f"template {name}: {error.message}") from error
+    except Exception as error:
+        # A template computes, so anything may come out of it.
+        raise RecipeError(f"template {name}: {error}") from error
 
 
 def _quote_shell(value: object) -> str:
-    return shlex.quote(str(value))
+    """Quote for sh, such that a line of the text never begins with # or ends as on DOS.
+
+    sbatch takes lines that begin with #SBATCH for options wherever they stand,
+    and refuses carriage returns.
+    """
+    quoted = shlex.quote(str(value))
+    return quoted.replace("\n#", "\n''#").replace("\r", "'\"$(printf '\\r')\"'")
 
 
 def _quote_json(value: object) -> str:

@@ -47,6 +47,10 @@ class Event:
     fields: Mapping[str, Any]
 
 
+class EventLogError(OSError):
+    """The event log cannot take an event: the disk is full or gone."""
+
+
 class EventLog:
     """Appends one process's events to a file that other processes append to as well.
 
@@ -73,8 +77,8 @@ class EventLog:
     def write(self, event: str, /, *, step: int | None = None, **fields: Any) -> None:
         """Append an event; `fields` holds what JSON can hold.
 
-        Raises TypeError for a field that JSON cannot hold, and OSError where
-        the file cannot take the whole line.
+        Raises TypeError for a field that JSON cannot hold, and EventLogError
+        where the file cannot take the whole line.
         """
         record = {
             "time": self._clock(),
@@ -87,11 +91,18 @@ class EventLog:
         }
         text = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
         line = f"{text}\n".encode("ascii")
+        try:
+            self._append(line)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise EventLogError(f"cannot write events to {self._path}: {reason}") from error
+
+    def _append(self, line: bytes) -> None:
         if self._ends_within_line():
             line = b"\n" + line
         num_written = os.write(self._file, line)
         if num_written != len(line):
-            raise OSError(f"wrote {num_written} of {len(line)} bytes of an event to {self._path}")
+            raise OSError(f"wrote {num_written} of {len(line)} bytes of an event")
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -67,8 +67,6 @@ OTHER: dict[str, Any] = {
         "restart_window_s": 60,
     },
     "resilience.elastic": {
-        "nodes_min": 1,
-        "nodes_max": 64,
         "nodes_step": None,
         "nodes_allowed": None,
         "scaling_timeout_s": 60,
@@ -165,6 +163,10 @@ def changed(job: Job, path: str, value: Any) -> dict[str, Any]:
     for section in sections:
         node = node[section]
     node[last] = value
+    if path == "resilience.elastic":
+        # The one size that every job is sure to have room for.
+        nodes = plain["trainer"]["num_nodes"]
+        node[last] = {**value, "nodes_min": nodes, "nodes_max": nodes}
     return plain
 
 

@@ -6,13 +6,14 @@ import argparse
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from pydantic import ValidationError
 
 from launcher.job import Job, read_job
-from resilience.events import EventLog
+from resilience.events import EventLog, EventLogError
 from training.environment import WorkerEnvironment, parse_environment
 from training.errors import TrainingError
 from training.stop import StopSignal
@@ -34,17 +35,23 @@ def main(arguments: list[str] | None = None) -> int:
             stop.install()
             events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
             _train(_read_job(options.job), environment, options, events, stop)
+            events.write("worker_finished")
         except SystemExit:
-            events.write("worker_stopped", step=stop.last_step)
+            _write_last(events, "worker_stopped", step=stop.last_step)
             raise
-        except TrainingError as error:
-            events.write("worker_failed", message=_last_line(error))
+        except (TrainingError, EventLogError) as error:
+            _write_last(events, "worker_failed", message=_last_line(error))
             return _complain(error)
         except BaseException as error:
-            events.write("worker_failed", message=_last_line(error))
+            _write_last(events, "worker_failed", message=_last_line(error))
             raise
-        events.write("worker_finished")
     return 0
+
+
+def _write_last(events: EventLog, event: str, *, step: int | None = None, **fields: str) -> None:
+    """Write how the worker ended; a log that cannot take it does not hide why it did."""
+    with suppress(EventLogError):
+        events.write(event, step=step, **fields)
 
 
 def _train(
@@ -99,7 +106,7 @@ def _read_job(path: Path) -> Job:
         raise TrainingError(f"{path} is no valid job: {place}: {first['msg']}") from error
 
 
-def _complain(error: TrainingError) -> int:
+def _complain(error: TrainingError | EventLogError) -> int:
     print(f"training: {error}", file=sys.stderr)  # noqa: T201
     return 1
 

@@ -18,7 +18,7 @@ class WorkerEnvironment:
     master_addr: str
     master_port: int
     generation: int
-    """How often torchrun has started the workers again."""
+    """Grows with every start of the workers, over torchrun's restarts and the job's."""
     is_store_hosted: bool
     """The agent hosts the store; otherwise rank 0 does."""
 
@@ -37,8 +37,14 @@ def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:
 
 
 def parse_generation(variables: Mapping[str, str]) -> int:
-    """Return how often the workers were started again, 0 where nobody says."""
-    return int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    """Return a number that grows with every start of the workers, 0 where nobody counts.
+
+    Slurm counts how often it queued the job again, torchrun its restarts within that.
+    """
+    num_requeues = int(variables.get("SLURM_RESTART_COUNT", "0"))
+    num_restarts_max = int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    num_restarts = int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return num_requeues * (num_restarts_max + 1) + num_restarts
 
 
 def _text(variables: Mapping[str, str], name: str) -> str:

@@ -36,3 +36,15 @@ class GroupError(TrainingError):
 
 class CheckpointError(TrainingError):
     """The checkpoint cannot be written; an older one is still there."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type's name where it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as another worker is told it: with its type where it may be a bug."""
+    if isinstance(error, TrainingError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}"

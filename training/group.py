@@ -1,7 +1,7 @@
 """The workers of one generation: their store and process group.
 
-Every key stands under a prefix of its generation. The agent keeps one store
-over restarts, and without the prefix a restarted worker reads addresses of
+Every key stands under a name of this start of the workers. The agent keeps one
+store over restarts, and without the name a restarted worker reads addresses of
 processes that are gone.
 """
 
@@ -19,13 +19,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training.environment import WorkerEnvironment
-from training.errors import GroupError, PlacementError
+from training.errors import GroupError, PlacementError, describe
+from training.meeting import agree_on_name, wait_for_key
 
 JOIN_TIMEOUT = timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DATA_TIMEOUT = timedelta(hours=12)
 """How long one worker may tokenise while the others wait."""
 CHECKPOINT_TIMEOUT = timedelta(hours=1)
+"""How long rank 0 may write one file of the checkpoint."""
 
 _FINE = "fine"
 
@@ -48,22 +50,47 @@ class WorkerGroup:
         """Keep what refers to the process group until the process ends."""
         _kept.append(holder)
 
-    def tell_node(self, topic: str, problem: str | None = None) -> None:
-        """Say to the node's other workers that something is done, or why it is not."""
-        self.store.set(f"{topic}/{self.node}", _FINE if problem is None else problem)
+    @contextmanager
+    def lead(self, topic: str) -> Iterator[None]:
+        """Tell those who `follow` the topic how the block ended, also where it failed."""
+        with self._tell_problem(topic):
+            yield
+        self.store.set(topic, _FINE)
 
-    def wait_for_node_leader(self, topic: str) -> None:
-        """Wait for `tell_node` of this node; raises GroupError with the problem told."""
-        self._wait(f"{topic}/{self.node}", DATA_TIMEOUT)
-        told = self.store.get(f"{topic}/{self.node}").decode()
-        if told != _FINE:
+    def follow(self, topic: str, timeout: timedelta) -> None:
+        """Wait for the one who leads the topic; raises GroupError with the problem told."""
+        wait_for_key(self.store, topic, timeout)
+        if (told := self.store.get(topic).decode()) != _FINE:
             raise GroupError(told)
 
-    def wait_for_all(self, topic: str, timeout: timedelta) -> None:
-        """Return when all workers have called this; costs no collective."""
+    def first_text(self, topic: str, text: str, timeout: timedelta) -> str:
+        """Return rank 0's text."""
+        if self.environment.rank == 0:
+            self.store.set(topic, text)
+            return text
+        wait_for_key(self.store, topic, timeout)
+        return self.store.get(topic).decode()
+
+    @contextmanager
+    def meet(self, topic: str, timeout: timedelta) -> Iterator[None]:
+        """Return when all workers have ended the block, or one has failed in it.
+
+        Costs no collective.
+        """
+        topic = f"{topic}/all"
+        with self._tell_problem(topic):
+            yield
         if self.store.add(f"{topic}/count", 1) == self.environment.world_size:
-            self.store.set(f"{topic}/all", _FINE)
-        self._wait(f"{topic}/all", timeout)
+            self.store.set(topic, _FINE)
+        self.follow(topic, timeout)
+
+    @contextmanager
+    def _tell_problem(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.store.set(topic, describe(error))
+            raise
 
     def leave(self) -> None:
         """Use the store no more; the worker that hosts it returns after all others."""
@@ -71,16 +98,9 @@ class WorkerGroup:
         if environment.is_store_hosted or environment.world_size == 1:
             return
         if environment.rank == 0:
-            self._wait("left/all", COLLECTIVE_TIMEOUT)
+            wait_for_key(self.store, "left/all", COLLECTIVE_TIMEOUT)
         elif self.store.add("left/count", 1) == environment.world_size - 1:
             self.store.set("left/all", _FINE)
-
-    def _wait(self, key: str, timeout: timedelta) -> None:
-        try:
-            self.store.wait([key], timeout)
-        except dist.DistError as error:
-            reason = str(error).splitlines()[0]
-            raise GroupError(f"no word of {key!r} from the other workers: {reason}") from error
 
 
 @contextmanager
@@ -93,7 +113,11 @@ def open_group(
     next does it better.
     """
     device = _open_device(device_type, environment.local_rank)
-    store = PrefixStore(f"attempt{environment.generation}", _connect(environment))
+    store = _connect(environment)
+    name = agree_on_name(
+        store, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
+    )
+    store = PrefixStore(name, store)
     try:
         dist.init_process_group(
             "nccl" if device_type == "cuda" else "gloo",

@@ -1,26 +1,19 @@
 """This machine as a cluster: a script a node, each run as a process group of its own.
 
 Rendering is pure and its text names no folder of this machine: a script finds
-its job and its run's folder beside itself. What `run_local` starts is kept and
-ended by `local_nodes`.
+its job and its run's folder beside itself. `local_run` executes them.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from launcher.clusters.agent import NodeWords, agent_command
 from launcher.clusters.local_files import node_name, script_name
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.templates import fill_template
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import Console
 
 TEMPLATE = "local/node.sh.j2"
 
@@ -34,24 +27,6 @@ def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
         for index in range(job.trainer.num_nodes)
     }
-
-
-def run_local(job: Job, run_dir: Path, console: Console | None = None) -> int:
-    """Run the scripts in `run_dir` to their end and return the run's exit status.
-
-    Blocks; call it from the main thread. It writes events, logs and the report
-    into `run_dir` and shows progress on the console. 0 means that every node
-    succeeded; 124 that the time limit was reached; 128 and a signal's number
-    that the launcher was asked to end; else it is that of the first node that
-    failed. No process of the run is left when it returns, nor when the
-    launcher is killed.
-
-    Raises OutsideError where the nodes cannot be started.
-    """
-    # Rendering needs neither the console nor processes, and starts faster without.
-    from launcher.clusters.local_run import run_nodes
-
-    return run_nodes(job, run_dir, console)
 
 
 def _values(job: Job, index: int) -> dict[str, object]:

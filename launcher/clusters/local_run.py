@@ -28,7 +28,7 @@ from launcher.job.fields import time_limit_seconds
 from launcher.report import summary_text, write_report
 from launcher.rundir import EVENTS_FILE
 from launcher.runstate import LAUNCHER_NODE
-from resilience.events import EventLog
+from resilience.events import EventLog, EventLogError
 
 GRACE_S = 15.0
 """How long a node may take to end after SIGTERM."""
@@ -70,7 +70,15 @@ def decide_outcome(happened: Happened, job: Job) -> Outcome | None:
 def run_nodes(
     job: Job, run_dir: Path, console: Console | None = None, grace_s: float = GRACE_S
 ) -> int:
-    """Run every node's script to its end; see `launcher.clusters.local.run_local`."""
+    """Run the scripts in `run_dir` to their end and return the run's exit status.
+
+    Blocks; call it from the main thread. It writes events, logs and the report
+    into `run_dir` and shows progress on the console. 0 means that every node
+    succeeded; 124 that the time limit was reached; 128 and a signal's number
+    that the launcher was asked to end; else it is that of the first node that
+    failed. No process of the run is left when it returns, nor when the
+    launcher is killed. Raises OutsideError where the nodes cannot be started.
+    """
     if sys.platform != "linux":
         raise OutsideError("action 'run' needs Linux; render for a cluster instead")
     names = [node_name(index) for index in range(job.trainer.num_nodes)]
@@ -80,6 +88,19 @@ def run_nodes(
     ):
         logs = {name: log_path(run_dir, name) for name in names}
         shown = stack.enter_context(RunConsole(job, run_dir / EVENTS_FILE, logs, console))
+        _write_started(events, job)
+        outcome = Outcome(1, "the launcher failed")
+        try:
+            outcome = _watch(job, LocalNodes(run_dir, names, grace_s=grace_s), shown)
+        finally:
+            _write_finished(events, outcome, shown)
+        shown.finish(outcome.failed_node)
+        shown.say(summary_text(shown.state, _write_report(run_dir, shown)))
+    return outcome.exit_status
+
+
+def _write_started(events: EventLog, job: Job) -> None:
+    try:
         events.write(
             "run_started",
             recipe=job.recipe.name,
@@ -88,14 +109,16 @@ def run_nodes(
             num_nodes=job.trainer.num_nodes,
             num_devices=job.trainer.num_devices,
         )
-        outcome = Outcome(1, "the launcher failed")
-        try:
-            outcome = _watch(job, LocalNodes(run_dir, names, grace_s=grace_s), shown)
-        finally:
-            events.write("run_finished", exit_status=outcome.exit_status, reason=outcome.reason)
-        shown.finish(outcome.failed_node)
-        shown.say(summary_text(shown.state, _write_report(run_dir, shown)))
-    return outcome.exit_status
+    except EventLogError as error:
+        raise OutsideError(str(error)) from error
+
+
+def _write_finished(events: EventLog, outcome: Outcome, shown: RunConsole) -> None:
+    try:
+        events.write("run_finished", exit_status=outcome.exit_status, reason=outcome.reason)
+    except EventLogError as error:
+        # What the run came to stays what it is where the disk is full.
+        shown.say(str(error))
 
 
 def _write_report(run_dir: Path, shown: RunConsole) -> Path | None:

@@ -16,6 +16,7 @@ from launcher.job.fields import (
     DnsLabel,
     DnsSubdomain,
     EnvName,
+    Image,
     LabelKey,
     LabelValue,
     OneLine,
@@ -205,7 +206,7 @@ class K8sCluster(Section):
     kind: Literal["k8s"]
     job_kind: Literal["hyperpod", "job"]
     namespace: DnsLabel
-    image: OneLine
+    image: Image
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"]
     image_pull_secrets: tuple[DnsSubdomain, ...]
     service_account: DnsSubdomain | None
@@ -227,7 +228,7 @@ class K8sCluster(Section):
     volume_claims: tuple[PersistentVolumeClaim, ...]
     host_paths: tuple[HostPath, ...]
     run_path: AbsolutePath
-    """Where events and checkpoints go inside the pod."""
+    """Events and checkpoints go to a folder of the job's name in this one."""
     python: OneLine | None
     """Of a plain Job; null is python. HyperPod's agent has its own."""
     pre_script: ShellText | None

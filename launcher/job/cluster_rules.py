@@ -70,6 +70,8 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     paths += [folder.mount_path for folder in cluster.host_paths]
     if job.resources.shm_gib:
         paths.append("/dev/shm")
+    if "/" in paths:
+        yield "cluster mounts '/', which would hide all of the image; choose another mount_path"
     for path in paths:
         if PurePosixPath(path).is_relative_to(_OWN_MOUNT):
             yield f"cluster mounts {path!r}, where the job itself is mounted; choose another path"

@@ -6,6 +6,7 @@ person who mistyped a recipe gets to see. Nothing here reads a file or a clock.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, Any
 
@@ -15,6 +16,9 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IMAGE = re.compile(
+    r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 _TIME_LIMIT = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
 )
@@ -77,8 +81,17 @@ def check_env_name(value: str) -> str:
 
 def check_absolute_path(value: str) -> str:
     """Accept an absolute path without '..' and control characters."""
-    if not value.startswith("/") or ".." in value.split("/") or not value.isprintable():
-        raise ValueError("allowed: an absolute path without '..'")
+    # POSIX gives two slashes at the beginning a meaning of their own, so normpath keeps them.
+    is_normal = posixpath.normpath(value) == value and not value.startswith("//")
+    if not value.startswith("/") or not is_normal or not value.isprintable():
+        raise ValueError("allowed: an absolute path without '..', '.', '//' and a '/' at its end")
+    return value
+
+
+def check_image(value: str) -> str:
+    """Accept a container image: [registry[:port]/]name[:tag][@digest]."""
+    if not _IMAGE.fullmatch(value):
+        raise ValueError("allowed: a container image, [registry[:port]/]name[:tag][@sha256:digest]")
     return value
 
 
@@ -115,8 +128,10 @@ def _check_time_limit(value: Any) -> Any:
 
 
 def _to_text(value: Any) -> Any:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number else value
+    # As YAML and most programs write it: env.A=false is the text "false".
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
 
 
 DnsLabel = Annotated[str, AfterValidator(check_dns_label)]
@@ -127,10 +142,12 @@ EnvName = Annotated[str, AfterValidator(check_env_name)]
 EnvValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_no_nul)]
 ShellText = Annotated[str, AfterValidator(check_no_nul)]
 AbsolutePath = Annotated[str, AfterValidator(check_absolute_path)]
+Image = Annotated[str, AfterValidator(check_image)]
 OneLine = Annotated[str, AfterValidator(check_one_line)]
 TimeLimit = Annotated[str, BeforeValidator(_check_time_limit)]
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
+# Kubernetes and torch keep counts in 32 bits.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

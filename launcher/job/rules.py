@@ -283,6 +283,46 @@ def _elastic(job: JobContent) -> Iterator[str]:
         yield f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}"
     if nodes not in sizes and low <= nodes <= high:
         yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
+    yield from _elastic_sizes(job, [size for size in sizes if size != nodes])
+
+
+def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:
+    """Hold every other size that the job may have against the rules of parallelism."""
+    broken = {size: problem for size in sizes if (problem := _problem_at(job, size))}
+    if not broken:
+        return
+    size, problem = next(iter(broken.items()))
+    fitting = sorted({job.trainer.num_nodes, *sizes} - set(broken))
+    yield (
+        f"resilience.elastic allows {size} nodes, and there {problem}; sizes that fit: "
+        f"{', '.join(map(str, fitting))}, to be set as resilience.elastic.nodes_allowed"
+    )
+
+
+def _problem_at(job: JobContent, num_nodes: int) -> str | None:
+    trainer = job.trainer.model_copy(update={"num_nodes": num_nodes})
+    return next(_world(job.model_copy(update={"trainer": trainer})), None)
+
+
+def _environment(job: JobContent) -> Iterator[str]:
+    for name in sorted({*job.env, *job.cluster.secrets}):
+        if name in _TAKEN_VARIABLES or name.startswith(("LAUNCHER_", "TORCHELASTIC_")):
+            yield (
+                f"{name} of env or cluster.secrets is a variable of the shell, of torchrun or of "
+                "the rendered scripts themselves; choose another name"
+            )
+
+
+# Read-only in bash, set by torchrun for each worker, or used by templates/.
+_TAKEN_VARIABLES = frozenset(
+    """
+    BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
+    RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+    NNODES RDZV_HOST JOB_COMPLETION_INDEX
+    file is_stopping mode name node_list nodes num_given num_nodes rdzv_endpoint rdzv_host rdzv_id
+    rdzv_port restart run_dir shm_mib size sizes status step step_options value
+    """.split()  # noqa: SIM905  a list would take a line each
+)
 
 
 def _secrets(job: JobContent) -> Iterator[str]:
@@ -309,6 +349,7 @@ _RULES: tuple[Rule, ...] = (
     _memory,
     _cpus,
     _elastic,
+    _environment,
     slurm_rules,
     k8s_rules,
     _secrets,

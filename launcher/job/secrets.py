@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-_NAME = re.compile(r"(?i)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|PRIVATE_KEY|API_?KEY|ACCESS_KEY)")
+# Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
+_WORDS = r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|PRIVATE_KEY|API_?KEY|ACCESS_KEY"
+_NAME = re.compile(rf"(?i)(?<![A-Z0-9])({_WORDS})(?![A-Z0-9])")
 _TEXT = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}"
     r"|\bgithub_pat_\w{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|\bsk-[A-Za-z0-9_-]{20,}"
@@ -28,17 +30,27 @@ def text_secrets(content: object) -> Iterator[str]:
             yield f"{where} looks like a secret (not shown); {_REMEDY.format('')}"
 
 
-def override_secrets(arguments: Iterator[str] | list[str]) -> Iterator[str]:
-    """Yield a message for each command-line override that holds a secret.
+def override_secrets(arguments: Iterable[str]) -> Iterator[str]:
+    """Yield a message for each command-line override that may hold a secret.
 
-    Hydra writes a sweep's command line to a file before any job is looked at.
+    Hydra writes a sweep's command line to a file before any job is looked at,
+    so this looks at the text alone and would rather refuse too much.
     """
     for argument in arguments:
         key, _, value = argument.lstrip("+~").partition("=")
         if key.startswith("env."):
             yield from env_secrets({key.removeprefix("env."): value})
+        elif key == "env" or key.startswith("hydra.sweeper"):
+            if _NAME.search(value):
+                yield f"{key} holds a secret's value (not shown); {_REMEDY.format('')}"
+        elif _SECRET_ENTRY.fullmatch(key) and not value.startswith("{"):
+            yield f"{key} holds a value (not shown); allowed: where it is, {_FORMS}"
         if _TEXT.search(value):
             yield f"{key} looks like a secret (not shown); {_REMEDY.format('')}"
+
+
+_SECRET_ENTRY = re.compile(r"cluster\.secrets\.[^.]+")
+_FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"
 
 
 def _texts(node: object, where: str) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.k8s import MANIFEST, submit_k8s
+from launcher.clusters.k8s import MANIFEST
+from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
 from tests.k8s.conftest import kubectl
 from tests.launcher.k8s_full import full_job
@@ -88,7 +89,7 @@ def test_submission_creates_the_job_and_then_leaves_it_alone(
     stored = kubectl(kube_config, "get", f"{PLURALS[kind]}/{job.name}", "--output=json").stdout
     assert submission.job_id.endswith(f"/{job.name}")
     (tmp_path / MANIFEST).write_text(manifest(k8s_job(kind, {"name": job.name, "env": {"A": "1"}})))
-    with pytest.raises(OutsideError, match=f"{job.name} exists in namespace 'default'"):
+    with pytest.raises(OutsideError, match="already exists"):
         submit_k8s(tmp_path, job)
     again = kubectl(kube_config, "get", f"{PLURALS[kind]}/{job.name}", "--output=json").stdout
     assert json.loads(again)["spec"] == json.loads(stored)["spec"]

@@ -18,7 +18,11 @@ CLUSTERS = {
     "hyperpod": ("cluster=k8s", "cluster.job_kind=hyperpod"),
     "job": ("cluster=k8s", "cluster.job_kind=job"),
 }
-TEMPLATES = read_templates([shipped_folder() / "templates"])
+TEMPLATES = {
+    name: text
+    for kind in ("local", "slurm", "k8s")
+    for name, text in read_templates([shipped_folder() / "templates"], kind).items()
+}
 
 
 def shipped_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Job:

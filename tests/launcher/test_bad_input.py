@@ -96,12 +96,41 @@ MISTYPED = [
     pytest.param(["+env.A=${nosuch}"], "env.A: Interpolation key 'nosuch' not found",
                  id="interpolation"),
     pytest.param(["trainer.max_steps=1,2"], "To sweep over it, add --multirun", id="sweep"),
+    pytest.param(["+resilience/elastic=default"], "write resilience/elastic=default without a +",
+                 id="group-with-plus"),
+    pytest.param(["env={A: 1}"], "env takes new entries with a +, as +env.NAME=VALUE",
+                 id="mapping-at-once"),
+    pytest.param(["cluster=slurm", "cluster.container.image=a"],
+                 "cluster.container is null; give it whole", id="key-of-null-section"),
     pytest.param(["trainer.max_steps=["], "token recognition|no viable alternative|mismatched",
                  id="grammar"),
     pytest.param(["--cfgg"], "unrecognized arguments: --cfgg", id="option"),
 ]  # fmt: skip
 
 INCONSISTENT = [
+    pytest.param(["cluster=k8s", "resilience/elastic=default"],
+                 "resilience.elastic allows 1 nodes, and there world size 8", id="elastic-sizes"),
+    pytest.param(["instance.type=ml.foo.2xlarge"],
+                 "instance.type 'ml.foo.2xlarge' is no known instance", id="instance-type"),
+    pytest.param(["instance.num_efa=4"],
+                 "instance.num_efa 4 is not that of 'ml.p5.48xlarge', 32", id="efa-not-the-tables"),
+    pytest.param(["cluster=k8s", "+env.NNODES=3"],
+                 "NNODES of env or cluster.secrets is a variable", id="variable-of-torchrun"),
+    pytest.param(["cluster=slurm", "+env.run_dir=/x"],
+                 "run_dir of env or cluster.secrets is a variable", id="variable-of-the-script"),
+    pytest.param(["cluster=k8s", "cluster.termination_grace_s=99999999999"],
+                 "cluster.termination_grace_s 99999999999: allowed: at most 2147483647",
+                 id="more-than-32-bits"),
+    pytest.param(["cluster=k8s", "cluster.image='a b'"],
+                 "cluster.image 'a b': allowed: a container image", id="image"),
+    pytest.param(["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /}]"],
+                 "cluster mounts '/'", id="mount-over-the-image"),
+    pytest.param(["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /data/}]"],
+                 "allowed: an absolute path without", id="mount-path-not-normal"),
+    pytest.param(["+env.A=${now:%H}"],
+                 "env.A takes its value from ${now:...}", id="time-in-a-job"),
+    pytest.param(["+env.A=${oc.env:HOME}"],
+                 "env.A takes its value from ${oc.env:...}", id="variable-in-a-job"),
     pytest.param(["trainer.num_replicas=1"],
                  "trainer.num_replicas 1 is too few for resilience.checkpointless", id="replicas"),
     pytest.param(["trainer.num_replicas=3"],
@@ -238,6 +267,8 @@ def test_broken_yaml_is_named_by_file_line_and_column(tmp_path: Path) -> None:
     [
         ({"a": ["a"]}, "a -> a"),
         ({"a": ["b"], "b": ["a"]}, "a -> b -> a"),
+        ({"a": ["llama/llama3_tiny_pretrain", "b"], "b": ["b"]}, "b -> b"),
+        ({"a": ["/recipe: a"]}, "a -> a"),
     ],
 )
 def test_a_recipe_that_includes_itself_is_named_with_the_ring(
@@ -250,7 +281,8 @@ def test_a_recipe_that_includes_itself_is_named_with_the_ring(
             f"# @package _global_\ndefaults:\n{text}\nrecipe: {{name: {name}}}\n"
         )
 
-    assert f"recipe includes itself: {chain}" in refuse(tmp_path, "recipe=a")
+    for name in ("a", "recipes/a.yaml", "'a'"):
+        assert f"recipe includes itself: {chain}" in refuse(tmp_path, f"recipe={name}")
 
 
 def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
@@ -266,6 +298,8 @@ def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
         ("+env.WANDB_API_KEY=hunter2", "env.WANDB_API_KEY"),
         ("+env.NOTE=hf_abcdefghijklmnopqrstuvwxyz", "env.NOTE"),
         ("cluster.pre_script='export X=AKIAABCDEFGHIJKLMNOP'", "cluster.pre_script"),
+        ("+cluster.secrets.A=hunter2", "cluster.secrets.A"),
+        ("+env={MY_PASSWORD: hunter2}", "env"),
         ("+cluster.annotations.note=https://me:hunter2@git.example/x", "cluster.annotations.note"),
     ],
 )
@@ -278,6 +312,22 @@ def test_a_secret_written_as_a_value_is_refused_and_not_repeated(
     assert "cluster.secrets" in said
     assert override.partition("=")[2].strip("'") not in said
     assert "hunter2" not in said
+
+
+def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
+        "cluster:\n  secrets:\n    A: hunter2\n"
+    )
+
+    assert "hunter2" not in refuse(tmp_path, "recipe=mine.yaml", "cluster=slurm")
+
+
+def test_names_that_only_sound_like_secrets_pass(tmp_path: Path) -> None:
+    ended = launch(f"recipe={TINY}", "+env.TOKENIZERS_PARALLELISM=false", "+env.MAX_TOKENS=9",
+                   folder=tmp_path)  # fmt: skip
+
+    assert ended.status == 0, ended.err
 
 
 def test_a_run_is_not_written_over(tmp_path: Path) -> None:

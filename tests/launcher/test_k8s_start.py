@@ -51,7 +51,7 @@ def test_plain_job_starts_torchrun_on_each_node(folder: Path, index: str, host: 
         f"{folder}/python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
         "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29500",
         "--rdzv-id=llama3-tiny-pretrain", "--local-addr=10.0.0.7", "-m", "training",
-        f"--job={folder}/job.json", "--run-dir=/run/training",
+        f"--job={folder}/job.json", "--run-dir=/run/training/llama3-tiny-pretrain",
         f"--node-name=llama3-tiny-pretrain-{index}",
     ]  # fmt: skip
 
@@ -66,7 +66,8 @@ def test_hyperpod_starts_hyperpodrun_with_the_nodes_of_the_operator(
     assert done.stdout.splitlines() == [
         f"{folder}/hyperpodrun", f"--nnodes={nodes}", "--nproc-per-node=2", "--server-port=8080",
         "--server-log-level=warning", "--tee=3", "--log-dir=/tmp/hyperpod", "-m", "training",
-        f"--job={folder}/job.json", "--run-dir=/run/training", "--node-name=x-pods-1",
+        f"--job={folder}/job.json", "--run-dir=/run/training/llama3-tiny-pretrain",
+        "--node-name=x-pods-1",
         f"NNODES={nodes} X=",
     ]  # fmt: skip
 
@@ -79,7 +80,7 @@ def test_run_path_with_odd_characters_reaches_the_program(
     done = start(folder, kind, {"cluster.run_path": f"/run/{text}"}, JOB_COMPLETION_INDEX="0")
 
     assert done.stderr == ""
-    assert f"--run-dir=/run/{text}" in done.stdout.splitlines()
+    assert f"--run-dir=/run/{text}/llama3-tiny-pretrain" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.k8s import submit_k8s
+from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
 from tests.launcher.k8s_job import KINDS, k8s_job
 
@@ -20,16 +20,14 @@ NAMES = {
 }
 KUBECTL = """#!/bin/sh
 printf '%s\\n' "$*" >> calls
-case "$*" in
-*" get "*) cat existing ;;
-*" apply "*) echo created ;;
-esac
+if [ -s existing ]; then cat existing >&2; exit 1; fi
+echo created
 """
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubectl that writes down its words and knows what is in the file `existing`."""
+    """A kubectl that writes down its words, and fails with what is in the file `existing`."""
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
     program.write_text(KUBECTL)
@@ -48,27 +46,32 @@ def unused_address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_manifest_is_applied_where_no_such_job_exists(stand_in: Path, kind: str) -> None:
+def test_manifest_is_created_when_the_server_would_take_all_of_it(
+    stand_in: Path, kind: str
+) -> None:
     submission = submit_k8s(stand_in, k8s_job(kind, {"cluster.namespace": "train"}))
 
     options = "--namespace=train --request-timeout=30s"
     assert (stand_in / "calls").read_text().splitlines() == [
-        f"{options} get {NAMES[kind]} --ignore-not-found --output=name",
-        f"{options} apply --filename=manifest.yaml",
+        f"{options} create --filename=manifest.yaml --dry-run=server",
+        f"{options} create --filename=manifest.yaml",
     ]
-    assert submission.command == ("kubectl", *options.split(), "apply", "--filename=manifest.yaml")
+    assert submission.command == ("kubectl", *options.split(), "create", "--filename=manifest.yaml")
     assert submission.job_id == NAMES[kind]
     assert submission.output == "created\n"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_job_that_exists_is_left_as_it_is(stand_in: Path, kind: str) -> None:
-    (stand_in / "existing").write_text(f"{NAMES[kind]}\n")
+def test_what_exists_is_left_as_it_is_and_the_remedy_named(stand_in: Path) -> None:
+    words = 'Error from server (AlreadyExists): configmaps "llama3-tiny-pretrain" already exists'
+    (stand_in / "existing").write_text(words)
 
-    with pytest.raises(OutsideError, match="exists in namespace 'default' and was left as it is"):
-        submit_k8s(stand_in, k8s_job(kind))
+    with pytest.raises(OutsideError, match="already exists") as error:
+        submit_k8s(stand_in, k8s_job("job"))
 
-    assert "apply" not in (stand_in / "calls").read_text()
+    assert "set run.name, or remove it first: kubectl --namespace=default delete" in str(
+        error.value
+    )
+    assert len((stand_in / "calls").read_text().splitlines()) == 1, "nothing was created"
 
 
 def test_missing_kubectl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +94,7 @@ def test_unreachable_cluster_is_told_in_the_words_of_kubectl(
         "current-context": "gone",
     }
     (tmp_path / "config").write_text(json.dumps(config))
+    (tmp_path / "manifest.yaml").write_text("apiVersion: v1\nkind: Service\nmetadata: {name: a}\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
     for name in ("HTTPS_PROXY", "https_proxy"):

@@ -107,6 +107,23 @@ def test_run_of_nodes_that_succeed(tmp_path: Path) -> None:
     assert "llama/llama3_tiny_pretrain version 1: finished" in shown
 
 
+def test_full_disk_does_not_change_what_the_run_came_to(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: a node fills the log up to it."""
+    write_run(tmp_path, "yes '' >> events.jsonl; exit 3")
+
+    run = subprocess.run(
+        ["bash", "-c", 'ulimit -f 64; exec "$0" "$@"', sys.executable, "-c", RUN, tmp_path, "30"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+    assert run.returncode == 3
+    assert "Traceback" not in run.stderr
+    assert f"cannot write events to {tmp_path}/events.jsonl: " in " ".join(run.stdout.split("\n"))
+    assert "llama/llama3_tiny_pretrain version 1: " in run.stdout
+
+
 def test_run_started_says_what_runs(tmp_path: Path) -> None:
     run_scripts(tmp_path, "true", "true")
 

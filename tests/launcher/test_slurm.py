@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.clusters.sbatch_lines import option_line, parse_option_line
-from launcher.clusters.slurm import JOB_SCRIPT, check_slurm, render_slurm, submit_slurm
+from launcher.clusters.slurm import JOB_SCRIPT, check_slurm, render_slurm
+from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
@@ -132,13 +133,6 @@ def test_value_of_a_recipe_becomes_an_option(key: str, value: object, option: st
             {"image": "/a.sqsh", "mounts": ["/a:/b,/c:/d"], "mount_home": False},
             "cluster.container.mounts has '/a:/b,/c:/d'; allowed: source:destination",
             id="two-mounts-in-one",
-        ),
-        pytest.param("env", {"ODD": "a\x01b"}, "holds the control character '\\x01'", id="control"),
-        pytest.param(
-            "cluster.pre_script",
-            "true\n#SBATCH --nodes=4\n",
-            "sbatch ignores '#SBATCH --nodes=4', which stands after a command",
-            id="option-in-pre-script",
         ),
     ],
 )

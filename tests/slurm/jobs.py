@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.clusters.slurm import submit_slurm
+from launcher.clusters.slurm_submit import submit_slurm
 from launcher.job import Job
 from launcher.rundir import write_files
 from tests.launcher.shipped import rendered, shipped_job

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.clusters.sbatch_lines import option_line
-from launcher.clusters.slurm import JOB_SCRIPT, submit_slurm
+from launcher.clusters.slurm import JOB_SCRIPT
+from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError
 from tests.slurm.jobs import Run, Slurm
 
@@ -104,7 +105,11 @@ def test_elastic_job_runs_on_the_largest_allowed_number_of_the_nodes_it_is_given
         "graceful_shutdown_timeout_s": 600,
         "faulty_scale_down_timeout_s": None,
     }
-    run = submit(resilience={"elastic": elastic}, cluster={"exclude": "n4"})
+    run = submit(
+        resilience={"elastic": elastic},
+        cluster={"exclude": "n4"},
+        trainer={"micro_batch_size": 1},
+    )
 
     agents = run.seen(2)
 

@@ -35,9 +35,9 @@ def write_norms(arguments: list[str]) -> int:
         batches = Batches(job, samples, group)
         norms = []
         for step in range(2):
-            before = stepper.run(batches.read(step), lr=1e-3).grad_norm
-            after = gradient_norm(stepper.gradients(), model.shard_group)
-            norms.append([before.item().hex(), after.item().hex()])
+            before = stepper.run(batches.read(step), step=step, lr=1e-3).grad_norm
+            after = gradient_norm(stepper.gradients(), model.num_sharded_copies)
+            norms.append([before.hex(), after.item().hex()])
     (run_dir / f"norms-{environment.rank}.json").write_text(json.dumps(norms))
     return 0
 
@@ -87,6 +87,35 @@ def die_once(arguments: list[str]) -> int:
     return _act_on_event("step", rank=0, step=2, act=lambda: os._exit(9), arguments=arguments)
 
 
+def die_before_meeting(arguments: list[str]) -> int:
+    """Train; node 1's worker dies in its first life, before it meets the other."""
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if not is_first or "--node-name=node-1" not in arguments:
+        return main(arguments)
+    return _act_on_event("worker_started", rank=1, act=lambda: os._exit(9), arguments=arguments)
+
+
+def spoil_weights(arguments: list[str]) -> int:
+    """Train; worker 1's rows of the output layer are spoiled before the first step."""
+    from training.torch_trainer import run
+
+    build = run.build_model
+
+    def build_and_spoil(*parts: Any) -> Any:
+        import torch
+
+        from training.torch_trainer.initial import local_part
+
+        model = build(*parts)
+        if os.environ["RANK"] == "1":
+            with torch.no_grad():
+                local_part(model.core.lm_head.weight).fill_(float("inf"))
+        return model
+
+    run.build_model = build_and_spoil
+    return fail_late(arguments)
+
+
 def _terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -113,4 +142,4 @@ def _act_on_event(
 
 
 if __name__ == "__main__":
-    sys.exit(die_once(sys.argv[1:]))
+    sys.exit(globals()[os.environ.get("TEST_PROGRAM", "die_once")](sys.argv[1:]))

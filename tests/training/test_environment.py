@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.environment import WorkerEnvironment, parse_environment
+from training.environment import WorkerEnvironment, parse_environment, parse_generation
 from training.errors import PlacementError
 
 VARIABLES = {
@@ -32,6 +32,23 @@ def test_variables_of_torchrun_are_read():
         generation=2,
         is_store_hosted=True,
     )
+
+
+def test_generation_grows_over_attempts_of_the_job():
+    starts = [("0", "0"), ("0", "2"), ("1", "0"), ("1", "1")]
+
+    generations = [
+        parse_generation(
+            {
+                "SLURM_RESTART_COUNT": requeues,
+                "TORCHELASTIC_MAX_RESTARTS": "2",
+                "TORCHELASTIC_RESTART_COUNT": restarts,
+            }
+        )
+        for requeues, restarts in starts
+    ]
+
+    assert generations == [0, 2, 3, 4]
 
 
 def test_without_an_agent_rank_0_has_the_store():

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job
-from tests.training.workers import ROOT, Outcome, run_torchrun
+from tests.training.workers import ROOT, Outcome, run_torchrun, run_two_agents
 from training.stop import EXIT_STATUS
 
 
@@ -64,6 +64,42 @@ def test_workers_that_torchrun_starts_again_meet_again(tmp_path):
     outcome = Outcome(tmp_path, [0, 0])
     assert [each.generation for each in outcome.events if each.event == "step"] == [0] * 3 + [1] * 4
     assert {each.generation for each in outcome.named("worker_finished")} == {1}
+
+
+def test_workers_meet_again_when_only_one_agent_counts_a_restart(tmp_path):
+    job = make_job(trainer={"num_nodes": 2, "num_devices": 1})
+
+    statuses = run_two_agents(tmp_path, job, program="die_before_meeting", max_restarts=2)
+
+    assert statuses == [0, 0]
+    outcome = Outcome(tmp_path, statuses)
+    assert {each.rank: each.generation for each in outcome.named("worker_finished")} == {0: 0, 1: 1}
+
+
+def test_gradients_that_are_not_finite_end_all_workers(workers, tmp_path):
+    outcome = workers.run(
+        make_job(trainer={"sharding": "hybrid", "num_replicas": 2, "num_devices": 4}),
+        tmp_path,
+        target="tests.training.programs:spoil_weights",
+        is_success_expected=False,
+    )
+
+    assert outcome.statuses == [1] * 4
+    for rank in range(4):
+        (line,) = outcome.log(rank).splitlines()
+        assert line.startswith("training: gradient norm is nan at step 0; lower ")
+    assert not outcome.steps
+
+
+def test_full_disk_is_one_line(workers, tmp_path):
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+
+    outcome = workers.run(make_job(), tmp_path, is_success_expected=False)
+
+    assert outcome.statuses == [1]
+    assert outcome.log() == (
+        f"training: cannot write events to {tmp_path}/events.jsonl: No space left on device\n"
+    )
 
 
 def test_jsonl_is_tokenised_once_for_all_workers(workers, tmp_path):

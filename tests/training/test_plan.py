@@ -169,7 +169,7 @@ def test_elastic_job_takes_other_world_sizes_that_divide():
         "nodes_min": 1,
         "nodes_max": 4,
         "nodes_step": None,
-        "nodes_allowed": None,
+        "nodes_allowed": [1, 2, 4],
         "scaling_timeout_s": 1,
         "graceful_shutdown_timeout_s": 1,
         "faulty_scale_down_timeout_s": None,

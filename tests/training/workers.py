@@ -19,6 +19,7 @@ from tests.training.jobs import write_job
 
 ROOT = Path(__file__).parents[2]
 MAIN = "training.__main__:main"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True)
@@ -112,30 +113,58 @@ def run_torchrun(
     folder: Path, job: Job, *, num_workers: int, module: str = "training", max_restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run the job's workers under torchrun itself."""
-    path = write_job(folder, job)
+    options = [f"--nproc-per-node={num_workers}", f"--max-restarts={max_restarts}"]
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes=1",
-            f"--nproc-per-node={num_workers}",
-            f"--max-restarts={max_restarts}",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            "--local-addr=127.0.0.1",
-            "-m",
-            module,
-            f"--job={path}",
-            f"--run-dir={folder}",
-            "--node-name=node-0",
-        ],
+        _agent(folder, job, ["--nnodes=1", "--rdzv-endpoint=127.0.0.1:0", *options], module),
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, **_ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+def run_two_agents(folder: Path, job: Job, *, program: str, max_restarts: int) -> list[int]:
+    """Run the job's two workers under an agent each; returns the agents' exit statuses."""
+    options = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+        f"--max-restarts={max_restarts}",
+    ]
+    agents = [
+        subprocess.Popen(
+            _agent(folder, job, options, "tests.training.programs", f"node-{number}"),
+            cwd=ROOT,
+            env={**os.environ, **_ONE_THREAD, "TEST_PROGRAM": program},
+            stderr=subprocess.DEVNULL,
+        )
+        for number in range(2)
+    ]
+    try:
+        return [each.wait(timeout=90) for each in agents]
+    finally:
+        for each in agents:
+            each.terminate()
+            each.wait()
+
+
+def _agent(
+    folder: Path, job: Job, options: list[str], module: str, node: str = "node-0"
+) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        "--rdzv-backend=c10d",
+        "--local-addr=127.0.0.1",
+        "-m",
+        module,
+        f"--job={write_job(folder, job)}",
+        f"--run-dir={folder}",
+        f"--node-name={node}",
+    ]
 
 
 def _variables(rank: int, size: int, port: int) -> dict[str, str]:

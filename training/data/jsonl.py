@@ -1,4 +1,4 @@
-"""A file of JSON lines, tokenised once a node into a file of its own.
+"""A file of JSON lines, tokenised once for all who see the folder into a file of its own.
 
 The token file lies in the run's folder and is mapped, never read as a whole:
 data may be far larger than memory, but not than the disk (4 bytes a token; one
@@ -21,7 +21,7 @@ import numpy as np
 
 from launcher.job.workload import Jsonl
 from training.data.tokens import NUM_BYTE_TOKENS, Tokens, encode_bytes
-from training.errors import DataError
+from training.errors import DataError, first_line
 
 _DOCUMENTS_PER_CALL = 256
 _TOKEN_TYPE = np.dtype("<u4")
@@ -30,16 +30,32 @@ Encoder = Callable[[list[str]], Iterable[Tokens]]
 
 
 def token_file(data: Jsonl, folder: Path) -> Path:
-    """Return where the tokens of the data are, or are to be; reads only the file's status."""
+    """Return where the tokens of the data are, or are to be; reads only the files' status."""
     try:
         status = Path(data.path).stat()
     except OSError as error:
         raise DataError(
             f"cannot read data.path {data.path}: {(error.strerror or str(error)).lower()}"
         ) from error
-    parts = (data.path, status.st_size, status.st_mtime_ns, data.text_key, data.tokenizer)
+    parts = (
+        data.path,
+        status.st_size,
+        status.st_mtime_ns,
+        data.text_key,
+        data.tokenizer,
+        _tokenizer_files(data.tokenizer),
+    )
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return folder / f"tokens-{digest}.bin"
+
+
+def _tokenizer_files(tokenizer: str) -> list[tuple[str, int, int]]:
+    """Return what tells one content of the tokenizer's folder from another."""
+    if tokenizer == "bytes":
+        return []
+    files = sorted(path for path in Path(tokenizer).glob("*") if path.is_file())
+    statuses = [(path.name, path.stat()) for path in files]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
 
 
 def write_token_file(data: Jsonl, path: Path, *, node: str, encode: Encoder) -> None:
@@ -89,9 +105,9 @@ def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).splitlines()[0]
-        raise DataError(f"data.tokenizer {folder} is no tokenizer: {first_line}") from error
+    except Exception as error:  # what a broken folder raises is up to each tokenizer's class
+        reason = first_line(error)
+        raise DataError(f"data.tokenizer {folder} is no tokenizer: {reason}") from error
     if (end := tokenizer.eos_token_id) is None:
         raise DataError(f"data.tokenizer {folder} has no end-of-text token to divide documents")
 

@@ -1,15 +1,16 @@
-"""Opens a job's data in every worker; one worker a node tokenises for its neighbours."""
+"""Opens a job's data in every worker; one worker tokenises for all who see its folder."""
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 from launcher.job.workload import Data, Jsonl, Model
 from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
 from training.data.stdlib_text import read_stdlib_tokens
 from training.data.tokens import NUM_BYTE_TOKENS, Samples, Tokens
-from training.errors import TrainingError
-from training.group import WorkerGroup
+from training.errors import DataError
+from training.group import DATA_TIMEOUT, WorkerGroup
 from training.plan import check_vocabulary
 
 CACHE_FOLDER = "cache"
@@ -26,17 +27,35 @@ def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup)
 
 
 def _open_jsonl(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> Tokens:
-    if group.environment.local_rank != 0:
-        group.wait_for_node_leader("tokens")
-        return map_token_file(token_file(data, folder))
-    try:
-        encode, num_tokens = open_encoder(data.tokenizer)
-        check_vocabulary(model, num_tokens, data.tokenizer)
-        path = token_file(data, folder)
-        if not path.exists():
-            write_token_file(data, path, node=group.node, encode=encode)
-    except TrainingError as error:
-        group.tell_node("tokens", problem=str(error))
-        raise
-    group.tell_node("tokens")
-    return map_token_file(path)
+    """Rank 0 tokenises first: on a shared folder the other nodes find its file there."""
+    first, of_node = "tokens", f"tokens/{group.node}"
+    if group.environment.rank == 0:
+        with group.lead(first), group.lead(of_node):
+            _tokenise(data, model, folder, group)
+    else:
+        group.follow(first, DATA_TIMEOUT)
+        if group.environment.local_rank == 0:
+            with group.lead(of_node):
+                _tokenise(data, model, folder, group)
+        else:
+            group.follow(of_node, DATA_TIMEOUT)
+    return map_token_file(token_file(data, folder))
+
+
+def _tokenise(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> None:
+    encode, num_tokens = open_encoder(data.tokenizer)
+    check_vocabulary(model, num_tokens, data.tokenizer)
+    path = token_file(data, folder)
+    if not path.exists():
+        write_token_file(data, path, node=group.node, encode=encode)
+
+
+def check_same_samples(samples: Samples, group: WorkerGroup) -> None:
+    """Refuse samples that are not rank 0's: another copy of the file, another Python."""
+    checksum = zlib.crc32(samples.read([0, samples.num_samples - 1]).tobytes())
+    here = f"{samples.num_samples} samples with checksum {checksum:08x}"
+    if (first := group.first_text("samples", here, DATA_TIMEOUT)) != here:
+        raise DataError(
+            f"the data of {group.node} has {here}, that of worker 0 has {first}; "
+            "give every node the same files and the same version of Python"
+        )

@@ -29,6 +29,9 @@ from training.plan import plan_files
 CHECKPOINT_FOLDER = "checkpoint"
 FILE_BYTES_MAX = 4 << 30
 
+_STARTED = "started"
+_PUBLISHED = "published"
+
 
 def write_checkpoint(
     core: Any,
@@ -42,33 +45,56 @@ def write_checkpoint(
     parameters: dict[str, Tensor] = dict(core.named_parameters())
     sizes = {name: each.numel() * each.element_size() for name, each in parameters.items()}
     files = plan_files(sizes, file_bytes_max)
-    if group.environment.rank == 0:
-        path = run_dir / CHECKPOINT_FOLDER
-        events.write("checkpoint_started")
-        with _unfinished_folder(path) as unfinished:
-            for names, file_name in zip(files, _file_names(len(files)), strict=True):
+    if group.environment.rank != 0:
+        _help_write(parameters, files, group)
+        return
+    path = run_dir / CHECKPOINT_FOLDER
+    with _unfinished_folder(path) as unfinished:
+        with _lead(_STARTED, group, path):
+            events.write("checkpoint_started")
+            unfinished.mkdir(parents=True)
+        for names, file_name in zip(files, _file_names(len(files)), strict=True):
+            with _lead(file_name, group, path):
                 tensors = {name: _gather(parameters[name]).cpu().contiguous() for name in names}
                 save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
+        with _lead(_PUBLISHED, group, path):
             _write_rest(core, unfinished, files, sizes)
             _publish(unfinished, path)
-        num_bytes = sum(each.stat().st_size for each in path.iterdir())
-        events.write("checkpoint_written", path=str(path), num_bytes=num_bytes)
-    else:
-        for name in parameters:
+    num_bytes = sum(each.stat().st_size for each in path.iterdir())
+    events.write("checkpoint_written", path=str(path), num_bytes=num_bytes)
+
+
+def _help_write(parameters: dict[str, Tensor], files: list[list[str]], group: WorkerGroup) -> None:
+    """Give rank 0 the shards of one file after the other.
+
+    Between files a worker waits by the store: there it hears that rank 0 failed,
+    in a collective it would wait for it in vain.
+    """
+    group.follow(f"checkpoint/{_STARTED}", CHECKPOINT_TIMEOUT)
+    for names, file_name in zip(files, _file_names(len(files)), strict=True):
+        for name in names:
             _gather(parameters[name])
-    group.wait_for_all("checkpoint", CHECKPOINT_TIMEOUT)
+        group.follow(f"checkpoint/{file_name}", CHECKPOINT_TIMEOUT)
+    group.follow(f"checkpoint/{_PUBLISHED}", CHECKPOINT_TIMEOUT)
+
+
+@contextmanager
+def _lead(topic: str, group: WorkerGroup, path: Path) -> Iterator[None]:
+    """Do a part of the writing that the other workers wait for."""
+    with group.lead(f"checkpoint/{topic}"):
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
 
 
 @contextmanager
 def _unfinished_folder(path: Path) -> Iterator[Path]:
-    """Make an empty folder beside `path`; nothing of it is left where the block ends early."""
+    """Name a folder beside `path`; nothing of it is there before and after the block."""
     unfinished = path.with_name(f"{path.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
         yield unfinished
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -36,8 +35,8 @@ class SpreadModel:
 
     run: nn.Module
     core: nn.Module
-    shard_group: dist.ProcessGroup | None
-    """The workers that together hold one copy; None where each holds all of it."""
+    num_sharded_copies: int | None
+    """How many copies the workers hold in shards; None where each worker holds a whole one."""
 
     @property
     def num_parameters(self) -> int:
@@ -45,9 +44,13 @@ class SpreadModel:
         return sum(parameter.numel() for parameter in self.core.parameters())
 
     def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Let gradients be reduced in the last micro batch of a step, and only there."""
+        """Let copies exchange gradients in the last micro batch of a step, and only there.
+
+        Within a sharded copy every micro batch is reduced: to keep gradients for
+        later would take the memory of the whole model on each worker.
+        """
         if isinstance(self.run, FSDPModule):
-            self.run.set_requires_gradient_sync(is_last)
+            self.run.set_requires_all_reduce(is_last)
             return nullcontext()
         assert isinstance(self.run, DistributedDataParallel)
         if is_last:
@@ -64,9 +67,9 @@ def build_model(job: Job, trainer: TorchTrainer, group: WorkerGroup) -> SpreadMo
     if trainer.activation_checkpointing:
         _checkpoint_layers(core)
     mesh_plan = plan_mesh(trainer, group.environment.world_size)
-    shard_group = None
+    num_sharded_copies = None
     if mesh_plan:
-        shard_group = _shard(core, mesh_plan, trainer, group.device)
+        num_sharded_copies = _shard(core, mesh_plan, trainer, group.device)
     core.to_empty(device=group.device)
     _restore_ties_and_buffers(core, job.model, group.device)
     if job.model.weights:
@@ -75,7 +78,7 @@ def build_model(job: Job, trainer: TorchTrainer, group: WorkerGroup) -> SpreadMo
         fill_parameters(core, seed=trainer.seed, std=job.model.init_std)
     run = core if mesh_plan else _replicate(core, group.device)
     group.keep(run)
-    return SpreadModel(run=run.train(), core=core, shard_group=shard_group)
+    return SpreadModel(run=run.train(), core=core, num_sharded_copies=num_sharded_copies)
 
 
 def _build_empty(model: Model, config: dict[str, Any]) -> nn.Module:
@@ -97,9 +100,8 @@ def _checkpoint_layers(core: Any) -> None:
         )
 
 
-def _shard(
-    core: Any, plan: MeshPlan, trainer: TorchTrainer, device: torch.device
-) -> dist.ProcessGroup:
+def _shard(core: Any, plan: MeshPlan, trainer: TorchTrainer, device: torch.device) -> int:
+    """Shard every layer and the rest; returns how many copies the workers hold then."""
     mesh = init_device_mesh(device.type, plan.sizes, mesh_dim_names=plan.axes)
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16":
@@ -107,7 +109,7 @@ def _shard(
     for layer in core.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(core, mesh=mesh, mp_policy=policy)
-    return mesh.get_group("shard")
+    return mesh.size() // mesh["shard"].size()
 
 
 def _restore_ties_and_buffers(core: Any, model: Model, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from resilience.events import EventLog
-from training.data.loading import open_samples
+from training.data.loading import check_same_samples, open_samples
 from training.data.tokens import Samples, check_num_samples
 from training.environment import WorkerEnvironment
 from training.group import DATA_TIMEOUT, WorkerGroup, open_group
@@ -53,9 +53,10 @@ def run_training(
         if group.device.type == "cuda":
             _choose_fixed_order()
         events.write("process_group_ready")
-        samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
-        check_num_samples(samples, trainer.global_batch_size)
-        group.wait_for_all("data", DATA_TIMEOUT)
+        with group.meet("data", DATA_TIMEOUT):
+            samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
+            check_num_samples(samples, trainer.global_batch_size)
+            check_same_samples(samples, group)
         events.write("data_ready", num_samples=samples.num_samples)
         model = build_model(job, trainer, group)
         events.write("model_ready", num_parameters=model.num_parameters)
@@ -79,7 +80,7 @@ def _take_steps(
     stop.defer()
     for step in range(trainer.max_steps):
         lr = schedule.lr_at(step)
-        result = stepper.run(batches.read(step), lr)
+        result = stepper.run(batches.read(step), step=step, lr=lr)
         stop.last_step = step
         log.report(step, result, lr)
         if result.is_stop_requested:
@@ -122,14 +123,13 @@ class _StepLog:
             step, log_every_n_steps=trainer.log_every_n_steps, max_steps=trainer.max_steps
         ):
             return
-        grad_norm = result.grad_norm.item()
         now_s = time.perf_counter()
         self._events.write(
             "step",
             step=step,
             loss=result.loss,
             lr=lr,
-            grad_norm=grad_norm,
+            grad_norm=result.grad_norm,
             duration_s=(now_s - self._last_time_s) / (step - self._last_step),
             num_samples=(step + 1) * trainer.global_batch_size,
         )
@@ -138,7 +138,7 @@ class _StepLog:
 
 def make_stepper(job: Job, model: SpreadModel, group: WorkerGroup, stop: StopSignal) -> Stepper:
     """Return what takes the job's steps, with a fresh optimizer."""
-    is_sharded = model.shard_group is not None
+    is_sharded = model.num_sharded_copies is not None
     return Stepper(
         model=model,
         optimizer=_make_optimizer(job, model.core),
@@ -167,3 +167,5 @@ def _make_optimizer(job: Job, core: nn.Module) -> Optimizer:
 def _choose_fixed_order() -> None:
     """Take the kernels whose sums have one order, where there are such."""
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # Nothing here reads memory before it is written, and to fill it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ update itself needs no other worker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from training.errors import TrainingError
 from training.torch_trainer.initial import local_part
 from training.torch_trainer.model import SpreadModel
 
@@ -27,8 +29,8 @@ class StepResult:
 
     loss: float
     """Mean over the global batch."""
-    grad_norm: Tensor
-    """Norm over all parameters before clipping; one value on the device."""
+    grad_norm: float
+    """Norm over all parameters before clipping."""
     is_stop_requested: bool
     """At least one worker was asked to stop."""
 
@@ -47,17 +49,23 @@ class Stepper:
     world_size: int
     is_stop_requested: Callable[[], bool]
 
-    def run(self, micro_batches: Sequence[Tensor], lr: float) -> StepResult:
-        """Take one step on this worker's rows of tokens."""
+    def run(self, micro_batches: Sequence[Tensor], *, step: int, lr: float) -> StepResult:
+        """Take one step on this worker's rows of tokens.
+
+        Raises TrainingError, in all workers alike and with no parameter changed,
+        where the gradients are not finite.
+        """
         self.optimizer.zero_grad()
         loss_sum = self._accumulate(micro_batches)
         loss, is_stop_requested = self._reduce(loss_sum, len(micro_batches))
         gradients = self.gradients()
-        norm = gradient_norm(gradients, self.model.shard_group)
+        norm = gradient_norm(gradients, self.model.num_sharded_copies)
+        grad_norm = norm.item()
+        check_norm(grad_norm, step)
         if self.clip_norm is not None:
             clip_gradients(gradients, norm, self.clip_norm)
         self._update(lr)
-        return StepResult(loss=loss, grad_norm=norm, is_stop_requested=is_stop_requested)
+        return StepResult(loss=loss, grad_norm=grad_norm, is_stop_requested=is_stop_requested)
 
     def _accumulate(self, micro_batches: Sequence[Tensor]) -> Tensor:
         """Add up gradients and return the sum of losses."""
@@ -110,17 +118,27 @@ class Stepper:
         self.optimizer.step()
 
 
-def gradient_norm(gradients: Sequence[Tensor], shard_group: dist.ProcessGroup | None) -> Tensor:
+def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -> Tensor:
     """Return the norm of all gradients of one copy, summed in float64.
 
-    Each copy adds up its own shards: copies hold the same reduced gradients, so
-    they come to the same bits.
+    Shards are added up over all copies and divided by their number, so that
+    every copy clips by the very same number, whatever order a sum has within it.
     """
     norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
     square = torch.stack(norms).square().sum()
-    if shard_group is not None:
-        dist.all_reduce(square, group=shard_group)
+    if num_sharded_copies is not None:
+        dist.all_reduce(square)
+        square /= num_sharded_copies
     return square.sqrt()
+
+
+def check_norm(grad_norm: float, step: int) -> None:
+    """Refuse gradients that would make every parameter something that is no number."""
+    if not math.isfinite(grad_norm):
+        raise TrainingError(
+            f"gradient norm is {grad_norm} at step {step}; lower trainer.optimizer.lr, raise "
+            "trainer.optimizer.warmup_steps, or look for broken data or weights"
+        )
 
 
 def clip_gradients(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:

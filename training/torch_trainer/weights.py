@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from training.errors import WeightsError
+from training.errors import WeightsError, first_line
 from training.torch_trainer.initial import local_part, local_rows
 
 _INDEX_NAME = "model.safetensors.index.json"
@@ -51,8 +51,8 @@ def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> N
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        first_line = str(error).splitlines()[0]
-        raise WeightsError(f"model.weights {folder} has no usable config: {first_line}") from error
+        reason = first_line(error)
+        raise WeightsError(f"model.weights {folder} has no usable config: {reason}") from error
     if config.model_type != architecture:
         raise WeightsError(
             f"model.weights {folder} is of architecture {config.model_type!r}, "

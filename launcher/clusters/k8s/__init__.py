@@ -8,6 +8,5 @@ from __future__ import annotations
 
 from launcher.clusters.k8s.check import check_manifest
 from launcher.clusters.k8s.manifest import MANIFEST, render_k8s
-from launcher.clusters.k8s.submit import submit_k8s
 
-__all__ = ["MANIFEST", "check_manifest", "render_k8s", "submit_k8s"]
+__all__ = ["MANIFEST", "check_manifest", "render_k8s"]

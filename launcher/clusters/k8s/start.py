@@ -33,6 +33,11 @@ def rendezvous_port(cluster: K8sCluster) -> int:
     return cluster.rdzv_port or _RENDEZVOUS_PORT
 
 
+def run_path(job: Job, cluster: K8sCluster) -> str:
+    """Return the run's own folder in the pod: a team's jobs may share one claim."""
+    return f"{cluster.run_path}/{job.name}"
+
+
 def start_values(job: Job) -> dict[str, Any]:
     """Return what the template of start.sh is filled with."""
     cluster = job.cluster
@@ -66,7 +71,7 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         "-m",
         "training",
         f"--job={CONFIG_PATH}/job.json",
-        f"--run-dir={shlex.quote(cluster.run_path)}",
+        f"--run-dir={shlex.quote(run_path(job, cluster))}",
         f'--node-name="${POD_NAME}"',
     )
 
@@ -77,7 +82,7 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
         rdzv_id=shlex.quote(job.name),
         job_path=f"{CONFIG_PATH}/job.json",
-        run_path=shlex.quote(cluster.run_path),
+        run_path=shlex.quote(run_path(job, cluster)),
         # The pod's host name, unless it shares the node's.
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from launcher.clusters.k8s.manifest import MANIFEST
@@ -14,21 +15,27 @@ _KINDS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs.sagemaker.amazon
 
 
 def submit_k8s(run_dir: Path, job: Job) -> Submission:
-    """Apply the manifest in `run_dir` to the cluster that kubectl points at.
+    """Create what the manifest in `run_dir` holds in the cluster that kubectl points at.
 
-    A job of that name in the namespace is left as it is and refused: applying
-    over it would change a run that somebody relies on. What a deleted job left
-    behind, its ConfigMap and Service, is brought up to date. Raises
-    OutsideError with kubectl's own words.
+    Nothing that exists is changed, be it another job's or a stranger's: the
+    server is asked first whether it would take everything, so that a refusal
+    leaves nothing behind. Raises OutsideError with kubectl's own words.
     """
     cluster = job.cluster
     assert isinstance(cluster, K8sCluster)
-    name = f"{_KINDS[cluster.job_kind]}/{job.name}"
     kubectl = ("kubectl", f"--namespace={cluster.namespace}", "--request-timeout=30s")
-    if run_program((*kubectl, "get", name, "--ignore-not-found", "--output=name"), run_dir).strip():
+    command = (*kubectl, "create", f"--filename={MANIFEST}")
+    try:
+        run_program((*command, "--dry-run=server"), run_dir)
+    except OutsideError as error:
+        if "already exists" not in str(error):
+            raise
+        remove = (*kubectl[:2], "delete", "--ignore-not-found", f"--filename={MANIFEST}")
         raise OutsideError(
-            f"{name} exists in namespace {cluster.namespace!r} and was left as it is; "
-            f"set run.name, or first run: kubectl --namespace={cluster.namespace} delete {name}"
-        )
-    command = (*kubectl, "apply", f"--filename={MANIFEST}")
-    return Submission(command=command, job_id=name, output=run_program(command, run_dir))
+            f"{error}\nwhat exists was left as it is; set run.name, or remove it first: "
+            f"{shlex.join(remove)}"
+        ) from error
+    output = run_program(command, run_dir)
+    return Submission(
+        command=command, job_id=f"{_KINDS[cluster.job_kind]}/{job.name}", output=output
+    )

@@ -86,6 +86,14 @@ def test_file_of_tokens_is_another_for_other_text_or_options(write, tmp_path):
     assert len({first, key, tokenizer, token_file(data, tmp_path)}) == 4
 
 
+def test_file_of_tokens_is_another_for_a_changed_tokenizer(write, tmp_path, tokenizer_folder):
+    data = write('{"text": "ab"}', tokenizer=str(tokenizer_folder))
+    first = token_file(data, tmp_path)
+    os.utime(tokenizer_folder / "tokenizer.json", (1, 1))
+
+    assert token_file(data, tmp_path) != first
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.training.groups import make_group
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
-from training.errors import CheckpointError
+from training.errors import CheckpointError, GroupError
 from training.torch_trainer import checkpoint
 
 SHARDINGS = [
@@ -137,14 +139,19 @@ def test_writing_that_fails_leaves_the_older_checkpoint(tmp_path):
     path = tmp_path / "checkpoint"
     path.mkdir()
     (path / "older").touch()
+    group = make_group()
 
     def fail() -> None:
         with checkpoint._unfinished_folder(path) as unfinished:
+            unfinished.mkdir()
             (unfinished / "part").touch()
-            raise OSError("disk full")
+            with checkpoint._lead("part", group, path):
+                raise OSError("disk full")
 
     with pytest.raises(CheckpointError, match=f"cannot write the checkpoint {path}: disk full"):
         fail()
 
+    with pytest.raises(GroupError, match="disk full"):
+        make_group(rank=1, store=group.store).follow("checkpoint/part", timedelta(seconds=10))
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
     assert (path / "older").exists()

@@ -117,21 +117,25 @@ def test_activation_checkpointing_keeps_bits(workers, tmp_path, sharding, num_wo
 
 
 @pytest.mark.parametrize(
-    ("sharding", "num_workers"),
+    ("sharding", "num_replicas", "num_workers"),
     [
-        pytest.param("none", 1, id="ddp-1"),
-        pytest.param("none", 2, id="ddp-2"),
-        pytest.param("full", 2, id="full"),
+        pytest.param("none", None, 1, id="ddp-1"),
+        pytest.param("none", None, 2, id="ddp-2"),
+        pytest.param("full", None, 2, id="full"),
+        pytest.param("hybrid", 2, 4, id="hybrid"),
     ],
 )
 def test_accumulation_equals_one_large_micro_batch(
-    workers, tmp_path, single, sharding, num_workers
+    workers, tmp_path, single, sharding, num_replicas, num_workers
 ):
-    job = _job(sharding, None, num_workers, trainer={"micro_batch_size": 1})
+    job = _job(sharding, num_replicas, num_workers, trainer={"micro_batch_size": 1})
 
-    outcome = workers.run(job, tmp_path)
+    first = workers.run(job, tmp_path / "first")
+    second = workers.run(job, tmp_path / "second")
 
-    assert outcome.losses == pytest.approx(single.losses, rel=1e-5)
+    assert first.losses == pytest.approx(single.losses, rel=1e-5)
+    assert first.losses == second.losses
+    assert first.weights() == second.weights()
 
 
 def test_seed_changes_weights_and_order(workers, tmp_path, single):

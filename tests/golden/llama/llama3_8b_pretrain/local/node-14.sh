@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-14 of 16 of llama/llama3_8b_pretrain version 1, digest af9d31ce2706c3599f19a0c7bf7a70dcb46d070c07409190e79c75fa15cd165f.
+# node-14 of 16 of llama/llama3_8b_pretrain version 1, digest 3c549a5287ef2eded2fbb9da19400e44026590c81270de92f4bd5417416989a7.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,0 +1,33 @@
+"""What a newcomer sees first: the shipped recipes, whole, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resilience.events import read_events
+from tests.launcher.command import launch
+
+
+def test_the_first_run_learns_and_leaves_a_model_and_a_report(tmp_path: Path) -> None:
+    ended = launch("recipe=llama/llama3_tiny_pretrain", "action=run", folder=tmp_path)
+
+    assert ended.status == 0, ended.out + ended.err
+    run = tmp_path / "runs" / "llama3-tiny-pretrain"
+    losses = [event.fields["loss"] for event in read_events(run / "events.jsonl")
+              if event.event == "step"]  # fmt: skip
+    assert len(losses) == 200
+    assert losses[-1] < 0.7 * losses[0]
+    assert (run / "checkpoint" / "model.safetensors").is_file()
+    assert str(run / "report.html") in ended.out
+    assert "src=" not in (run / "report.html").read_text().partition("<body")[0]
+
+
+def test_gpt_oss_learns_too(tmp_path: Path) -> None:
+    ended = launch("recipe=gpt_oss/gpt_oss_tiny_pretrain", "action=run", "trainer.max_steps=25",
+                   "run.dir=out", folder=tmp_path)  # fmt: skip
+
+    assert ended.status == 0, ended.out + ended.err
+    steps = [event for event in read_events(tmp_path / "out" / "events.jsonl")
+             if event.event == "step"]  # fmt: skip
+    assert len(steps) == 25
+    assert steps[-1].fields["loss"] < 0.9 * steps[0].fields["loss"]

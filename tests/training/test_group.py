@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from torch.distributed import HashStore
+
+from tests.training.groups import make_group
+from training.data.loading import check_same_samples
+from training.data.tokens import Samples
+from training.errors import DataError, GroupError
+from training.meeting import agree_on_name, wait_for_key
+from training.stop import EXIT_STATUS, StopSignal
+
+SOON = timedelta(seconds=20)
+
+
+def test_workers_of_one_start_agree_on_a_name_that_older_ones_did_not_have():
+    store = HashStore()
+    names = []
+    # Rank 1 of the first start dies when it has asked.
+    store.set("ask/1", "word of the dead")
+    for _start in range(2):
+        with ThreadPoolExecutor(3) as pool:
+            asked = [
+                pool.submit(agree_on_name, store, rank=rank, world_size=3, timeout=SOON)
+                for rank in (0, 1, 2)
+            ]
+        names.append({each.result() for each in asked})
+
+    assert [len(each) for each in names] == [1, 1]
+    assert not names[0] & names[1]
+
+
+def test_workers_that_do_not_come_are_counted():
+    with pytest.raises(GroupError, match=r"1 of 2 workers met within 0:00:00"):
+        agree_on_name(HashStore(), rank=0, world_size=2, timeout=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        pytest.param(DataError("no text"), r"^no text$", id="ours"),
+        pytest.param(KeyError(), r"^KeyError: KeyError$", id="without-text"),
+    ],
+)
+def test_others_hear_of_any_error(error, told):
+    first = make_group()
+    other = make_group(rank=1, store=first.store)
+
+    with pytest.raises(type(error)), first.meet("data", SOON), first.lead("tokens"):
+        raise error
+
+    with pytest.raises(GroupError, match=told):
+        other.follow("tokens", SOON)
+    with pytest.raises(GroupError, match=told), other.meet("data", SOON):
+        pass
+
+
+def test_sigterm_ends_a_wait():
+    before = signal.getsignal(signal.SIGTERM)
+    StopSignal().install()
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            wait_for_key(HashStore(), "never", SOON)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    assert stopped.value.code == EXIT_STATUS
+
+
+def test_other_samples_than_those_of_rank_0_are_refused():
+    first = make_group()
+    other = make_group(rank=1, store=first.store, node="node-1")
+    check_same_samples(Samples(tokens=np.arange(9), seq_length=4), first)
+
+    check_same_samples(Samples(tokens=np.arange(9), seq_length=4), other)
+    with pytest.raises(
+        DataError,
+        match=r"the data of node-1 has 2 samples with checksum \w+, that of worker 0 has 2 ",
+    ):
+        check_same_samples(Samples(tokens=np.arange(9)[::-1], seq_length=4), other)
