@@ -40,6 +40,22 @@ GPT_OSS: dict[str, Any] = {
         "original_context_length": 16,
     },
 }
+_OTHER_MODEL_VALUES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_heads": 2,
+    "num_experts_per_token": 1,
+    "context_length": 32,
+    "tie_embeddings": True,
+    "rope_scaling": None,
+    "num_kv_heads": 1,
+}
+MODEL_KEYS = [
+    (model, key)
+    for model in (LLAMA, GPT_OSS)
+    for key in model
+    if key not in ("architecture", "weights")
+]
+"""Every key of either model that takes part in what it computes."""
 _OPTIMIZER: dict[str, Any] = {
     "lr": 3e-3,
     "min_lr": 3e-4,
@@ -128,3 +144,9 @@ def _replace(content: dict[str, Any], parts: dict[str, Any]) -> None:
             _replace(content[key], value)
         else:
             content[key] = value
+
+
+def with_other_value(model: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the model with another valid value of one key."""
+    special = key in _OTHER_MODEL_VALUES
+    return {**model, key: _OTHER_MODEL_VALUES[key] if special else model[key] * 2}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
-from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
+from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, MODEL_KEYS, make_job, with_other_value
 from training.megatron_plan import MegatronPlan, plan_megatron
 
 
@@ -83,27 +83,9 @@ def test_every_key_of_the_optimizer_changes_the_plan(key, value):
     assert _plan(LLAMA, MEGATRON) != _plan(LLAMA, other)
 
 
-@pytest.mark.parametrize(
-    ("model", "key"),
-    [
-        pytest.param(model, key, id=f"{model['architecture']}-{key}")
-        for model in (LLAMA, GPT_OSS)
-        for key in model
-        if key not in ("architecture", "weights")
-    ],
-)
+@pytest.mark.parametrize(("model", "key"), MODEL_KEYS)
 def test_every_key_of_the_model_changes_the_plan(model, key):
-    special = {
-        "tie_embeddings": True,
-        "rope_scaling": None,
-        "num_kv_heads": 1,
-        "context_length": 32,
-        "num_experts_per_token": 1,
-        "num_heads": 2,
-    }
-    other = special[key] if key in special else model[key] * 2
-
-    assert _plan(model, MEGATRON) != _plan({**model, key: other}, MEGATRON)
+    assert _plan(model, MEGATRON) != _plan(with_other_value(model, key), MEGATRON)
 
 
 def test_numbers_of_the_loop():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.jobs import GPT_OSS, LLAMA, make_job
+from tests.training.jobs import GPT_OSS, MODEL_KEYS, make_job, with_other_value
 from training.errors import DataError, PlacementError
 from training.plan import (
     MeshPlan,
@@ -71,31 +71,12 @@ _RENAMED = {
     "num_experts": "num_local_experts",
     "num_experts_per_token": "num_experts_per_tok",
 }
-_OTHER = {
-    "hidden_size": 64,
-    "num_heads": 2,
-    "num_experts_per_token": 1,
-    "context_length": 32,
-    "tie_embeddings": True,
-    "rope_scaling": None,
-    "num_kv_heads": 1,
-}
 
 
-@pytest.mark.parametrize(
-    ("model", "key"),
-    [
-        pytest.param(model, key, id=f"{model['architecture']}-{key}")
-        for model in (LLAMA, GPT_OSS)
-        for key in model
-        if key not in ("architecture", "weights")
-    ],
-)
+@pytest.mark.parametrize(("model", "key"), MODEL_KEYS)
 def test_every_key_of_a_model_reaches_its_config(model, key):
-    other = {**model, key: _OTHER.get(key, model[key] * 2 if key not in _OTHER else None)}
-
     before = plan_model_config(make_job(model=model).model)
-    after = plan_model_config(make_job(model=other).model)
+    after = plan_model_config(make_job(model=with_other_value(model, key)).model)
 
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {_RENAMED.get(key, key)}
