@@ -1,0 +1,1 @@
+"""One process a node: it starts, watches and replaces the node's workers."""

@@ -1,0 +1,1 @@
+"""Who holds what, how a step is committed, and how a rank that lost its state gets it back."""

@@ -1,0 +1,161 @@
+"""What agents, the coordinator and workers say to each other: JSON objects, one a line. Pure.
+
+Each message is a frozen dataclass; `kind` on the wire is its class's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+LINE_BYTES_MAX = 64 << 20
+"""No honest message is longer; 1024 reports take about a megabyte."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Root of all messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Message):
+    """Worker to agent: the program has reached its block and waits for a rank."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """Worker to agent, agent to coordinator: a fault that ends the generation."""
+
+    generation: int
+    rank: int
+    reason: str
+    """exception, died, hung, corrupt, group or health."""
+    text: str
+    """One line for a person."""
+    details: str = ""
+    """A traceback, where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Message):
+    """Worker to agent, agent to coordinator: the training thread of this rank has stopped."""
+
+    generation: int
+    rank: int
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Message):
+    """Worker to agent, agent to coordinator: the block has returned, or must not be run again."""
+
+    generation: int
+    rank: int
+    status: int
+    """Exit status that the worker will end with."""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open(Message):
+    """Coordinator to agent, agent to worker: a generation begins."""
+
+    generation: int
+    rank: int
+    """-1 between coordinator and agent, who gives each of its workers its own."""
+    local_rank: int
+    nodes: tuple[str, ...]
+    """The nodes in the order of their ranks."""
+    num_local_ranks: int
+    store: str
+    """HOST:PORT of the TCPStore that outlives the workers."""
+    reports: tuple[Mapping[str, Any], ...]
+    """What every rank held at the end of the generation before, by rank."""
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.nodes) * self.num_local_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break(Message):
+    """Coordinator to agent, agent to worker: the generation is over, stop and report."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Message):
+    """Coordinator to agent, agent to worker: the run is over."""
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Message):
+    """Agent to coordinator: this node's workers are warm and wait for ranks."""
+
+    node: str
+    address: str
+    """HOST:PORT at which the agent can be reached should it become the coordinator."""
+    generation: int = -1
+    """The newest generation that the agent has seen."""
+    index: int = -1
+    """The agent's place among the nodes of that generation; -1 for a standby."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat(Message):
+    """Either way between agent and coordinator: renews the lease."""
+
+    nodes: tuple[tuple[str, str], ...] = field(default=())
+    """Name and address of every agent in order of succession; empty from an agent."""
+
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (Ready, Failed, Stopped, Finished, Open, Break, End, Join, Beat)
+}
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return the message as one line."""
+    data = {"kind": type(message).__name__, **asdict(message)}
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Read one line back; raises ValueError for one that is no message."""
+    data = json.loads(line)
+    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
+        raise ValueError(f"no message: {line[:80]!r}")
+    kind = _KINDS[data.pop("kind")]
+    for key in ("nodes", "reports"):
+        if key in data:
+            data[key] = tuple(tuple(x) if isinstance(x, list) else x for x in data[key])
+    try:
+        return kind(**data)
+    except TypeError as error:
+        raise ValueError(f"no {kind.__name__}: {error}") from error
+
+
+class LineReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that are whole with these bytes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise ValueError(f"a message is longer than {LINE_BYTES_MAX} bytes")
+        return [decode(line) for line in lines if line]

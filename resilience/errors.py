@@ -1,0 +1,45 @@
+"""Errors of the resilience package.
+
+ResilienceError
+|-- FaultError          the generation has to end; the block is run again
+|   |-- BrokenError     another rank's fault, or the agent's word, ended it
+|   |-- TransferError   state that arrived is not the state that was sent
+|   |-- CorruptionError this rank's own state is not what its last update left
+|   `-- GroupOpenError  the members of a generation did not meet in time
+|-- StateError          a state that cannot be kept in replicas; says what to change
+`-- AgentLostError      the agent that owns this process is gone
+"""
+
+from __future__ import annotations
+
+
+class ResilienceError(Exception):
+    """Root of the package's errors."""
+
+
+class FaultError(ResilienceError):
+    """The generation has to end; the block is run again under the next one."""
+
+
+class BrokenError(FaultError):
+    """The generation was ended from outside: a peer's fault, or the agent's word."""
+
+
+class TransferError(FaultError):
+    """State arrived with another checksum than it was sent with, or not whole."""
+
+
+class CorruptionError(FaultError):
+    """This rank's state has changed since its last update ended."""
+
+
+class GroupOpenError(FaultError):
+    """The members of a generation did not meet in time."""
+
+
+class StateError(ResilienceError):
+    """The state cannot be kept in replicas; the message says what to change."""
+
+
+class AgentLostError(ResilienceError):
+    """The agent that owns this process is gone; the process has to end."""

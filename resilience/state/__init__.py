@@ -1,0 +1,1 @@
+"""What a training state is: shards, replicas, reports, digests, and moving tensors."""

@@ -1,0 +1,78 @@
+"""What a rank says about its state after its training thread has stopped. Pure.
+
+A rank's memory holds the state after `step` updates. Its phase says how far it
+came in the next one. The rules that make recovery safe:
+
+- A member publishes its report only after its training thread has stopped, and
+  for exactly the generation that ends. From then on its phase changes only by
+  the plan.
+- (step, phase) changes in one assignment, when the update ends.
+- A rank that failed within its update, or while it received state, is torn: its
+  memory is not trusted, but a tear in the update shows that the gate was passed.
+- Gradients and a passed gate stay valid until a new forward begins, over any
+  number of generations.
+- State counts only if its holder was a member of the generation that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Phase(str, Enum):
+    """How far a rank came in the step after its last update."""
+
+    FRESH = "fresh"
+    """The process holds no state: it was just started."""
+    COMPUTING = "computing"
+    """Whole; the gradients of the next update are not complete."""
+    REDUCED = "reduced"
+    """Whole; the gradients are complete, and nothing changes them any more."""
+    ENTERED = "entered"
+    """Whole; the rank has entered the gate and does not know whether all did."""
+    PASSED = "passed"
+    """Whole; all ranks have entered the gate, so every rank can end the update alone."""
+    TORN_UPDATE = "torn_update"
+    """Failed between the begin and the end of the update."""
+    TORN_REPAIR = "torn_repair"
+    """Failed while it received state from another rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one rank holds at the end of a generation."""
+
+    rank: int
+    node: str
+    generation: int
+    """The generation that this report ends."""
+    replica: int = 0
+    shard: str = ""
+    """Which part of a replica the rank owns; equal for the ranks that can repair each other."""
+    phase: Phase = Phase.FRESH
+    step: int = 0
+    """Updates that the memory has seen, which is the index of the next step."""
+    step_generation: int = -1
+    """Generation whose gradients made the last update; -1 for a state that saw none yet."""
+    gradient_generation: int = -1
+    """Generation in which the gradients in memory were reduced; -1 where there are none."""
+    member_generation: int = -1
+    """Last generation that the holder was a member of."""
+    is_healthy: bool = True
+    """False for a rank whose own check found its state changed."""
+    digest: str | None = None
+    """Digest of the state at `step`, where digests are on."""
+    rest: Mapping[str, Any] = field(default_factory=dict)
+    """Small plain data that other ranks may need, such as the last step's loss."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data."""
+        return {**asdict(self), "phase": self.phase.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """Read back what `to_json` returned."""
+        return cls(**{**data, "phase": Phase(data["phase"])})

@@ -1,0 +1,47 @@
+"""What a trainer hands over of its state, whatever framework it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTensor:
+    """One tensor of the state: the part of it that this rank owns, sharing its memory."""
+
+    name: str
+    tensor: Tensor
+
+
+class StateView(Protocol):
+    """The state of one rank. Not thread-safe; used between steps only.
+
+    The same view feeds repair, checkpoints and digests. Ranks that own the same
+    shard list the same names, shapes and types in the same order.
+    """
+
+    @property
+    def replica(self) -> int:
+        """Return which full copy of the state this rank belongs to."""
+        ...
+
+    @property
+    def shard(self) -> str:
+        """Return which part of the copy this rank owns."""
+        ...
+
+    def tensors(self) -> Sequence[NamedTensor]:
+        """Return all tensors in a fixed order; cheap enough to be called once a recovery."""
+        ...
+
+    def read_rest(self) -> Mapping[str, Any]:
+        """Return the small rest as JSON data: schedules, positions, counters."""
+        ...
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take over what `read_rest` returned on the rank that sent the state."""
+        ...

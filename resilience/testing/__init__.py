@@ -1,0 +1,1 @@
+"""Fakes to test with: shipped, so that users can test what they build on this package."""
