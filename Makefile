@@ -1,4 +1,4 @@
-# make run    train a small Llama 3 on this machine and show the report's path
+# make run    train a small Llama 3 on this machine, through two faults, and show the report's path
 # make test   everything that a change has to pass; make test-long adds what takes longer
 # make check  format, lint, types and import contracts alone
 #
@@ -9,7 +9,7 @@ VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 # An index that carries torch's builds without CUDA, where pip's own does not.
 TORCH_INDEX ?=
-RECIPE ?= llama/llama3_tiny_pretrain
+RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
 
 BIN := $(VENV)/bin

@@ -57,7 +57,7 @@ def _print_list(start: Path) -> None:
             # One broken recipe may not hide the others.
             table.add_row(name, "-", Text(str(error).splitlines()[0], style="red"))
     # Piped into another program there is no width to keep to.
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(table)
 
 
 def recipe_row(name: str, job: Job) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ about every ten seconds or ten percent, whichever is rarer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.duration import format_seconds
+from launcher.logs import plain
+from launcher.recoveries import Recovery
 from launcher.runstate import TRAINING, RunState
 
 LINE_PERIOD_S = 10.0
@@ -73,6 +75,7 @@ class Shown:
     phase: str
     num_steps: int
     time: float
+    num_recoveries: int = 0
 
 
 class LineDisplay:
@@ -88,10 +91,19 @@ class LineDisplay:
         """Do nothing: the first line comes with the first state."""
 
     def show(self, state: RunState, now: float) -> None:
-        """Print a line if one is due."""
+        """Print a line if one is due, and one for each recovery that has ended."""
+        recoveries = [each for each in state.recoveries if each.is_done]
+        num_shown = self._last.num_recoveries if self._last else 0
+        for recovery in recoveries[num_shown:]:
+            self._print(f"{state.recipe}: {render_recovery(recovery)}")
         if is_line_due(self._last, state, now):
-            self._console.print(Text(render_line(state)), soft_wrap=True)
-            self._last = Shown(state.phase, state.num_steps, now)
+            self._print(render_line(state))
+            self._last = Shown(state.phase, state.num_steps, now, len(recoveries))
+        elif self._last:
+            self._last = replace(self._last, num_recoveries=len(recoveries))
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(plain(line)), soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing: every line is complete."""
@@ -128,6 +140,8 @@ def render_state(state: RunState, now: float) -> RenderableType:
     lines: list[RenderableType] = [title, bar]
     if state.num_steps:
         lines.append(Text(_numbers(state)))
+    if state.recoveries:
+        lines.append(Text(plain(render_recovery(state.recoveries[-1])), style="yellow"))
     lines += [
         Text.assemble((f"{node}  ", "dim"), state.node_phase(node))
         for node in state.nodes[:_NUM_NODES_SHOWN]
@@ -135,6 +149,17 @@ def render_state(state: RunState, now: float) -> RenderableType:
     if (more := len(state.nodes) - _NUM_NODES_SHOWN) > 0:
         lines.append(Text(f"and {more} more nodes", "dim"))
     return Group(*lines)
+
+
+def render_recovery(recovery: Recovery) -> str:
+    """Return what a fault was, how long it took to the next step, and who has its state whence."""
+    text = f"fault {recovery.number}: {recovery.what}"
+    if recovery.resumed_s is not None:
+        text += f", recovered in {format_seconds(recovery.resumed_s)}"
+    elif recovery.surrender is None:
+        text += ", recovering"
+    notes = (recovery.roles, recovery.changes, recovery.fallback, recovery.surrender)
+    return "; ".join([text, *(note for note in notes if note)])
 
 
 def _numbers(state: RunState) -> str:

@@ -11,16 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.job import Job
+from launcher.recoveries import (
+    Generation,
+    Recovery,
+    list_recoveries,
+    next_generations,
+    seconds_lost,
+)
 from resilience.events import Event
 
 LAUNCHER_NODE = "launcher"
 STARTING = "starting workers"
+RECOVERY = "recovery"
 TRAINING = "training"
 CHECKPOINT = "checkpoint"
 FAILED = "failed"
 
 # From the first phase to the last; each event ends one phase and begins the next.
-PHASES = (STARTING, "process group", "data", "model", TRAINING, CHECKPOINT, "finished")
+PHASES = (STARTING, "process group", "data", "model", RECOVERY, TRAINING, CHECKPOINT, "finished")
 PHASE_AFTER: Mapping[str, str] = {
     "worker_started": "process group",
     "process_group_ready": "data",
@@ -31,7 +39,15 @@ PHASE_AFTER: Mapping[str, str] = {
     "worker_finished": "finished",
     "worker_failed": FAILED,
     "worker_stopped": "stopped",
+    "worker_replaced": STARTING,
+    "rank_stopped": RECOVERY,
+    "rank_recovered": TRAINING,
+    "rank_resumed": TRAINING,
 }
+# A rank that recovers in its process passes these again, and is still recovering.
+PASSED_IN_RECOVERY = {"process_group_ready", "data_ready", "model_ready"}
+LOST = "lost"
+STANDBY = "standing by"
 # Seconds per step is the mean of this many.
 _NUM_RECENT = 20
 
@@ -52,12 +68,17 @@ class RunState:
     version: int
     max_steps: int
     nodes: tuple[str, ...]
-    """Names of the nodes that the job has."""
+    """Names of the nodes that the job has, those that stand by among them."""
     num_devices: int
+    num_workers: int
+    keeps_state: bool
+    """A new generation goes on with the state and the workers of the one before."""
     started_at: float | None = None
     generation: int = 0
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
+    lost_nodes: frozenset[str] = frozenset()
+    generations: Mapping[int, Generation] = field(default_factory=dict)
     num_steps: int = 0
     """Steps that are done: step numbers begin at 0."""
     first_loss: float | None = None
@@ -73,9 +94,16 @@ class RunState:
     finished_at: float | None = None
 
     @property
-    def num_workers(self) -> int:
-        """Return how many workers the job has."""
-        return len(self.nodes) * self.num_devices
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """Return a recovery for each generation that a fault ended."""
+        return list_recoveries(self.generations)
+
+    @property
+    def seconds_lost(self) -> float:
+        """Return the seconds from faults to the first steps after them."""
+        recoveries = self.recoveries
+        last = recoveries[-1].fault_at if recoveries else 0.0
+        return seconds_lost(recoveries, last if self.finished_at is None else self.finished_at)
 
     @property
     def phase(self) -> str:
@@ -84,7 +112,11 @@ class RunState:
 
     def node_phase(self, node: str) -> str:
         """Return what a node's last worker is doing."""
+        if node in self.lost_nodes:
+            return LOST
         phases = [worker.phase for worker in self.workers.values() if worker.node == node]
+        if not phases and len(self.workers) == self.num_workers:
+            return STANDBY
         return _last_phase(phases, self.num_devices)
 
     @property
@@ -109,6 +141,8 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         max_steps=job.trainer.max_steps,
         nodes=tuple(nodes),
         num_devices=job.trainer.num_devices,
+        num_workers=job.trainer.world_size,
+        keeps_state=job.resilience.checkpointless is not None,
     )
 
 
@@ -116,18 +150,30 @@ def next_state(state: RunState, event: Event) -> RunState:
     """Return the state after an event; one that means nothing here changes nothing."""
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
-    if event.rank is None or event.generation < state.generation:
+    state = replace(state, generations=next_generations(state.generations, event))
+    if event.rank is None:
+        return _after_node(state, event)
+    if event.generation < state.generation and (event.event == "step" or not state.keeps_state):
         return state
     if event.generation > state.generation:
-        state = replace(
-            state,
-            generation=event.generation,
-            workers={},
-            num_steps=0,
-            first_loss=None,
-            recent=(),
-        )
+        state = _next_generation(state, event.generation)
     return _after_worker(state, event, event.rank)
+
+
+def _next_generation(state: RunState, generation: int) -> RunState:
+    state = replace(state, generation=generation)
+    if state.keeps_state:
+        return state
+    return replace(state, workers={}, num_steps=0, first_loss=None, recent=())
+
+
+def _after_node(state: RunState, event: Event) -> RunState:
+    node = str(event.fields.get("node", event.node))
+    if event.event == "node_lost":
+        return replace(state, lost_nodes=state.lost_nodes | {node})
+    if event.event == "node_joined":
+        return replace(state, lost_nodes=state.lost_nodes - {node})
+    return state
 
 
 def _after_launcher(state: RunState, event: Event) -> RunState:
@@ -150,10 +196,18 @@ def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
         state = replace(state, failure=event)
     if event.event == "checkpoint_written":
         state = replace(state, checkpoint=str(event.fields.get("path", "")))
-    if phase := PHASE_AFTER.get(event.event):
+    now = state.workers[rank].phase if rank in state.workers else None
+    if phase := phase_after(event.event, now):
         workers = {**state.workers, rank: Worker(node=event.node, phase=phase)}
         return replace(state, workers=workers)
     return state
+
+
+def phase_after(event: str, now: str | None) -> str | None:
+    """Return the phase of a rank after an event of its own, None for one that changes nothing."""
+    if now == RECOVERY and event in PASSED_IN_RECOVERY:
+        return None
+    return PHASE_AFTER.get(event)
 
 
 def _after_step(state: RunState, event: Event) -> RunState:
@@ -161,11 +215,14 @@ def _after_step(state: RunState, event: Event) -> RunState:
         return state
     loss = to_float(event.fields.get("loss"))
     seconds = to_float(event.fields.get("duration_s"))
-    recent = state.recent if seconds is None else (*state.recent, (event.step, seconds))
+    # The last step before a fault is written again after it, with the same values.
+    recent = tuple(each for each in state.recent[-_NUM_RECENT:] if each[0] != event.step)
+    if seconds is not None:
+        recent = (*recent, (event.step, seconds))
     return replace(
         state,
         num_steps=event.step + 1,
-        first_loss=loss if state.first_loss is None else state.first_loss,
+        first_loss=loss if state.first_loss is None or event.step == 0 else state.first_loss,
         loss=loss,
         lr=to_float(event.fields.get("lr")),
         recent=recent[-_NUM_RECENT:],
@@ -187,8 +244,9 @@ def _last_phase(phases: list[str], num_workers: int) -> str:
         if ended in phases:
             return ended
     # Rank 0 alone reports the checkpoint; the others go on training by their events.
-    if CHECKPOINT in phases:
-        return CHECKPOINT
+    for shared in (RECOVERY, CHECKPOINT):
+        if shared in phases:
+            return shared
     if len(phases) < num_workers:
         return STARTING
     return min(phases, key=PHASES.index)

@@ -19,7 +19,13 @@ def check_runnable(job: Job, action: str) -> None:
     missing = []
     if isinstance(job.trainer, MegatronTrainer):
         missing.append("trainer.kind 'megatron' (it runs: 'torch')")
-    missing += [f"resilience.{name}" for name in job.resilience.names()]
+    if job.resilience.elastic:
+        missing.append("resilience.elastic")
+    if job.resilience.checkpointless and is_hyperpod(job):
+        # hyperpodrun would start the workers, and none would recover from another's memory.
+        missing.append(
+            "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
+        )
     if missing:
         raise RecipeError(
             f"action {action!r}: this version renders, but cannot run, {' and '.join(missing)}; "
@@ -27,6 +33,11 @@ def check_runnable(job: Job, action: str) -> None:
         )
     if loss := lost_results(job):
         raise RecipeError(f"action {action!r}: {loss}")
+
+
+def is_hyperpod(job: Job) -> bool:
+    """Say whether HyperPod's own agent starts the workers."""
+    return isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "hyperpod"
 
 
 def lost_results(job: Job) -> str | None:

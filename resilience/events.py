@@ -58,6 +58,11 @@ class EventLog:
     was written survives the process. May be used from several threads.
     """
 
+    generation: int
+    """Stands in every event from now on; whoever enters another generation sets it."""
+    rank: int | None
+    """Likewise; None where no single worker is meant."""
+
     def __init__(
         self,
         path: Path,
@@ -69,22 +74,25 @@ class EventLog:
     ) -> None:
         self._path = path
         self._node = node
-        self._rank = rank
-        self._generation = generation
+        self.rank = rank
+        self.generation = generation
         self._clock = clock
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def write(self, event: str, /, *, step: int | None = None, **fields: Any) -> None:
+    def write(
+        self, event: str, /, *, step: int | None = None, rank: int | None = None, **fields: Any
+    ) -> None:
         """Append an event; `fields` holds what JSON can hold.
 
+        `rank` is the worker that the event is about, where it is not the writer's own.
         Raises TypeError for a field that JSON cannot hold, and EventLogError
         where the file cannot take the whole line.
         """
         record = {
             "time": self._clock(),
             "node": self._node,
-            "rank": self._rank,
-            "generation": self._generation,
+            "rank": self.rank if rank is None else rank,
+            "generation": self.generation,
             "step": step,
             "event": event,
             "fields": _to_json_value(fields),

@@ -60,11 +60,27 @@ OTHER: dict[str, Any] = {
     "resources.memory_gib": 512,
     "resources.hugepages_2mi_mib": 1024,
     "resources.shm_gib": 70,
-    "resilience.checkpointless.transfer_buffer_mib": 100_000,
+    "resilience.checkpointless.standby_nodes": 1,
+    "resilience.checkpointless.self_check_every_n_steps": 1,
     "resilience.checkpointless": {
-        "transfer_buffer_mib": 256,
+        "transfer_buffer_mib": 16,
+        "spares_per_node": 0,
+        "standby_nodes": 0,
+        "hang_deadline_s": 60,
+        "stop_deadline_s": 5,
+        "join_deadline_s": 60,
         "process_restarts_max": 3,
         "restart_window_s": 60,
+        "restarts_without_progress_max": 2,
+        "self_check_every_n_steps": None,
+    },
+    "resilience.faults": {"injected": [], "random": None},
+    "resilience.faults.injected": [],
+    "resilience.faults.random": {
+        "seed": 1,
+        "mean_steps_between": 50,
+        "kinds": ["exception"],
+        "places": ["forward"],
     },
     "resilience.elastic": {
         "nodes_step": None,
@@ -127,14 +143,20 @@ BOUNDS = {
     "instance.num_efa",
     "instance.num_vcpus",
     "resilience.checkpointless",
-    "resilience.checkpointless.transfer_buffer_mib",
+    "resilience.faults",
     "trainer.expert_parallel",
+    "trainer.max_restarts",
+    "trainer.num_devices",
     "trainer.num_replicas",
     "trainer.sharding",
 }
 # Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
 SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint",
                "data.path", "data.text_key", "data.tokenizer"}  # fmt: skip
+# Read at run time by workers that an agent started: tests/training/ and tests/resilience/faults
+# test them, and that faults and checks change no bit.
+AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.faults.random",
+              "resilience.checkpointless.self_check_every_n_steps"}  # fmt: skip
 # Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU.
 TESTED_ALONE = {"trainer.activation_checkpointing", "trainer.precision"}
 SMALL = ("trainer.num_nodes=1", "trainer.num_devices=1", "trainer.max_steps=5",
@@ -275,10 +297,24 @@ def silent_keys(recipe: str, clusters: Iterable[str]) -> dict[str, Any]:
 def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
     recipe: str,
 ) -> None:
-    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP == set()
+    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP - AGENT_LOOP == set()
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "70b" not in name])
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if "tiny_checkpointless" in name])
+def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
+    recipe: str,
+) -> None:
+    """What changes no text here changes none in the recipe it begins with, and training there."""
+    begins_with = recipe.replace("checkpointless", "pretrain")
+
+    silent = set(silent_keys(recipe, CLUSTERS)) - AGENT_LOOP
+
+    assert silent <= set(silent_keys(begins_with, CLUSTERS))
+
+
+@pytest.mark.parametrize(
+    "recipe", [name for name in RECIPES if "70b" not in name and "tiny_check" not in name]
+)
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(
     recipe: str, trained: Trained
 ) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from launcher.job import Job, read_job
 from resilience.events import EventLog, EventLogError
-from training.environment import WorkerEnvironment, parse_environment
+from training.environment import WorkerEnvironment, has_agent, parse_environment
 from training.errors import TrainingError
 from training.stop import StopSignal
 
@@ -26,15 +26,18 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse_options(arguments)
     stop = StopSignal()
     try:
-        environment = parse_environment(os.environ)
+        environment = None if has_agent(os.environ) else parse_environment(os.environ)
         events = _open_events(options, environment)
     except TrainingError as error:
         return _complain(error)
     with events:
         try:
             stop.install()
-            events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
-            _train(_read_job(options.job), environment, options, events, stop)
+            if environment is None:
+                _train_under_agent(_read_job(options.job), options, events, stop)
+            else:
+                events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
+                _train(_read_job(options.job), environment, options, events, stop)
             events.write("worker_finished")
         except SystemExit:
             _write_last(events, "worker_stopped", step=stop.last_step)
@@ -48,10 +51,29 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _write_last(events: EventLog, event: str, *, step: int | None = None, **fields: str) -> None:
+def _write_last(
+    events: EventLog, event: str, *, step: int | None = None, message: str | None = None
+) -> None:
     """Write how the worker ended; a log that cannot take it does not hide why it did."""
     with suppress(EventLogError):
-        events.write(event, step=step, **fields)
+        if message is None:
+            events.write(event, step=step)
+        else:
+            events.write(event, step=step, message=message)
+
+
+def _train_under_agent(
+    job: Job, options: argparse.Namespace, events: EventLog, stop: StopSignal
+) -> None:
+    """Train through faults; the worker learns its rank from the agent."""
+    if job.resilience.checkpointless is None:
+        raise TrainingError(
+            "the node agent has started a job without resilience.checkpointless; "
+            "start its workers with torchrun, or add the feature to the recipe"
+        )
+    from training.torch_trainer.resilient import run_resilient
+
+    run_resilient(job, run_dir=options.run_dir, node=options.node_name, events=events, stop=stop)
 
 
 def _train(
@@ -65,6 +87,11 @@ def _train(
         raise TrainingError(
             "trainer.kind 'megatron' is not run by this version; "
             "set trainer: torch in the recipe, or render the job without running it"
+        )
+    if job.resilience.checkpointless is not None:
+        raise TrainingError(
+            "resilience.checkpointless needs the node agent, and another program has started "
+            "this worker; start it with python -m resilience.agent, or leave the feature out"
         )
     # torch takes seconds to import, and a bad job should not wait for it.
     from training.torch_trainer.run import run_training
@@ -82,14 +109,14 @@ def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _open_events(options: argparse.Namespace, environment: WorkerEnvironment) -> EventLog:
+def _open_events(options: argparse.Namespace, environment: WorkerEnvironment | None) -> EventLog:
     try:
         options.run_dir.mkdir(parents=True, exist_ok=True)
         return EventLog(
             options.run_dir / EVENTS_NAME,
             node=options.node_name,
-            rank=environment.rank,
-            generation=environment.generation,
+            rank=environment.rank if environment else None,
+            generation=environment.generation if environment else -1,
         )
     except OSError as error:
         raise TrainingError(f"cannot write events to {options.run_dir}: {error}") from error

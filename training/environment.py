@@ -23,6 +23,11 @@ class WorkerEnvironment:
     """The agent hosts the store; otherwise rank 0 does."""
 
 
+def has_agent(variables: Mapping[str, str]) -> bool:
+    """Say whether a node agent of ours has started this process; then it tells the rank."""
+    return "RESILIENCE_AGENT_FD" in variables
+
+
 def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:
     """Return the worker's place; raises PlacementError for a variable that is missing."""
     return WorkerEnvironment(

@@ -5,7 +5,8 @@ TrainingError
 |-- DataError        the data or its tokenizer is missing, broken or does not fit
 |-- WeightsError     the weights to start from do not fit the model
 |-- GroupError       the workers did not find each other in time
-`-- CheckpointError  the checkpoint at the end could not be written
+|-- CheckpointError  the checkpoint at the end could not be written
+`-- DivergedError    the gradients are not finite
 
 Each ends the worker with one line on stderr and status 1; everything else is a
 bug and keeps its traceback.
@@ -36,6 +37,10 @@ class GroupError(TrainingError):
 
 class CheckpointError(TrainingError):
     """The checkpoint cannot be written; an older one is still there."""
+
+
+class DivergedError(TrainingError):
+    """The gradients are not finite; nothing has been written of the step."""
 
 
 def first_line(error: BaseException) -> str:

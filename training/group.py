@@ -112,7 +112,7 @@ def open_group(
     To destroy a group whose peers may be gone can block; the process that ends
     next does it better.
     """
-    device = _open_device(device_type, environment.local_rank)
+    device = open_device(device_type, environment.local_rank)
     store = _connect(environment)
     name = agree_on_name(
         store, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
@@ -151,7 +151,8 @@ def _connect(environment: WorkerEnvironment) -> Store:
     return store
 
 
-def _open_device(device_type: str, local_rank: int) -> torch.device:
+def open_device(device_type: str, local_rank: int) -> torch.device:
+    """Return this worker's device; raises PlacementError where there is none."""
     if device_type == "cpu":
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():

@@ -78,6 +78,18 @@ def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
     )
 
 
+def plan_placement(trainer: TorchTrainer, rank: int) -> tuple[int, str]:
+    """Return which copy of the state a rank holds a part of, and which part.
+
+    Ranks that hold the same part can take each other's place.
+    """
+    mesh = plan_mesh(trainer, trainer.world_size)
+    if mesh is None:
+        return rank, ""
+    num_shards = mesh.sizes[-1]
+    return rank // num_shards, str(rank % num_shards)
+
+
 def plan_model_config(model: Model) -> dict[str, Any]:
     """Return the keyword arguments of LlamaConfig or GptOssConfig."""
     config: dict[str, Any] = {

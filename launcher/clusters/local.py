@@ -25,7 +25,7 @@ def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     """
     return {
         script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
-        for index in range(job.trainer.num_nodes)
+        for index in range(job.num_nodes_started)
     }
 
 
@@ -36,7 +36,7 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "recipe": job.recipe,
         "digest": job.digest(),
         "node": node,
-        "num_nodes": job.trainer.num_nodes,
+        "num_nodes": job.num_nodes_started,
         "secrets": sorted(secrets.items()),
         "has_file_secrets": any(secret.file for secret in secrets.values()),
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ from resilience.events import EventLog, EventLogError
 GRACE_S = 15.0
 """How long a node may take to end after SIGTERM."""
 TIME_LIMIT_STATUS = 124
+KILLED_STATUS_MIN = 128
+"""A node that was killed ends with this and the signal's number."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -55,16 +57,27 @@ class Happened:
     is_late: bool = False
 
 
-def decide_outcome(happened: Happened, job: Job) -> Outcome | None:
-    """Say whether the whole run has to end because of what happened, and with what status."""
+def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> Outcome | None:
+    """Say whether the whole run has to end because of what happened, and with what status.
+
+    `lost` are the nodes that were killed before. A run with nodes that stand by
+    goes on as long as no more were killed than stood by.
+    """
     for number in happened.signals:
         return Outcome(128 + number, f"stopped by {signal.Signals(number).name}")
+    killed = killed_nodes(happened.ended)
+    is_bearable = len({*lost, *killed}) <= job.resilience.standby_nodes
     for name, status in sorted(happened.ended.items()):
-        if status:
+        if status and not (is_bearable and name in killed):
             return Outcome(status, f"{name} ended with exit status {status}", name)
     if happened.is_late:
         return Outcome(TIME_LIMIT_STATUS, f"time limit {job.time_limit} reached")
     return None
+
+
+def killed_nodes(ended: Mapping[str, int]) -> set[str]:
+    """Return the nodes whose exit status says that they were killed."""
+    return {name for name, status in ended.items() if status >= KILLED_STATUS_MIN}
 
 
 def run_nodes(
@@ -74,14 +87,15 @@ def run_nodes(
 
     Blocks; call it from the main thread. It writes events, logs and the report
     into `run_dir` and shows progress on the console. 0 means that every node
-    succeeded; 124 that the time limit was reached; 128 and a signal's number
-    that the launcher was asked to end; else it is that of the first node that
-    failed. No process of the run is left when it returns, nor when the
-    launcher is killed. Raises OutsideError where the nodes cannot be started.
+    succeeded, but for those that were killed and others stood in for; 124 that
+    the time limit was reached; 128 and a signal's number that the launcher was
+    asked to end; else it is that of the first node that failed. No process of
+    the run is left when it returns, nor when the launcher is killed. Raises
+    OutsideError where the nodes cannot be started.
     """
     if sys.platform != "linux":
         raise OutsideError("action 'run' needs Linux; render for a cluster instead")
-    names = [node_name(index) for index in range(job.trainer.num_nodes)]
+    names = [node_name(index) for index in range(job.num_nodes_started)]
     with (
         EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,
         ExitStack() as stack,
@@ -159,6 +173,7 @@ class _Watch:
         self._selector = selector
         self._shown = shown
         self._outcome: Outcome | None = None
+        self._lost: set[str] = set()
         limit = job.time_limit
         self._deadline = time.monotonic() + time_limit_seconds(limit) if limit else float("inf")
 
@@ -168,14 +183,26 @@ class _Watch:
             happened = self._wait()
             self._shown.refresh()
             if self._outcome is None:
-                self._outcome = decide_outcome(happened, self._job)
+                self._outcome = decide_outcome(happened, self._job, self._lost)
                 if self._outcome:
                     self._stop(self._outcome)
+                else:
+                    self._note_lost(killed_nodes(happened.ended))
             elif happened.signals:
                 self._nodes.kill()
             elif happened.is_late:
                 break
-        return self._outcome or Outcome(0, "all nodes succeeded")
+        if self._outcome:
+            return self._outcome
+        if self._lost:
+            names = ", ".join(sorted(self._lost))
+            return Outcome(0, f"all nodes succeeded but {names}, for which others stood in")
+        return Outcome(0, "all nodes succeeded")
+
+    def _note_lost(self, names: set[str]) -> None:
+        for name in sorted(names):
+            self._lost.add(name)
+            self._shown.say(f"{name} was killed; the run goes on with {self._nodes.num_running}")
 
     def _stop(self, outcome: Outcome) -> None:
         self._shown.say(f"{outcome.reason}; ending the run")

@@ -47,6 +47,8 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "env": sorted(({"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)} | job.env).items()),
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
+        "is_checkpointless": job.resilience.checkpointless is not None,
+        "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
         "agent_words": agent_command(job, _node_words(cluster)),
     }
@@ -89,7 +91,7 @@ def check_slurm(text: str) -> None:
 def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
     elastic, resources = job.resilience.elastic, job.resources
     is_gpu = job.instance.accelerator == "gpu"
-    low, high = (elastic.nodes_min, elastic.nodes_max) if elastic else (job.trainer.num_nodes,) * 2
+    low, high = (elastic.nodes_min, elastic.nodes_max) if elastic else (job.num_nodes_started,) * 2
     lines = [
         option_line("ignore-pbs"),
         option_line("job-name", job.name),
@@ -102,6 +104,8 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
         option_line("time", job.time_limit) if job.time_limit else None,
         option_line("exclusive") if cluster.exclusive else None,
         option_line("requeue" if cluster.requeue else "no-requeue"),
+        # A node that Slurm loses does not end a job that has another to take its place.
+        option_line("no-kill") if _outlives_nodes(job, cluster) else None,
         _signal_line(cluster.signal_before_end_s),
         option_line("output", "%x-%j.log"),
         option_line("open-mode", "append"),
@@ -114,6 +118,11 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
         has_value = check_option(name, value, f"cluster.extra_options.{name}")
         lines.append(option_line(name, value if has_value else None))
     return [line for line in lines if line is not None]
+
+
+def _outlives_nodes(job: Job, cluster: SlurmCluster) -> bool:
+    """Say whether to ask that the job survives a node, unless the recipe asks for it already."""
+    return bool(job.resilience.standby_nodes) and "no-kill" not in cluster.extra_options
 
 
 def _signal_line(seconds: int | None) -> str | None:
@@ -132,7 +141,7 @@ def _node_counts(job: Job) -> tuple[int, ...]:
     """Return the numbers of nodes that the run may have, () for any that Slurm gives."""
     elastic = job.resilience.elastic
     if elastic is None:
-        return (job.trainer.num_nodes,)
+        return tuple(range(job.trainer.num_nodes, job.num_nodes_started + 1))
     if elastic.nodes_allowed:
         return tuple(sorted(elastic.nodes_allowed))
     if elastic.nodes_step:

@@ -50,7 +50,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Kubernetes may not ask for."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return
-    longest = f"{job.name}-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    longest = f"{job.name}-{job.num_nodes_started - 1}"
     # HyperPod's operator names pods <job>-<replica spec>-<index>, 'pods' being our spec's name.
     if cluster.job_kind == "hyperpod":
         longest = f"{job.name}-pods-{job.trainer.num_nodes + cluster.num_spares - 1}"
@@ -110,7 +110,6 @@ def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
         for name, value in (
             ("cluster.run_policy.retries_max", policy.retries_max),
             ("cluster.run_policy.restart_policy", policy.restart_policy),
-            ("resilience.checkpointless", job.resilience.checkpointless),
         )
         if value is not None
     ]
@@ -118,6 +117,11 @@ def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
         yield (
             f"trainer.max_restarts {job.trainer.max_restarts} and {counted[0]} both say how often "
             "HyperPod restarts processes; set trainer.max_restarts to 0"
+        )
+    if standby := job.resilience.standby_nodes:
+        yield (
+            f"resilience.checkpointless.standby_nodes {standby} needs cluster.job_kind 'job'; "
+            "HyperPod's own nodes that stand by are cluster.num_spares"
         )
 
 

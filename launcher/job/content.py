@@ -39,3 +39,8 @@ class JobContent(Section):
     resilience: ResilienceSettings
     env: dict[EnvName, EnvValue]
     cluster: Cluster
+
+    @property
+    def num_nodes_started(self) -> int:
+        """Return how many nodes start: those that train and those that stand by."""
+        return self.trainer.num_nodes + self.resilience.standby_nodes

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.job.cluster_rules import k8s_rules, slurm_rules
 from launcher.job.content import JobContent
+from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.secrets import env_secrets, text_secrets
 from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
 
@@ -215,12 +216,13 @@ def _hardware(job: JobContent) -> Iterator[str]:
 
 def _memory(job: JobContent) -> Iterator[str]:
     resources, instance = job.resources, job.instance
-    workers = job.trainer.num_devices
+    workers, spares = job.trainer.num_devices, job.resilience.spares_per_node
+    processes = f"{workers} workers and {spares} spares" if spares else f"{workers} workers"
     needed_shm = math.ceil(job.resilience.shm_mib(workers) / 1024)
     if resources.shm_gib < needed_shm:
         yield (
             f"resources.shm_gib {resources.shm_gib} is less than the {needed_shm} GiB that "
-            f"{workers} workers with {', '.join(job.resilience.names())} need on a node"
+            f"{processes} with {', '.join(job.resilience.names())} need on a node"
         )
     hugepages_gib = math.ceil(resources.hugepages_2mi_mib / 1024)
     if resources.hugepages_2mi_mib % 2:
@@ -242,12 +244,11 @@ def _memory(job: JobContent) -> Iterator[str]:
             f"is more than the {instance.memory_gib} GiB of instance {instance.type!r}"
         )
     # /dev/shm is memory of the pod, so its size counts towards the request.
-    needed = resources.shm_gib + workers * _WORKER_MEMORY_GIB
+    needed = resources.shm_gib + (workers + spares) * _WORKER_MEMORY_GIB
     if resources.memory_gib < needed:
         yield (
             f"resources.memory_gib {resources.memory_gib} is less than resources.shm_gib "
-            f"{resources.shm_gib} and {_WORKER_MEMORY_GIB} GiB for each of {workers} workers = "
-            f"{needed}"
+            f"{resources.shm_gib} and {_WORKER_MEMORY_GIB} GiB for each of {processes} = {needed}"
         )
 
 
@@ -349,6 +350,8 @@ _RULES: tuple[Rule, ...] = (
     _memory,
     _cpus,
     _elastic,
+    recovery_rules,
+    fault_rules,
     _environment,
     slurm_rules,
     k8s_rules,

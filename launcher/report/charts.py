@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import bisect
 import html
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.recoveries import Recovery
 from launcher.report.record import IDLE, RunRecord, Span, Step
-from launcher.runstate import CHECKPOINT, PHASES, STARTING, TRAINING
+from launcher.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 
 Figure = dict[str, Any]
 
 NUM_POINTS_MAX = 5000
 NUM_RANKS_MAX = 64
 _LINE = "#2f6f9f"
+_FAULT = "#b3261e"
+_INJECTED = "#8a5a00"
 _GENERATION_LINES = ("#9aa5b1", "#b58900", "#7a5195", "#2a9d8f")
 _COLORS = {
     STARTING: "#8d99ae",
     "process group": "#7a5195",
     "data": "#d08c2e",
     "model": "#c8553d",
+    RECOVERY: "#e0b020",
     TRAINING: "#2f8f5b",
     CHECKPOINT: "#2f6f9f",
     IDLE: "#dfe3e8",
@@ -29,11 +34,12 @@ _TIMELINE_PHASES = (*PHASES[:-1], IDLE)
 
 
 def loss_chart(record: RunRecord) -> Figure:
-    """Return the loss over steps, a line for each generation."""
+    """Return the loss over steps, a line for each time the run went back, faults marked."""
     traces = [
         _line([step.step + 1 for step in steps], [step.loss for step in steps], name, color)
-        for name, color, steps in _generations(record)
+        for name, color, steps in _lines(record)
     ]
+    traces += _fault_points(record)
     return {"data": traces, "layout": _layout("step", "loss", has_legend=len(traces) > 1)}
 
 
@@ -41,7 +47,7 @@ def duration_chart(record: RunRecord) -> Figure:
     """Return the seconds that steps took."""
     traces = [
         _line([step.step + 1 for step in steps], [step.duration_s for step in steps], name, color)
-        for name, color, steps in _generations(record)
+        for name, color, steps in _lines(record)
     ]
     layout = _layout("step", "seconds a step", has_legend=len(traces) > 1)
     layout["yaxis"]["rangemode"] = "tozero"
@@ -69,6 +75,14 @@ def timeline_chart(record: RunRecord) -> Figure:
         "ticksuffix": "  ",
     }
     layout["hovermode"] = "closest"
+    marks = [_fault_line(record, recovery) for recovery in record.recoveries]
+    layout["shapes"] = [shape for shape, _ in marks]
+    layout["annotations"] = [annotation for _, annotation in marks]
+    if marks:
+        # The numbers of the faults stand above the bars, and the legend above them.
+        layout["margin"]["t"] += 20
+        layout["height"] += 20
+        layout["legend"]["y"] = 1.02 + 20 / (26 * max(1, len(ranks)))
     return {"data": [trace for trace in traces if trace["y"]], "layout": layout}
 
 
@@ -79,18 +93,84 @@ def thin(steps: Sequence[Step]) -> list[Step]:
     return kept if not steps or kept[-1] == steps[-1] else [*kept, steps[-1]]
 
 
-def _generations(record: RunRecord) -> list[tuple[str, str, list[Step]]]:
-    """Return (name, colour, steps) for each generation; the last has the main colour."""
-    numbers = sorted({step.generation for step in record.steps})
-    earlier = len(numbers) - 1
+def _lines(record: RunRecord) -> list[tuple[str, str, list[Step]]]:
+    """Return (name, colour, steps) for each line; the last has the main colour."""
+    last = len(record.lines) - 1
     return [
         (
-            f"generation {number}",
-            _LINE if place == earlier else _GENERATION_LINES[place % len(_GENERATION_LINES)],
-            thin([step for step in record.steps if step.generation == number]),
+            _line_name(steps),
+            _LINE if place == last else _GENERATION_LINES[place % len(_GENERATION_LINES)],
+            thin(steps),
         )
-        for place, number in enumerate(numbers)
+        for place, steps in enumerate(record.lines)
     ]
+
+
+def _line_name(steps: Sequence[Step]) -> str:
+    first, last = steps[0].generation, steps[-1].generation
+    return f"generation {first}" if first == last else f"generations {first} to {last}"
+
+
+def _fault_points(record: RunRecord) -> list[Figure]:
+    """Return a mark on the curve for each fault: those that were injected, and the others."""
+    losses = {step.step + 1: step.loss for line in record.lines for step in line}
+    numbers = sorted(losses)
+    traces = []
+    for name, color, is_injected in (("injected fault", _INJECTED, True), ("fault", _FAULT, False)):
+        # The newest step that was reported before the fault; before the first there is no curve.
+        points = [
+            (recovery, numbers[place - 1])
+            for recovery in record.recoveries
+            if recovery.is_injected == is_injected
+            and (place := bisect.bisect_right(numbers, recovery.step or 0))
+        ]
+        if points:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": name,
+                    "x": [step for _, step in points],
+                    "y": [_finite(losses[step]) for _, step in points],
+                    "text": [html.escape(fault_label(recovery)) for recovery, _ in points],
+                    "marker": {"color": color, "size": 9, "symbol": "x"},
+                    "hovertemplate": "%{text}<extra></extra>",
+                }
+            )
+    return traces
+
+
+def _fault_line(record: RunRecord, recovery: Recovery) -> tuple[Figure, Figure]:
+    """Return a line across all ranks at a fault, and the number above it."""
+    color = _INJECTED if recovery.is_injected else _FAULT
+    x = round(recovery.fault_at - record.start, 4)
+    shape = {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "line": {"color": color, "width": 1.5, "dash": "dot"},
+    }
+    annotation = {
+        "xref": "x",
+        "yref": "paper",
+        "x": x,
+        "y": 1,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "text": str(recovery.number),
+        "hovertext": html.escape(fault_label(recovery)),
+        "font": {"color": color, "size": 12},
+    }
+    return shape, annotation
+
+
+def fault_label(recovery: Recovery) -> str:
+    """Return a fault by its number in the table of recoveries."""
+    return f"fault {recovery.number}: {recovery.what}"
 
 
 def _line(steps: list[int], values: list[float | None], name: str, color: str) -> Figure:
@@ -99,11 +179,15 @@ def _line(steps: list[int], values: list[float | None], name: str, color: str) -
         "mode": "lines" if len(steps) > 1 else "markers",
         "name": name,
         "x": steps,
-        # A gap is the honest picture of what is no number.
-        "y": [value if value is not None and math.isfinite(value) else None for value in values],
+        "y": [_finite(value) for value in values],
         "line": {"color": color, "width": 2},
         "hovertemplate": "step %{x}: %{y:.4g}<extra></extra>",
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a value to draw: a gap is the honest picture of what is no number."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _bars(phase: str, spans: list[Span], labels: dict[int, str]) -> Figure:

@@ -19,7 +19,8 @@ from launcher.report.charts import (
     timeline_chart,
 )
 from launcher.report.record import RunRecord
-from launcher.report.summary import fall_percent, result_text
+from launcher.report.recoveries import recoveries_card
+from launcher.report.summary import fall_percent, faults_text, result_text
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -42,12 +43,18 @@ th { width: 190px; color: #5b6b79; font-weight: 500; }
 td { font-variant-numeric: tabular-nums; }
 pre { margin: 6px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 .empty { color: #5b6b79; }
+.scroll { overflow-x: auto; }
+table.recoveries { table-layout: auto; font-size: 13px; }
+table.recoveries th, table.recoveries td { width: auto; white-space: nowrap; }
+table.recoveries td.words { min-width: 150px; white-space: normal; }
+.injected { padding: 1px 6px; border-radius: 8px; background: #fdf0d5; color: #8a5a00; }
 """
 
 _PHASES_TEXT = (
     "starting workers: until a worker's program runs; process group: it imports torch and the "
-    "workers find each other; checkpoint: one rank writes, the others take part or wait; idle: "
-    "the worker has ended, the run has not"
+    "workers find each other; recovery: from the stop after a fault until the rank has its state; "
+    "checkpoint: one rank writes, the others take part or wait; idle: the worker has ended, the "
+    "run has not; a dotted line is a fault, by its number in the table"
 )
 
 _DRAW = """
@@ -78,6 +85,7 @@ def build_page(record: RunRecord, notes: Sequence[str], plotly_js: str) -> str:
             f'<p class="about">{html.escape(record.job.recipe.description)}</p>',
             _summary(record),
             _failures(record),
+            recoveries_card(record),
             _chart("loss", "Loss", figures),
             _chart("durations", "Step times", figures),
             _chart("timeline", _timeline_title(record), figures, _PHASES_TEXT),
@@ -106,7 +114,9 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     ]
     if (rate := record.samples_per_second) is not None:
         rows.append(("samples per second", f"{rate:.1f}"))
-    if state.generation:
+    if faults := faults_text(record.recoveries, record.lost_s, record.wall_s):
+        rows.append(("faults", faults))
+    elif state.generation:
         rows.append(("starts of the workers", str(state.generation + 1)))
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(record.checkpoint_bytes)))

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import reduce
 
 from launcher.job import Job
+from launcher.recoveries import Recovery, seconds_lost
 from launcher.runstate import (
     CHECKPOINT,
-    PHASE_AFTER,
     STARTING,
     TRAINING,
     RunState,
     next_state,
+    phase_after,
     start_state,
     to_float,
 )
@@ -56,9 +57,14 @@ class RunRecord:
     job: Job
     state: RunState
     """At the end of the events."""
+    start: float
+    """Unix seconds."""
     wall_s: float
-    steps: tuple[Step, ...]
-    """Of all generations, in the order in which they were taken."""
+    lines: tuple[tuple[Step, ...], ...]
+    """Steps that follow each other, each once; another line begins where the run went back."""
+    recoveries: tuple[Recovery, ...]
+    lost_s: float
+    """Seconds from faults to the first steps after them."""
     spans: tuple[Span, ...]
     """By rank, then by time, without gaps."""
     failures: tuple[str, ...]
@@ -66,12 +72,8 @@ class RunRecord:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Return the rate between the first and the last step of the last generation."""
-        steps = [
-            each
-            for each in self.steps
-            if each.generation == self.state.generation and each.num_samples is not None
-        ]
+        """Return the rate between the first and the last step since the run last went back."""
+        steps = [step for step in (self.lines or ((),))[-1] if step.num_samples is not None]
         if len(steps) < 2 or steps[-1].time_s <= steps[0].time_s:
             return None
         num_samples = (steps[-1].num_samples or 0) - (steps[0].num_samples or 0)
@@ -86,23 +88,48 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     state = reduce(next_state, ordered, start_state(job, nodes))
     start = state.started_at if state.started_at is not None else _time(ordered[:1])
     end = state.finished_at if state.finished_at is not None else _time(ordered[-1:])
+    recoveries = state.recoveries
     return RunRecord(
         job=job,
         state=state,
+        start=start,
         wall_s=end - start,
-        steps=tuple(_steps(ordered, start)),
+        lines=_lines(_steps(ordered, start)),
+        recoveries=recoveries,
+        lost_s=seconds_lost(recoveries, end),
         spans=_spans(ordered, start, end),
-        failures=tuple(
-            f"{event.node}, rank {event.rank}: {event.fields.get('message', '')}"
-            for event in ordered
-            if event.event == "worker_failed"
-        ),
+        failures=tuple(_failures(ordered)),
         checkpoint_bytes=_checkpoint_bytes(ordered),
     )
 
 
 def _time(events: Sequence[Event]) -> float:
     return events[0].time if events else 0.0
+
+
+def _failures(events: Iterable[Event]) -> Iterable[str]:
+    for event in events:
+        if event.event == "worker_failed":
+            yield f"{event.node}, rank {event.rank}: {event.fields.get('message', '')}"
+        elif event.event == "gave_up":
+            yield f"{event.node} gave up: {event.fields.get('reason', '')}"
+
+
+def _lines(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
+    """Cut steps in the order of their times where a run goes back to an earlier one.
+
+    The last step before a fault may be reported again after it: the newest counts.
+    """
+    lines: list[list[Step]] = []
+    for step in steps:
+        last = lines[-1][-1] if lines else None
+        if last is None or step.step < last.step:
+            lines.append([step])
+        elif step.step == last.step:
+            lines[-1][-1] = step
+        else:
+            lines[-1].append(step)
+    return tuple(tuple(line) for line in lines)
 
 
 def _steps(events: Iterable[Event], start: float) -> Iterable[Step]:
@@ -134,8 +161,14 @@ class _Timeline:
         self._nodes: dict[int, str] = {}
         self._spans: list[Span] = []
 
+    def phase(self, rank: int) -> str | None:
+        """Return what a rank does now, None before its first phase."""
+        return self._since[rank][0] if rank in self._since else None
+
     def enter(self, rank: int, node: str, phase: str, time: float) -> None:
         """Begin a phase of a rank, and so end the one before."""
+        if self.phase(rank) == phase and self._nodes[rank] == node:
+            return
         self._end(rank, time)
         self._nodes[rank] = node
         self._since[rank] = (phase, time)
@@ -153,6 +186,12 @@ class _Timeline:
         for rank, (now, _) in list(self._since.items()):
             if now == before:
                 self.enter(rank, self._nodes[rank], phase, time)
+
+    def lose(self, node: str, time: float) -> None:
+        """End what the ranks of a lost node did."""
+        for rank, place in list(self._nodes.items()):
+            if place == node:
+                self.enter(rank, node, IDLE, time)
 
     def end(self, time: float) -> tuple[Span, ...]:
         """Return all spans; what has not ended ends now."""
@@ -179,17 +218,23 @@ class _Timeline:
 def _spans(events: Iterable[Event], start: float, end: float) -> tuple[Span, ...]:
     timeline = _Timeline(start)
     for event in events:
-        phase = PHASE_AFTER.get(event.event)
-        if event.rank is None or phase is None:
-            continue
-        if event.event == "worker_started":
-            timeline.begin(event.rank, event.node, phase, event.time)
-        elif event.event == "checkpoint_started":
-            # One rank reports it, and all take part or wait for it.
-            timeline.enter_all(TRAINING, CHECKPOINT, event.time)
-        elif event.event == "checkpoint_written":
-            timeline.enter_all(CHECKPOINT, TRAINING, event.time)
-        else:
-            name = IDLE if event.event in _ENDS else phase
-            timeline.enter(event.rank, event.node, name, event.time)
+        if event.event == "node_lost":
+            timeline.lose(str(event.fields.get("node", event.node)), event.time)
+        if event.rank is not None:
+            _enter(timeline, event, event.rank)
     return timeline.end(end)
+
+
+def _enter(timeline: _Timeline, event: Event, rank: int) -> None:
+    phase = phase_after(event.event, timeline.phase(rank))
+    if phase is None:
+        return
+    if event.event == "worker_started":
+        timeline.begin(rank, event.node, phase, event.time)
+    elif event.event == "checkpoint_started":
+        # One rank reports it, and all take part or wait for it.
+        timeline.enter_all(TRAINING, CHECKPOINT, event.time)
+    elif event.event == "checkpoint_written":
+        timeline.enter_all(CHECKPOINT, TRAINING, event.time)
+    else:
+        timeline.enter(rank, event.node, IDLE if event.event in _ENDS else phase, event.time)

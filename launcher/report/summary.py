@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.duration import format_seconds
+from launcher.recoveries import Recovery
 from launcher.runstate import RunState
 
 
@@ -14,6 +16,7 @@ def summary_text(state: RunState, report: Path | None) -> str:
     rows = {
         "steps": f"{state.num_steps} of {state.max_steps}",
         "loss": loss_text(state.first_loss, state.loss),
+        "faults": _faults(state),
         "wall time": _wall_time(state),
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
@@ -46,6 +49,24 @@ def fall_percent(first: float, last: float) -> float | None:
     if not (math.isfinite(first) and math.isfinite(last)) or first == 0:
         return None
     return 100 * (first - last) / abs(first)
+
+
+def faults_text(recoveries: Sequence[Recovery], lost_s: float, wall_s: float | None) -> str | None:
+    """Return how many faults a run met and what they cost it, None where it met none."""
+    if not recoveries:
+        return None
+    num_injected = sum(recovery.is_injected for recovery in recoveries)
+    injected = f" ({num_injected} injected)" if num_injected else ""
+    share = f", {100 * lost_s / wall_s:.1f} % of the run" if wall_s else ""
+    num_steps = sum(recovery.steps_lost for recovery in recoveries)
+    steps = f", {num_steps} steps lost" if num_steps else ", no step lost"
+    return f"{len(recoveries)}{injected}, {format_seconds(lost_s)} lost{share}{steps}"
+
+
+def _faults(state: RunState) -> str | None:
+    known = state.started_at is not None and state.finished_at is not None
+    wall_s = (state.finished_at or 0.0) - (state.started_at or 0.0) if known else None
+    return faults_text(state.recoveries, state.seconds_lost, wall_s)
 
 
 def _wall_time(state: RunState) -> str | None:

@@ -21,9 +21,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
-    """Worker to agent: the program has reached its block and waits for a rank."""
+    """Worker to agent: the process is warm and waits for a rank, or has one already."""
 
     pid: int
+    has_block: bool = False
+    """The program has reached a block, so it can stop and report; otherwise it can only end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,14 @@ class Break(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceRank(Message):
+    """Coordinator to agent: end the process of this rank and give the rank to another."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End(Message):
     """Coordinator to agent, agent to worker: the run is over."""
 
@@ -121,7 +131,7 @@ class Beat(Message):
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Ready, Failed, Stopped, Finished, Open, Break, End, Join, Beat)
+    for kind in (Ready, Failed, Stopped, Finished, Open, Break, ReplaceRank, End, Join, Beat)
 }
 M = TypeVar("M", bound=Message)
 

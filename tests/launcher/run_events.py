@@ -45,3 +45,58 @@ def whole_run() -> list[Event]:
         *all_ranks("worker_finished", 116.0),
         event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
     ]
+
+
+def on_node(name: str, time: float, generation: int, **fields: Any) -> Event:
+    """Return an event of an agent, about no rank."""
+    return Event(
+        time=time, node="node-0", rank=None, generation=generation, step=None, event=name,
+        fields=fields,
+    )  # fmt: skip
+
+
+def recovery(
+    time: float, generation: int, step: int, roles: str = "kept kept kept kept", **more: Any
+) -> list[Event]:
+    """Return how 4 ranks come out of a fault at `time` that ended `generation`, in 2 seconds."""
+    opened = generation + 1
+    return [
+        *all_ranks("rank_stopped", time + 0.5, generation=generation, phase="computing"),
+        on_node("generation_opened", time + 0.6, opened, world_size=4, num_faults=1),
+        *all_ranks("process_group_ready", time + 1.0, generation=opened),
+        *(
+            event(
+                "rank_recovered", time + 1.5, rank, step=step, generation=opened, role=role,
+                **(more if role == "repaired" else {}),
+            )
+            for rank, role in enumerate(roles.split())
+        ),
+        *all_ranks("rank_resumed", time + 2.0, step=step, generation=opened),
+    ]  # fmt: skip
+
+
+def faulty_run() -> list[Event]:
+    """Return a run of 8 steps that meets an injected exception and a worker that dies."""
+    return [
+        event("run_started", 100.0),
+        on_node("node_joined", 100.5, 0, node="node-0"),
+        *all_ranks("worker_started", 101.0),
+        *all_ranks("process_group_ready", 102.0),
+        *all_ranks("data_ready", 103.0),
+        *all_ranks("model_ready", 104.0),
+        *(step_event(number, 105.0 + number, 8.0 - number) for number in range(3)),
+        event("fault_injected", 108.0, 1, step=3, fault_kind="exception", place="forward"),
+        event("fault_detected", 108.1, 1, reason="exception", text="InjectedFault: injected"),
+        on_node("generation_broken", 108.1, 0, reason="exception"),
+        *recovery(108.0, 0, 3),
+        step_event(2, 109.9, 6.0, generation=1),
+        *(step_event(number, 107.0 + number, 8.0 - number, generation=1) for number in (3, 4)),
+        event("fault_detected", 111.5, 0, generation=1, reason="group", text="reset by peer"),
+        event("fault_detected", 111.6, 2, generation=1, reason="died", text="killed by SIGKILL"),
+        on_node("generation_broken", 111.6, 1, reason="killed by SIGKILL"),
+        event("worker_replaced", 111.7, 2, generation=1, pid=7, reason="died"),
+        *recovery(111.5, 1, 5, "rolled_forward kept repaired kept", source=0, num_bytes=2_000_000),
+        *(step_event(number, 108.5 + number, 8.0 - number, generation=2) for number in (5, 6, 7)),
+        *all_ranks("worker_finished", 117.0, generation=2),
+        event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
+    ]

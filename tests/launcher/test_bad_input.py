@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from launcher.errors import RecipeError
 from tests.launcher.command import launch
+from tests.launcher.shipped import shipped_job
 
 LARGE = "llama/llama3_70b_pretrain_checkpointless"
 TINY = "llama/llama3_tiny_pretrain"
+FAULTY = "llama/llama3_tiny_checkpointless"
 
 
 def refuse(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
@@ -159,12 +163,22 @@ INCONSISTENT = [
                   "trainer.num_nodes=32", "resources.memory_gib=null"],
                  "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
                  "has none", id="efa-without-devices"),
-    pytest.param(["resources.shm_gib=1"],
-                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless "
-                 "need", id="shm"),
+    pytest.param(["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],
+                 "resources.shm_gib 1 is less than the 3 GiB that 8 workers and 1 spares with "
+                 "checkpointless need", id="shm"),
     pytest.param(["resources.memory_gib=70"],
                  "resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of "
-                 "8 workers = 72", id="memory-too-small"),
+                 "8 workers and 1 spares = 73", id="memory-too-small"),
+    pytest.param(["trainer.max_restarts=2"],
+                 "trainer.max_restarts 2 and resilience.checkpointless.process_restarts_max 10 "
+                 "both say", id="restarts-twice"),
+    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=16",
+                  "resilience.checkpointless.standby_nodes=1"],
+                 "resilience.checkpointless.standby_nodes 1 and resilience.elastic both say",
+                 id="standby-and-elastic"),
+    pytest.param(["cluster=k8s", "resilience.checkpointless.standby_nodes=1"],
+                 "resilience.checkpointless.standby_nodes 1 needs cluster.job_kind 'job'",
+                 id="standby-on-hyperpod"),
     pytest.param(["resources.memory_gib=4096"],
                  "is more than the 2048 GiB of instance 'ml.p5.48xlarge'", id="memory-too-large"),
     pytest.param([f"run.name={'a' * 60}", "cluster=k8s"],
@@ -192,6 +206,101 @@ def test_a_job_that_could_not_run_is_refused(
     said = refuse(tmp_path, f"recipe={LARGE}", *overrides)
 
     assert message in said
+
+
+NOT_INJECTABLE = [
+    pytest.param("kind: explode, rank: 1",
+                 "resilience.faults.injected[0].kind 'explode': allowed: 'exception'", id="kind"),
+    pytest.param("place: somewhere, rank: 1",
+                 "resilience.faults.injected[0].place 'somewhere': allowed: 'forward'", id="place"),
+    pytest.param("step: -1, rank: 1",
+                 "resilience.faults.injected[0].step -1: allowed: at least 0", id="step-negative"),
+    pytest.param("step: 200, rank: 1",
+                 "resilience.faults.injected[0].step 200 is no step of the run; allowed: less than "
+                 "trainer.max_steps 200", id="step-beyond-the-last"),
+    pytest.param("rank: 4", "resilience.faults.injected[0].rank 4 is no rank of the run; allowed: "
+                 "less than its world size 4", id="rank-beyond-the-last"),
+    pytest.param("node: 2", "resilience.faults.injected[0].node 2 is no node of the run; allowed: "
+                 "less than trainer.num_nodes 2", id="node-beyond-the-last"),
+    pytest.param("step: 3", "resilience.faults.injected[0] has rank null and node null; allowed: "
+                 "exactly one of them", id="neither-rank-nor-node"),
+    pytest.param("rank: 1, node: 1", "resilience.faults.injected[0] has rank 1 and node 1; "
+                 "allowed: exactly one of them", id="rank-and-node"),
+    pytest.param("kind: corrupt, rank: 1", "resilience.faults.injected[0].tensor null does not "
+                 "fit kind 'corrupt'; allowed: 'parameter' or 'moment'", id="corrupt-what"),
+    pytest.param("tensor: moment, rank: 1", "resilience.faults.injected[0].tensor 'moment' does "
+                 "not fit kind 'exit'; allowed: null", id="tensor-without-corrupt"),
+    pytest.param("kind: slow, rank: 1", "resilience.faults.injected[0].seconds null does not fit "
+                 "kind 'slow'; allowed: a number of seconds", id="slow-without-seconds"),
+    pytest.param("kind: slow, rank: 1, seconds: 0",
+                 "resilience.faults.injected[0].seconds 0: allowed: more than 0", id="no-seconds"),
+    pytest.param("kind: corrupt, place: within_update, tensor: moment, rank: 1",
+                 "resilience.faults.injected[0].place 'within_update' does not fit kind 'corrupt'",
+                 id="corrupt-within-the-update"),
+    pytest.param("kind: corrupt, tensor: moment, rank: 1",
+                 "resilience.checkpointless.self_check_every_n_steps null would not find the "
+                 "faults 'corrupt' of resilience.faults before they spread; allowed with them: 1",
+                 id="corrupt-without-checks"),
+    pytest.param("place: recovery, rank: 1", "resilience.faults.injected[0].place 'recovery' needs "
+                 "another fault that begins a recovery at step 3 or later",
+                 id="recovery-without-a-cause"),
+    pytest.param("when: now, rank: 1", "no key 'resilience.faults.injected[0].when'", id="key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "message"), NOT_INJECTABLE)
+def test_a_fault_that_could_not_strike_is_refused(fault: str, message: str) -> None:
+    whole = {"kind": "exit", "place": "gate", "step": "3"}
+    whole |= dict(item.split(": ") for item in fault.split(", "))
+    text = ", ".join(f"{key}: {value}" for key, value in whole.items())
+
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        shipped_job(FAULTY, "local", [f"resilience.faults.injected=[{{{text}}}]"])
+
+
+RANDOM = "resilience.faults.random={seed: 1, mean_steps_between"
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    pytest.param(f"{RANDOM}: 0, kinds: [exit], places: [gate]}}",
+                 "resilience.faults.random.mean_steps_between 0: allowed: at least 1", id="mean"),
+    pytest.param(f"{RANDOM}: 9, kinds: [], places: [gate]}}",
+                 "resilience.faults.random.kinds []: allowed: at least 1 entries", id="no-kinds"),
+    pytest.param(f"{RANDOM}: 9, kinds: [exit], places: [recovery]}}",
+                 "resilience.faults.random.kinds ['exit'] have no fault in", id="no-cause"),
+    pytest.param(f"{RANDOM}: 9, kinds: [corrupt], places: [gate]}}",
+                 "self_check_every_n_steps null would not find", id="corrupt-without-checks"),
+    pytest.param("resilience.checkpointless=null",
+                 "resilience.faults needs resilience.checkpointless", id="faults-alone"),
+    pytest.param("trainer.sharding=full",
+                 "trainer.num_replicas 1 is too few for resilience.checkpointless",
+                 id="one-copy-of-the-state"),
+    pytest.param("resilience.checkpointless.hang_deadline_s=0",
+                 "resilience.checkpointless.hang_deadline_s 0: allowed: more than 0", id="no-time"),
+    pytest.param("resilience.checkpointless.stop_deadline_s=soon",
+                 "resilience.checkpointless.stop_deadline_s 'soon': allowed: a number",
+                 id="text-for-a-time"),
+    pytest.param("resilience.checkpointless.spares_per_node=-1",
+                 "resilience.checkpointless.spares_per_node -1: allowed: at least 0", id="spares"),
+    pytest.param("resilience.checkpointless.standby_nodes=1.5",
+                 "resilience.checkpointless.standby_nodes 1.5: allowed: a whole number",
+                 id="standby"),
+    pytest.param("resilience.checkpointless.self_check_every_n_steps=0",
+                 "resilience.checkpointless.self_check_every_n_steps 0: allowed: at least 1",
+                 id="self-check"),
+    pytest.param("resilience.checkpointless.join_deadline=9",
+                 "no key 'resilience.checkpointless.join_deadline'; closest: 'join_deadline_s'",
+                 id="mistyped"),
+])  # fmt: skip
+def test_a_recovery_that_could_not_work_is_refused(override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        shipped_job(FAULTY, "local", [override])
+
+
+def test_a_fault_that_could_not_strike_ends_the_launcher_before_it_writes(tmp_path: Path) -> None:
+    said = refuse(tmp_path, f"recipe={FAULTY}", "trainer.max_steps=100")
+
+    assert "resilience.faults.injected[1].step 120 is no step of the run" in said
 
 
 @pytest.mark.parametrize(("overrides", "message"), MISTYPED)

@@ -189,12 +189,27 @@ def test_run_policy_of_hyperpod_without_wishes() -> None:
     assert spec.keys() == {"nprocPerNode", "replicaSpecs", "runPolicy"}
 
 
-CHECKPOINTLESS = {
+FAULTY = shipped_job("llama/llama3_tiny_checkpointless", "job")
+FEATURE: dict[str, Any] = FAULTY.resilience.model_dump(mode="json")["checkpointless"]
+CHECKPOINTLESS: dict[str, Any] = {
     "resources.shm_gib": 1,
-    "resilience.checkpointless": {
-        "transfer_buffer_mib": 1, "process_restarts_max": 9, "restart_window_s": 60,
-    },
-}  # fmt: skip
+    "resilience.checkpointless": {**FEATURE, "process_restarts_max": 9, "restart_window_s": 60},
+}
+
+
+@pytest.mark.parametrize(("standby", "retries", "expected"), [(0, None, 9), (2, 3, 3)])
+def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
+    standby: int, retries: int | None, expected: int
+) -> None:
+    feature = {**FEATURE, "process_restarts_max": 9, "standby_nodes": standby}
+    changes = {"resilience.checkpointless": feature, "cluster.run_policy.retries_max": retries}
+    job = k8s_job("job", {**CHECKPOINTLESS, **changes})
+
+    spec = documents(job)["job"]["spec"]
+
+    assert (spec["completions"], spec["parallelism"]) == (2 + standby, 2 + standby)
+    assert spec["backoffLimit"] == expected
+    assert "PET_RDZV_CONF" not in str(spec)
 
 
 def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:
@@ -364,10 +379,10 @@ def test_huge_pages_bring_the_memory_request_that_kubernetes_wants_beside() -> N
 )
 def test_efa_devices_of_a_pod(nodes: int, gpus: int, devices: int, efa: int, expected: int) -> None:
     job = k8s_job("job", recipe=LARGE)
-    trainer = job.trainer.model_copy(update={"num_nodes": nodes, "num_devices": gpus})
+    trainer = job.trainer.model_copy(update={"num_devices": gpus})
     instance = job.instance.model_copy(update={"num_devices": devices, "num_efa": efa})
 
-    assert efa_devices(trainer, instance) == expected
+    assert efa_devices(trainer, instance, nodes) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -86,6 +86,31 @@ def test_node_starts_the_agent_with_the_folder_it_lies_in(tmp_path: Path) -> Non
     assert env["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+def test_run_that_recovers_has_our_agent_and_scripts_for_nodes_that_stand_by(
+    tmp_path: Path,
+) -> None:
+    write_scripts(tmp_path, local_job(
+        "resilience/checkpointless=default", "resilience.checkpointless.standby_nodes=1",
+        "resilience.checkpointless.hang_deadline_s=2.5", "resources.shm_gib=1", "run.name=tiny",
+    ))  # fmt: skip
+
+    arguments, _ = json.loads(start_by_hand(tmp_path, "node-2.sh").stdout)
+
+    assert sorted(path.name for path in tmp_path.glob("*.sh")) == [
+        "node-0.sh", "node-1.sh", "node-2.sh"
+    ]  # fmt: skip
+    assert arguments == [
+        "-m", "resilience.agent", "--nnodes=2", "--standby-nodes=1", "--nproc-per-node=2",
+        "--rdzv-endpoint=127.0.0.1:29500", "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
+        "--node-name=node-2", f"--run-dir={tmp_path}", "--spares=1", "--hang-deadline-s=2.5",
+        "--stop-deadline-s=15", "--join-deadline-s=120", "--restarts-max=10",
+        "--restart-window-s=21600", "--restarts-without-progress-max=3",
+        "--transfer-buffer-mib=32", "--warm=program", "--preload=training.preload",
+        "--", str(tmp_path / "fake python"), "-m", "training", f"--job={tmp_path}/job.json",
+        f"--run-dir={tmp_path}", "--node-name=node-2",
+    ]  # fmt: skip
+
+
 def test_launcher_chooses_rendezvous_and_run_id(tmp_path: Path) -> None:
     write_scripts(tmp_path, local_job("run.name=tiny"))
 

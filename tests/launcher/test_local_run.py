@@ -353,3 +353,67 @@ def test_ports_that_linux_gives_away_are_left_out(local_range: str, num_ports: i
 )
 def test_what_ends_a_run(happened: Happened, outcome: Outcome | None) -> None:
     assert decide_outcome(happened, local_job()) == outcome
+
+
+STANDBY = ("resilience/checkpointless=default", "resilience.checkpointless.standby_nodes=1",
+           "resources.shm_gib=1")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("happened", "lost", "outcome"),
+    [
+        pytest.param(Happened(ended={"node-1": 137}), [], None, id="one-killed"),
+        pytest.param(Happened(ended={"node-1": 143}), [], None, id="one-ended-by-sigterm"),
+        pytest.param(Happened(ended={"node-1": 0}), ["node-2"], None, id="success-after-a-loss"),
+        pytest.param(
+            Happened(ended={"node-1": 1}),
+            [],
+            Outcome(1, "node-1 ended with exit status 1", "node-1"),
+            id="failure-is-no-death",
+        ),
+        pytest.param(
+            Happened(ended={"node-1": 137}),
+            ["node-2"],
+            Outcome(137, "node-1 ended with exit status 137", "node-1"),
+            id="more-killed-than-stood-by",
+        ),
+        pytest.param(
+            Happened(ended={"node-0": 137, "node-1": 137}),
+            [],
+            Outcome(137, "node-0 ended with exit status 137", "node-0"),
+            id="two-at-once",
+        ),
+        pytest.param(
+            Happened(ended={"node-0": 137, "node-1": 3}),
+            [],
+            Outcome(3, "node-1 ended with exit status 3", "node-1"),
+            id="the-failure-is-told-not-the-death",
+        ),
+    ],
+)
+def test_what_ends_a_run_with_nodes_that_stand_by(
+    happened: Happened, lost: list[str], outcome: Outcome | None
+) -> None:
+    assert decide_outcome(happened, local_job(*STANDBY), lost) == outcome
+
+
+def test_death_of_a_node_ends_a_run_in_which_none_stands_by() -> None:
+    job = local_job("resilience/checkpointless=default", "resources.shm_gib=1")
+
+    assert decide_outcome(Happened(ended={"node-1": 137}), job) == Outcome(
+        137, "node-1 ended with exit status 137", "node-1"
+    )
+
+
+def test_run_outlives_a_node_that_another_stood_in_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "up")
+    (tmp_path / "node-2.sh").write_text(f"cd '{tmp_path}' && read < up\n")
+
+    status, shown = run_scripts(tmp_path, "true", "echo > up; kill -KILL $$", overrides=STANDBY)
+
+    assert status == 0
+    assert "node-1 was killed; the run goes on with " in shown
+    assert last_event(tmp_path)[1] == {
+        "exit_status": 0,
+        "reason": "all nodes succeeded but node-1, for which others stood in",
+    }

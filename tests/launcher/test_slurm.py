@@ -20,9 +20,11 @@ from launcher.clusters.slurm import JOB_SCRIPT, check_slurm, render_slurm
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
+from resilience.events import EventLog
 from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
 
 TINY = "llama/llama3_tiny_pretrain"
+FAULTY = "llama/llama3_tiny_checkpointless"
 LARGE = "llama/llama3_70b_pretrain_checkpointless"
 HYPERPOD = "/opt/sagemaker_cluster"
 
@@ -328,3 +330,67 @@ def test_module_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "cannot load the module cuda/12.4" in done.stderr
+
+
+def test_run_that_recovers_goes_on_without_a_killed_task(tmp_path: Path) -> None:
+    run_script(script(FAULTY), tmp_path, "a,b")
+
+    words = srun_words(tmp_path)
+    assert {"--nodes=2", "--kill-on-bad-exit=0", "--wait=0"} <= set(words)
+    assert not {"--kill-on-bad-exit=1", "--no-kill"} & set(words)
+
+
+STANDBY = {"resilience.checkpointless.standby_nodes": 1}
+
+
+def test_nodes_that_stand_by_are_asked_for_and_outlived() -> None:
+    text = script(FAULTY, **STANDBY)
+
+    assert {"nodes=3", "no-kill"} <= set(options(text))
+    assert "no-kill" not in options(script(FAULTY))
+    asked = {"cluster.extra_options": {"no-kill": "true"}}
+    assert options(script(FAULTY, **STANDBY, **asked)).count("no-kill") == 1
+
+
+@pytest.mark.parametrize(("given", "used"), [("a,b,c", 3), ("a,b", 2)])
+def test_run_starts_with_as_many_standby_nodes_as_there_are(
+    tmp_path: Path, given: str, used: int
+) -> None:
+    run_script(script(FAULTY, **STANDBY), tmp_path, given)
+
+    assert {f"--nodes={used}", f"--ntasks={used}", "--no-kill"} <= set(srun_words(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("before", "finished", "status"),
+    [
+        pytest.param([], [0, 1, 2, 3], 0, id="every-rank-has-finished"),
+        pytest.param([], [0, 1, 2], 9, id="one-has-not"),
+        pytest.param([], [0, 1, 2, 2], 9, id="one-has-twice"),
+        pytest.param([0, 1, 2, 3], [], 9, id="in-an-earlier-start"),
+        pytest.param([], [None, 0, 1, 2, 3], 0, id="beside-other-events"),
+    ],
+)
+def test_run_that_every_rank_finished_has_succeeded(
+    tmp_path: Path, before: list[int], finished: list[int | None], status: int
+) -> None:
+    for name, ranks in (("events.jsonl", before), ("new", finished)):
+        for rank in ranks:
+            event = "run_started" if rank is None else "worker_finished"
+            with EventLog(tmp_path / name, node="a", rank=rank, generation=1) as log:
+                log.write(event, message='no "event":"worker_finished", at all')
+    text = script(FAULTY, **STANDBY)
+    assert "\nstep=$!\n" in text
+    appending = "touch new && cat new >>events.jsonl"
+
+    done = run_script(
+        text.replace("step=$!\n", f"step=$!; {appending}\n"), tmp_path, "a,b,c", SRUN_STATUS="9"
+    )
+
+    assert done.returncode == status, done.stderr
+
+
+def test_run_that_left_no_events_has_the_status_of_its_step(tmp_path: Path) -> None:
+    done = run_script(script(FAULTY, **STANDBY), tmp_path, "a,b,c", SRUN_STATUS="9")
+
+    assert (done.returncode, done.stderr) == (9, "")

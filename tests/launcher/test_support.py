@@ -9,6 +9,7 @@ from launcher.support import check_runnable, lost_results, unmounted_inputs
 from tests.launcher.shipped import shipped_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_8b_pretrain"
+FAULTY = ("llama/llama3_tiny_checkpointless", "gpt_oss/gpt_oss_tiny_checkpointless")
 CLAIM = "cluster.volume_claims=[{claim_name: fsx, mount_path: /fsx}]"
 
 
@@ -46,8 +47,27 @@ def test_inputs_that_no_volume_holds_are_named() -> None:
 
 @pytest.mark.parametrize(("recipe", "missing"), [
     ("llama/llama3_70b_pretrain", "trainer.kind 'megatron'"),
-    ("llama/llama3_70b_pretrain_checkpointless", "resilience.checkpointless"),
+    ("llama/llama3_70b_pretrain_checkpointless", "trainer.kind 'megatron'"),
 ])  # fmt: skip
 def test_what_has_no_runtime_here_is_refused(recipe: str, missing: str) -> None:
     with pytest.raises(RecipeError, match=missing):
         check_runnable(shipped_job(recipe, "slurm"), "submit")
+
+
+@pytest.mark.parametrize("recipe", FAULTY)
+def test_recovery_without_checkpoints_runs_and_is_submitted(recipe: str) -> None:
+    check_runnable(shipped_job(recipe, "local"), "run")
+    check_runnable(shipped_job(recipe, "slurm"), "submit")
+    check_runnable(shipped_job(recipe, "job", [CLAIM, "cluster.run_path=/fsx"]), "submit")
+
+
+def test_recovery_that_hyperpods_agent_would_not_do_is_refused() -> None:
+    job = shipped_job(FAULTY[0], "hyperpod", [CLAIM, "cluster.run_path=/fsx"])
+
+    with pytest.raises(RecipeError, match=r"resilience\.checkpointless with cluster\.job_kind"):
+        check_runnable(job, "submit")
+
+
+def test_elastic_sizes_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"cannot run, resilience\.elastic;"):
+        check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")

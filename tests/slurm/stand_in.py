@@ -34,6 +34,18 @@ if does == "fail on the second node" and os.environ["SLURM_NODEID"] == "1":
     while len(list(Path().glob("seen-0-*.json"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     sys.exit(7)
+if does == "die on the second node":
+    if os.environ["SLURM_NODEID"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    # Slurm would have ended this one within the time, were it to end it at all.
+    time.sleep(3)
+    rank = int(os.environ["SLURM_NODEID"])
+    for number in (rank, rank + 1):
+        record = {"time": 1.0, "node": node, "rank": number, "generation": 1, "step": None}
+        record |= {"event": "worker_finished", "fields": {}}
+        with Path("events.jsonl").open("a") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    sys.exit(0)
 if does == "finish" or (does == "finish when restarted" and restart):
     sys.exit(0)
 while True:

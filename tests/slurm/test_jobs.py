@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.shipped import shipped_job
 from tests.slurm.jobs import Run, Slurm
 
 Submit = Callable[..., Run]
@@ -149,6 +150,39 @@ def test_failing_agent_ends_the_other_nodes_and_gives_the_job_its_status(submit:
     assert run.exit_status == "7"
     assert (run.folder / f"stopped-0-{first['node']}").read_text() == "SIGTERM"
     assert not (run.folder / f"stopped-0-{second['node']}").exists()
+
+
+def recovering(standby: int) -> dict[str, Any]:
+    """Return values of a run that recovers without checkpoints, with nodes that stand by."""
+    feature = shipped_job("llama/llama3_tiny_checkpointless", "slurm").resilience.checkpointless
+    assert feature
+    values = feature.model_dump(mode="json") | {"standby_nodes": standby}
+    return {"resilience": {"checkpointless": values}, "resources": {"shm_gib": 1}}
+
+
+@pytest.mark.parametrize(("standby", "state"), [(1, "COMPLETED"), (0, "FAILED")])
+def test_run_that_recovers_outlives_a_killed_agent_where_a_node_stands_by(
+    submit: Submit, standby: int, state: str
+):
+    run = submit(does="die on the second node", **recovering(standby))
+
+    agents = run.seen(2 + standby)
+    assert {word(agent, "standby-nodes") for agent in agents} == {str(standby)}
+    assert run.end() == state
+    assert not list(run.folder.glob("stopped-*"))
+
+
+def test_agents_of_a_run_with_nodes_that_stand_by_may_end_by_themselves(
+    slurm: Slurm, submit: Submit
+):
+    run = submit(does="wait", **recovering(standby=1))
+    run.seen(3)
+
+    slurm.ask("scancel", "--signal=TERM", run.job_id)
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 3)] == ["SIGTERM"] * 3
+    assert run.end() == "FAILED"
+    assert run.exit_status == "5"
 
 
 def test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -31,7 +33,7 @@ from training.plan import (
 from training.stop import EXIT_STATUS, StopSignal
 from training.torch_trainer.checkpoint import write_checkpoint
 from training.torch_trainer.model import SpreadModel, build_model
-from training.torch_trainer.step import Stepper, StepResult
+from training.torch_trainer.step import Stepper, StepResult, StepWatch
 
 
 def run_training(
@@ -76,7 +78,7 @@ def _take_steps(
     trainer, schedule = job.trainer, plan_schedule(job)
     batches = Batches(job, samples, group)
     stepper = make_stepper(job, model, group, stop)
-    log = _StepLog(job, events if group.environment.rank == 0 else None)
+    log = StepLog(job, events if group.environment.rank == 0 else None)
     stop.defer()
     for step in range(trainer.max_steps):
         lr = schedule.lr_at(step)
@@ -107,7 +109,7 @@ class Batches:
         return torch.from_numpy(self._samples.read(numbers))
 
 
-class _StepLog:
+class StepLog:
     """Writes step events; a worker without a log writes none."""
 
     def __init__(self, job: Job, events: EventLog | None) -> None:
@@ -118,25 +120,59 @@ class _StepLog:
 
     def report(self, step: int, result: StepResult, lr: float) -> None:
         """Write the step if it is one of those to be logged."""
-        trainer = self._trainer
-        if self._events is None or not is_logged(
-            step, log_every_n_steps=trainer.log_every_n_steps, max_steps=trainer.max_steps
-        ):
+        if self._events is None or not self._is_logged(step):
             return
         now_s = time.perf_counter()
-        self._events.write(
-            "step",
-            step=step,
-            loss=result.loss,
-            lr=lr,
-            grad_norm=result.grad_norm,
-            duration_s=(now_s - self._last_time_s) / (step - self._last_step),
-            num_samples=(step + 1) * trainer.global_batch_size,
-        )
+        duration_s = (now_s - self._last_time_s) / (step - self._last_step)
+        self._write(self._events, step, result.loss, lr, result.grad_norm, duration_s)
         self._last_step, self._last_time_s = step, now_s
 
+    def go_on(self, last: Mapping[str, Any] | None) -> None:
+        """Go on after a recovery: write the last committed step, whose writer may be gone.
 
-def make_stepper(job: Job, model: SpreadModel, group: WorkerGroup, stop: StopSignal) -> Stepper:
+        `last` has its step, loss, lr and grad_norm; None where there was none.
+        """
+        self._last_time_s = time.perf_counter()
+        if last is None:
+            return
+        self._last_step = step = last["step"]
+        if self._events is not None and self._is_logged(step):
+            self._write(self._events, step, last["loss"], last["lr"], last["grad_norm"], 0.0)
+
+    def _is_logged(self, step: int) -> bool:
+        return is_logged(
+            step,
+            log_every_n_steps=self._trainer.log_every_n_steps,
+            max_steps=self._trainer.max_steps,
+        )
+
+    def _write(
+        self,
+        events: EventLog,
+        step: int,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        duration_s: float,
+    ) -> None:
+        events.write(
+            "step",
+            step=step,
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            duration_s=duration_s,
+            num_samples=(step + 1) * self._trainer.global_batch_size,
+        )
+
+
+def make_stepper(
+    job: Job,
+    model: SpreadModel,
+    group: WorkerGroup,
+    stop: StopSignal,
+    watch: StepWatch | None = None,
+) -> Stepper:
     """Return what takes the job's steps, with a fresh optimizer."""
     is_sharded = model.num_sharded_copies is not None
     return Stepper(
@@ -148,6 +184,7 @@ def make_stepper(job: Job, model: SpreadModel, group: WorkerGroup, stop: StopSig
         device=group.device,
         world_size=group.environment.world_size,
         is_stop_requested=lambda: stop.is_requested,
+        watch=watch or StepWatch(),
     )
 
 

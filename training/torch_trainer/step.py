@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from training.errors import TrainingError
+from training.errors import DivergedError
 from training.torch_trainer.initial import local_part
 from training.torch_trainer.model import SpreadModel
 
@@ -35,6 +35,33 @@ class StepResult:
     """At least one worker was asked to stop."""
 
 
+class StepWatch:
+    """Is told where in a step the worker is. This one does nothing with it.
+
+    A watch may raise at any of these places; only from the begin of `commit`
+    on is something written that the next step needs.
+    """
+
+    splits_update = False
+    """Take the update in two parts, with `within_update` between them; same bits."""
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None:
+        """Begin a forward pass, the step's last or another."""
+
+    def backward(self, micro_batch: int) -> None:
+        """Begin a backward pass."""
+
+    def diverged(self) -> None:
+        """Say that the gradients are not finite, before the run ends for it."""
+
+    def commit(self, result: StepResult) -> AbstractContextManager[None]:
+        """Return what the update runs in; all exchange between workers is done."""
+        return nullcontext()
+
+    def within_update(self) -> None:
+        """Stand where a part of the update is done, and a part is not."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepper:
     """All that a step needs but its samples and learning rate."""
@@ -48,11 +75,12 @@ class Stepper:
     device: torch.device
     world_size: int
     is_stop_requested: Callable[[], bool]
+    watch: StepWatch = field(default_factory=StepWatch)
 
     def run(self, micro_batches: Sequence[Tensor], *, step: int, lr: float) -> StepResult:
         """Take one step on this worker's rows of tokens.
 
-        Raises TrainingError, in all workers alike and with no parameter changed,
+        Raises DivergedError, in all workers alike and with no parameter changed,
         where the gradients are not finite.
         """
         self.optimizer.zero_grad()
@@ -61,18 +89,24 @@ class Stepper:
         gradients = self.gradients()
         norm = gradient_norm(gradients, self.model.num_sharded_copies)
         grad_norm = norm.item()
+        if not math.isfinite(grad_norm):
+            self.watch.diverged()
         check_norm(grad_norm, step)
         if self.clip_norm is not None:
             clip_gradients(gradients, norm, self.clip_norm)
-        self._update(lr)
-        return StepResult(loss=loss, grad_norm=grad_norm, is_stop_requested=is_stop_requested)
+        result = StepResult(loss=loss, grad_norm=grad_norm, is_stop_requested=is_stop_requested)
+        with self.watch.commit(result):
+            self.update(lr)
+        return result
 
     def _accumulate(self, micro_batches: Sequence[Tensor]) -> Tensor:
         """Add up gradients and return the sum of losses."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, rows in enumerate(micro_batches, start=1):
             with self.model.micro_batch(is_last=number == len(micro_batches)):
+                self.watch.forward(number, is_last=number == len(micro_batches))
                 loss = self._loss(rows.to(self.device))
+                self.watch.backward(number)
                 torch.autograd.backward(loss / len(micro_batches))
             loss_sum += loss.detach()
         return loss_sum
@@ -111,11 +145,22 @@ class Stepper:
         parameters = self.model.core.parameters()
         return [local_part(each.grad) for each in parameters if each.grad is not None]
 
-    def _update(self, lr: float) -> None:
-        """Write parameters and moments; holds no collective."""
+    def update(self, lr: float) -> None:
+        """Write parameters and moments from the gradients in memory; holds no collective."""
         for options in self.optimizer.param_groups:
             options["lr"] = lr
-        self.optimizer.step()
+        if not self.watch.splits_update:
+            self.optimizer.step()
+            return
+        groups = self.optimizer.param_groups
+        try:
+            for number, options in enumerate(groups):
+                if number:
+                    self.watch.within_update()
+                self.optimizer.param_groups = [options]
+                self.optimizer.step()
+        finally:
+            self.optimizer.param_groups = groups
 
 
 def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -> Tensor:
@@ -135,7 +180,7 @@ def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -
 def check_norm(grad_norm: float, step: int) -> None:
     """Refuse gradients that would make every parameter something that is no number."""
     if not math.isfinite(grad_norm):
-        raise TrainingError(
+        raise DivergedError(
             f"gradient norm is {grad_norm} at step {step}; lower trainer.optimizer.lr, raise "
             "trainer.optimizer.warmup_steps, or look for broken data or weights"
         )

@@ -95,7 +95,8 @@ def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
     texts = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
     fields = {POD_NAME: "metadata.name"}
     if cluster.job_kind == "job":
-        texts["PET_RDZV_CONF"] = _TORCHRUN_PATIENCE
+        if job.resilience.checkpointless is None:
+            texts["PET_RDZV_CONF"] = _TORCHRUN_PATIENCE
         fields = {POD_IP: "status.podIP"}
     variables: dict[str, dict[str, Any]] = {
         **{name: {"field": field} for name, field in fields.items()},
@@ -128,26 +129,27 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     fixed = _set(
         **{
             "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
-            "vpc.amazonaws.com/efa": efa_devices(trainer, instance) or None,
+            "vpc.amazonaws.com/efa": efa_devices(trainer, instance, job.num_nodes_started) or None,
             "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
         }
     )
     memory_gib = asked.memory_gib
     if asked.hugepages_2mi_mib and not (asked.num_cpus or memory_gib):
         # Kubernetes gives no huge pages to a pod that asks for neither CPUs nor memory.
-        memory_gib = asked.shm_gib + trainer.num_devices * _WORKER_MEMORY_GIB
+        num_processes = trainer.num_devices + job.resilience.spares_per_node
+        memory_gib = asked.shm_gib + num_processes * _WORKER_MEMORY_GIB
     amounts = _set(cpu=asked.num_cpus, memory=_quantity(memory_gib, "Gi"))
     return amounts | fixed, fixed
 
 
-def efa_devices(trainer: TrainerSettings, instance: Instance) -> int:
+def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) -> int:
     """Return the EFA devices for a pod: all of a whole instance, else the GPUs' share.
 
     The share is rounded down, so that pods of one kind fit side by side; where
     nodes have to talk, it is one device at least.
     """
     share = instance.num_efa * trainer.num_devices // instance.num_devices
-    return max(share, min(instance.num_efa, 1)) if trainer.num_nodes > 1 else share
+    return max(share, min(instance.num_efa, 1)) if num_nodes > 1 else share
 
 
 def _node_selector(instance: Instance, cluster: K8sCluster) -> dict[str, str]:
@@ -183,7 +185,7 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     suspend = policy.suspend or None
     if cluster.job_kind == "job":
         return _set(
-            backoffLimit=policy.retries_max,
+            backoffLimit=_failed_pods_max(job, cluster),
             activeDeadlineSeconds=deadline_s,
             # A Job without the field is kept.
             ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,
@@ -199,6 +201,19 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         suspend=suspend,
         workloadMode=policy.workload_mode,
     )
+
+
+def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:
+    """Return how many pods may fail before the Job does; null is Kubernetes' 6.
+
+    A failed pod is started again under its index, which is how a lost node is
+    replaced where the run recovers without checkpoints; so there as many may
+    fail as workers may.
+    """
+    if cluster.run_policy.retries_max is not None:
+        return cluster.run_policy.retries_max
+    feature = job.resilience.checkpointless
+    return feature.process_restarts_max if feature else None
 
 
 def _retries_max(job: Job, cluster: K8sCluster) -> int | None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-5 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest f7bf36a61f81ecc0a99ad9af5a4d8eaef573e01c8183c019e90afaa9ea3b072a.
+# node-5 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest ffd5af7f2c1493419b2b33717a49cd4d7c10b504097cab9eb9d167d85273c77b.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -19,14 +19,27 @@ export OMP_NUM_THREADS=8
 
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
-  torch.distributed.run \
+  resilience.agent \
   --nnodes=16 \
+  --standby-nodes=0 \
   --nproc-per-node=8 \
-  --max-restarts=0 \
-  --rdzv-backend=c10d \
   --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
   --rdzv-id=llama3-70b-pretrain-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
+  --node-name=node-5 \
+  --run-dir="$run_dir" \
+  --spares=1 \
+  --hang-deadline-s=300 \
+  --stop-deadline-s=15 \
+  --join-deadline-s=120 \
+  --restarts-max=10 \
+  --restart-window-s=21600 \
+  --restarts-without-progress-max=3 \
+  --transfer-buffer-mib=32 \
+  --warm=program \
+  --preload=training.preload \
+  -- \
+  "${LAUNCHER_PYTHON:-python}" \
   -m \
   training \
   --job="$run_dir/job.json" \

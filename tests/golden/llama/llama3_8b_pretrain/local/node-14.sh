@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-14 of 16 of llama/llama3_8b_pretrain version 1, digest 3c549a5287ef2eded2fbb9da19400e44026590c81270de92f4bd5417416989a7.
+# node-14 of 16 of llama/llama3_8b_pretrain version 1, digest 1d433fd6e493d9450b0ddb7e92dacf8f7962206fe9a6e27921a3fafd2f9a9fbb.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

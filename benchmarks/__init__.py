@@ -1,0 +1,1 @@
+"""Measurements of this project and of others on the same machine; start one with `-m`."""

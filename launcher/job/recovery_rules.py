@@ -1,0 +1,145 @@
+"""Rules about recovery without checkpoints, and about the faults that a run injects.
+
+Nothing here reads anything but the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.content import JobContent
+from resilience.settings import FaultsSettings, InjectedFault
+
+
+def recovery_rules(job: JobContent) -> Iterator[str]:
+    """Yield what does not go together with recovery without checkpoints."""
+    settings, where = job.resilience.checkpointless, "resilience.checkpointless"
+    if settings is None:
+        return
+    if job.trainer.max_restarts:
+        yield (
+            f"trainer.max_restarts {job.trainer.max_restarts} and {where}.process_restarts_max "
+            f"{settings.process_restarts_max} both say how often workers are started again; "
+            "set trainer.max_restarts to 0"
+        )
+    if settings.standby_nodes and job.resilience.elastic:
+        yield (
+            f"{where}.standby_nodes {settings.standby_nodes} and resilience.elastic both say what "
+            "becomes of a job that loses a node; set one to 0 or null"
+        )
+
+
+def fault_rules(job: JobContent) -> Iterator[str]:
+    """Yield what a run may not bring upon itself."""
+    faults = job.resilience.faults
+    if faults is None:
+        return
+    if job.resilience.checkpointless is None:
+        yield (
+            "resilience.faults needs resilience.checkpointless, without which a fault would only "
+            "end the run; choose it with resilience/checkpointless=default"
+        )
+        return
+    for index, fault in enumerate(faults.injected):
+        where = f"resilience.faults.injected[{index}]"
+        yield from _place(job, fault, where)
+        yield from _values(fault, where)
+    yield from _repeated(faults)
+    yield from _corruption(job, faults)
+
+
+def _place(job: JobContent, fault: InjectedFault, where: str) -> Iterator[str]:
+    """Hold where a fault strikes against what the run has."""
+    trainer = job.trainer
+    if fault.step >= trainer.max_steps:
+        yield (
+            f"{where}.step {fault.step} is no step of the run; "
+            f"allowed: less than trainer.max_steps {trainer.max_steps}"
+        )
+    if (fault.rank is None) == (fault.node is None):
+        yield (
+            f"{where} has rank {_shown(fault.rank)} and node {_shown(fault.node)}; "
+            "allowed: exactly one of them"
+        )
+        return
+    if fault.rank is not None and fault.rank >= trainer.world_size:
+        yield (
+            f"{where}.rank {fault.rank} is no rank of the run; "
+            f"allowed: less than its world size {trainer.world_size}"
+        )
+    if fault.node is not None and fault.node >= trainer.num_nodes:
+        yield (
+            f"{where}.node {fault.node} is no node of the run; "
+            f"allowed: less than trainer.num_nodes {trainer.num_nodes}"
+        )
+
+
+def _values(fault: InjectedFault, where: str) -> Iterator[str]:
+    """Hold a fault's values against its kind."""
+    for name, kind, example in (
+        ("tensor", "corrupt", "'parameter' or 'moment'"),
+        ("seconds", "slow", "a number of seconds"),
+    ):
+        value = getattr(fault, name)
+        if fault.kind == kind and value is None:
+            yield f"{where}.{name} null does not fit kind {kind!r}; allowed: {example}"
+        if fault.kind != kind and value is not None:
+            yield f"{where}.{name} {value!r} does not fit kind {fault.kind!r}; allowed: null"
+
+
+def _repeated(faults: FaultsSettings) -> Iterator[str]:
+    """Refuse faults in a recovery that no other fault begins."""
+    for index, fault in enumerate(faults.injected):
+        if fault.place == "recovery" and not any(
+            _begins_recovery(other.kind, other.place) and other.step >= fault.step
+            for other in faults.injected
+        ):
+            yield (
+                f"resilience.faults.injected[{index}].place 'recovery' needs another fault that "
+                f"begins a recovery at step {fault.step} or later, which slow does not"
+            )
+    if (drawn := faults.random) and not any(
+        _is_corruptible(place) if kind == "corrupt" else place != "recovery"
+        for kind in drawn.kinds
+        for place in drawn.places
+    ):
+        yield (
+            f"resilience.faults.random.kinds {list(drawn.kinds)} have no fault in "
+            f"resilience.faults.random.places {list(drawn.places)}; add a place such as 'forward'"
+        )
+
+
+def _corruption(job: JobContent, faults: FaultsSettings) -> Iterator[str]:
+    """Refuse changed bits that no check could find."""
+    corrupting = [
+        (f"resilience.faults.injected[{index}].place", fault.place)
+        for index, fault in enumerate(faults.injected)
+        if fault.kind == "corrupt"
+    ]
+    for where, place in corrupting:
+        if not _is_corruptible(place):
+            yield (
+                f"{where} {place!r} does not fit kind 'corrupt', as what is changed there is "
+                "overwritten or taken for right; allowed: every place but 'within_update' and "
+                "'recovery'"
+            )
+    is_drawn = faults.random is not None and "corrupt" in faults.random.kinds
+    settings = job.resilience.checkpointless
+    if (corrupting or is_drawn) and settings and settings.self_check_every_n_steps != 1:
+        yield (
+            "resilience.checkpointless.self_check_every_n_steps "
+            f"{_shown(settings.self_check_every_n_steps)} would not find the faults 'corrupt' of "
+            "resilience.faults before they spread; allowed with them: 1"
+        )
+
+
+def _begins_recovery(kind: str, place: str) -> bool:
+    return kind != "slow" and place != "recovery"
+
+
+def _is_corruptible(place: str) -> bool:
+    return place not in {"within_update", "recovery"}
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else repr(value)

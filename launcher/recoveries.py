@@ -1,0 +1,303 @@
+"""What a run's faults cost: its generations as events tell them, and the recoveries between.
+
+Pure. Events come from many processes and may be read in any order, so each
+generation keeps the last time of every kind, and a recovery is worked out from
+two neighbours: the generation that ended and the one after it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from resilience.events import Event
+
+# A peer that lost its connection says so before the agent says who died.
+_CONSEQUENCE = "group"
+_ROLES = {
+    "started": "started",
+    "kept": "kept",
+    "rolled_forward": "rolled forward",
+    "repaired": "repaired",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What is known of one generation; times are the last of their kind, in unix seconds."""
+
+    injected: tuple[Event, ...] = ()
+    detected: tuple[Event, ...] = ()
+    changes: tuple[Event, ...] = ()
+    """Workers replaced, nodes lost and joined."""
+    broken: Event | None = None
+    fallback: Event | None = None
+    surrender: Event | None = None
+    stopped_at: float | None = None
+    ready_at: float | None = None
+    recovered_at: float | None = None
+    resumed_at: float | None = None
+    recovered: Mapping[int, Event] = field(default_factory=dict)
+    """How each rank came by its state, by rank."""
+    num_steps: int = 0
+    """Steps that were done when the newest was reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The way from a fault to the first step after it; None for what did not come about.
+
+    `_s` are seconds since the fault, `_at` are unix seconds.
+    """
+
+    number: int
+    """From 1."""
+    generation: int
+    """The one that the fault ended."""
+    fault_at: float
+    is_injected: bool
+    reason: str
+    """exception, died, hung, corrupt, group, health, or what the coordinator said."""
+    text: str
+    rank: int | None
+    place: str | None
+    """Where the fault was injected."""
+    step: int | None
+    """Steps done before the fault."""
+    detected_s: float | None
+    stopped_s: float | None
+    rebuilt_s: float | None
+    recovered_s: float | None
+    resumed_s: float | None
+    roles: str
+    """How the ranks came by their state, in words."""
+    num_bytes: int
+    """State that was moved."""
+    changes: str
+    """Workers replaced, nodes lost and joined, in words."""
+    steps_lost: int
+    fallback: str | None
+    """Why and to what the run went back, where no replica could help."""
+    surrender: str | None
+    """Why the run gave up."""
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether a step was done after the fault."""
+        return self.resumed_s is not None
+
+    @property
+    def fault(self) -> str:
+        """Return what happened to whom, but for who brought it about."""
+        return f"{self._who}{self._happened}"
+
+    @property
+    def what(self) -> str:
+        """Return the fault in a few words."""
+        return f"{self._who}{'injected ' if self.is_injected else ''}{self._happened}"
+
+    @property
+    def _who(self) -> str:
+        return "" if self.rank is None else f"rank {self.rank}: "
+
+    @property
+    def _happened(self) -> str:
+        return self.reason if self.place is None else f"{self.reason} in {self.place}"
+
+
+Generations = Mapping[int, Generation]
+
+
+def next_generations(generations: Generations, event: Event) -> Generations:
+    """Return what is known after an event; one that means nothing here changes nothing."""
+    now = generations.get(event.generation, Generation())
+    then = _after(now, event)
+    return generations if then is now else {**generations, event.generation: then}
+
+
+def _after(now: Generation, event: Event) -> Generation:
+    match event.event:
+        case "rank_stopped":
+            return replace(now, stopped_at=_later(now.stopped_at, event))
+        case "process_group_ready":
+            return replace(now, ready_at=_later(now.ready_at, event))
+        case "rank_recovered" if event.rank is not None:
+            recovered = {**now.recovered, event.rank: event}
+            last = _later(now.recovered_at, event)
+            return replace(now, recovered_at=last, recovered=recovered)
+        case "rank_resumed":
+            return replace(now, resumed_at=_later(now.resumed_at, event))
+        case "step" if event.step is not None:
+            return replace(now, num_steps=max(now.num_steps, event.step + 1))
+        case _:
+            return _after_fault(now, event)
+
+
+def _after_fault(now: Generation, event: Event) -> Generation:
+    match event.event:
+        case "fault_injected":
+            return replace(now, injected=(*now.injected, event))
+        case "fault_detected":
+            return replace(now, detected=(*now.detected, event))
+        case "worker_replaced" | "node_lost" | "node_joined":
+            return replace(now, changes=(*now.changes, event))
+        case "generation_broken":
+            return replace(now, broken=now.broken or event)
+        case "recovery_fallback":
+            return replace(now, fallback=event)
+        case "gave_up":
+            return replace(now, surrender=now.surrender or event)
+        case _:
+            return now
+
+
+def _later(last: float | None, event: Event) -> float:
+    return event.time if last is None else max(last, event.time)
+
+
+def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
+    """Return a recovery for each generation that a fault ended, in their order."""
+    numbers = sorted(generations)
+    pairs = [*pairwise(numbers), *((number, None) for number in numbers[-1:])]
+    found: list[Recovery] = []
+    for number, following in pairs:
+        ended = generations[number]
+        if ended.broken or ended.detected or ended.surrender:
+            after = Generation() if following is None else generations[following]
+            steps = max(generations[each].num_steps for each in numbers if each <= number)
+            found.append(_recovery(len(found) + 1, number, ended, after, steps))
+    return tuple(found)
+
+
+def seconds_lost(recoveries: Sequence[Recovery], end: float) -> float:
+    """Return the seconds from each fault to the first step after it, added up.
+
+    A recovery that another fault cut short ends with that one, the last of a
+    run that gave up with the run, at `end`.
+    """
+    limits = [*(each.fault_at for each in recoveries[1:]), end]
+    return sum(
+        max(0.0, each.resumed_s if each.resumed_s is not None else limit - each.fault_at)
+        for each, limit in zip(recoveries, limits, strict=False)
+    )
+
+
+def _recovery(
+    number: int, generation: int, ended: Generation, after: Generation, num_steps: int
+) -> Recovery:
+    first = min(ended.detected, key=_time, default=None)
+    noticed = first or ended.broken or ended.surrender
+    assert noticed is not None
+    cause = min((each for each in ended.detected if _reason(each) != _CONSEQUENCE),
+                key=_time, default=noticed)  # fmt: skip
+    injected = _injected(ended, cause, noticed.time)
+    start = noticed.time if injected is None else injected.time
+    told = injected or cause
+
+    def since(time: float | None) -> float | None:
+        return None if time is None or time < start else time - start
+
+    return Recovery(
+        number=number,
+        generation=generation,
+        fault_at=start,
+        is_injected=injected is not None,
+        reason=_text(injected, "fault_kind") if injected else _reason(cause),
+        text=_text(cause, "text"),
+        rank=told.rank,
+        place=_text(injected, "place").replace("_", " ") or None,
+        step=num_steps if told.step is None else told.step,
+        detected_s=since(noticed.time),
+        stopped_s=since(ended.stopped_at),
+        rebuilt_s=since(after.ready_at),
+        recovered_s=since(after.recovered_at),
+        resumed_s=since(after.resumed_at),
+        roles=_roles(after.recovered),
+        num_bytes=sum(_whole(each, "num_bytes") for each in after.recovered.values()),
+        changes=_changes(ended, after, start),
+        steps_lost=_steps_lost(ended, after, num_steps),
+        fallback=_fallback(after.fallback or ended.fallback),
+        surrender=_text(ended.surrender, "reason") if ended.surrender else None,
+    )
+
+
+def _injected(ended: Generation, cause: Event, noticed_at: float) -> Event | None:
+    """Return the injected fault that ended a generation: its rank's newest, else the newest."""
+    before = [each for each in ended.injected if each.time <= max(noticed_at, cause.time)]
+    of_rank = [each for each in before if each.rank == cause.rank]
+    # What only slows a rank ends nothing, unless the agent takes that rank for hung.
+    others = [each for each in before if _text(each, "fault_kind") != "slow"]
+    return max(of_rank or others, key=_time, default=None)
+
+
+def _steps_lost(ended: Generation, after: Generation, num_steps: int) -> int:
+    """Return the steps that were done and have to be done again: none without a fallback."""
+    if not (after.fallback or ended.fallback):
+        return 0
+    steps = [each.step for each in after.recovered.values() if each.step is not None]
+    return max(0, num_steps - min(steps)) if steps else 0
+
+
+def _roles(recovered: Mapping[int, Event]) -> str:
+    counts = Counter(_text(event, "role") or "kept" for event in recovered.values())
+    parts = []
+    for role in sorted(counts, key=lambda role: (-counts[role], role)):
+        words = f"{counts[role]} {_ROLES.get(role, role)}"
+        parts.append(words + _sources(recovered.values(), role))
+    return ", ".join(parts)
+
+
+def _sources(events: Iterable[Event], role: str) -> str:
+    """Return from whom the ranks of a role have their state."""
+    sources: list[Any] = []
+    for event in events:
+        given = event.fields.get("source") if _text(event, "role") == role else None
+        sources += given if isinstance(given, (list, tuple)) else [given]
+    ranks = sorted({each for each in sources if isinstance(each, int)})
+    names = sorted({str(each) for each in sources if isinstance(each, str) and each})
+    if ranks:
+        names = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}", *names]
+    return f" from {' and '.join(names)}" if names else ""
+
+
+def _changes(ended: Generation, after: Generation, start: float) -> str:
+    """Return what became of workers and nodes between a fault and the first step after it."""
+    end = float("inf") if after.resumed_at is None else after.resumed_at
+    events = sorted((*ended.changes, *after.changes), key=_time)
+    return ", ".join(dict.fromkeys(_change(each) for each in events if start <= each.time <= end))
+
+
+def _change(event: Event) -> str:
+    if event.event == "worker_replaced":
+        return f"worker of rank {event.rank} replaced"
+    node = _text(event, "node") or event.node
+    return f"{node} {'lost' if event.event == 'node_lost' else 'joined'}"
+
+
+def _fallback(event: Event | None) -> str | None:
+    if event is None:
+        return None
+    source = _text(event, "source")
+    where = "the start" if source == "start" else f"the {source or 'checkpoint'}"
+    return f"back to {where}: {_text(event, 'reason')}"
+
+
+def _reason(event: Event) -> str:
+    return _text(event, "reason") or "fault"
+
+
+def _text(event: Event | None, name: str) -> str:
+    value = None if event is None else event.fields.get(name)
+    return "" if value is None else str(value)
+
+
+def _whole(event: Event, name: str) -> int:
+    value = event.fields.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _time(event: Event) -> float:
+    return event.time

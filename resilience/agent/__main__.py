@@ -1,0 +1,246 @@
+"""Run one node's workers: python -m resilience.agent [options] -- python PROGRAM.
+
+One agent runs on every node. Together they start the program on every rank,
+replace the processes that die or hang, and keep the others going. PROGRAM is
+`-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilience.agent.agent import Agent
+from resilience.agent.membership import Options
+from resilience.agent.options import AgentOptions
+from resilience.agent.output import LogFolder
+from resilience.agent.peers import listen, own_address
+from resilience.events import EventLog
+
+_SPARE_SLOTS = 8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run this node's part of a job and return the job's exit status."""
+    options = parse_options(arguments)
+    logs = LogFolder(options.run_dir / "logs" / options.node_name, options.node_name)
+    try:
+        logs.prepare()
+        events = EventLog(
+            options.run_dir / "events.jsonl", node=options.node_name, rank=None, generation=-1
+        )
+    except OSError as error:
+        return _complain(f"cannot write to --run-dir {options.run_dir}: {error}")
+    host = options.local_addr or own_address(options.rdzv_endpoint.rpartition(":")[0])
+    try:
+        listener = listen(host)
+    except OSError as error:
+        return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
+    with events, listener:
+        return _run(options, host, listener, logs, events)
+
+
+def _run(
+    options: argparse.Namespace,
+    host: str,
+    listener: socket.socket,
+    logs: LogFolder,
+    events: EventLog,
+) -> int:
+    # What follows imports torch, and a mistake in the options should not wait for it.
+    from resilience.agent.rendezvous import RendezvousError, find_leader
+    from resilience.agent.workers import Program, WorkerPool, ZygoteError
+    from resilience.comm.page import Page, create_page
+    from resilience.inprocess.place import WorkerPlace
+    from resilience.state.arena import create_arena
+
+    num_slots = options.nproc_per_node + options.spares + _SPARE_SLOTS
+    page_file = create_page(num_slots)
+    transfer_bytes = options.transfer_buffer_mib << 20
+    try:
+        arena_file = create_arena(options.nproc_per_node, transfer_bytes)
+    except OSError as error:
+        return _complain(
+            f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
+            f"x {options.nproc_per_node} workers: {error}"
+        )
+    place = WorkerPlace(
+        agent_file=-1,
+        page_file=page_file,
+        arena_file=arena_file,
+        slot=-1,
+        num_slots=num_slots,
+        num_local_ranks=options.nproc_per_node,
+        transfer_bytes=transfer_bytes,
+        node=options.node_name,
+    )
+    program = Program(
+        command=options.program,
+        preload=tuple(options.preload or ("torch",)),
+        warm=options.warm,
+        place=place,
+    )
+    pool = WorkerPool(program, logs)
+    agent = Agent(
+        _agent_options(options, host),
+        pool=pool,
+        page=Page(page_file, num_slots),
+        logs=logs,
+        events=events,
+        listener=listener,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: agent.stop(number))
+    try:
+        leader = find_leader(
+            options.rdzv_endpoint, options.rdzv_id, agent.address, timeout_s=options.join_deadline_s
+        )
+        return agent.run(leader)
+    except (RendezvousError, ZygoteError, ConnectionError) as error:
+        return _complain(str(error))
+    finally:
+        pool.close()
+        logs.close()
+
+
+def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
+    return AgentOptions(
+        node=options.node_name,
+        host=host,
+        num_local_ranks=options.nproc_per_node,
+        num_spares=options.spares,
+        hang_deadline_s=options.hang_deadline_s,
+        stop_deadline_s=options.stop_deadline_s,
+        coordinator=Options(
+            num_nodes=options.nnodes[0],
+            num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],
+            num_local_ranks=options.nproc_per_node,
+            join_deadline_s=options.join_deadline_s,
+            stop_deadline_s=options.stop_deadline_s,
+            restarts_max=options.restarts_max,
+            restart_window_s=options.restart_window_s,
+            restarts_without_progress_max=options.restarts_without_progress_max,
+        ),
+    )
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; ends the process with status 2 where they are wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command: list[str] = []
+    if "--" in words:
+        place = words.index("--")
+        words, command = words[:place], words[place + 1 :]
+    parser = _make_parser()
+    options = parser.parse_args(words)
+    options.program = _program(parser, command)
+    options.node_name = options.node_name or socket.gethostname()
+    return options
+
+
+def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, ...]:
+    """Return what follows the interpreter's name."""
+    if command and Path(command[0]).name.startswith("python"):
+        command = command[1:]
+    is_module = command[:1] == ["-m"] and len(command) > 1
+    is_script = bool(command) and not command[0].startswith("-")
+    if not (is_module or is_script):
+        parser.error(
+            f"no program in {' '.join(command)!r}; workers are forked from a Python process, so "
+            "after -- comes: python -m MODULE ARGUMENTS, or python SCRIPT ARGUMENTS"
+        )
+    return tuple(command)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m resilience.agent",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--nnodes", type=_nodes, default=(1, 1), metavar="MIN:MAX",
+        help="nodes of the job; those beyond MIN stand by (default 1)")  # fmt: skip
+    add("--standby-nodes", type=_count, default=0, help="further nodes that stand by (default 0)")
+    add("--nproc-per-node", type=_positive, default=1, help="workers of each node (default 1)")
+    add("--rdzv-endpoint", default="127.0.0.1:29500", type=_endpoint, metavar="HOST:PORT",
+        help="where agents find each other first")  # fmt: skip
+    add("--rdzv-id", default="0", help="name of this run at the endpoint")
+    add("--local-addr", help="address of this node for the others (default: found)")
+    add("--node-name", help="name of this node (default: its host name)")
+    add("--run-dir", type=Path, default=Path("run"), help="folder for events and logs")
+    add("--spares", type=_count, default=1, help="warm processes without a rank (default 1)")
+    add("--warm", choices=("imports", "program"), default="imports",
+        help="how far a spare comes: imports, or the program up to its block, which then may "
+             "not read RANK before it (default imports)")  # fmt: skip
+    add("--preload", action="append", help="module that is imported once (default torch)")
+    add("--hang-deadline-s", type=_seconds, default=300.0,
+        help="no progress of any rank for this long is a hang (default 300)")  # fmt: skip
+    add("--stop-deadline-s", type=_seconds, default=15.0,
+        help="how long a worker may take to stop after a fault (default 15)")  # fmt: skip
+    add("--join-deadline-s", type=_seconds, default=120.0,
+        help="how long nodes and replacements may take to come (default 120)")  # fmt: skip
+    add("--restarts-max", type=_count, default=10, help="replacements in a window (default 10)")
+    add("--restart-window-s", type=_seconds, default=21600.0, help="the window (default 6 h)")
+    add("--restarts-without-progress-max", type=_count, default=3,
+        help="faults without a committed step between them (default 3)")  # fmt: skip
+    add("--transfer-buffer-mib", type=_positive, default=32,
+        help="shared memory of each worker for moving state (default 32)")  # fmt: skip
+    return parser
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    numbers = (_positive(low), _positive(high or low))
+    if numbers[0] > numbers[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} has more nodes at least than at most")
+    return numbers
+
+
+def _positive(text: str) -> int:
+    number = _count(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return number
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return number
+
+
+def _endpoint(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _complain(text: str) -> int:
+    sys.stderr.write(f"resilience.agent: {text}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # torch's stores have threads; to wait for them is nobody's business any more.
+    os._exit(status)

@@ -1,0 +1,421 @@
+"""Who numbers generations: decides from what nodes and ranks say, and from the time. Pure.
+
+One agent's process runs the coordinator; the others are told. A generation g
+ends at its first fault: every node is told to break it, every rank reports what
+it holds, and when all ranks have reported, or have been replaced by processes
+that hold nothing, g+1 opens with those reports. Nothing else ever opens one, so
+at most one generation can commit steps.
+
+A node whose connection was closed is dead: its processes end with their agent.
+One that is only silent may live on behind a broken network, so a generation
+opens only where more than half of the agents are at hand that may still live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from resilience.agent.membership import (
+    ENDED,
+    GATHERING,
+    GAVE_UP_STATUS,
+    RUNNING,
+    STOPPING,
+    Action,
+    Decision,
+    Event,
+    NodeJoined,
+    NodeLost,
+    Note,
+    Options,
+    Replace,
+    Said,
+    Send,
+    State,
+)
+from resilience.comm.messages import Break, End, Failed, Finished, Join, Message, Open, Stopped
+from resilience.state.report import Phase, Report
+
+
+def decide(state: State, event: Event, now_s: float) -> Decision:
+    """Return the next state and what is to be done."""
+    if state.stage == ENDED:
+        return state, []
+    if isinstance(event, NodeJoined):
+        return _join(state, event.join, now_s)
+    if isinstance(event, NodeLost):
+        return _lose(state, event, now_s)
+    if isinstance(event, Said):
+        return _SAID[type(event.message)](state, event, now_s)
+    return _tick(state, now_s)
+
+
+def take_over(
+    options: Options, *, generation: int, nodes: Sequence[str], lost: str, now_s: float
+) -> State:
+    """Return the state of a coordinator that follows a lost one."""
+    return State(
+        options=options,
+        stage=STOPPING,
+        since_s=now_s,
+        generation=generation,
+        nodes=(None,) * options.num_nodes,
+        awaited=frozenset(place for place, node in enumerate(nodes) if node != lost),
+    )
+
+
+def next_deadline_s(state: State) -> float:
+    """Return when a tick is due; the coordinator may be woken earlier."""
+    options = state.options
+    waits = {
+        GATHERING: min(options.last_call_s, options.join_deadline_s),
+        STOPPING: options.regroup_s,
+        RUNNING: options.stop_deadline_s,
+    }
+    return state.since_s + waits.get(state.stage, options.join_deadline_s)
+
+
+# ---- nodes
+
+
+def _join(state: State, join: Join, now_s: float) -> Decision:
+    state = replace(
+        state,
+        present={**state.present, join.node: join},
+        silent=state.silent - {join.node},
+    )
+    note = Note(event="node_joined", fields={"node": join.node})
+    if state.stage == STOPPING and join.index in state.awaited:
+        return _add(_regain(state, join), note)
+    state, actions = _advance(state, now_s)
+    return state, [note, *actions]
+
+
+def _regain(state: State, join: Join) -> Decision:
+    """Take back a member that a lost coordinator had."""
+    nodes = tuple(
+        join.node if place == join.index else node for place, node in enumerate(state.nodes)
+    )
+    state = replace(state, nodes=nodes, awaited=state.awaited - {join.index})
+    order = Break(generation=state.generation, reason="the coordinator was lost")
+    return state, [Send(node=join.node, message=order)]
+
+
+def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
+    present = {name: join for name, join in state.present.items() if name != event.node}
+    silent = state.silent if event.is_dead else state.silent | {event.node}
+    state = replace(state, present=present, silent=silent)
+    note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
+    if event.node not in state.nodes:
+        return state, [note]
+    place = state.nodes.index(event.node)
+    ranks = _ranks(state, place)
+    nodes = tuple(None if name == event.node else name for name in state.nodes)
+    state = replace(
+        state,
+        nodes=nodes,
+        reports={rank: each for rank, each in state.reports.items() if rank not in ranks},
+        finished={rank: each for rank, each in state.finished.items() if rank not in ranks},
+    )
+    if state.stage == RUNNING:
+        failed = Failed(
+            generation=state.generation,
+            rank=ranks[0],
+            reason="node lost",
+            text=f"{event.node} with ranks {ranks[0]} to {ranks[-1]} is gone",
+        )
+        state, actions = _stop(state, failed, now_s)
+        return _then_advance(state, [note, *actions], now_s)
+    return _then_advance(state, [note], now_s)
+
+
+def _ranks(state: State, place: int) -> range:
+    size = state.options.num_local_ranks
+    return range(place * size, (place + 1) * size)
+
+
+# ---- what ranks say
+
+
+def _failed(state: State, event: Said, now_s: float) -> Decision:
+    failed = event.message
+    assert isinstance(failed, Failed)
+    if failed.generation != state.generation or event.node not in state.nodes:
+        return state, []
+    if state.stage == RUNNING:
+        return _stop(state, failed, now_s)
+    # A second fault while the first is dealt with: its rank reports what it holds, as all do.
+    if failed.reason in _REPLACED:
+        state = replace(state, restarts_s=(*state.restarts_s, now_s))
+    return state, [_detected(failed)]
+
+
+def _stop(state: State, failed: Failed, now_s: float) -> Decision:
+    """End the generation for everybody."""
+    in_process = dict(state.in_process)
+    restarts_s = state.restarts_s
+    if failed.reason in _REPLACED:
+        restarts_s = (*restarts_s, now_s)
+    else:
+        in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
+    order = Break(generation=state.generation, reason=failed.text)
+    actions: list[Action] = [
+        _detected(failed),
+        Note(event="generation_broken", fields={"reason": failed.text}),
+        *(Send(node=node, message=order) for node in state.nodes if node is not None),
+    ]
+    place = failed.rank // state.options.num_local_ranks
+    replacing: frozenset[int] = frozenset()
+    if in_process.get(failed.rank, 0) >= 2 and (node := state.nodes[place]) is not None:
+        reason = "faults again and again in one process"
+        actions.append(Replace(node=node, rank=failed.rank, reason=reason))
+        replacing = frozenset({failed.rank})
+    state = replace(
+        state,
+        replacing=replacing,
+        stage=STOPPING,
+        since_s=now_s,
+        reports={},
+        finished={},
+        restarts_s=restarts_s,
+        in_process=in_process,
+        first_failure=failed,
+    )
+    return state, actions
+
+
+_REPLACED = ("died", "hung", "node lost")
+
+
+def _detected(failed: Failed) -> Note:
+    fields = {"reason": failed.reason, "text": failed.text}
+    return Note(event="fault_detected", rank=failed.rank, fields=fields)
+
+
+def _stopped(state: State, event: Said, now_s: float) -> Decision:
+    stopped = event.message
+    assert isinstance(stopped, Stopped)
+    if stopped.generation != state.generation or event.node not in state.nodes:
+        return state, []
+    actions: list[Action] = []
+    if state.stage == RUNNING:
+        text = f"rank {stopped.rank} has stopped"
+        failed = Failed(
+            generation=state.generation, rank=stopped.rank, reason="exception", text=text
+        )
+        state, actions = _stop(state, failed, now_s)
+    report = Report.from_json(stopped.report)
+    if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
+        return state, actions
+    state = replace(state, reports={**state.reports, stopped.rank: report})
+    return _then_advance(state, actions, now_s)
+
+
+def _finished(state: State, event: Said, now_s: float) -> Decision:
+    finished = event.message
+    assert isinstance(finished, Finished)
+    is_current = finished.generation == state.generation and state.stage == RUNNING
+    if not is_current or event.node not in state.nodes:
+        return state, []
+    is_first = not state.finished
+    state = replace(state, finished={**state.finished, finished.rank: finished})
+    if is_first:
+        state = replace(state, since_s=now_s)
+    if finished.status and finished.text:
+        return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
+    if len(state.finished) < state.options.world_size:
+        return state, []
+    status = max(each.status for each in state.finished.values())
+    return _end(state, status, "all ranks have finished")
+
+
+def _ignored(state: State, event: Said, now_s: float) -> Decision:
+    return state, []
+
+
+_SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
+    Failed: _failed,
+    Stopped: _stopped,
+    Finished: _finished,
+    Join: _ignored,
+}
+
+
+# ---- stages
+
+
+def _tick(state: State, now_s: float) -> Decision:
+    waited_s = now_s - state.since_s
+    if state.stage == STOPPING and state.awaited and waited_s >= state.options.regroup_s:
+        state = replace(state, awaited=frozenset())
+    status = max((each.status for each in state.finished.values()), default=0)
+    if state.stage == RUNNING and status and waited_s >= state.options.stop_deadline_s:
+        return _end(state, status, "some ranks were stopped, and the others did not follow")
+    if state.stage in (GATHERING, STOPPING):
+        state, actions = _advance(state, now_s)
+        if state.stage in (GATHERING, STOPPING) and waited_s >= _patience_s(state):
+            state, more = _end(state, GAVE_UP_STATUS, _missing(state))
+            return state, [*actions, *more]
+        return state, actions
+    return state, []
+
+
+def _patience_s(state: State) -> float:
+    options = state.options
+    return options.join_deadline_s + (options.stop_deadline_s if state.stage == STOPPING else 0.0)
+
+
+def _missing(state: State) -> str:
+    options = state.options
+    if state.stage == GATHERING:
+        names = ", ".join(state.present) or "none"
+        return (
+            f"{len(state.present)} of {options.num_nodes} nodes joined within "
+            f"{options.join_deadline_s:g} s ({names}); look at the logs of those that did not"
+        )
+    places = [str(place) for place, node in enumerate(state.nodes) if node is None]
+    if places:
+        return (
+            f"no node took the place of lost node {', '.join(places)} within "
+            f"{_patience_s(state):g} s; start more with --standby-nodes"
+        )
+    ranks = [rank for rank in range(options.world_size) if rank not in state.reports]
+    if ranks:
+        return f"ranks {ranks} neither stopped nor were replaced within {_patience_s(state):g} s"
+    return (
+        f"{len(state.present)} agents are here and {len(state.silent)} are silent, which is no "
+        "majority; they may go on elsewhere"
+    )
+
+
+def _then_advance(state: State, actions: list[Action], now_s: float) -> Decision:
+    state, more = _advance(state, now_s)
+    return state, [*actions, *more]
+
+
+def _advance(state: State, now_s: float) -> Decision:
+    """Open the next generation if all that it needs is there."""
+    if state.stage == GATHERING:
+        options = state.options
+        is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
+        is_last_call_over = now_s - state.since_s >= options.last_call_s
+        if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
+            return state, []
+        members = sorted(state.present)[: options.num_nodes]
+        state = replace(state, nodes=tuple(members))
+        reports = {
+            rank: _fresh(state, rank, node)
+            for place, node in enumerate(members)
+            for rank in _ranks(state, place)
+        }
+        return _open(replace(state, reports=reports), now_s)
+    if state.stage != STOPPING:
+        return state, []
+    state = _fill_places(state)
+    is_whole = None not in state.nodes and len(state.reports) == state.options.world_size
+    if not is_whole or len(state.present) <= len(state.silent):
+        return state, []
+    return _open(state, now_s)
+
+
+def _fill_places(state: State) -> State:
+    """Give the place of a lost node to one that waits; its ranks hold nothing."""
+    nodes = list(state.nodes)
+    reports = dict(state.reports)
+    standby = [name for name in state.present if name not in nodes]
+    for place, node in enumerate(state.nodes):
+        if node is None and place not in state.awaited and standby:
+            nodes[place] = standby.pop(0)
+            reports |= {
+                rank: _fresh(state, rank, str(nodes[place])) for rank in _ranks(state, place)
+            }
+    return replace(state, nodes=tuple(nodes), reports=reports)
+
+
+def _fresh(state: State, rank: int, node: str) -> Report:
+    return Report(rank=rank, node=node, generation=state.generation, phase=Phase.FRESH)
+
+
+def _open(state: State, now_s: float) -> Decision:
+    state = _count(state, now_s)
+    if problem := _given_up(state):
+        return _end(state, GAVE_UP_STATUS, problem)
+    generation = state.generation + 1
+    nodes = tuple(node for node in state.nodes if node is not None)
+    reports = tuple(state.reports[rank].to_json() for rank in range(state.options.world_size))
+    actions: list[Action] = [
+        Note(
+            event="generation_opened",
+            fields={"number": generation, "world_size": state.options.world_size},
+        )
+    ]
+    for place, node in enumerate(nodes):
+        opening = Open(
+            generation=generation,
+            rank=place * state.options.num_local_ranks,
+            local_rank=0,
+            nodes=nodes,
+            num_local_ranks=state.options.num_local_ranks,
+            store="",
+            reports=reports,
+        )
+        actions.append(Send(node=node, message=opening))
+    state = replace(
+        state,
+        stage=RUNNING,
+        since_s=now_s,
+        generation=generation,
+        reports={},
+        finished={},
+        awaited=frozenset(),
+        silent=frozenset(),
+        replacing=frozenset(),
+    )
+    return state, actions
+
+
+def _count(state: State, now_s: float) -> State:
+    """Count generations that ended without a step, and replacements in the window."""
+    window_s = state.options.restart_window_s
+    restarts_s = tuple(at for at in state.restarts_s if now_s - at < window_s)
+    steps = [
+        each.step + (each.phase is Phase.PASSED)
+        for each in state.reports.values()
+        if each.phase is not Phase.FRESH
+    ]
+    step = max(steps, default=state.last_step)
+    if state.first_failure is None or step > state.last_step:
+        return replace(
+            state, restarts_s=restarts_s, last_step=step, num_without_progress=0, in_process={}
+        )
+    return replace(
+        state, restarts_s=restarts_s, num_without_progress=state.num_without_progress + 1
+    )
+
+
+def _given_up(state: State) -> str | None:
+    options, failed = state.options, state.first_failure
+    last = f"; the last fault: rank {failed.rank}: {failed.text}" if failed else ""
+    if state.num_without_progress > options.restarts_without_progress_max:
+        return f"{state.num_without_progress} faults without a committed step between them{last}"
+    if len(state.restarts_s) > options.restarts_max:
+        return (
+            f"{len(state.restarts_s)} replacements within {options.restart_window_s:g} s, "
+            f"allowed are {options.restarts_max}{last}"
+        )
+    return None
+
+
+def _end(state: State, status: int, reason: str) -> Decision:
+    actions: list[Action] = []
+    if status == GAVE_UP_STATUS:
+        actions.append(Note(event="gave_up", fields={"reason": reason}))
+    end = End(status=status, reason=reason)
+    actions += [Send(node=node, message=end) for node in state.present]
+    return replace(state, stage=ENDED), actions
+
+
+def _add(decision: Decision, note: Action) -> Decision:
+    state, actions = decision
+    return state, [note, *actions]

@@ -1,0 +1,59 @@
+"""Which of a node's workers do not get on. Pure.
+
+Three things look alike from afar. A stopped process shows no heartbeat and is
+in state T; a thread stuck in C shows heartbeats, or none where it holds the
+interpreter's lock; a rank that waits for a stuck peer shows heartbeats and has
+done nothing wrong. Only the first is known by looking. The others are told
+apart by breaking the generation: who waits for a peer comes out of its
+collective and reports, who is stuck does not, and is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from resilience.comm.page import Place, Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A fault that nobody reported: no rank of the node gets on."""
+
+    rank: int
+    """The rank that is farthest behind; a stopped one where there is one."""
+    text: str
+    stopped: tuple[int, ...]
+    """Ranks whose process is stopped, to be replaced at once."""
+
+
+def find_hang(
+    slots: Mapping[int, Slot], states: Mapping[int, str], now_s: float, deadline_s: float
+) -> Hang | None:
+    """Return what is wrong if no rank has made progress for the deadline.
+
+    `slots` and `states` (letters of /proc/PID/stat) are by rank. A rank that is
+    NOWHERE is under no deadline, and as long as one rank gets on nobody hangs.
+    """
+    if not slots or any(slot.place is Place.NOWHERE for slot in slots.values()):
+        return None
+    newest_s = max(slot.progress_s for slot in slots.values())
+    if now_s - newest_s < deadline_s:
+        return None
+    stopped = tuple(sorted(rank for rank in slots if states.get(rank) in ("T", "t")))
+    rank = stopped[0] if stopped else min(slots, key=lambda each: _progress(slots[each], each))
+    slot = slots[rank]
+    why = (
+        "is stopped (state T)"
+        if stopped
+        else f"is farthest behind, silent for {max(0.0, now_s - slot.beat_s):.1f} s"
+    )
+    text = (
+        f"no progress for {now_s - newest_s:.1f} s; rank {rank} {why}, "
+        f"in {slot.place.name.lower()} of step {slot.step}"
+    )
+    return Hang(rank=rank, text=text, stopped=stopped)
+
+
+def _progress(slot: Slot, rank: int) -> tuple[int, int, int, int]:
+    return slot.step, int(slot.place), slot.micro_batch, rank

@@ -1,0 +1,134 @@
+"""What the coordinator knows, what it hears, and what it has done. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from resilience.comm.messages import Failed, Finished, Join, Message
+from resilience.state.report import Report
+
+GATHERING = "gathering"
+RUNNING = "running"
+STOPPING = "stopping"
+ENDED = "ended"
+
+GAVE_UP_STATUS = 75
+"""Exit status of a run that recovery has given up, for whoever may start it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the coordinator is told on the command line."""
+
+    num_nodes: int
+    num_standby_nodes: int = 0
+    num_local_ranks: int
+    last_call_s: float = 5.0
+    """How long expected standby nodes are waited for once enough nodes are there."""
+    join_deadline_s: float = 120.0
+    """How long nodes, replacements and the ranks of a generation may take to come."""
+    stop_deadline_s: float = 15.0
+    regroup_s: float = 2.0
+    """How long the nodes of a lost coordinator may take to find the next one."""
+    restarts_max: int = 10
+    restart_window_s: float = 21600.0
+    restarts_without_progress_max: int = 3
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return self.num_nodes * self.num_local_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that the coordinator knows."""
+
+    options: Options
+    stage: str = GATHERING
+    since_s: float = 0.0
+    """When the stage began."""
+    generation: int = -1
+    """The open generation, or the one that is being stopped."""
+    nodes: tuple[str | None, ...] = ()
+    """Members by the order of their ranks; None for a place that waits for a node."""
+    awaited: frozenset[int] = frozenset()
+    """Places whose node was a member under a lost coordinator and has not come yet."""
+    present: Mapping[str, Join] = field(default_factory=dict)
+    """Agents at hand, in the order in which they came."""
+    silent: frozenset[str] = frozenset()
+    """Agents that stopped answering and may still live."""
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    finished: Mapping[int, Finished] = field(default_factory=dict)
+    last_step: int = -1
+    num_without_progress: int = 0
+    restarts_s: tuple[float, ...] = ()
+    first_failure: Failed | None = None
+    """The first fault of the generation that is being stopped, or was stopped last."""
+    in_process: Mapping[int, int] = field(default_factory=dict)
+    """Faults of each rank since the last progress that its process survived."""
+    replacing: frozenset[int] = frozenset()
+    """Ranks whose process is being ended on purpose: what it still says does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An agent has come; its workers are warm."""
+
+    join: Join
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """An agent's connection is closed, or its lease has ended."""
+
+    node: str
+    is_dead: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A member's agent passed something on."""
+
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = NodeJoined | NodeLost | Said | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Tell a node's agent something."""
+
+    node: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replace:
+    """Have a node replace the process of one of its ranks."""
+
+    node: str
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Write an event."""
+
+    event: str
+    rank: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Action = Send | Replace | Note
+Decision = tuple[State, list[Action]]

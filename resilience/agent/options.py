@@ -1,0 +1,25 @@
+"""What an agent is told on its command line, once it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from resilience.agent.membership import Options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """What an agent is told on its command line."""
+
+    node: str
+    host: str
+    """Address under which other agents reach this one."""
+    num_local_ranks: int
+    num_spares: int
+    hang_deadline_s: float
+    stop_deadline_s: float
+    refill_delay_s: float = 1.0
+    """How long after an opening the next spare is made: the run comes first."""
+    grace_s: float = 15.0
+    """How long workers may take to end after SIGTERM."""
+    coordinator: Options

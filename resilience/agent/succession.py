@@ -1,0 +1,185 @@
+"""An agent's way to the coordinator, wherever it is, and its successor when it is lost.
+
+The coordinator tells every agent in which order they would follow it. When its
+connection closes, or it is silent for too long, each agent turns to the next in
+that order; who finds itself there coordinates from then on.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from resilience.agent.leader import LEASE_S, Leader
+from resilience.agent.membership import State
+from resilience.agent.peers import Peer, connect
+from resilience.comm.messages import Beat, Message
+from resilience.events import EventLog
+
+BEAT_S = 1.0
+_SILENCE_S = 0.7 * LEASE_S
+"""An agent gives its coordinator up before its own lease ends there."""
+
+
+class Owner(Protocol):
+    """The agent whose way it is."""
+
+    def hear(self, message: Message) -> None:
+        """Take in what the coordinator says."""
+        ...
+
+    def join(self) -> None:
+        """Tell a new coordinator of this node."""
+        ...
+
+    def lose_all(self) -> None:
+        """There is no coordinator any more, and nobody to follow it."""
+        ...
+
+    def make_state(self, lost: str | None) -> State:
+        """Return what a coordinator here would begin with, as the successor of `lost`."""
+        ...
+
+
+class Succession:
+    """Knows who coordinates. Runs in the agent's one thread."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        node: str,
+        host: str,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        events: EventLog,
+        note: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        self._owner = owner
+        self._node = node
+        self._host = host
+        self._listener = listener
+        self._selector = selector
+        self._events = events
+        self._note = note
+        self._link: Peer | None = None
+        """The connection to the coordinator, where it is in another process."""
+        self._strays: dict[Peer, list[Message]] = {}
+        """Agents that came to us before we know that we are the coordinator."""
+        self._roster: tuple[tuple[str, str], ...] = ()
+        self._heard_s = self._beat_s = time.monotonic()
+        self.leader: Leader | None = None
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def address(self) -> str:
+        """Return where other agents reach this one."""
+        return f"{self._host}:{self._listener.getsockname()[1]}"
+
+    def begin(self, leader_address: str) -> None:
+        """Find the first coordinator; raises ConnectionError where there is none."""
+        if leader_address == self.address:
+            self._lead(None)
+        elif not self._follow(leader_address):
+            raise ConnectionError(
+                f"no coordinator at {leader_address}; it ended, or a firewall is between"
+            )
+
+    def tell(self, message: Message) -> None:
+        """Say something to the coordinator."""
+        if self.leader:
+            self.leader.hear(message, None)
+        elif self._link:
+            self._link.send(message)
+
+    def take_roster(self, beat: Beat) -> None:
+        """Note who would follow."""
+        self._roster = beat.nodes
+
+    def tick(self, now_s: float) -> None:
+        """Renew leases, and give up a coordinator that is silent."""
+        if self.leader:
+            self.leader.tick()
+        elif self._link and now_s - self._heard_s > _SILENCE_S:
+            self._lose()
+        elif self._link and now_s - self._beat_s >= BEAT_S:
+            self._beat_s = now_s
+            self._link.send(Beat())
+
+    def _lead(self, lost: str | None) -> None:
+        self.leader = Leader(
+            self._owner.make_state(lost),
+            node=self._node,
+            host=self._host,
+            tell_self=self._owner.hear,
+            events=self._events,
+        )
+        strays, self._strays = self._strays, {}
+        for peer, messages in strays.items():
+            for message in messages:
+                self.leader.hear(message, peer)
+
+    def _follow(self, address: str) -> bool:
+        link = connect(address)
+        if link is None:
+            return False
+        self._link = link
+        self._heard_s = self._beat_s = time.monotonic()
+        link.send(Beat())
+        self._selector.register(link, selectors.EVENT_READ, self._read_link)
+        return True
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        peer = Peer(connection)
+        peer.heard_s = time.monotonic()
+        self._strays[peer] = []
+        self._selector.register(peer, selectors.EVENT_READ, lambda: self._read_peer(peer))
+
+    def _read_peer(self, peer: Peer) -> None:
+        messages = peer.read()
+        if messages is None:
+            self._selector.unregister(peer)
+            peer.close()
+            self._strays.pop(peer, None)
+            if self.leader:
+                self.leader.lose(peer)
+            return
+        for message in messages:
+            if self.leader:
+                self.leader.hear(message, peer)
+            else:
+                self._strays.setdefault(peer, []).append(message)
+
+    def _read_link(self) -> None:
+        assert self._link
+        messages = self._link.read()
+        if messages is None:
+            self._lose()
+            return
+        self._heard_s = time.monotonic()
+        for message in messages:
+            self._owner.hear(message)
+
+    def _lose(self) -> None:
+        """Follow the next agent in the order of succession, or lead."""
+        assert self._link
+        self._selector.unregister(self._link)
+        self._link.close()
+        self._link = None
+        lost, *rest = self._roster or (("", ""),)
+        for place, (node, address) in enumerate(rest):
+            if node == self._node:
+                self._roster = ()
+                self._note("coordinator_replaced", {"node": node, "lost": lost[0]})
+                self._lead(lost[0])
+                self._owner.join()
+                return
+            if self._follow(address):
+                self._roster = tuple(rest[place:])
+                self._owner.join()
+                return
+        self._owner.lose_all()

@@ -1,0 +1,196 @@
+"""The worker processes of one node: asks the zygote for them, and ends them.
+
+Owns processes, their sockets and their output. What is to be done about a
+worker that ended is decided in `agent`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resilience.agent.output import LineCutter, LogFolder
+from resilience.comm.messages import LineReader, Message, encode
+from resilience.inprocess.place import WorkerPlace
+
+_MESSAGE_BYTES = 1 << 16
+_ZYGOTE = "resilience.agent.zygote"
+
+
+@dataclass(eq=False, kw_only=True)
+class Worker:
+    """One process: a rank of the open generation, or a spare."""
+
+    number: int
+    slot: int
+    socket: socket.socket
+    outputs: list[LineCutter]
+    pid: int = -1
+    local_rank: int | None = None
+    rank: int | None = None
+    generation: int = -1
+    is_ready: bool = False
+    """The program has reached its block."""
+    is_attached: bool = False
+    """The program has a block, so it can stop and report."""
+    is_condemned: bool = False
+    """The agent has ended it on purpose."""
+    is_finished: bool = False
+    is_ended: bool = False
+    status: int | None = None
+    reader: LineReader = field(default_factory=LineReader)
+
+    def send(self, message: Message) -> None:
+        """Tell the worker something; one that is gone is noticed by its end."""
+        try:
+            self.socket.sendall(encode(message))
+        except OSError:
+            return
+
+    def read(self) -> list[Message] | None:
+        """Return what the worker has said, without waiting; None where it says no more."""
+        try:
+            data = self.socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return self.reader.feed(data) if data else None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and what it started."""
+        if self.pid > 0 and not self.is_ended:
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(self.pid, number)
+                except (ProcessLookupError, PermissionError):
+                    continue
+
+    def describe_end(self) -> str:
+        """Return how the process ended, for a person."""
+        if self.status is None:
+            return "ended"
+        if self.status < 0:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        return f"ended with exit status {self.status}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What workers run, and what they inherit."""
+
+    command: tuple[str, ...]
+    """`-m MODULE ...` or `SCRIPT ...`."""
+    preload: tuple[str, ...]
+    warm: str
+    """How far spares come: imports, or program (up to its block)."""
+    place: WorkerPlace
+
+
+class ZygoteError(RuntimeError):
+    """Workers cannot be started at all; the message says why."""
+
+
+class WorkerPool:
+    """All worker processes of the node."""
+
+    def __init__(self, program: Program, logs: LogFolder) -> None:
+        self.workers: dict[int, Worker] = {}
+        self.is_zygote_ready = False
+        self._program = program
+        self._logs = logs
+        self._number = 0
+        self._free_slots = list(range(program.place.num_slots))
+        self._zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        place = program.place
+        inherited = [file for file in (place.page_file, place.arena_file) if file >= 0]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],
+            pass_fds=[theirs.fileno(), *inherited],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "RESILIENCE_AGENT_PID": str(os.getpid())},
+        )
+        theirs.close()
+
+    def fileno(self) -> int:
+        """Return what becomes readable when the zygote says something."""
+        return self._zygote.fileno()
+
+    def fork(self) -> Worker:
+        """Ask for one more worker; its pid comes later."""
+        ours, theirs = socket.socketpair()
+        outputs, ends = [], []
+        for _ in range(2):
+            end, start = os.pipe()
+            outputs.append(LineCutter(end))
+            ends.append(start)
+        self._number += 1
+        worker = Worker(
+            number=self._number, slot=self._free_slots.pop(0), socket=ours, outputs=outputs
+        )
+        place = self._program.place
+        variables = place.variables() | {"RESILIENCE_SLOT": str(worker.slot)}
+        request = {
+            "number": worker.number,
+            "command": list(self._program.command),
+            "warm": self._program.warm,
+            "environment": variables,
+        }
+        socket.send_fds(self._zygote, [json.dumps(request).encode()], [theirs.fileno(), *ends])
+        theirs.close()
+        for file in ends:
+            os.close(file)
+        self.workers[worker.number] = worker
+        return worker
+
+    def read(self) -> list[Worker]:
+        """Take in what the zygote says; returns the workers that have ended."""
+        data = self._zygote.recv(1 << 16)
+        if not data:
+            raise ZygoteError(f"the process that forks workers is gone ({self._process.poll()})")
+        said: dict[str, Any] = json.loads(data)
+        if problem := said.get("problem"):
+            raise ZygoteError(problem)
+        if said.get("is_ready"):
+            self.is_zygote_ready = True
+        elif "forked" in said:
+            self.workers[said["forked"]].pid = said["pid"]
+        elif "ended" in said:
+            for worker in self.workers.values():
+                if worker.pid == said["ended"]:
+                    worker.is_ended, worker.status = True, said["status"]
+                    return [worker]
+        return []
+
+    def forget(self, worker: Worker, unregister: Callable[[int], None]) -> None:
+        """Close what belongs to a worker that has ended, after its last lines."""
+        for output, is_error in zip(worker.outputs, (False, True), strict=True):
+            unregister(output.file)
+            self.print(worker, output.drain(), is_error=is_error)
+        unregister(worker.socket.fileno())
+        worker.socket.close()
+        del self.workers[worker.number]
+        self._free_slots.append(worker.slot)
+
+    def print(self, worker: Worker, lines: Sequence[bytes], *, is_error: bool) -> None:
+        """Write a worker's lines."""
+        if lines:
+            self._logs.write(worker.rank, worker.generation, list(lines), is_error=is_error)
+
+    def close(self) -> None:
+        """End every process that is left, and the zygote."""
+        for worker in self.workers.values():
+            worker.signal(signal.SIGKILL)
+        self._zygote.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,329 @@
+"""Commits steps through the gate, and brings a rank back to the newest committed one.
+
+One object lives as long as the process, over all generations, and knows how far
+its rank is. `mark` is replaced in one assignment; everything that an update
+writes lies between the begin and the end of `commit`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch.distributed import ProcessGroup
+
+from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
+from resilience.comm.forbid import forbid_collectives
+from resilience.comm.gate import Gate
+from resilience.comm.page import Place
+from resilience.errors import CorruptionError
+from resilience.state.arena import Arena
+from resilience.state.digest import digest_state
+from resilience.state.move import run_transfers
+from resilience.state.report import Phase, Report
+from resilience.state.view import StateView
+
+Placement = Callable[[int], tuple[int, str]]
+"""Tells (replica, shard) of a rank; the same function on every rank."""
+
+
+class Members(Protocol):
+    """What a recovery asks of the generation that it takes place in."""
+
+    number: int
+    rank: int
+    group: ProcessGroup
+    gate: Gate
+
+    @property
+    def local_ranks(self) -> Sequence[int]:
+        """Return the local rank of each rank."""
+        ...
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        """Return what every rank held at the end of the generation before."""
+        ...
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return what every break of the generation holds."""
+        ...
+
+    def is_current(self) -> bool:
+        """Say whether the generation still goes on."""
+        ...
+
+    def check(self) -> None:
+        """Raise BrokenError where it does not."""
+        ...
+
+    def mark(self, place: Place, step: int, micro_batch: int = 0) -> None:
+        """Show where the training thread is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """How far this rank is: (step, phase) and which generations made it so."""
+
+    step: int = 0
+    phase: Phase = Phase.FRESH
+    step_generation: int = -1
+    gradient_generation: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """How a rank came to the step that the generation begins with."""
+
+    step: int
+    role: str
+    """started, kept, rolled_forward or repaired."""
+    reason: str
+    source: int | None = None
+    num_bytes: int = 0
+
+
+class Recovery:
+    """The part of a rank that survives generations.
+
+    `placement` says who holds what. `apply` ends the update of a step from the
+    gradients in memory, without a collective; it is called within `commit`'s
+    rules when the rank rolls forward. `self_check_every_n_steps` compares the
+    state with its digest before the gate of every nth step. `reach` is told
+    where the rank is, for fault injection.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        apply: Callable[[int], None],
+        arena: Arena | None = None,
+        self_check_every_n_steps: int | None = None,
+        reach: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.mark = Mark()
+        self.rest: dict[str, Any] = {}
+        """Small data that goes with the committed state, such as the last step's loss."""
+        self.pending: dict[str, Any] = {}
+        """What becomes `rest` when the update of this step has ended."""
+        self._placement = placement
+        self._apply = apply
+        self._arena = arena
+        self._every = self_check_every_n_steps
+        self._reach = reach or (lambda place, step: None)
+        self._view: StateView | None = None
+        self._member_generation = -1
+        self._digest: str | None = None
+        self._is_healthy = True
+        self._is_guarded = False
+
+    def bind(self, view: StateView) -> None:
+        """Take the state that all else is about; before the first `resume`."""
+        self._view = view
+
+    # ---- reports
+
+    def enter(self, generation: int) -> None:
+        """Note that this rank is a member of a generation, before anything else in it.
+
+        State that missed a generation counts as none: the others went on without it.
+        """
+        if self._member_generation not in (-1, generation - 1):
+            self.mark = Mark()
+        self._member_generation = generation
+
+    def report(self, *, rank: int, node: str, generation: int) -> Report:
+        """Return what this rank holds; only after its training thread has stopped."""
+        replica, shard = self._placement(rank)
+        return Report(
+            rank=rank,
+            node=node,
+            generation=generation,
+            replica=replica,
+            shard=shard,
+            phase=self.mark.phase,
+            step=self.mark.step,
+            step_generation=self.mark.step_generation,
+            gradient_generation=self.mark.gradient_generation,
+            member_generation=self._member_generation,
+            is_healthy=self._is_healthy,
+            digest=self._digest,
+        )
+
+    # ---- recovery
+
+    def resume(self, members: Members, start: Callable[[Fallback], int]) -> Resumed:
+        """Bring this rank to the state that the generation begins with.
+
+        Called by every rank. `start` makes the first state, or loads one, in
+        place, where no replica can help; it returns the step and is called on
+        every rank or none.
+        """
+        assert self._view is not None
+        members.mark(Place.RECOVERY, self.mark.step)
+        reports = [self._placed(each) for each in members.reports]
+        plan = plan_recovery(reports)
+        if isinstance(plan, Fallback):
+            return self._start(plan, start)
+        return self._carry_out(plan, members, self._view)
+
+    def _placed(self, report: Report) -> Report:
+        """Return the report with the place that its rank has; a fresh process knew none."""
+        replica, shard = self._placement(report.rank)
+        return replace(report, replica=replica, shard=shard)
+
+    def _start(self, fallback: Fallback, start: Callable[[Fallback], int]) -> Resumed:
+        self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
+        self.rest.clear()
+        self.pending.clear()
+        step = start(fallback)
+        self._settle(step, step_generation=-1)
+        return Resumed(step=step, role="started", reason=fallback.reason)
+
+    def _carry_out(self, plan: RecoveryPlan, members: Members, view: StateView) -> Resumed:
+        rank = members.rank
+        role, source, num_bytes = "kept", None, 0
+        if rank in plan.roll_forward:
+            role = "rolled_forward"
+            with self._update(self.mark.step):
+                self._apply(self.mark.step)
+        for each in plan.transfers:
+            if each.target == rank:
+                role, source = "repaired", each.source
+                self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
+        self._reach("recovery", plan.step)
+        if role != "repaired":
+            # Who sends a changed state would spread it.
+            self._check_digest(plan.step)
+        if plan.transfers:
+            result = run_transfers(
+                [(each.source, each.target, each.is_same_node) for each in plan.transfers],
+                view=_WithRest(view, self),
+                rank=rank,
+                group=members.group,
+                arena=self._arena,
+                local_ranks=members.local_ranks,
+                on_chunk=lambda number: members.check(),
+            )
+            num_bytes = result.num_bytes
+        if role == "repaired":
+            self._settle(plan.step, step_generation=plan.step_generation)
+        return Resumed(
+            step=plan.step, role=role, reason=plan.reason, source=source, num_bytes=num_bytes
+        )
+
+    def _settle(self, step: int, *, step_generation: int) -> None:
+        """Note that the memory holds a whole state again."""
+        self._is_healthy = True
+        self._note_digest(step)
+        self.mark = Mark(step=step, phase=Phase.COMPUTING, step_generation=step_generation)
+
+    # ---- steps
+
+    def begin(self) -> None:
+        """Begin a forward: gradients and a passed gate of before are valid no more."""
+        self.mark = replace(self.mark, phase=Phase.COMPUTING, gradient_generation=-1)
+
+    @contextmanager
+    def commit(self, members: Members) -> Iterator[None]:
+        """Pass the gate, then run the block, which ends the update of this step.
+
+        All that changes gradients has ended before, on this rank as on every
+        other. The block may hold no collective. Raises BrokenError where the
+        gate was not passed, CorruptionError where this rank's state is not what
+        its last update left.
+        """
+        step = self.mark.step
+        self.mark = replace(self.mark, phase=Phase.REDUCED, gradient_generation=members.number)
+        members.mark(Place.GATE, step)
+        self._reach("gate", step)
+        self._check_digest(step)
+        self.mark = replace(self.mark, phase=Phase.ENTERED)
+        members.gate.enter(step, lock=members.lock, is_current=members.is_current)
+        self.mark = replace(self.mark, phase=Phase.PASSED)
+        self._reach("before_update", step)
+        # What was changed since the check before the gate would be updated, and noted as right.
+        self._check_digest(step)
+        members.mark(Place.UPDATE, step)
+        with self._update(step):
+            yield
+        self._reach("after_update", step)
+
+    @contextmanager
+    def _update(self, step: int) -> Iterator[None]:
+        """Run an update: it ends, or the rank is torn."""
+        guard = nullcontext() if self._is_guarded else forbid_collectives()
+        torn = replace(self.mark, phase=Phase.TORN_UPDATE)
+        with _without_signals():
+            before, self.mark = self.mark, torn
+            with guard:
+                yield
+            self._is_guarded = True
+            self._note_digest(step + 1)
+            self.rest, self.pending = {**self.rest, **self.pending}, {}
+            self.mark = Mark(
+                step=step + 1,
+                phase=Phase.COMPUTING,
+                step_generation=before.gradient_generation,
+            )
+
+    # ---- digests
+
+    def _note_digest(self, step: int) -> None:
+        if self._every is not None and step % self._every == 0:
+            assert self._view is not None
+            self._digest = digest_state(self._view)
+        else:
+            self._digest = None
+
+    def check(self) -> None:
+        """Raise CorruptionError where the state is not what the last update left.
+
+        For the end of a run, after which no gate follows.
+        """
+        self._check_digest(self.mark.step)
+
+    def _check_digest(self, step: int) -> None:
+        if self._digest is None or self._view is None:
+            return
+        if (found := digest_state(self._view)) != self._digest:
+            noted, self._digest = self._digest, None
+            self._is_healthy = False
+            raise CorruptionError(
+                f"the state of step {step} has the digest {found}, and had {noted} when its "
+                "last update ended; something has changed it since"
+            )
+
+
+class _WithRest:
+    """A view whose small rest carries the recovery's own as well."""
+
+    def __init__(self, view: StateView, recovery: Recovery) -> None:
+        self.replica = view.replica
+        self.shard = view.shard
+        self.tensors = view.tensors
+        self._view = view
+        self._recovery = recovery
+
+    def read_rest(self) -> Mapping[str, Any]:
+        return {"view": self._view.read_rest(), "recovery": self._recovery.rest}
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        self._view.write_rest(rest["view"])
+        self._recovery.rest = dict(rest["recovery"])
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Have signals that would raise here wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,140 @@
+"""The gate: the all-reduce over all ranks after which a rank may write its update.
+
+Rules, each of which a test switches off to see something break:
+
+- The gate is entered only when all that changes gradients has ended without error, as
+  seen by the host.
+- It counts: every rank adds (1, step, step squared) to a cleared buffer. The gate is passed
+  only where these are world size times what this rank gave. The squares tell ranks whose
+  steps differ and only add up.
+- The sum is read while the lock that aborts take is held and the generation is current.
+  An aborted collective on an accelerator ends like any other, over garbage.
+
+A gate that was passed stays passed whatever is aborted afterwards. One that was not may
+have been passed by others: reports tell.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from resilience.errors import BrokenError
+
+_POLL_S = 20e-6
+
+
+class GateChannel(Protocol):
+    """A communicator of one generation that the gate has for itself.
+
+    On an accelerator it is the first one to be aborted: a gate that was queued behind an
+    aborted reduction would run on and let ranks pass.
+    """
+
+    def reduce(self, buffer: Tensor) -> None:
+        """Replace a buffer in host memory by its sum over all ranks; blocks until it is there.
+
+        Called by the training thread alone. Raises RuntimeError where the sum cannot come,
+        TimeoutError where it has not come in time. After an abort it may also return, and
+        leave anything in the buffer.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Make a running `reduce` end, now or at its own limit; idempotent, from any thread."""
+        ...
+
+
+class Gate:
+    """Lets an update begin once every rank's gradients are complete."""
+
+    def __init__(self, channel: GateChannel, *, world_size: int) -> None:
+        self._channel = channel
+        self._world_size = world_size
+
+    def enter(
+        self, step: int, *, lock: AbstractContextManager[Any], is_current: Callable[[], bool]
+    ) -> None:
+        """Return once all ranks have entered for this step.
+
+        `lock` is what every abort of this generation holds from before `is_current` turns
+        false until the channel is aborted. Raises BrokenError where the gate was not passed,
+        or not for certain: the rank has then entered, and may not update.
+        """
+        if not is_current():
+            raise BrokenError(f"the generation had ended before the gate of step {step}")
+        mine = (1, step, step**2)
+        buffer = torch.tensor(mine, dtype=torch.int64)
+        try:
+            self._channel.reduce(buffer)
+        except (RuntimeError, TimeoutError) as error:
+            raise BrokenError(f"the gate of step {step} broke: {error}") from error
+        with lock:
+            if not is_current():
+                raise BrokenError(f"the generation ended in the gate of step {step}")
+            total = tuple(buffer.tolist())
+        if total != tuple(self._world_size * each for each in mine):
+            raise BrokenError(
+                f"the gate of step {step} counts {total[0]} ranks with a sum of steps of "
+                f"{total[1]}, not {self._world_size} with {self._world_size * step}"
+            )
+
+
+class GroupChannel:
+    """The gate over a process group whose `wait` blocks the host, such as gloo's.
+
+    gloo cannot abort. Breaking the process's connections, which ends all its collectives,
+    ends this one too; `abort` is what does so, where the gate's owner is to do it.
+    """
+
+    def __init__(self, group: Any, *, abort: Callable[[], None] | None = None) -> None:
+        self._group = group
+        self._abort = abort
+
+    def reduce(self, buffer: Tensor) -> None:
+        """Sum over the group, which waits until it is done or its time-out."""
+        self._group.allreduce([buffer]).wait()
+
+    def abort(self) -> None:
+        """Do what the channel was given to break its group."""
+        if self._abort is not None:
+            self._abort()
+
+
+class DeviceChannel:
+    """The gate over a process group of a CUDA device, such as NCCL's, of its own.
+
+    Blocks the host until the device is through, for `timeout_s` at most; work queued
+    before it on the current stream counts into that time.
+    """
+
+    def __init__(self, group: Any, device: torch.device, *, timeout_s: float) -> None:
+        self._group = group
+        self._device = device
+        self._timeout_s = timeout_s
+
+    def reduce(self, buffer: Tensor) -> None:
+        """Sum on the device; an error that the group has seen is raised by its `wait`."""
+        deadline = time.monotonic() + self._timeout_s
+        with torch.cuda.device(self._device):
+            on_device = buffer.to(self._device)
+            self._group.allreduce([on_device]).wait(timedelta(seconds=self._timeout_s))
+            landed = torch.zeros_like(buffer, pin_memory=True)
+            landed.copy_(on_device, non_blocking=True)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            while not event.query():
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the device is not through after {self._timeout_s} s")
+                time.sleep(_POLL_S)
+        buffer.copy_(landed)
+
+    def abort(self) -> None:
+        """Abort the communicator; what was queued on it runs on, over garbage."""
+        self._group.abort()

@@ -1,0 +1,91 @@
+"""A small page of shared memory in which a node's workers show that they live and where they are.
+
+Each worker has a slot of its own that only it writes: the time of its last
+heartbeat, written by a thread, so that a stopped process is seen; and its
+progress, written by the training thread, so that a stuck one is. Nobody waits
+for anybody here, and no lock is taken: each field is one aligned word.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+
+SLOT_BYTES = 64
+_FIELDS = struct.Struct("<dQd")
+_BEAT = struct.Struct("<d")
+_PROGRESS = struct.Struct("<Qd")
+_STEP_SHIFT = 24
+
+
+class Place(IntEnum):
+    """Where in a step a training thread is; NOWHERE while no deadline applies to it."""
+
+    NOWHERE = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    REDUCED = 4
+    GATE = 5
+    UPDATE = 6
+    RECOVERY = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """What a worker's slot shows."""
+
+    beat_s: float
+    """time.monotonic() of the last heartbeat; 0 where there was none."""
+    step: int
+    place: Place
+    micro_batch: int
+    progress_s: float
+    """time.monotonic() of the last change of place."""
+
+
+class Page:
+    """The slots of one node, mapped into this process."""
+
+    def __init__(self, file: int, num_slots: int) -> None:
+        self._memory = mmap.mmap(file, num_slots * SLOT_BYTES)
+        self.num_slots = num_slots
+
+    def read(self, slot: int) -> Slot:
+        """Return what the slot shows now."""
+        beat_s, word, progress_s = _FIELDS.unpack_from(self._memory, slot * SLOT_BYTES)
+        return Slot(
+            beat_s=beat_s,
+            step=word >> _STEP_SHIFT,
+            place=Place((word >> 16) & 0xFF),
+            micro_batch=word & 0xFFFF,
+            progress_s=progress_s,
+        )
+
+    def clear(self, slot: int) -> None:
+        """Forget what an earlier worker left in the slot."""
+        _FIELDS.pack_into(self._memory, slot * SLOT_BYTES, 0.0, 0, 0.0)
+
+    def beat(self, slot: int) -> None:
+        """Show that the process runs."""
+        _BEAT.pack_into(self._memory, slot * SLOT_BYTES, time.monotonic())
+
+    def mark(self, slot: int, step: int, place: Place, micro_batch: int = 0) -> None:
+        """Show where the training thread is."""
+        word = step << _STEP_SHIFT | place << 16 | min(micro_batch, 0xFFFF)
+        _PROGRESS.pack_into(self._memory, slot * SLOT_BYTES + _BEAT.size, word, time.monotonic())
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._memory.close()
+
+
+def create_page(num_slots: int) -> int:
+    """Return the descriptor of a new page; it exists as long as somebody holds it."""
+    file = os.memfd_create("resilience-page")
+    os.ftruncate(file, num_slots * SLOT_BYTES)
+    return file

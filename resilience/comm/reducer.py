@@ -1,0 +1,158 @@
+"""Gradients of whole copies, summed in buckets whose layout never changes.
+
+DistributedDataParallel lays its buckets out anew after its first iteration, and a sum over ranks
+depends on where in a bucket an element lies: a process that has just joined would sum other bits
+than one that has been there. It also keeps its group in C++, where it cannot be let go of without
+a deadlock. Here the layout is a function of the parameters alone, and a group is a plain
+attribute. Overlap with the backward pass is DDP's: a bucket leaves when its last gradient is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import ProcessGroup, Work
+
+FIRST_BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 25 << 20
+
+
+@dataclass(slots=True)
+class _Bucket:
+    parameters: list[nn.Parameter]
+    flat: Tensor
+    views: list[Tensor]
+    num_missing: int = 0
+    work: Work | None = None
+
+
+class GradientReducer:
+    """Averages the gradients of a module over all ranks, in the last micro batch of a step.
+
+    A parameter without a gradient takes part with zeros. Not for sparse gradients.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buckets = _plan_buckets(each for each in module.parameters() if each.requires_grad)
+        self._group: ProcessGroup | None = None
+        self._is_reducing = False
+        self._num_sent = 0
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                arrival = _Arrival(self, bucket)
+                parameter.register_post_accumulate_grad_hook(arrival)  # type: ignore[no-untyped-call]
+        self.take_group()
+
+    def take_group(self) -> None:
+        """Take the default group of the open world."""
+        self._group = dist.group.WORLD
+
+    def clear(self) -> None:
+        """Drop what a broken step has left, gradients too.
+
+        A bucket that somebody still writes to is left to him.
+        """
+        self._is_reducing = False
+        for bucket in self._buckets:
+            if bucket.work is not None and not bucket.work.is_completed():
+                bucket.flat, bucket.views = _lay_out(bucket.parameters)
+            bucket.work = None
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    @contextmanager
+    def micro_batch(self, *, is_last: bool) -> Iterator[None]:
+        """Add up gradients in the block, and average them over the ranks if it is the last.
+
+        Ends when the averages are in the parameters' `grad`.
+        """
+        self._is_reducing = is_last
+        self._num_sent = 0
+        for bucket in self._buckets:
+            bucket.num_missing = len(bucket.parameters)
+        try:
+            yield
+            if is_last:
+                self._finish()
+        finally:
+            self._is_reducing = False
+
+    def note(self, bucket: _Bucket) -> None:
+        """Count a gradient that is complete, and send the buckets that are whole with it."""
+        if not self._is_reducing:
+            return
+        bucket.num_missing -= 1
+        # In one order on all ranks.
+        while self._num_sent < len(self._buckets) and not self._next.num_missing:
+            self._send(self._next)
+
+    @property
+    def _next(self) -> _Bucket:
+        return self._buckets[self._num_sent]
+
+    def _send(self, bucket: _Bucket) -> None:
+        self._num_sent += 1
+        gradients, views = [], []
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                gradients.append(parameter.grad)
+                views.append(view)
+        if views:
+            torch._foreach_copy_(views, gradients)
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            parameter.grad = view
+        assert self._group is not None
+        bucket.flat.mul_(1 / self._group.size())
+        bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+
+    def _finish(self) -> None:
+        while self._num_sent < len(self._buckets):
+            self._send(self._next)
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            bucket.work = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """What runs when a parameter's gradient of a micro batch is complete."""
+
+    reducer: GradientReducer
+    bucket: _Bucket
+
+    def __call__(self, _: Tensor) -> None:
+        self.reducer.note(self.bucket)
+
+
+def _plan_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:
+    """Fill buckets in about the order in which gradients come; a small one first."""
+    members: list[list[nn.Parameter]] = []
+    size, size_max = 0, 0
+    for parameter in reversed(list(parameters)):
+        is_same = bool(members) and _kind(members[-1][0]) == _kind(parameter)
+        if not is_same or size >= size_max:
+            size, size_max = 0, BUCKET_BYTES if members else FIRST_BUCKET_BYTES
+            members.append([])
+        members[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return [_Bucket(each, *_lay_out(each)) for each in members]
+
+
+def _kind(parameter: nn.Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device
+
+
+def _lay_out(parameters: list[nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+    """Return a flat tensor and each parameter's part of it in the parameter's shape."""
+    sizes = [each.numel() for each in parameters]
+    flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+    parts = torch.split(flat, sizes)
+    return flat, [part.view_as(each) for part, each in zip(parts, parameters, strict=True)]

@@ -1,0 +1,398 @@
+"""Process groups of one generation: opened under a deadline, broken from any thread, forgotten.
+
+The order over a process's life:
+
+    world = World(device_type="cpu")
+    world.open(host=..., port=..., prefix="generation/7", ...)  # forgets the groups before
+    open_axes((2, 2))                                           # belongs to the same world
+    ...                                                         # another thread: break_now()
+
+Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and
+waits for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the
+interpreter's lock when the last reference of Python goes; so a thread drops it, while the
+training thread opens the next group. What holds a group in C++ (DDP's reducer) keeps the lock
+there, and so deadlocks with gloo's threads; it has no place in a process that lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, _unregister_all_process_groups
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _set_pg_timeout,
+    _update_default_pg,
+    _world,
+)
+
+from resilience.comm.sockets import TcpSocket, open_sockets, shut_down, sockets_since
+from resilience.errors import BrokenError, GroupOpenError, ResilienceError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+"""How long a collective waits where nobody breaks it."""
+
+AXES_TIMEOUT = timedelta(seconds=30)
+"""How long members of an open world may keep each other waiting for further groups."""
+
+_SWEEP_S = 0.002
+"""Between two looks for sockets that a thread opens while its generation is being broken."""
+
+
+class World:
+    """One generation's store and groups, and the only right to break them.
+
+    Its connections are those that appear while `opening` runs, in whatever thread. A late
+    `break_now` finds none of the next generation's: it knows its own by inode, and no block of
+    its own is open any more.
+    """
+
+    def __init__(self, *, device_type: str) -> None:
+        self._device_type = device_type
+        self._lock = threading.RLock()
+        self._sockets: frozenset[TcpSocket] = frozenset()
+        self._before: frozenset[TcpSocket] | None = None
+        self._nccl: list[Backend] = []
+        self._is_broken = False
+        self._closed = threading.Event()
+        self._client: _Client | None = None
+        self._store: Store | None = None
+        self._num_store_waits = 0
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Return what is held while the generation is broken."""
+        return self._lock
+
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether this generation has been ended."""
+        return self._is_broken
+
+    @property
+    def store(self) -> Store:
+        """Return the generation's own part of the store; it ends with the generation."""
+        assert self._store is not None
+        return self._store
+
+    def open(
+        self,
+        *,
+        host: str,
+        port: int,
+        prefix: str,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+    ) -> ProcessGroup:
+        """Meet the other ranks at a store that runs already; returns torch's default group.
+
+        Raises GroupOpenError after `timeout`, and BrokenError as soon as the world is broken.
+        """
+        global _current  # noqa: PLW0603 - as the default group is
+        with self.opening():
+            self._client = _connect(host, port, timeout)
+            self._store = _GenerationStore(self, prefix, self._client.store)
+            group = open_world(
+                store=self._store,
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+                device_type=self._device_type,
+                collective_timeout=collective_timeout,
+            )
+        _current = self
+        return group
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """Own the connections that are made in the block; several blocks may follow each other.
+
+        Raises BrokenError where the generation has ended before or meanwhile, whatever the
+        block itself ran into then.
+        """
+        with self._lock:
+            self.check()
+            self._before = open_sockets()
+            self._closed.clear()
+        try:
+            yield
+        except Exception as error:
+            if self._close():
+                raise BrokenError("the generation ended while its groups were opened") from error
+            raise
+        except BaseException:
+            self._close()
+            raise
+        self._close()
+        self.check()
+
+    def break_now(self) -> None:
+        """End every wait of this generation; from any thread, any number of times.
+
+        While groups are being opened the call returns when that has come to its end. On a GPU
+        NCCL comes last: an aborted collective lets the stream run on over garbage, and no gate
+        over gloo may be passed after that.
+        """
+        with self._lock:
+            if self._is_broken:
+                return
+            self._is_broken = True
+            shut_down(self._sockets)
+            _abort(self._nccl)
+            self._nccl.clear()
+            if self._num_store_waits:
+                self._break_client()
+            is_opening = self._before is not None
+        while is_opening:
+            with self._lock:
+                is_opening = self._sweep()
+            self._closed.wait(_SWEEP_S)
+
+    def _sweep(self) -> bool:
+        """Shut down what belongs to the open block; returns whether there is one."""
+        if self._before is None:
+            return False
+        shut_down(sockets_since(self._before))
+        self._break_client()
+        _abort(_nccl_backends())
+        return True
+
+    def _close(self) -> bool:
+        """Take over what the block has connected; returns whether it was broken meanwhile."""
+        with self._lock:
+            assert self._before is not None
+            opened = sockets_since(self._before)
+            if self._client is not None:
+                opened -= self._client.sockets
+            self._sockets |= opened
+            self._nccl = _nccl_backends()
+            self._before = None
+            if self._is_broken:
+                shut_down(opened)
+                _abort(self._nccl)
+                self._nccl.clear()
+            self._closed.set()
+            return self._is_broken
+
+    @contextmanager
+    def wait_in_store(self) -> Iterator[None]:
+        """Let a break end the block's wait in the store, which others may need later."""
+        with self._lock:
+            self.check()
+            self._num_store_waits += 1
+        try:
+            yield
+        except dist.DistError as error:
+            if self._is_broken:
+                raise BrokenError("the generation ended during a wait in its store") from error
+            raise
+        finally:
+            with self._lock:
+                self._num_store_waits -= 1
+
+    def _break_client(self) -> None:
+        if self._client is not None:
+            _clients.pop(self._client.key, None)
+            shut_down(self._client.sockets)
+
+    def check(self) -> None:
+        """Raise BrokenError where the generation has ended."""
+        if self._is_broken:
+            raise BrokenError("the generation has ended")
+
+
+class _GenerationStore(PrefixStore):
+    """What Python asks of a generation's store ends with the generation."""
+
+    def __init__(self, world: World, prefix: str, store: Store) -> None:
+        super().__init__(prefix, store)
+        self._owner = world
+
+    def check(self, keys: list[str]) -> bool:
+        self._owner.check()
+        return super().check(keys)
+
+    def get(self, key: str) -> bytes:
+        with self._owner.wait_in_store():
+            return super().get(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        with self._owner.wait_in_store():
+            super().wait(keys) if timeout is None else super().wait(keys, timeout)
+
+
+_current: World | None = None
+"""Whose groups torch knows now; None where no World has opened them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Client:
+    """A connection to a store, over all generations until a break has to end a wait in it.
+
+    The server asks DNS for the name of whoever connects, and meanwhile answers nobody: where
+    the resolver loses a query that is 5 s.
+    """
+
+    key: tuple[int, str, int]
+    store: Store
+    sockets: frozenset[TcpSocket]
+
+
+_clients: dict[tuple[int, str, int], _Client] = {}
+
+
+def _connect(host: str, port: int, timeout: timedelta) -> _Client:
+    key = (os.getpid(), host, port)
+    if (known := _clients.get(key)) and known.sockets <= open_sockets():
+        return known
+    before = open_sockets()
+    try:
+        store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    except dist.DistError as error:
+        raise GroupOpenError(f"no store at {host}:{port}: {error}") from error
+    _clients[key] = _Client(key=key, store=store, sockets=sockets_since(before))
+    return _clients[key]
+
+
+def open_world(
+    *,
+    store: Store,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    device_type: str,
+    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+) -> ProcessGroup:
+    """Open the default group of a new generation, and forget all groups there were.
+
+    Nothing but time breaks it where no `World` opens it. The store has to carry the generation
+    in its prefix. Raises GroupOpenError where the ranks have not met within `timeout`. CPU
+    tensors go by gloo on every device.
+    """
+    if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
+        raise ResilienceError(
+            "TORCH_GLOO_LAZY_INIT is set: connections made later cannot be told from a user's "
+            "own, so nothing could break them; unset it"
+        )
+    forget_world()
+    # Every opening would wrap the hook once more.
+    hook = sys.excepthook
+    try:
+        dist.init_process_group(
+            "gloo" if device_type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        raise GroupOpenError(_not_met(range(world_size), timeout, error)) from error
+    finally:
+        sys.excepthook = hook
+    group: ProcessGroup | None = dist.group.WORLD
+    assert group is not None
+    _set_pg_timeout(collective_timeout, group)
+    return group
+
+
+def open_axes(
+    sizes: Sequence[int],
+    *,
+    timeout: timedelta = AXES_TIMEOUT,
+    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+) -> list[ProcessGroup]:
+    """Open this rank's group along each axis of a mesh over the open world.
+
+    Each rank has to call it, with the same sizes and after the same other groups.
+    """
+    mesh = torch.arange(dist.get_world_size()).view(*sizes)
+    rows = [mesh.movedim(axis, -1).reshape(-1, size) for axis, size in enumerate(sizes)]
+    with nullcontext() if _current is None else _current.opening():
+        return [_open_axis(each.tolist(), timeout, collective_timeout) for each in rows]
+
+
+def _open_axis(
+    rows: list[list[int]], timeout: timedelta, collective_timeout: timedelta
+) -> ProcessGroup:
+    rank = dist.get_rank()
+    own: ProcessGroup | None = None
+    for ranks in rows:
+        try:
+            group = dist.new_group(ranks, timeout=timeout)
+        except RuntimeError as error:
+            raise GroupOpenError(_not_met(ranks, timeout, error)) from error
+        if rank in ranks:
+            own = group
+    assert own is not None
+    _set_pg_timeout(collective_timeout, own)
+    return own
+
+
+def _not_met(ranks: Sequence[int], timeout: timedelta, error: Exception) -> str:
+    problem = str(error).strip().partition("\n")[0]
+    return f"{len(ranks)} ranks did not meet within {timeout.total_seconds():g} s: {problem}"
+
+
+@dataclass(slots=True)
+class _Forgotten:
+    """The last references to groups; whoever drops them waits."""
+
+    groups: list[ProcessGroup] = field(default_factory=list)
+
+    def drop(self) -> None:
+        self.groups.clear()
+
+
+def forget_world() -> None:
+    """Make torch forget all groups of this process without destroying any here.
+
+    Numbering starts anew, so that a process that joins later gives the same names to its groups.
+    A group ends in a thread of its own, when its queue is empty: break its generation before.
+    """
+    global _current  # noqa: PLW0603
+    _current = None
+    forgotten = _Forgotten(list(_world.pg_map))
+    _update_default_pg(None)
+    for known in (
+        _world.pg_map,
+        _world.pg_names,
+        _world.pg_group_ranks,
+        _world.pg_backend_config,
+        _world.pg_to_tag,
+        _world.tags_to_pg,
+        _world.pg_coalesce_state,
+    ):
+        known.clear()
+    _unregister_all_process_groups()
+    _world.group_count = 0
+    if forgotten.groups:
+        threading.Thread(target=forgotten.drop, name="forget-world").start()
+
+
+def _nccl_backends() -> list[Backend]:
+    """Return the NCCL backends of all groups that torch knows now."""
+    found = []
+    for group in list(_world.pg_map):
+        with suppress(RuntimeError):  # a group without a backend for GPUs
+            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
+            if backend.name() == "nccl":
+                found.append(backend)
+    return found
+
+
+def _abort(backends: Sequence[Backend]) -> None:
+    for backend in backends:
+        backend.abort()

@@ -1,0 +1,254 @@
+"""Run a block of code again, in the same process, under each generation.
+
+    run = reexecutable(train, report=recovery.report)
+    run()
+
+The block gets the generation that it runs in. A fault anywhere ends it
+everywhere: on this rank by the exception itself, on the others by breaking the
+collectives that they wait in. Then every rank reports what it holds, and the
+block runs again under the next generation. What the block closes over stays in
+memory; what refers to a process group it makes again.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from resilience.comm.messages import Break, End, Failed, Finished, Open, Ready, Stopped
+from resilience.comm.page import Page, Place
+from resilience.errors import BrokenError, CorruptionError, GroupOpenError, ResilienceError
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.link import AgentLink, Coordinator
+from resilience.inprocess.place import WorkerPlace, read_place
+from resilience.inprocess.plain import take_opening
+from resilience.state.report import Report
+
+T = TypeVar("T")
+GROUP_DEADLINE = timedelta(seconds=30)
+COLLECTIVE_DEADLINE = timedelta(minutes=30)
+BAD_HOOK_STATUS = 71
+"""Exit status of a worker whose hook or health check failed; the agent replaces it."""
+
+
+class Reporter(Protocol):
+    """What tells the others what this rank holds."""
+
+    def __call__(self, *, rank: int, node: str, generation: int) -> Report:
+        """Return the report; called after the block has stopped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What a user adds to a restart. An exception in any of them has the process replaced."""
+
+    on_fault: Callable[[BaseException], None] | None = None
+    """First, with what the block ended with."""
+    abort: Callable[[], None] | None = None
+    """In another thread, while the block may still run: end waits that are not a collective."""
+    finalize: Callable[[], None] | None = None
+    """After the block has stopped: drop what belongs to the generation."""
+    health_check: Callable[[], None] | None = None
+    """Raises where this process had better not go on."""
+    before_restart: Callable[[Generation], None] | None = None
+    """With the next generation, before its process group is made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions:
+    """How a block is run."""
+
+    device_type: str = "cpu"
+    group_deadline: timedelta = GROUP_DEADLINE
+    """How long the ranks may take to form their process group."""
+    collective_deadline: timedelta = COLLECTIVE_DEADLINE
+    """The time-out of collectives; hangs are found earlier, by their lack of progress."""
+    fatal: tuple[type[BaseException], ...] = ()
+    """Errors that would come again: they end the run with status 1."""
+
+
+def reexecutable(
+    block: Callable[[Generation], T],
+    *,
+    report: Reporter,
+    hooks: Hooks | None = None,
+    options: BlockOptions | None = None,
+    enter: Callable[[Generation], None] | None = None,
+) -> Callable[[], T]:
+    """Return a function that runs the block under each generation until it ends on all ranks.
+
+    `enter` is told of each generation before anything else is done in it. The
+    function raises ResilienceError in a process that no agent has started.
+    """
+
+    def run() -> T:
+        place = read_place(os.environ)
+        if place is None:
+            raise ResilienceError(
+                "no agent has started this process; start it with "
+                "python -m resilience.agent --nproc-per-node N -- python ..."
+            )
+        page = Page(place.page_file, place.num_slots)
+        link = AgentLink(place.agent_file, page, place.slot)
+        loop = _Loop(
+            block, report, hooks or Hooks(), options or BlockOptions(), enter, link, page, place
+        )
+        return loop.run()
+
+    return run
+
+
+class _Loop(Generic[T]):
+    """One process's way through the generations."""
+
+    def __init__(
+        self,
+        block: Callable[[Generation], T],
+        report: Reporter,
+        hooks: Hooks,
+        options: BlockOptions,
+        enter: Callable[[Generation], None] | None,
+        link: Coordinator,
+        page: Page,
+        place: WorkerPlace,
+    ) -> None:
+        self._block = block
+        self._report = report
+        self._hooks = hooks
+        self._options = options
+        self._enter = enter
+        self._link = link
+        self._page = page
+        self._place = place
+
+    def run(self) -> T:
+        """Return what the block returned in the last generation."""
+        opening = take_opening()
+        self._link.send(Ready(pid=os.getpid(), has_block=True))
+        while True:
+            opening = opening or self._wait_open()
+            generation, opening = self._make(opening), None
+            try:
+                result = self._run_once(generation)
+            except BaseException as error:
+                if self._ends_run(error, generation):
+                    self._finish(generation, error)
+                    raise
+                self._stop(generation, error)
+                continue
+            if self._finish(generation, None):
+                return result
+            self._stop(generation, BrokenError("another rank failed after this one had finished"))
+
+    def _wait_open(self) -> Open:
+        """Wait for the next generation; the end of the run may come first."""
+        while True:
+            message = self._link.wait()
+            if isinstance(message, Open):
+                return message
+            if isinstance(message, End):
+                self._leave(message.status)
+
+    def _make(self, opening: Open) -> Generation:
+        return Generation(
+            opening,
+            node=self._place.node,
+            device_type=self._options.device_type,
+            page=self._page,
+            slot=self._place.slot,
+            on_abort=self._hooks.abort,
+        )
+
+    def _run_once(self, generation: Generation) -> T:
+        if self._enter is not None:
+            self._enter(generation)
+        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        self._link.on_break(generation.take_break)
+        if self._hooks.before_restart is not None:
+            self._call(lambda: self._hooks.before_restart(generation))  # type: ignore[misc]
+        generation.open(
+            timeout=self._options.group_deadline,
+            collective_timeout=self._options.collective_deadline,
+        )
+        return self._block(generation)
+
+    def _ends_run(self, error: BaseException, generation: Generation) -> bool:
+        """Say whether the error would come again, or is an orderly end."""
+        if generation.broken is not None:
+            return False
+        return isinstance(error, (SystemExit, *self._options.fatal))
+
+    def _finish(self, generation: Generation, error: BaseException | None) -> bool:
+        """Say that this rank is through; False where another one needs it once more."""
+        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        status, text = 0, ""
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            status, text = 1, _one_line(error)
+        number, rank = generation.number, generation.rank
+        self._link.send(Finished(generation=number, rank=rank, status=status, text=text))
+        while True:
+            message = self._link.wait()
+            if isinstance(message, End):
+                self._link.on_break(None)
+                return True
+            if isinstance(message, Break) and message.generation == number and error is None:
+                return False
+
+    def _stop(self, generation: Generation, error: BaseException) -> None:
+        """Leave the generation and report; the training thread is stopped from here on."""
+        if generation.broken is None:
+            self._link.send(
+                Failed(
+                    generation=generation.number,
+                    rank=generation.rank,
+                    reason=_reason(error),
+                    text=_one_line(error),
+                    details="".join(traceback.format_exception(error)),
+                )
+            )
+        generation.close()
+        self._link.on_break(None)
+        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        if self._hooks.on_fault is not None:
+            self._call(lambda: self._hooks.on_fault(error))  # type: ignore[misc]
+        # The exception's frames hold what the block made for the generation.
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        for hook in (self._hooks.finalize, self._hooks.health_check):
+            if hook is not None:
+                self._call(hook)
+        report = self._report(
+            rank=generation.rank, node=generation.node, generation=generation.number
+        )
+        self._link.send(
+            Stopped(generation=generation.number, rank=generation.rank, report=report.to_json())
+        )
+
+    def _call(self, hook: Callable[[], None]) -> None:
+        """Call a user's hook; who fails in it is replaced as a process."""
+        try:
+            hook()
+        except BaseException:  # noqa: BLE001 - a hook may fail in any way
+            traceback.print_exc()
+            self._leave(BAD_HOOK_STATUS)
+
+    def _leave(self, status: int) -> NoReturn:
+        os._exit(status if status > 0 else 1)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, CorruptionError):
+        return "corrupt"
+    return "group" if isinstance(error, GroupOpenError) else "exception"
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__

@@ -1,0 +1,110 @@
+"""One generation as a worker sees it: who its members are, and whether it still goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import Store
+
+from resilience.comm.gate import Gate, GroupChannel
+from resilience.comm.messages import Break, Open
+from resilience.comm.page import Page, Place
+from resilience.comm.world import World
+from resilience.errors import BrokenError
+from resilience.state.report import Report
+
+
+class Generation:
+    """The members of one generation, their store and their process group.
+
+    `group` is torch's default group while the generation lasts. Everything that
+    refers to it belongs to the generation as well, and is made again in the next.
+    """
+
+    def __init__(
+        self,
+        opening: Open,
+        *,
+        node: str,
+        device_type: str,
+        page: Page | None,
+        slot: int,
+        on_abort: Callable[[], None] | None = None,
+    ) -> None:
+        self.number = opening.generation
+        self.rank = opening.rank
+        self.world_size = opening.world_size
+        self.local_rank = opening.local_rank
+        self.num_local_ranks = opening.num_local_ranks
+        self.node = node
+        size = opening.num_local_ranks
+        self.nodes = [name for name in opening.nodes for _ in range(size)]
+        self.local_ranks = [rank % size for rank in range(self.world_size)]
+        self.reports = tuple(Report.from_json(each) for each in opening.reports)
+        self.store_address = opening.store
+        self.broken: Break | None = None
+        """Why the generation was ended from outside, once it was."""
+        self._device_type = device_type
+        self._page = page
+        self._slot = slot
+        self._on_abort = on_abort
+        self._world = World(device_type=device_type)
+
+    def open(self, *, timeout: timedelta, collective_timeout: timedelta) -> None:
+        """Meet the other members; raises GroupOpenError after `timeout`."""
+        self.check()
+        host, _, port = self.store_address.rpartition(":")
+        self.group: ProcessGroup = self._world.open(
+            host=host,
+            port=int(port),
+            prefix=f"generation/{self.number}",
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timeout,
+            collective_timeout=collective_timeout,
+        )
+        self.check()
+        self.gate = Gate(GroupChannel(self.group), world_size=self.world_size)
+
+    @property
+    def store(self) -> Store:
+        """Return the generation's own store."""
+        return self._world.store
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Return what is held while the generation is broken."""
+        return self._world.lock
+
+    def is_current(self) -> bool:
+        """Say whether the generation still goes on."""
+        return self.broken is None and not self._world.is_broken
+
+    def check(self) -> None:
+        """Raise BrokenError where the generation is over; cheap."""
+        if self.broken is not None:
+            raise BrokenError(self.broken.reason)
+
+    def mark(self, place: Place, step: int, micro_batch: int = 0) -> None:
+        """Show where the training thread is, and stop it where the generation is over."""
+        if self._page is not None:
+            self._page.mark(self._slot, step, place, micro_batch)
+        if place is not Place.UPDATE:
+            self.check()
+
+    def take_break(self, order: Break) -> None:
+        """End the generation from another thread: wake whoever waits in its collectives."""
+        if order.generation != self.number:
+            return
+        self.broken = order
+        self._world.break_now()
+        if self._on_abort is not None:
+            self._on_abort()
+
+    def close(self) -> None:
+        """End the generation in this process; after it no break reaches anything."""
+        self._world.break_now()

@@ -1,0 +1,59 @@
+"""What an agent gives to a worker process: the one place that reads these variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+AGENT_FD = "RESILIENCE_AGENT_FD"
+PAGE_FD = "RESILIENCE_PAGE_FD"
+ARENA_FD = "RESILIENCE_ARENA_FD"
+SLOT = "RESILIENCE_SLOT"
+NUM_SLOTS = "RESILIENCE_NUM_SLOTS"
+NUM_LOCAL_RANKS = "RESILIENCE_NUM_LOCAL_RANKS"
+TRANSFER_BYTES = "RESILIENCE_TRANSFER_BYTES"
+NODE = "RESILIENCE_NODE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Descriptors and numbers that a worker inherits from its agent."""
+
+    agent_file: int
+    page_file: int
+    arena_file: int
+    """Shared memory for transfers, a part for each local rank; -1 where there is none."""
+    slot: int
+    num_slots: int
+    num_local_ranks: int
+    transfer_bytes: int
+    node: str
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that say so."""
+        return {
+            AGENT_FD: str(self.agent_file),
+            PAGE_FD: str(self.page_file),
+            ARENA_FD: str(self.arena_file),
+            SLOT: str(self.slot),
+            NUM_SLOTS: str(self.num_slots),
+            NUM_LOCAL_RANKS: str(self.num_local_ranks),
+            TRANSFER_BYTES: str(self.transfer_bytes),
+            NODE: self.node,
+        }
+
+
+def read_place(variables: Mapping[str, str]) -> WorkerPlace | None:
+    """Return the worker's place, or None for a process that no agent has started."""
+    if AGENT_FD not in variables:
+        return None
+    return WorkerPlace(
+        agent_file=int(variables[AGENT_FD]),
+        page_file=int(variables[PAGE_FD]),
+        arena_file=int(variables[ARENA_FD]),
+        slot=int(variables[SLOT]),
+        num_slots=int(variables[NUM_SLOTS]),
+        num_local_ranks=int(variables[NUM_LOCAL_RANKS]),
+        transfer_bytes=int(variables[TRANSFER_BYTES]),
+        node=variables[NODE],
+    )

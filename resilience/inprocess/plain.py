@@ -1,0 +1,66 @@
+"""A rank for a program that reads it from its environment, as torchrun gives it.
+
+Such a program is started once a generation has opened. It may still have a
+block of its own: what was read here is handed on to it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from dataclasses import asdict
+from json import dumps, loads
+
+from resilience.comm.messages import End, LineReader, Open, Ready, encode
+from resilience.comm.page import Page
+from resilience.inprocess.link import AGENT_LOST_STATUS, HEARTBEAT_S
+
+OPENING = "RESILIENCE_OPENING"
+
+
+def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
+    """Wait for a generation to open; returns the variables that say which rank this is.
+
+    Ends the process where the agent is gone or has no use for it.
+    """
+    agent.sendall(encode(Ready(pid=os.getpid())))
+    reader = LineReader()
+    while True:
+        page.beat(slot)
+        if not select.select([agent], [], [], HEARTBEAT_S)[0]:
+            continue
+        data = agent.recv(1 << 16)
+        if not data:
+            os._exit(AGENT_LOST_STATUS)
+        for message in reader.feed(data):
+            if isinstance(message, Open):
+                return _variables(message)
+            if isinstance(message, End):
+                sys.exit(max(0, message.status))
+
+
+def _variables(opening: Open) -> dict[str, str]:
+    host, _, port = opening.store.rpartition(":")
+    return {
+        "RANK": str(opening.rank),
+        "LOCAL_RANK": str(opening.local_rank),
+        "WORLD_SIZE": str(opening.world_size),
+        "LOCAL_WORLD_SIZE": str(opening.num_local_ranks),
+        "GROUP_RANK": str(opening.rank // opening.num_local_ranks),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(opening.generation),
+        OPENING: dumps(asdict(opening)),
+    }
+
+
+def take_opening() -> Open | None:
+    """Return the generation that this process was started in, once."""
+    text = os.environ.pop(OPENING, None)
+    if text is None:
+        return None
+    data = loads(text)
+    return Open(**{**data, "nodes": tuple(data["nodes"]), "reports": tuple(data["reports"])})

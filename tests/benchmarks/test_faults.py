@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+from benchmarks.faults import plan_schedule, plan_steps
+from benchmarks.jobplan import Fault, JobPlan, parse_plan, read_plan
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_schedule_is_a_function_of_its_seed(seed):
+    assert plan_schedule(seed, 120) == plan_schedule(seed, 120)
+    assert plan_schedule(seed, 120) != plan_schedule(seed + 1, 120)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kinds"),
+    [
+        pytest.param(120, {"exception": 6, "kill": 5, "stop": 1}, id="odd-one-is-an-exception"),
+        pytest.param(110, {"exception": 5, "kill": 5, "stop": 1}, id="halves"),
+        pytest.param(10, {"stop": 1}, id="one"),
+        pytest.param(4, {}, id="none"),
+    ],
+)
+def test_schedule_has_one_stop_and_halves_of_the_rest(seconds, kinds):
+    for seed in range(10):
+        faults = plan_schedule(seed, seconds)
+
+        assert collections.Counter(fault.kind for fault in faults) == kinds
+
+
+def test_stop_comes_early_enough_to_cost_something():
+    for seed in range(50):
+        kinds = [fault.kind for fault in plan_schedule(seed, 120)]
+
+        assert kinds.index("stop") < 8
+
+
+def test_schedule_stays_in_the_window_and_in_order():
+    for seed in range(50):
+        faults = plan_schedule(seed, 60, mean_gap_s=5, num_ranks=3)
+
+        times = [fault.at_s for fault in faults]
+        assert times == sorted(times)
+        assert all(0 <= at_s < 60 for at_s in times)
+        assert {fault.rank for fault in faults} <= {0, 1, 2}
+        assert len(faults) == 12
+
+
+def test_schedules_hit_all_ranks_evenly_over_seeds():
+    ranks = collections.Counter(
+        fault.rank for seed in range(200) for fault in plan_schedule(seed, 120)
+    )
+
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert min(ranks.values()) > 500
+
+
+def test_faults_by_step_go_round_the_ranks():
+    faults = plan_steps("kill", 4, first_step=8, spacing=6)
+
+    assert [(fault.rank, fault.step) for fault in faults] == [(1, 8), (2, 14), (3, 20), (0, 26)]
+
+
+def test_plan_survives_the_file_it_travels_in(tmp_path, monkeypatch):
+    plan = JobPlan(
+        run_dir=str(tmp_path),
+        num_steps=7,
+        faults=(Fault(kind="stop", rank=2, at_s=1.5), Fault(kind="kill", rank=0, step=3)),
+        ports=(1, 2),
+    )
+    plan.write()
+    monkeypatch.setenv("FAULTBENCH_RUN_DIR", str(tmp_path))
+
+    assert read_plan() == plan
+    assert parse_plan((tmp_path / "plan.json").read_text()) == plan

@@ -1,0 +1,61 @@
+"""Ranks as real processes over gloo, forked from one that has imported torch.
+
+Targets are functions of modules that a process can import; they return what pickles.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+TIMEOUT_S = 60
+PRELOADED = ["pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"]
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def run_ranks(target: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """Call `target(rank, world_size, *arguments)` in a process each; returns the results."""
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
+    processes = [
+        CONTEXT.Process(target=_run, args=(pipe[1], target, rank, world_size, arguments))
+        for rank, pipe in enumerate(pipes)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()
+    try:
+        return [_receive(rank, pipe[0]) for rank, pipe in enumerate(pipes)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _receive(rank: int, pipe: Connection) -> Any:
+    assert pipe.poll(TIMEOUT_S), f"rank {rank} hangs"
+    with pipe:
+        is_right, result = pipe.recv()
+    assert is_right, f"rank {rank}: {result}"
+    return result
+
+
+def _run(
+    pipe: Connection, target: Callable[..., Any], rank: int, world_size: int, arguments: Any
+) -> None:
+    import torch
+
+    signal.alarm(TIMEOUT_S)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, target(rank, world_size, *arguments)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        raise

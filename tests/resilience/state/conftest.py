@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the ranks of a node came to."""
+
+    folder: Path
+    statuses: list[int]
+    text: str
+    """What they printed."""
+
+    def word(self, rank: int) -> Any:
+        return json.loads((self.folder / f"word-{rank}.json").read_text())
+
+
+RunNode = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        yield server
+        assert server.stdin
+        server.stdin.close()
+        server.wait(timeout=60)
+
+
+@pytest.fixture
+def run_node(forks: subprocess.Popen[str], tmp_path: Path) -> RunNode:
+    """Run `tests.resilience.state.programs:<program>` in every rank of a node."""
+
+    def run(
+        program: str,
+        *,
+        num_ranks: int = 2,
+        is_same_node: bool = True,
+        statuses: list[int] | None = None,
+    ) -> Outcome:
+        request = {
+            "folder": str(tmp_path),
+            "num_ranks": num_ranks,
+            "is_same_node": is_same_node,
+        }
+        line = {
+            "target": f"tests.resilience.state.programs:{program}",
+            "arguments": [json.dumps(request)],
+            "folder": str(tmp_path),
+            "environments": [{}],
+            "is_failure_final": False,
+        }
+        assert forks.stdin
+        assert forks.stdout
+        print(json.dumps(line), file=forks.stdin, flush=True)
+        ended = json.loads(forks.stdout.readline())
+        text = (tmp_path / "worker-0.log").read_text()
+        assert ended == [0], text
+        outcome = Outcome(tmp_path, json.loads((tmp_path / "statuses.json").read_text()), text)
+        assert outcome.statuses == (statuses or [0] * num_ranks), text
+        return outcome
+
+    return run

@@ -1,0 +1,107 @@
+"""A node of several ranks for tests: forks them with one arena and a group of their own.
+
+Runs in a child of the fork server, which computes nothing and has no threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from resilience.state.arena import Arena, create_arena
+from resilience.state.ring import RING
+from resilience.state.view import NamedTensor
+
+GROUP_TIMEOUT = timedelta(seconds=30)
+CHUNK_BYTES = 16 << 10
+SLOT_BYTES = 4096 + RING * CHUNK_BYTES
+
+
+@dataclass
+class PlainView:
+    """Tensors under numbers, and a rest."""
+
+    values: Sequence[Tensor]
+    rest: dict[str, Any] = field(default_factory=dict)
+    replica: int = 0
+    shard: str = ""
+
+    def tensors(self) -> list[NamedTensor]:
+        return [NamedTensor(name=f"t{n}", tensor=each) for n, each in enumerate(self.values)]
+
+    def read_rest(self) -> dict[str, Any]:
+        return self.rest
+
+    def write_rest(self, rest: Any) -> None:
+        self.rest = dict(rest)
+
+    def content(self) -> list[bytes]:
+        """Return the bytes of each tensor in the order of its values."""
+        return [
+            each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in self.values
+        ]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank of the node works with."""
+
+    rank: int
+    num_ranks: int
+    arena: Arena
+    folder: Path
+    is_same_node: bool
+
+    def open_group(self) -> ProcessGroup:
+        """Return a gloo group over 127.0.0.1 of all ranks; the default one is left alone."""
+        store = dist.FileStore(str(self.folder / "store"), self.num_ranks)
+        return dist.ProcessGroupGloo(store, self.rank, self.num_ranks, GROUP_TIMEOUT)
+
+    def open_default_group(self) -> ProcessGroup:
+        """Make the same group the default one, as meshes need."""
+        store = dist.FileStore(str(self.folder / "store"), self.num_ranks)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.num_ranks)
+        return dist.distributed_c10d._get_default_group()
+
+    def tell(self, word: Any) -> None:
+        """Leave a word for the test."""
+        (self.folder / f"word-{self.rank}.json").write_text(json.dumps(word))
+
+
+def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:
+    """Fork the ranks, wait for all, write their exit statuses; returns 0."""
+    request = json.loads(arguments[0])
+    num_ranks, folder = request["num_ranks"], Path(request["folder"])
+    descriptor = create_arena(num_ranks, SLOT_BYTES)
+    children = []
+    for rank in range(num_ranks):
+        child = os.fork()
+        if not child:
+            arena = Arena(descriptor, num_ranks, SLOT_BYTES)
+            _end(program, Rank(rank, num_ranks, arena, folder, request["is_same_node"]))
+        children.append(child)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    (folder / "statuses.json").write_text(json.dumps(statuses))
+    return 0
+
+
+def _end(program: Callable[[Rank], None], rank: Rank) -> None:
+    status = 1
+    try:
+        program(rank)
+        status = 0
+    except BaseException:  # noqa: BLE001 - the process ends here, whatever happened
+        traceback.print_exc()
+    finally:
+        os._exit(status)

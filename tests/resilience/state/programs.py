@@ -1,0 +1,315 @@
+"""What the ranks of the tests' nodes do. Each program is one function of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, Work
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.optim import AdamW
+
+from resilience.errors import TransferError
+from resilience.state.digest import digest_state
+from resilience.state.move import MoveResult, run_transfers
+from resilience.state.ring import MESSAGE_BYTES
+from resilience.state.torch_state import TorchState, materialise
+from tests.resilience.state.nodes import CHUNK_BYTES, PlainView, Rank, run_node
+
+MANY_BYTES = 300_000
+"""Several times round the ring of the tests' slots."""
+
+TINY_TENSORS = range(5, 105)
+"""Where `odd_tensors` has many of one value each."""
+
+
+def program(function: Callable[[Rank], None]) -> Callable[[list[str]], int]:
+    """Make a function of a rank what the fork server can start."""
+
+    @wraps(function)
+    def run(arguments: list[str]) -> int:
+        return run_node(function, arguments)
+
+    return run
+
+
+def odd_tensors(seed: int) -> list[Tensor]:
+    """Return tensors of many types, sizes and strides; other seeds, other values."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    tiny = [torch.full((), seed + n, dtype=torch.float32) for n in range(len(TINY_TENSORS))]
+    return [
+        normal(3, 5),
+        torch.empty(0),
+        normal(7).to(torch.bfloat16),
+        normal(40, 30).t(),
+        torch.empty(4, 0, 3, dtype=torch.bfloat16),
+        *tiny,
+        normal(20, 6)[::2, 1:4],
+        torch.tensor([bool(seed % 2), True]),
+        normal(MANY_BYTES // 4),
+        torch.tensor(seed, dtype=torch.int64),
+        normal(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        normal(1001).to(torch.float16),
+        nn.Parameter(normal(33)).detach(),
+    ]
+
+
+def move(
+    rank: Rank, view: Any, group: ProcessGroup, pairs: list[tuple[int, int]], **options: Any
+) -> MoveResult:
+    return run_transfers(
+        [(source, target, rank.is_same_node) for source, target in pairs],
+        view=view,
+        rank=rank.rank,
+        group=group,
+        arena=rank.arena,
+        local_ranks=range(rank.num_ranks),
+        **options,
+    )
+
+
+def move_and_tell(rank: Rank, pairs: list[tuple[int, int]]) -> None:
+    """Move states that are unlike on all ranks; tell whose each has then."""
+    view = PlainView(odd_tensors(rank.rank), {"position": rank.rank, "lr": 0.1 + rank.rank})
+    chunks: list[int] = []
+    result = move(rank, view, rank.open_group(), pairs, on_chunk=chunks.append)
+    contents = [PlainView(odd_tensors(n)).content() for n in range(rank.num_ranks)]
+    rank.tell(
+        {
+            "has_state_of": contents.index(view.content()),
+            "rest": view.rest,
+            "num_bytes": result.num_bytes,
+            "source": result.source,
+            "chunks": chunks,
+        }
+    )
+
+
+@program
+def one_pair(rank: Rank) -> None:
+    move_and_tell(rank, [(0, 1)])
+
+
+@program
+def three_targets(rank: Rank) -> None:
+    move_and_tell(rank, [(0, 3), (0, 1), (0, 2)])
+
+
+@program
+def two_pairs(rank: Rank) -> None:
+    move_and_tell(rank, [(3, 0), (1, 2)])
+
+
+@program
+def crossing_lists(rank: Rank) -> None:
+    """Two sources of two targets each, whose turns are mixed in the list; one rank watches."""
+    move_and_tell(rank, [(1, 4), (0, 3), (1, 2), (0, 5)])
+
+
+@program
+def no_tensors(rank: Rank) -> None:
+    view = PlainView([torch.empty(0)], {"position": rank.rank})
+    move(rank, view, rank.open_group(), [(0, 1)])
+    rank.tell(view.rest)
+
+
+@program
+def unlike_layouts(rank: Rank) -> None:
+    values = [torch.zeros(2), torch.zeros(3 + rank.rank)]
+    _tell_fault(rank, lambda group: move(rank, PlainView(values), group, [(0, 1)]))
+
+
+@program
+def unlike_numbers(rank: Rank) -> None:
+    values = [torch.zeros(2)] * (1 + rank.rank)
+    _tell_fault(rank, lambda group: move(rank, PlainView(values), group, [(0, 1)]))
+
+
+@program
+def unlike_paths(rank: Rank) -> None:
+    """One rank believes the other to be on its node, the other does not."""
+
+    def run(group: ProcessGroup) -> object:
+        return run_transfers(
+            [(0, 1, rank.rank == 0)],
+            view=PlainView([torch.zeros(2)]),
+            rank=rank.rank,
+            group=group,
+            arena=rank.arena,
+            local_ranks=[0, 1],
+        )
+
+    _tell_fault(rank, run)
+
+
+class FlippingGroup:
+    """A group in which the last bit of one chunk that arrives is another than was sent."""
+
+    def __init__(self, group: ProcessGroup, *, chunk: int) -> None:
+        self.send = group.send
+        self._group = group
+        self._num_before = chunk
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> Work:
+        work = self._group.recv(tensors, source, tag)
+        return cast(Work, _FlippingWork(self, work, tensors[0]))
+
+    def flip(self, message: Tensor) -> None:
+        if message.numel() > MESSAGE_BYTES:
+            self._num_before -= 1
+            if self._num_before == -1:
+                message[-1] ^= 1
+
+
+class _FlippingWork:
+    def __init__(self, group: FlippingGroup, work: Work, message: Tensor) -> None:
+        self._group, self._work, self._message = group, work, message
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._group.flip(self._message)
+
+
+@program
+def flipped_bit(rank: Rank) -> None:
+    """The third chunk changes between the source's write and the target's read."""
+    size = MANY_BYTES if rank.is_same_node else 5 * MESSAGE_BYTES
+    view = PlainView([torch.full((size,), 85 if rank.rank == 0 else 0, dtype=torch.uint8)])
+    end = 4096 + 3 * CHUNK_BYTES
+    third = rank.arena.slot(1)[end - CHUNK_BYTES : end]
+
+    def flip(chunk: int) -> None:
+        while rank.is_same_node and chunk == 0 and third[-1] == 0:
+            os.sched_yield()
+        if chunk == 0:
+            third[100] ^= 1
+
+    def run(group: ProcessGroup) -> object:
+        if rank.rank == 1 and not rank.is_same_node:
+            group = cast(ProcessGroup, FlippingGroup(group, chunk=2))
+        return move(rank, view, group, [(0, 1)], on_chunk=flip)
+
+    _tell_fault(rank, run)
+
+
+@program
+def killed_source(rank: Rank) -> None:
+    """The source is killed when the target has its second chunk."""
+    group = rank.open_group()
+    view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
+    if rank.rank == 0:
+        (rank.folder / "pid").write_text(str(os.getpid()))
+
+    def kill(chunk: int) -> None:
+        if chunk == 1:
+            os.kill(int((rank.folder / "pid").read_text()), signal.SIGKILL)
+
+    group.barrier().wait()
+    try:
+        move(rank, view, group, [(0, 1)], on_chunk=kill)
+    except RuntimeError as error:
+        rank.tell(str(error))
+
+
+@program
+def killed_target(rank: Rank) -> None:
+    group = rank.open_group()
+    view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
+
+    def kill(chunk: int) -> None:
+        if chunk == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        move(rank, view, group, [(0, 1)], on_chunk=kill)
+    except RuntimeError as error:
+        rank.tell(str(error))
+
+
+@program
+def shut_sockets(rank: Rank) -> None:
+    """The target's own sockets are shut down within the transfer, as a broken generation's are."""
+    group = rank.open_group()
+    view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
+
+    def shut(chunk: int) -> None:
+        if chunk == 1:
+            _shut_own_sockets()
+
+    try:
+        move(rank, view, group, [(0, 1)], on_chunk=shut)
+    except RuntimeError as error:
+        rank.tell(str(error))
+
+
+def _shut_own_sockets() -> None:
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            own = socket.socket(fileno=os.dup(int(path.name)))
+            with own:
+                own.getpeername()
+                own.shutdown(socket.SHUT_RDWR)
+
+
+@program
+def sharded_state(rank: Rank) -> None:
+    """Two copies of two shards each; the second copy gets the first one's state."""
+    group = rank.open_default_group()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    module = nn.Linear(6, 5)
+    for name, parameter in list(module.named_parameters()):
+        values = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
+        spread = distribute_tensor(values, mesh, [Replicate(), Shard(0)])
+        setattr(module, name, nn.Parameter(spread))
+    optimizer = AdamW(module.parameters(), lr=0.1)
+    materialise(optimizer)
+    replica, shard = divmod(rank.rank, 2)
+    state = TorchState(module, optimizer, replica=replica, shard=str(shard))
+    for each in state.tensors():
+        each.tensor.add_(10 * replica + shard)
+    before = digest_state(state)
+    move(rank, state, group, [(0, 2), (1, 3)])
+    names = [each.name for each in state.tensors()]
+    shapes = [list(each.tensor.shape) for each in state.tensors()]
+    rank.tell({"before": before, "after": digest_state(state), "names": names, "shapes": shapes})
+
+
+@program
+def sharded_first_step(rank: Rank) -> None:
+    """Compare AdamW on DTensors with state made beforehand and with torch's own."""
+    rank.open_default_group()
+    mesh = init_device_mesh("cpu", (2,))
+    words = []
+    for is_made_before in (False, True):
+        torch.manual_seed(0)
+        weight = nn.Parameter(distribute_tensor(torch.randn(5, 3), mesh, [Shard(0)]))
+        optimizer = AdamW([weight], lr=0.1, amsgrad=True)
+        if is_made_before:
+            materialise(optimizer)
+        for number in range(3):
+            gradient = distribute_tensor(torch.full((5, 3), 0.5 - number), mesh, [Shard(0)])
+            weight.grad = gradient
+            optimizer.step()
+        module = nn.ParameterDict({"weight": weight})
+        words.append(digest_state(TorchState(module, optimizer)))
+    rank.tell(words)
+
+
+def _tell_fault(rank: Rank, run: Callable[[ProcessGroup], object]) -> None:
+    try:
+        run(rank.open_group())
+    except TransferError as error:
+        rank.tell(str(error))

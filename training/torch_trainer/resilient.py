@@ -1,0 +1,337 @@
+"""A run of one worker that goes on through faults: the same steps, under many generations.
+
+Model, optimizer and data stay in memory; the block here runs again under each
+generation and makes only what belongs to it. Imported where the job has
+resilience.checkpointless, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from launcher.job import Job
+from launcher.job.workload import TorchTrainer
+from resilience.checkpointless.plan import Fallback
+from resilience.checkpointless.recovery import Recovery, Resumed
+from resilience.comm.page import Place
+from resilience.events import EventLog
+from resilience.faults.hooks import reach_in_backward
+from resilience.faults.injector import Injector
+from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.place import read_place
+from resilience.state.arena import Arena
+from resilience.state.rng import seed_step
+from resilience.state.torch_state import TorchState, materialise, refuse_unshared
+from training.data.loading import check_same_samples, open_samples
+from training.data.tokens import Samples, check_num_samples
+from training.environment import WorkerEnvironment
+from training.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    PlacementError,
+    WeightsError,
+)
+from training.group import WorkerGroup, open_device
+from training.plan import check_world_size, plan_device_type, plan_placement, plan_schedule
+from training.stop import EXIT_STATUS, StopSignal
+from training.torch_trainer.checkpoint import write_checkpoint
+from training.torch_trainer.faults import make_injector
+from training.torch_trainer.model import (
+    SpreadModel,
+    build_core,
+    fill_core,
+    give_memory,
+    spread_core,
+)
+from training.torch_trainer.rebind import clear_step, take_groups
+from training.torch_trainer.run import Batches, StepLog, make_stepper
+from training.torch_trainer.step import Stepper, StepResult, StepWatch
+
+_FATAL = (PlacementError, DataError, WeightsError, CheckpointError, DivergedError)
+"""Errors that would come again in the next generation."""
+
+
+def run_resilient(
+    job: Job, *, run_dir: Path, node: str, events: EventLog, stop: StopSignal
+) -> None:
+    """Train the job's model from its first step to its last, through faults."""
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(job.trainer.threads_per_worker)
+    run = _ResilientRun(job, run_dir=run_dir, node=node, events=events, stop=stop)
+    reexecutable(
+        run.block,
+        report=run.recovery.report,
+        enter=run.enter,
+        hooks=Hooks(on_fault=run.on_fault),
+        options=BlockOptions(device_type=plan_device_type(job), fatal=_FATAL),
+    )()
+
+
+class _ResilientRun:
+    """What a worker keeps over generations."""
+
+    def __init__(
+        self, job: Job, *, run_dir: Path, node: str, events: EventLog, stop: StopSignal
+    ) -> None:
+        assert isinstance(job.trainer, TorchTrainer)
+        assert job.resilience.checkpointless is not None
+        self._job = job
+        self._trainer = job.trainer
+        self._run_dir = run_dir
+        self._node = node
+        self._events = events
+        self._stop = stop
+        self._schedule = plan_schedule(job)
+        self._samples: Samples | None = None
+        self._model: SpreadModel | None = None
+        self._stepper: Stepper | None = None
+        self._injector: Injector | None = None
+        self._is_started = False
+        self.watch = _Watch(self)
+        self.recovery = Recovery(
+            lambda rank: plan_placement(self._trainer, rank),
+            apply=self._apply,
+            arena=_open_arena(),
+            self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
+            reach=self._reach,
+        )
+        # What needs no rank is done here, before a spare gets one.
+        self._core = build_core(job, self._trainer)
+        refuse_unshared(self._core)
+        device_type = plan_device_type(job)
+        if self._trainer.sharding == "none" and device_type == "cpu":
+            give_memory(self._core, job.model, torch.device(device_type))
+
+    # ---- one generation
+
+    def enter(self, generation: Generation) -> None:
+        """Note a generation before anything is done in it."""
+        self._events.rank, self._events.generation = generation.rank, generation.number
+        self.recovery.enter(generation.number)
+        if not self._is_started:
+            self._is_started = True
+            self._events.write("worker_started", pid=os.getpid(), world_size=generation.world_size)
+
+    def on_fault(self, error: BaseException) -> None:
+        """Note that the training thread has stopped."""
+        phase = self.recovery.mark.phase.value
+        self._events.write("rank_stopped", step=self.recovery.mark.step, phase=phase)
+
+    def block(self, generation: Generation) -> None:
+        """Run in one generation until the last step, from whatever step it begins with."""
+        self._events.write("process_group_ready")
+        group = self._make_group(generation)
+        injector = self._make_injector(group)
+        self.watch.enter(generation, injector)
+        self._open_data(group)
+        model = self._make_model(group, injector)
+        resumed = self.recovery.resume(generation, self._start)
+        clear_step(model)
+        self._note_resumed(resumed)
+        self._take_steps(generation, group)
+        self.recovery.check()
+        generation.mark(Place.NOWHERE, self._trainer.max_steps)
+        if self._trainer.save_checkpoint:
+            assert self._model is not None
+            write_checkpoint(self._model.core, self._run_dir, group=group, events=self._events)
+
+    def _make_group(self, generation: Generation) -> WorkerGroup:
+        host, _, port = generation.store_address.rpartition(":")
+        environment = WorkerEnvironment(
+            rank=generation.rank,
+            local_rank=generation.local_rank,
+            world_size=generation.world_size,
+            master_addr=host,
+            master_port=int(port),
+            generation=generation.number,
+            is_store_hosted=True,
+        )
+        check_world_size(self._job, generation.world_size)
+        device = open_device(plan_device_type(self._job), generation.local_rank)
+        return WorkerGroup(
+            environment=environment, node=self._node, device=device, store=generation.store
+        )
+
+    def _make_injector(self, group: WorkerGroup) -> Injector:
+        """Make what fires this rank's faults, once a process: hooks of the model refer to it."""
+        if self._injector is None:
+            self._injector = make_injector(
+                self._job,
+                group,
+                run_dir=self._run_dir,
+                events=self._events,
+                on_corrupt=self._corrupt,
+            )
+        return self._injector
+
+    def _open_data(self, group: WorkerGroup) -> None:
+        """Open the samples; who has them already tells the others that they are there."""
+        if self._samples is not None and group.environment.local_rank:
+            return
+        samples = open_samples(self._job.data, self._job.model, run_dir=self._run_dir, group=group)
+        check_num_samples(samples, self._trainer.global_batch_size)
+        check_same_samples(samples, group)
+        if self._samples is None:
+            self._events.write("data_ready", num_samples=samples.num_samples)
+        self._samples = samples
+
+    def _make_model(self, group: WorkerGroup, injector: Injector) -> SpreadModel:
+        if self._model is not None:
+            take_groups(self._model)
+            return self._model
+        self._model = spread_core(
+            self._core, self._trainer, self._job.model, group, is_restartable=True
+        )
+        self._stepper = make_stepper(self._job, self._model, group, self._stop, watch=self.watch)
+        materialise(self._stepper.optimizer)
+        replica, shard = plan_placement(self._trainer, group.environment.rank)
+        state = TorchState(self._model.core, self._stepper.optimizer, replica=replica, shard=shard)
+        self.recovery.bind(state)
+        reach_in_backward(
+            self._model.layers,
+            injector,
+            step=lambda: self.watch.step,
+            is_reducing=lambda: self.watch.is_last_micro_batch,
+        )
+        self._events.write("model_ready", num_parameters=self._model.num_parameters)
+        return self._model
+
+    def _start(self, fallback: Fallback) -> int:
+        """Make the state before the first step."""
+        assert self._model is not None
+        assert self._stepper is not None
+        fill_core(self._job, self._model.core)
+        for moments in self._stepper.optimizer.state.values():
+            for tensor in moments.values():
+                tensor.zero_()
+        if self._events.generation > 0:
+            self._events.write("recovery_fallback", reason=fallback.reason, source="start")
+        return 0
+
+    def _note_resumed(self, resumed: Resumed) -> None:
+        self._events.write(
+            "rank_recovered",
+            step=resumed.step,
+            role=resumed.role,
+            reason=resumed.reason,
+            source=resumed.source,
+            num_bytes=resumed.num_bytes,
+        )
+
+    def _reach(self, place: str, step: int) -> None:
+        self.watch.injector.reach(place, step)
+
+    # ---- steps
+
+    def _take_steps(self, generation: Generation, group: WorkerGroup) -> None:
+        assert self._stepper is not None
+        assert self._samples is not None
+        batches = Batches(self._job, self._samples, group)
+        log = StepLog(self._job, self._events if generation.rank == 0 else None)
+        first = self.recovery.mark.step
+        log.go_on(self.recovery.rest.get("last"))
+        self._stop.defer()
+        for step in range(first, self._trainer.max_steps):
+            generation.mark(Place.DATA, step)
+            self.watch.begin(step)
+            self.watch.injector.reach("data", step)
+            rows = batches.read(step)
+            seed_step(self._trainer.seed, step, generation.rank)
+            self.recovery.begin()
+            lr = self._schedule.lr_at(step)
+            result = self._stepper.run(rows, step=step, lr=lr)
+            self._stop.last_step = step
+            log.report(step, result, lr)
+            if step == first and generation.number > 0:
+                self._events.write("rank_resumed", step=step)
+            if result.is_stop_requested:
+                raise SystemExit(EXIT_STATUS)
+        self._stop.release()
+
+    def _apply(self, step: int) -> None:
+        assert self._stepper is not None
+        self._stepper.update(self._schedule.lr_at(step))
+
+    def note_result(self, step: int, result: StepResult) -> None:
+        """Let what the step came to go with the state: who replaces this rank may tell it."""
+        self.recovery.pending = {
+            "last": {
+                "step": step,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "lr": self._schedule.lr_at(step),
+            }
+        }
+
+    def _corrupt(self, kind: str) -> None:
+        """Flip a bit of the state, as a broken memory would."""
+        assert self._stepper is not None
+        optimizer = self._stepper.optimizer
+        parameter = optimizer.param_groups[0]["params"][0]
+        tensor = parameter if kind == "parameter" else optimizer.state[parameter]["exp_avg"]
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        with torch.no_grad():
+            local.view(torch.int32).view(-1)[0] ^= 1 << 20
+
+
+class _Watch(StepWatch):
+    """Shows where the worker is, passes the gate, and lets faults in."""
+
+    def __init__(self, run: _ResilientRun) -> None:
+        self._run = run
+        self.step = 0
+        self.is_last_micro_batch = False
+        self._generation: Generation | None = None
+
+    def enter(self, generation: Generation, injector: Injector) -> None:
+        """Take what belongs to the generation."""
+        self._generation = generation
+        self.injector = injector
+        self.splits_update = injector.is_scheduled("within_update")
+
+    def begin(self, step: int) -> None:
+        """Note which step is taken."""
+        self.step = step
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None:
+        assert self._generation is not None
+        self.is_last_micro_batch = is_last
+        self._generation.mark(Place.FORWARD, self.step, micro_batch)
+        self.injector.reach("forward", self.step)
+
+    def backward(self, micro_batch: int) -> None:
+        assert self._generation is not None
+        self._generation.mark(Place.BACKWARD, self.step, micro_batch)
+
+    def diverged(self) -> None:
+        """End for it only if no rank's state is corrupt, which can make any gradient so."""
+        self._run.recovery.check()
+        dist.barrier()
+
+    @contextmanager
+    def commit(self, result: StepResult) -> Iterator[None]:
+        assert self._generation is not None
+        self._run.note_result(self.step, result)
+        with self._run.recovery.commit(self._generation):
+            yield
+
+    def within_update(self) -> None:
+        self.injector.reach("within_update", self.step)
+
+
+def _open_arena() -> Arena | None:
+    place = read_place(os.environ)
+    if place is None or place.arena_file < 0:
+        return None
+    arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
+    arena.touch()
+    return arena
