@@ -59,7 +59,7 @@ class CheckpointlessSettings(_Settings):
 
     def shm_mib(self, num_workers: int) -> int:
         """Return the shared memory in MiB that a node of `num_workers` needs."""
-        return self.transfer_buffer_mib * (num_workers + self.spares_per_node)
+        return self.transfer_buffer_mib * num_workers
 
 
 class ElasticSettings(_Settings):

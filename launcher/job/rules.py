@@ -222,7 +222,7 @@ def _memory(job: JobContent) -> Iterator[str]:
     if resources.shm_gib < needed_shm:
         yield (
             f"resources.shm_gib {resources.shm_gib} is less than the {needed_shm} GiB that "
-            f"{processes} with {', '.join(job.resilience.names())} need on a node"
+            f"{workers} workers with {', '.join(job.resilience.names())} need on a node"
         )
     hugepages_gib = math.ceil(resources.hugepages_2mi_mib / 1024)
     if resources.hugepages_2mi_mib % 2:

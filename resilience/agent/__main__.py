@@ -78,6 +78,7 @@ def _run(
         num_local_ranks=options.nproc_per_node,
         transfer_bytes=transfer_bytes,
         node=options.node_name,
+        agent_pid=os.getpid(),
     )
     program = Program(
         command=options.program,

@@ -18,7 +18,7 @@ from typing import Any
 
 from resilience.agent.output import LineCutter, LogFolder
 from resilience.comm.messages import LineReader, Message, encode
-from resilience.inprocess.place import WorkerPlace
+from resilience.inprocess.place import AGENT_PID, SLOT, WorkerPlace
 
 _MESSAGE_BYTES = 1 << 16
 _ZYGOTE = "resilience.agent.zygote"
@@ -115,7 +115,7 @@ class WorkerPool:
             [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],
             pass_fds=[theirs.fileno(), *inherited],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "RESILIENCE_AGENT_PID": str(os.getpid())},
+            env={**os.environ, AGENT_PID: str(os.getpid())},
         )
         theirs.close()
 
@@ -136,7 +136,7 @@ class WorkerPool:
             number=self._number, slot=self._free_slots.pop(0), socket=ours, outputs=outputs
         )
         place = self._program.place
-        variables = place.variables() | {"RESILIENCE_SLOT": str(worker.slot)}
+        variables = place.variables() | {SLOT: str(worker.slot)}
         request = {
             "number": worker.number,
             "command": list(self._program.command),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resilience.comm.page import Page
-from resilience.inprocess.place import read_place
+from resilience.inprocess.place import AGENT_FD, AGENT_PID, read_place
 from resilience.inprocess.plain import await_rank
 
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +40,7 @@ NUM_FILES = 3
 
 def main(arguments: Sequence[str]) -> int:
     """Serve requests until the agent closes the socket."""
-    die_with_parent(int(os.environ.get("RESILIENCE_AGENT_PID", "0")))
+    die_with_parent(int(os.environ.get(AGENT_PID, "0")))
     agent = socket.socket(fileno=int(arguments[0]))
     for name in arguments[1:]:
         try:
@@ -132,7 +132,7 @@ def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.close(files[2])
         os.set_inheritable(files[0], False)  # noqa: FBT003
         os.environ.update(request["environment"])
-        os.environ["RESILIENCE_AGENT_FD"] = str(files[0])
+        os.environ[AGENT_FD] = str(files[0])
         _prefer_as_victim()
         if request["warm"] == "imports":
             _await_rank()

@@ -13,6 +13,7 @@ NUM_SLOTS = "RESILIENCE_NUM_SLOTS"
 NUM_LOCAL_RANKS = "RESILIENCE_NUM_LOCAL_RANKS"
 TRANSFER_BYTES = "RESILIENCE_TRANSFER_BYTES"
 NODE = "RESILIENCE_NODE"
+AGENT_PID = "RESILIENCE_AGENT_PID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class WorkerPlace:
     num_local_ranks: int
     transfer_bytes: int
     node: str
+    agent_pid: int
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say so."""
@@ -40,6 +42,7 @@ class WorkerPlace:
             NUM_LOCAL_RANKS: str(self.num_local_ranks),
             TRANSFER_BYTES: str(self.transfer_bytes),
             NODE: self.node,
+            AGENT_PID: str(self.agent_pid),
         }
 
 
@@ -56,4 +59,5 @@ def read_place(variables: Mapping[str, str]) -> WorkerPlace | None:
         num_local_ranks=int(variables[NUM_LOCAL_RANKS]),
         transfer_bytes=int(variables[TRANSFER_BYTES]),
         node=variables[NODE],
+        agent_pid=int(variables[AGENT_PID]),
     )

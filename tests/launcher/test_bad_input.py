@@ -164,8 +164,8 @@ INCONSISTENT = [
                  "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
                  "has none", id="efa-without-devices"),
     pytest.param(["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],
-                 "resources.shm_gib 1 is less than the 3 GiB that 8 workers and 1 spares with "
-                 "checkpointless need", id="shm"),
+                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless "
+                 "need", id="shm"),
     pytest.param(["resources.memory_gib=70"],
                  "resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of "
                  "8 workers and 1 spares = 73", id="memory-too-small"),

@@ -19,6 +19,7 @@ def make_injector(
     run_dir: Path,
     events: EventLog,
     on_corrupt: Callable[[str], None],
+    agent_pid: int | None,
 ) -> Injector:
     """Return what fires this worker's faults; without any it does nothing."""
     trainer, settings = job.trainer, job.resilience.faults
@@ -37,4 +38,5 @@ def make_injector(
         events=events,
         node=environment.rank // trainer.num_devices,
         local_rank=environment.local_rank,
+        agent_pid=agent_pid,
     )

@@ -26,7 +26,7 @@ from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import Injector
 from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import read_place
+from resilience.inprocess.place import WorkerPlace, read_place
 from resilience.state.arena import Arena
 from resilience.state.rng import seed_step
 from resilience.state.torch_state import TorchState, materialise, refuse_unshared
@@ -90,6 +90,7 @@ class _ResilientRun:
         self._node = node
         self._events = events
         self._stop = stop
+        self._place = _read_place()
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
         self._model: SpreadModel | None = None
@@ -100,7 +101,7 @@ class _ResilientRun:
         self.recovery = Recovery(
             lambda rank: plan_placement(self._trainer, rank),
             apply=self._apply,
-            arena=_open_arena(),
+            arena=_open_arena(self._place),
             self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
             reach=self._reach,
         )
@@ -170,6 +171,7 @@ class _ResilientRun:
                 run_dir=self._run_dir,
                 events=self._events,
                 on_corrupt=self._corrupt,
+                agent_pid=self._place.agent_pid,
             )
         return self._injector
 
@@ -328,10 +330,13 @@ class _Watch(StepWatch):
         self.injector.reach("within_update", self.step)
 
 
-def _open_arena() -> Arena | None:
+def _read_place() -> WorkerPlace:
     place = read_place(os.environ)
-    if place is None or place.arena_file < 0:
-        return None
+    assert place is not None, "main looks whether an agent has started this worker"
+    return place
+
+
+def _open_arena(place: WorkerPlace) -> Arena:
     arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
     arena.touch()
     return arena
