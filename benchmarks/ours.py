@@ -1,36 +1,40 @@
-"""The seam for this project's own recovery in the fault benchmarks.
-
-To fill in: `start(plan)` starts `plan.num_ranks` workers that train the job of
-benchmarks/recovery_peers/job.py and returns at once an object with `poll()` and `end()`
-(`benchmarks.faultbench.RunningJob`; `benchmarks.processes.ProcessJob` is one). Every process
-must get `benchmarks.faultbench.job_environment(plan)`, by which the frame finds it again. A
-worker
-
-* takes its batches from `job.draw_batch(rank, step, plan.num_ranks)`,
-* calls `FaultInjector(plan, log).fire(rank, step)` in every step between forward and backward;
-  an injector is made anew whenever a process enters its training loop,
-* writes with `EventLog(plan.run_dir)`: `committed` (step, loss=job.loss_bits(...), world) after
-  each update, `restored` (step) with the step it goes on with whenever it takes back a state,
-  and at the end `finished` (digest=job.state_digest(...)), after which it leaves,
-* trains to `plan.num_steps`; a run of goodput has no such end and is ended from outside.
-
-`job` needs transformers and xxhash; the Python of the peers (`benchmarks.peers.PYTHON`) has
-them, together with the same torch that the peers use.
-"""
+"""This project's own recovery in the fault benchmarks, with the project's own Python."""
 
 from __future__ import annotations
 
-from benchmarks.faultbench import RunningJob, System
+import sys
+
+from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
+from benchmarks.processes import Command, ProcessJob
+
+HANG_DEADLINE_S = 2.0
+"""How long a stopped rank may hold the others up; the peers' time-outs are 2 to 90 s."""
 
 
 def start(plan: JobPlan) -> RunningJob:
-    """Start a job under this project's recovery."""
-    raise NotImplementedError(f"nothing here yet that could run {plan.run_dir}")
+    """Start a node agent, which starts the ranks and keeps one warm spare."""
+    options = {
+        "--nproc-per-node": plan.num_ranks,
+        "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
+        "--local-addr": "127.0.0.1",
+        "--node-name": "node-0",
+        "--run-dir": plan.run_dir,
+        "--warm": "program",
+        "--hang-deadline-s": HANG_DEADLINE_S,
+        "--restarts-max": 1000,
+    }
+    arguments = [sys.executable, "-m", "resilience.agent"]
+    arguments += [f"{key}={value}" for key, value in options.items()]
+    for module in ("torch", "transformers", "benchmarks.recovery_peers.job"):
+        arguments += ["--preload", module]
+    arguments += ["--", "python", "-m", "benchmarks.recovery_peers.ours_worker"]
+    environment = job_environment(plan)
+    return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])
 
 
 def why_missing() -> str | None:
-    """Return why ours cannot run here, or None; the stub is found out by starting it."""
+    """Return why ours cannot run here, or None."""
     return None
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from resilience.events import Event
 
-# A peer that lost its connection says so before the agent says who died.
+# Peers that lose a connection say so before the agent says who died.
 _CONSEQUENCE = "group"
+_ROOTS = ("died", "hung", "node lost", "corrupt", "health")
+_ROOT_DELAY_S = 1.0
 _ROLES = {
     "started": "started",
     "kept": "kept",
@@ -191,8 +193,7 @@ def _recovery(
     first = min(ended.detected, key=_time, default=None)
     noticed = first or ended.broken or ended.surrender
     assert noticed is not None
-    cause = min((each for each in ended.detected if _reason(each) != _CONSEQUENCE),
-                key=_time, default=noticed)  # fmt: skip
+    cause = _cause(ended.detected, noticed)
     injected = _injected(ended, cause, noticed.time)
     start = noticed.time if injected is None else injected.time
     told = injected or cause
@@ -222,6 +223,18 @@ def _recovery(
         fallback=_fallback(after.fallback or ended.fallback),
         surrender=_text(ended.surrender, "reason") if ended.surrender else None,
     )
+
+
+def _cause(detected: Sequence[Event], noticed: Event) -> Event:
+    """Return what ended a generation among what its ranks complained of at about the same time."""
+    ordered = sorted(detected, key=_time)
+    roots = [
+        each
+        for each in ordered
+        if _reason(each) in _ROOTS and each.time <= noticed.time + _ROOT_DELAY_S
+    ]
+    others = [each for each in ordered if _reason(each) != _CONSEQUENCE]
+    return (roots or others or [noticed])[0]
 
 
 def _injected(ended: Generation, cause: Event, noticed_at: float) -> Event | None:

@@ -64,6 +64,7 @@ class World:
         self._sockets: frozenset[TcpSocket] = frozenset()
         self._before: frozenset[TcpSocket] | None = None
         self._nccl: list[Backend] = []
+        self._gloo: list[Backend] = []
         self._is_broken = False
         self._closed = threading.Event()
         self._client: _Client | None = None
@@ -150,6 +151,8 @@ class World:
             if self._is_broken:
                 return
             self._is_broken = True
+            _expire(self._gloo)
+            self._gloo.clear()
             shut_down(self._sockets)
             _abort(self._nccl)
             self._nccl.clear()
@@ -167,7 +170,7 @@ class World:
             return False
         shut_down(sockets_since(self._before))
         self._break_client()
-        _abort(_nccl_backends())
+        _abort(_backends("nccl"))
         return True
 
     def _close(self) -> bool:
@@ -178,9 +181,12 @@ class World:
             if self._client is not None:
                 opened -= self._client.sockets
             self._sockets |= opened
-            self._nccl = _nccl_backends()
+            self._nccl = _backends("nccl")
+            self._gloo = _backends("gloo")
             self._before = None
             if self._is_broken:
+                _expire(self._gloo)
+                self._gloo.clear()
                 shut_down(opened)
                 _abort(self._nccl)
                 self._nccl.clear()
@@ -382,13 +388,14 @@ def forget_world() -> None:
         threading.Thread(target=forgotten.drop, name="forget-world").start()
 
 
-def _nccl_backends() -> list[Backend]:
-    """Return the NCCL backends of all groups that torch knows now."""
+def _backends(name: str) -> list[Backend]:
+    """Return the backends of that name of all groups that torch knows now."""
+    device = torch.device("cuda" if name == "nccl" else "cpu")
     found = []
     for group in list(_world.pg_map):
-        with suppress(RuntimeError):  # a group without a backend for GPUs
-            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
-            if backend.name() == "nccl":
+        with suppress(RuntimeError):  # a group without a backend for the device
+            backend = group._get_backend(device)  # noqa: SLF001
+            if backend.name() == name:
                 found.append(backend)
     return found
 
@@ -396,3 +403,12 @@ def _nccl_backends() -> list[Backend]:
 def _abort(backends: Sequence[Backend]) -> None:
     for backend in backends:
         backend.abort()
+
+
+def _expire(backends: Sequence[Backend]) -> None:
+    """Let what is asked of gloo from now on end at once.
+
+    Its reduce-scatter does not notice that a connection was down before it began, and waits.
+    """
+    for backend in backends:
+        backend._set_default_timeout(timedelta(milliseconds=1))  # noqa: SLF001

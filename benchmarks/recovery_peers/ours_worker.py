@@ -1,0 +1,97 @@
+"""One rank under this project's node agent: the same job, recovered from replicas in memory.
+
+A library user's program: what it keeps over faults is made first, what belongs to a generation
+within the block.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from benchmarks.events import EventLog
+from benchmarks.faults import FaultInjector
+from benchmarks.jobplan import read_plan
+from benchmarks.recovery_peers import job
+from resilience.checkpointless.plan import Fallback
+from resilience.checkpointless.recovery import Recovery
+from resilience.comm.page import Place
+from resilience.comm.reducer import GradientReducer
+from resilience.inprocess.block import reexecutable
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.place import read_place
+from resilience.state.arena import Arena
+from resilience.state.torch_state import TorchState, materialise
+
+PLAN = read_plan()
+LOG = EventLog(PLAN.run_dir)
+
+
+class Training:
+    """What a rank keeps over generations."""
+
+    def __init__(self) -> None:
+        self.model, self.optimizer = job.build_model()
+        materialise(self.optimizer)
+        place = read_place(os.environ)
+        assert place is not None
+        arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
+        arena.touch()
+        # Every rank holds all of the state.
+        self.recovery = Recovery(
+            lambda rank: (rank, ""), apply=lambda step: self.update(), arena=arena
+        )
+        self.recovery.bind(TorchState(self.model, self.optimizer))
+        self.reducer: GradientReducer | None = None
+
+    def update(self) -> None:
+        """Write weights and moments."""
+        self.optimizer.step()
+
+    def start(self, fallback: Fallback) -> int:
+        """Begin with what was built, which is the same in every process."""
+        assert self.recovery.mark.step == 0, fallback.reason
+        return 0
+
+    def block(self, generation: Generation) -> None:
+        """Train from the newest committed step to the planned one."""
+        rank = generation.rank
+        if self.reducer is None:
+            self.reducer = GradientReducer(self.model)
+        else:
+            self.reducer.take_group()
+        first = self.recovery.resume(generation, self.start).step
+        self.reducer.clear()
+        LOG.write("restored", rank, step=first)
+        injector = FaultInjector(PLAN, LOG)
+        for step in range(first, PLAN.num_steps):
+            batch = job.draw_batch(rank, step, PLAN.num_ranks)
+            self.recovery.begin()
+            generation.mark(Place.FORWARD, step)
+            with self.reducer.micro_batch(is_last=True):
+                loss = job.compute_loss(self.model, batch)
+                injector.fire(rank, step)
+                generation.mark(Place.BACKWARD, step)
+                loss.backward()
+            with self.recovery.commit(generation):
+                self.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            bits = job.loss_bits(loss.detach())
+            LOG.write("committed", rank, step=step, loss=bits, world=generation.world_size)
+        LOG.write("finished", rank, digest=job.state_digest(self.model, self.optimizer))
+
+
+def main() -> None:
+    """Run this rank until all ranks have finished."""
+    training = Training()
+    recovery = training.recovery
+    reexecutable(
+        training.block,
+        report=recovery.report,
+        enter=lambda generation: recovery.enter(generation.number),
+    )()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
