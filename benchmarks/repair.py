@@ -3,15 +3,20 @@
 Two processes of one node with a state of --gib GiB each (parameters and AdamW's
 moments). Measured in the receiving process, medians of --rounds:
 
-- memcpy: one thread copies the state's tensors between pages that are there.
+- memcpy: one thread copies the state's tensors between ordinary pages that are there.
 - repair, living: both processes live and have all their memory; checksums included.
-- repair, spare: the receiver was just forked and has touched its memory.
+- repair, spare: the receiver was just forked, has touched its memory and mapped the
+  node's; the time to take the dead rank's place in shared memory is part of it.
 - DCP load: torch.distributed.checkpoint reads the same state from /dev/shm into
   tensors that were touched.
 
+Repairs go the way of states in shared memory (one copy) and the way of the arena (the
+ring). The bars are for the first. Memory is the sum of both processes' proportional
+set sizes with the states in shared memory and mapped by both, over that before.
+
 Starting processes, importing, building the model and meeting in a process group
 are in none of them: whatever way the state takes, they are needed. CPU seconds are
-those of the receiving thread: on a busy machine they say more than the clock.
+those of the receiving process, all threads: on a busy machine they say more than the clock.
 """
 
 from __future__ import annotations
@@ -40,15 +45,34 @@ from torch.optim import AdamW
 from resilience.state.arena import Arena, create_arena
 from resilience.state.digest import digest_state
 from resilience.state.move import run_transfers
+from resilience.state.shared import SharedState, create_state_files
 from resilience.state.torch_state import TorchState, materialise
 
 ROW = 1024
 BYTES_PER_VALUE = 12
 """A float32 parameter and its two moments."""
 TIMEOUT = timedelta(minutes=2)
+SHARED, RING = "shared", "ring"
 MEMCPY, LIVING, SPARE, DCP = "memcpy", "repair, living", "repair, spare", "DCP load"
+ADOPT, PSS_BEFORE, PSS_AFTER = "adopt, spare", "bytes before", "bytes after"
+MEMORY_FACTOR_MAX = 1.02
 MEMCPY_SHARE_MIN, DCP_FACTOR_MIN = 0.6, 5.0
 Seconds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process has of the node's shared memory."""
+
+    arena: Arena
+    shared: SharedState | None
+
+    def adopt(self, state: TorchState, rank: int, *, is_overwritten: bool = False) -> None:
+        """Let the state live in the rank's place, on the way that has places."""
+        if self.shared is None:
+            return
+        if not self.shared.adopt(state, rank, is_overwritten=is_overwritten):
+            raise SystemExit("the state found no room in shared memory")
 
 
 @dataclass(frozen=True)
@@ -58,6 +82,7 @@ class Plan:
     gib: float
     rounds: int
     arena: int
+    places: list[int]
     folder: Path
 
     def open_group(self, rank: int, name: str) -> ProcessGroup:
@@ -69,11 +94,15 @@ class Plan:
         group.barrier().wait()
         return group
 
-    def open_arena(self) -> Arena:
-        """Map the arena and touch it."""
+    def open_memory(self, way: str) -> Memory:
+        """Map what the way needs; places are mapped as far as they have memory."""
         arena = Arena(self.arena, 2)
         arena.touch()
-        return arena
+        if way == RING:
+            return Memory(arena, None)
+        shared = SharedState(self.places)
+        shared.prepare()
+        return Memory(arena, shared)
 
     @property
     def seconds(self) -> Path:
@@ -105,18 +134,24 @@ def make_state(gib: float, value: float) -> TorchState:
 
 
 def timed(run: Callable[[], object]) -> Seconds:
-    """Return the seconds that a call takes, by the clock and of this thread's CPU."""
-    began, began_cpu = time.perf_counter(), time.thread_time()
+    """Return the seconds that a call takes, by the clock and of this process's CPU."""
+    began, began_cpu = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - began, time.thread_time() - began_cpu
+    return time.perf_counter() - began, time.process_time() - began_cpu
 
 
-def repair(state: TorchState, rank: int, group: ProcessGroup, arena: Arena) -> Seconds:
+def repair(state: TorchState, rank: int, group: ProcessGroup, memory: Memory) -> Seconds:
     """Move the state from rank 0 to rank 1."""
     group.barrier().wait()
     return timed(
         lambda: run_transfers(
-            [(0, 1, True)], view=state, rank=rank, group=group, arena=arena, local_ranks=[0, 1]
+            [(0, 1, True)],
+            view=state,
+            rank=rank,
+            group=group,
+            arena=memory.arena,
+            local_ranks=[0, 1],
+            shared=memory.shared,
         )
     )
 
@@ -127,36 +162,69 @@ def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
         target.copy_(source)
 
 
-def run_source(plan: Plan) -> None:
+def settle(plan: Plan, state: TorchState, rank: int, group: ProcessGroup, memory: Memory) -> None:
+    """Bring a living rank's state where it stays, and map the other's; note memory of both."""
+    group.barrier().wait()
+    before = read_pss()
+    group.barrier().wait()
+    memory.adopt(state, rank)
+    group.barrier().wait()
+    if memory.shared is not None:
+        memory.shared.prepare()
+        group.barrier().wait()
+        plan.note(PSS_BEFORE, (before, 0))
+        plan.note(PSS_AFTER, (read_pss(), 0))
+    group.barrier().wait()
+
+
+def read_pss() -> int:
+    """Return this process's share of the memory that it has mapped, in bytes."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(each.split()[1]) for each in lines if each.startswith("Pss:")) << 10
+
+
+def run_source(plan: Plan, way: str) -> None:
     """Be the rank that has the state, for the living rank and then for each spare."""
-    state, arena = make_state(plan.gib, 1.0), plan.open_arena()
+    state, memory = make_state(plan.gib, 1.0), plan.open_memory(way)
     (plan.folder / "digest").write_text(digest_state(state))
-    group = plan.open_group(0, "living")
+    group = plan.open_group(0, f"living-{way}")
+    settle(plan, state, 0, group, memory)
     for _ in range(plan.rounds + 1):
-        repair(state, 0, group, arena)
+        repair(state, 0, group, memory)
     for number in range(plan.rounds):
-        repair(state, 0, plan.open_group(0, f"spare-{number}"), arena)
+        repair(state, 0, plan.open_group(0, f"spare-{way}-{number}"), memory)
 
 
-def run_living(plan: Plan) -> None:
+def run_living(plan: Plan, way: str) -> None:
     """Be the rank that is repaired again and again; the first round warms up."""
-    state, arena = make_state(plan.gib, 0.0), plan.open_arena()
-    group = plan.open_group(1, "living")
-    targets = [each.tensor for each in state.tensors()]
+    state, memory = make_state(plan.gib, 0.0), plan.open_memory(way)
+    group = plan.open_group(1, f"living-{way}")
+    settle(plan, state, 1, group, memory)
+    targets = [each.tensor.clone() for each in state.tensors()]
     sources = [each.clone() for each in targets]
     for number in range(plan.rounds + 1):
         memcpy_s = timed(lambda: copy_all(targets, sources))
-        repair_s = repair(state, 1, group, arena)
+        for each in state.tensors():
+            each.tensor.fill_(number)
+        repair_s = repair(state, 1, group, memory)
         if number:
             plan.note(MEMCPY, memcpy_s)
-            plan.note(LIVING, repair_s)
-    check(plan, state)
+            plan.note(f"{LIVING}, {way}", repair_s)
+        check(plan, state)
 
 
-def run_spare(plan: Plan, number: int) -> None:
+def run_spare(plan: Plan, way: str, number: int) -> None:
     """Be a process that was kept warm and takes a dead rank's place."""
-    state, arena = make_state(plan.gib, 0.0), plan.open_arena()
-    plan.note(SPARE, repair(state, 1, plan.open_group(1, f"spare-{number}"), arena))
+    state, memory = make_state(plan.gib, 0.0), plan.open_memory(way)
+    group = plan.open_group(1, f"spare-{way}-{number}")
+    adopt_s = timed(lambda: memory.adopt(state, 1, is_overwritten=True))
+    for each in state.tensors():
+        each.tensor.fill_(number + 2)
+    repair_s = repair(state, 1, group, memory)
+    if memory.shared is not None:
+        plan.note(ADOPT, adopt_s)
+        memory.shared.prepare()
+    plan.note(f"{SPARE}, {way}", (adopt_s[0] + repair_s[0], adopt_s[1] + repair_s[1]))
     check(plan, state)
 
 
@@ -208,11 +276,12 @@ def join(*children: int) -> None:
 
 def measure(plan: Plan) -> dict[str, list[Seconds]]:
     """Return seconds of every round by name."""
-    source = fork(lambda: run_source(plan))
-    join(fork(lambda: run_living(plan)))
-    for number in range(plan.rounds):
-        join(fork(lambda number=number: run_spare(plan, number)))  # type: ignore[misc]
-    join(source)
+    for way in (SHARED, RING):
+        source = fork(lambda way=way: run_source(plan, way))  # type: ignore[misc]
+        join(fork(lambda way=way: run_living(plan, way)))  # type: ignore[misc]
+        for number in range(plan.rounds):
+            join(fork(lambda way=way, number=number: run_spare(plan, way, number)))  # type: ignore[misc]
+        join(source)
     join(fork(lambda: run_save(plan)))
     for _ in range(plan.rounds):
         join(fork(lambda: run_load(plan)))
@@ -223,32 +292,39 @@ def measure(plan: Plan) -> dict[str, list[Seconds]]:
     return figures
 
 
-def report(gib: float, figures: dict[str, list[Seconds]]) -> dict[str, object]:
+def report(gib: float, figures: dict[str, list[Seconds]], load: float) -> dict[str, object]:
     """Print the table; returns it as JSON data."""
+    before, after = (sum(n for n, _ in figures.pop(name)) for name in (PSS_BEFORE, PSS_AFTER))
     walls = {name: [wall_s for wall_s, _ in each] for name, each in figures.items()}
     medians = {name: statistics.median(each) for name, each in walls.items()}
-    share = medians[MEMCPY] / medians[LIVING]
-    factor = medians[DCP] / medians[SPARE]
-    load = os.getloadavg()[0]
     print(
-        f"state of {gib:g} GiB, {os.cpu_count()} cores, load {load:.1f}, torch {torch.__version__}"
+        f"state of {gib:g} GiB, {os.cpu_count()} cores, load {load:.1f} at the begin, "
+        f"{os.getloadavg()[0]:.1f} at the end, torch {torch.__version__}"
     )
-    print(f"{'':16} {'median s':>9} {'min s':>9} {'max s':>9} {'CPU s':>9} {'GB/s':>7}")
-    for name, each in walls.items():
+    print(f"{'':22} {'median s':>9} {'min s':>9} {'max s':>9} {'CPU s':>9} {'GB/s':>7}")
+    for name, each in sorted(walls.items()):
         rate = gib * 2**30 / medians[name] / 1e9
         cpu_s = statistics.median(seconds for _, seconds in figures[name])
         print(
-            f"{name:16} {medians[name]:9.3f} {min(each):9.3f} {max(each):9.3f} {cpu_s:9.3f} "
+            f"{name:22} {medians[name]:9.3f} {min(each):9.3f} {max(each):9.3f} {cpu_s:9.3f} "
             f"{rate:7.2f}"
         )
-    print(f"repair of a living rank: {share:.0%} of memcpy (bar {MEMCPY_SHARE_MIN:.0%})")
-    print(f"repair of a spare: {factor:.1f} x as fast as DCP (bar {DCP_FACTOR_MIN:g})")
+    shares = {way: medians[MEMCPY] / medians[f"{LIVING}, {way}"] for way in (SHARED, RING)}
+    factors = {way: medians[DCP] / medians[f"{SPARE}, {way}"] for way in (SHARED, RING)}
+    for way in (SHARED, RING):
+        print(
+            f"{way}: repair of a living rank at {shares[way]:.0%} of memcpy "
+            f"(bar {MEMCPY_SHARE_MIN:.0%}), of a spare {factors[way]:.1f} x as fast as DCP "
+            f"(bar {DCP_FACTOR_MIN:g})"
+        )
+    print(f"memory with shared states: {after / before:.3f} x (bar {MEMORY_FACTOR_MAX:g})")
     return {
         "gib": gib,
-        "load": load,
+        "load": [load, os.getloadavg()[0]],
         "seconds": figures,
-        "memcpy_share": share,
-        "dcp_factor": factor,
+        "memcpy_share": shares,
+        "dcp_factor": factors,
+        "memory_factor": after / before,
     }
 
 
@@ -262,8 +338,10 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench-repair-") as folder:
-        plan = Plan(options.gib, options.rounds, create_arena(2), Path(folder))
-        table = report(options.gib, measure(plan))
+        load = os.getloadavg()[0]
+        places = create_state_files(2)
+        plan = Plan(options.gib, options.rounds, create_arena(2), places, Path(folder))
+        table = report(options.gib, measure(plan), load)
     if options.json:
         options.json.write_text(json.dumps(table, indent=1) + "\n")
 

@@ -8,7 +8,7 @@ processes that are gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,6 +45,8 @@ class WorkerGroup:
     node: str
     device: torch.device
     store: Store
+    check: Callable[[], None] | None = None
+    """Raises where the group is over: called while a worker waits by the store."""
 
     def keep(self, holder: object) -> None:
         """Keep what refers to the process group until the process ends."""
@@ -59,7 +61,7 @@ class WorkerGroup:
 
     def follow(self, topic: str, timeout: timedelta) -> None:
         """Wait for the one who leads the topic; raises GroupError with the problem told."""
-        wait_for_key(self.store, topic, timeout)
+        wait_for_key(self.store, topic, timeout, self.check)
         if (told := self.store.get(topic).decode()) != _FINE:
             raise GroupError(told)
 
@@ -68,7 +70,7 @@ class WorkerGroup:
         if self.environment.rank == 0:
             self.store.set(topic, text)
             return text
-        wait_for_key(self.store, topic, timeout)
+        wait_for_key(self.store, topic, timeout, self.check)
         return self.store.get(topic).decode()
 
     @contextmanager

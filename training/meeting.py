@@ -51,9 +51,20 @@ def agree_on_name(store: Store, *, rank: int, world_size: int, timeout: timedelt
     return word
 
 
-def wait_for_key(store: Store, key: str, timeout: timedelta) -> None:
-    """Return when the store has the key; raises GroupError after the timeout."""
-    if not _poll(lambda: store.check([key]), timeout):
+def wait_for_key(
+    store: Store, key: str, timeout: timedelta, check: Callable[[], None] | None = None
+) -> None:
+    """Return when the store has the key; raises GroupError after the timeout.
+
+    `check` is called before each look, and raises where nobody will set the key any more.
+    """
+
+    def has_key() -> bool:
+        if check is not None:
+            check()
+        return bool(store.check([key]))
+
+    if not _poll(has_key, timeout):
         raise GroupError(f"no word of {key!r} from the other workers within {timeout}")
 
 

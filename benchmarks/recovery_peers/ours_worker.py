@@ -21,6 +21,7 @@ from resilience.inprocess.block import reexecutable
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.place import read_place
 from resilience.state.arena import Arena
+from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise
 
 PLAN = read_plan()
@@ -37,9 +38,11 @@ class Training:
         assert place is not None
         arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
         arena.touch()
+        shared = SharedState(place.state_files)
+        shared.prepare()
         # Every rank holds all of the state.
         self.recovery = Recovery(
-            lambda rank: (rank, ""), apply=lambda step: self.update(), arena=arena
+            lambda rank: (rank, ""), apply=lambda step: self.update(), arena=arena, shared=shared
         )
         self.recovery.bind(TorchState(self.model, self.optimizer))
         self.reducer: GradientReducer | None = None

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resilience.agent.agent import Agent
-from resilience.agent.membership import Options
+from resilience.agent.membership import GAVE_UP_STATUS, Options
 from resilience.agent.options import AgentOptions
 from resilience.agent.output import LogFolder
 from resilience.agent.peers import listen, own_address
 from resilience.events import EventLog
 
 _SPARE_SLOTS = 8
+# The second is what every optimizer of torch imports when it is made.
+_PRELOAD = ("torch", "torch._dynamo")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,18 +55,19 @@ def _run(
     events: EventLog,
 ) -> int:
     # What follows imports torch, and a mistake in the options should not wait for it.
-    from resilience.agent.rendezvous import RendezvousError, find_leader
-    from resilience.agent.workers import Program, WorkerPool, ZygoteError
+    from resilience.agent.workers import Program, WorkerPool
     from resilience.comm.page import Page, create_page
     from resilience.inprocess.place import WorkerPlace
     from resilience.state.arena import create_arena
+    from resilience.state.shared import create_state_files
 
     num_slots = options.nproc_per_node + options.spares + _SPARE_SLOTS
-    page_file = create_page(num_slots)
     transfer_bytes = options.transfer_buffer_mib << 20
     try:
+        _check_memory(options.nproc_per_node * transfer_bytes)
+        page_file = create_page(num_slots)
         arena_file = create_arena(options.nproc_per_node, transfer_bytes)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         return _complain(
             f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
             f"x {options.nproc_per_node} workers: {error}"
@@ -73,6 +76,7 @@ def _run(
         agent_file=-1,
         page_file=page_file,
         arena_file=arena_file,
+        state_files=tuple(create_state_files(options.nproc_per_node)),
         slot=-1,
         num_slots=num_slots,
         num_local_ranks=options.nproc_per_node,
@@ -82,7 +86,7 @@ def _run(
     )
     program = Program(
         command=options.program,
-        preload=tuple(options.preload or ("torch",)),
+        preload=tuple(options.preload or _PRELOAD),
         warm=options.warm,
         place=place,
     )
@@ -91,22 +95,35 @@ def _run(
         _agent_options(options, host),
         pool=pool,
         page=Page(page_file, num_slots),
-        logs=logs,
         events=events,
         listener=listener,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: agent.stop(number))
+    try:
+        return _serve(agent, options)
+    finally:
+        pool.close()
+        logs.close()
+
+
+def _serve(agent: Agent, options: argparse.Namespace) -> int:
+    """Find the other agents, and run until the job has ended."""
+    from resilience.agent.leader import StoreError
+    from resilience.agent.rendezvous import RendezvousError, find_leader
+    from resilience.agent.workers import ZygoteError, ZygoteLostError
+
+    # To look for the others may take long, and no signal would be heard meanwhile.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         leader = find_leader(
             options.rdzv_endpoint, options.rdzv_id, agent.address, timeout_s=options.join_deadline_s
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: agent.stop(number))
         return agent.run(leader)
-    except (RendezvousError, ZygoteError, ConnectionError) as error:
+    except ZygoteLostError as error:
+        return _complain(f"{error}, and all workers of this node with it", GAVE_UP_STATUS)
+    except (RendezvousError, StoreError, ZygoteError, ConnectionError) as error:
         return _complain(str(error))
-    finally:
-        pool.close()
-        logs.close()
 
 
 def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
@@ -117,6 +134,7 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
         num_spares=options.spares,
         hang_deadline_s=options.hang_deadline_s,
         stop_deadline_s=options.stop_deadline_s,
+        term_deadline_s=options.term_deadline_s,
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],
@@ -180,11 +198,13 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--warm", choices=("imports", "program"), default="imports",
         help="how far a spare comes: imports, or the program up to its block, which then may "
              "not read RANK before it (default imports)")  # fmt: skip
-    add("--preload", action="append", help="module that is imported once (default torch)")
+    add("--preload", action="append", help="module that is imported once (default torch and torch._dynamo)")
     add("--hang-deadline-s", type=_seconds, default=300.0,
         help="no progress of any rank for this long is a hang (default 300)")  # fmt: skip
     add("--stop-deadline-s", type=_seconds, default=15.0,
         help="how long a worker may take to stop after a fault (default 15)")  # fmt: skip
+    add("--term-deadline-s", type=_seconds, default=15.0,
+        help="how long workers may take to end after SIGTERM (default 15)")  # fmt: skip
     add("--join-deadline-s", type=_seconds, default=120.0,
         help="how long nodes and replacements may take to come (default 120)")  # fmt: skip
     add("--restarts-max", type=_count, default=10, help="replacements in a window (default 10)")
@@ -234,9 +254,19 @@ def _endpoint(text: str) -> str:
     return text
 
 
-def _complain(text: str) -> int:
+def _check_memory(size_bytes: int) -> None:
+    """Raise OSError where memory would run out, which would end whatever the kernel chooses."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable" and size_bytes > (available := int(rest.split()[0]) << 10):
+            raise OSError(
+                f"{size_bytes >> 20} MiB is more than the {available >> 20} MiB there are"
+            )
+
+
+def _complain(text: str, status: int = 1) -> int:
     sys.stderr.write(f"resilience.agent: {text}\n")
-    return 1
+    return status
 
 
 if __name__ == "__main__":

@@ -6,22 +6,22 @@ Membership is decided in `coordinator`, which of the workers hang in `hang`.
 
 from __future__ import annotations
 
-import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from resilience.agent.coordinator import take_over
-from resilience.agent.hang import find_hang
+from resilience.agent.crew import Crew
+from resilience.agent.failures import Failures
+from resilience.agent.hang import STOPPED_STATES, find_hang
 from resilience.agent.membership import State
 from resilience.agent.options import AgentOptions
-from resilience.agent.output import LineCutter, LogFolder
 from resilience.agent.succession import Succession
+from resilience.agent.watch import Watch
 from resilience.agent.workers import Worker, WorkerPool
 from resilience.comm.messages import (
     Beat,
@@ -41,7 +41,10 @@ from resilience.events import EventLog, EventLogError
 from resilience.state.report import Phase, Report
 
 LAST_WORDS_S = 5.0
-"""How long workers may take to end by themselves once the run is over."""
+"""How long workers may take to end by themselves once the run has failed."""
+GOOD_END_S = 60.0
+"""How long they may take once it has ended well: what follows a block may still write."""
+_ASKED = "asked to end"
 _STARTS_MAX = 3
 LOST_STATUS = 69
 """Exit status of an agent that found no coordinator any more."""
@@ -56,36 +59,41 @@ class Agent:
         *,
         pool: WorkerPool,
         page: Page,
-        logs: LogFolder,
         events: EventLog,
         listener: socket.socket,
     ) -> None:
         self._options = options
         self._pool = pool
         self._page = page
-        self._logs = logs
         self._events = events
-        self._selector = selectors.DefaultSelector()
+        self._watch = Watch()
         self._succession = Succession(
             self,
             node=options.node,
             host=options.host,
             listener=listener,
-            selector=self._selector,
+            selector=self._watch.selector,
             events=events,
             note=self._note,
         )
-        self._ranks: dict[int, Worker | None] = dict.fromkeys(range(options.num_local_ranks))
+        self._crew = Crew(
+            pool,
+            page=page,
+            watch=self._watch,
+            num_local_ranks=options.num_local_ranks,
+            num_spares=options.num_spares,
+            refill_delay_s=options.refill_delay_s,
+            hear=self._hear_worker,
+        )
         self._opening: Open | None = None
         self._is_broken = False
         self._broken_s = 0.0
         self._reports: dict[int, Stopped] = {}
         self._is_joined = False
-        self._refill_s = 0.0
         self._num_failed_starts = 0
         self._end: End | None = None
-        self._end_s = float("inf")
-        self._first_failure: Failed | None = None
+        self._end_s = self._killed_s = float("inf")
+        self._failures = Failures()
         self._stop_status: int | None = None
         """Exit status once somebody has asked the agent to end."""
 
@@ -102,29 +110,33 @@ class Agent:
         Raises ConnectionError where no coordinator is there, ZygoteError where
         no worker can be started.
         """
-        self._watch(self._pool, self._read_zygote)
+        self._watch.add(self._pool, self._read_zygote)
         self._succession.begin(leader_address)
-        for _ in range(self._options.num_local_ranks + self._options.num_spares):
-            self._add_worker()
+        self._crew.start()
         while not self._is_done():
-            for key, _ in self._selector.select(self._pause_s()):
-                key.data()
+            self._watch.serve(self._pause_s())
             self._tick()
         assert self._end
         return self._end.status
 
     def stop(self, number: int) -> None:
-        """Pass a signal on to the workers, which end after a common step."""
+        """Pass a signal on to the workers, which end after a common step.
+
+        From here on no worker is replaced; who ignores the signal is ended after a while.
+        """
         self._stop_status = 128 + number
+        self._crew.is_closed = True
         for worker in self._pool.workers.values():
             worker.signal(number)
         if self._end is None:
-            self._end_s = min(self._end_s, time.monotonic() + self._options.grace_s)
+            self._end_s = min(self._end_s, time.monotonic() + self._options.term_deadline_s)
 
     def _is_done(self) -> bool:
         if self._end is None:
             return False
-        return all(worker.is_ended for worker in self._pool.workers.values())
+        # A process that not even SIGKILL ends is in the kernel's hands, or a driver's.
+        is_late = time.monotonic() >= self._killed_s + LAST_WORDS_S
+        return is_late or all(worker.is_ended for worker in self._pool.workers.values())
 
     def _pause_s(self) -> float:
         return min(0.5, max(0.02, self._options.hang_deadline_s / 8))
@@ -134,43 +146,53 @@ class Agent:
         self._succession.tick(now_s)
         if now_s >= self._end_s:
             self._kill_all()
+        elif self._end is None and self._opening is None and self._stop_status is not None:
+            self._end_as_asked(_ASKED)
         elif self._end is None:
             self._check_progress(now_s)
             self._check_stopping(now_s)
-            self._refill(now_s)
+            if not self._is_broken:
+                self._crew.refill(now_s, is_patient=self._opening is not None)
 
     def _kill_all(self) -> None:
+        """End what is left at the end of a time limit."""
         if self._end is None:
-            status = 128 + signal.SIGTERM
-            self._end = End(status=status, reason="workers did not stop in the grace period")
-            self._succession.tell(
-                Finished(generation=self._generation, rank=0, status=status, text="stopped")
-            )
+            self._end_as_asked("workers did not stop in the grace period")
         for worker in self._pool.workers.values():
+            if worker.rank is not None and self._end and self._end.status == 0:
+                self._say(f"rank {worker.rank} did not end within {GOOD_END_S:g} s of the run")
             worker.signal(signal.SIGKILL)
+        self._killed_s, self._end_s = time.monotonic(), float("inf")
+
+    def _end_as_asked(self, text: str) -> None:
+        """End the run, or leave it where this node is no part of it."""
+        status = self._stop_status or 128 + signal.SIGTERM
+        rank = self._rank(0)
+        self._succession.tell(
+            Finished(generation=self._generation, rank=rank, status=status, text=text)
+        )
+        if self._end is None and not (self._is_member() and text == _ASKED):
+            self._finish(End(status=status, reason=text))
 
     @property
     def _generation(self) -> int:
         return self._opening.generation if self._opening else -1
 
-    def _watch(self, what: object, callback: Callable[[], None]) -> None:
-        self._selector.register(what, selectors.EVENT_READ, callback)  # type: ignore[arg-type]
-
-    def _unwatch(self, file: int) -> None:
-        try:
-            self._selector.unregister(file)
-        except KeyError:
-            return
-
     # ---- the coordinator
 
-    def make_state(self, lost: str | None) -> State:
+    def make_state(self, lost: str | None, silent: frozenset[str]) -> State:
         """Return what a coordinator in this process would begin with."""
         options, now_s = self._options.coordinator, time.monotonic()
-        if self._opening is None or lost is None:
+        if lost is None:
             return State(options=options, since_s=now_s)
-        nodes = self._opening.nodes
-        return take_over(options, generation=self._generation, nodes=nodes, lost=lost, now_s=now_s)
+        return take_over(
+            options,
+            generation=self._generation,
+            nodes=self._opening.nodes if self._opening else (),
+            lost=lost,
+            silent=silent,
+            now_s=now_s,
+        )
 
     def lose_all(self) -> None:
         """End: without a coordinator nobody may go on."""
@@ -180,7 +202,7 @@ class Agent:
 
     def join(self) -> None:
         """Tell the coordinator of this node; it is done once its workers are warm."""
-        if None in self._ranks.values() and self._opening is None:
+        if self._opening is None and not self._crew.is_whole:
             return
         index = -1
         if self._opening is not None and self._options.node in self._opening.nodes:
@@ -211,35 +233,46 @@ class Agent:
             self._finish(message)
 
     def _open(self, opening: Open) -> None:
+        if opening.generation <= self._generation:
+            return
+        self._failures.open(opening)
         self._opening, self._is_broken = opening, False
-        self._reports.clear()
+        known, self._reports = self._reports, {}
         self._events.generation = opening.generation
-        self._refill_s = time.monotonic() + self._options.refill_delay_s
-        for local_rank, worker in self._ranks.items():
+        self._crew.put_off_refill(time.monotonic())
+        for local_rank, worker in self._crew.ranks.items():
             rank = opening.rank + local_rank
-            if worker is None:
+            if worker is None or worker.is_condemned:
                 self._fail(rank, "died", f"rank {rank} ended before its generation began")
                 continue
             worker.rank, worker.local_rank = rank, local_rank
             worker.generation = opening.generation
+            worker.is_finished = False
             self._page.mark(worker.slot, 0, Place.NOWHERE)
+            worker.take_turn()
+            if not _is_told(opening.reports[rank], known.get(rank)):
+                # The generation counts on what a process held that is gone since.
+                self._fail(rank, "died", f"rank {rank} was replaced as its generation began")
+                self._report_fresh(worker)
+                continue
             worker.send(replace(opening, rank=rank, local_rank=local_rank))
 
     def _break(self, order: Break) -> None:
         if order.generation != self._generation:
             return
         self._is_broken, self._broken_s = True, time.monotonic()
-        for local_rank, worker in self._ranks.items():
+        for local_rank, worker in self._crew.ranks.items():
             rank = self._rank(local_rank)
             if rank in self._reports:
                 # A new coordinator asks for what an earlier one was told.
                 self._succession.tell(self._reports[rank])
             elif worker is None:
                 continue
-            elif worker.is_attached:
+            elif worker.is_attached and worker.state() not in STOPPED_STATES:
                 worker.send(order)
             else:
                 self._condemn(worker)
+        self._replace_missing()
 
     def _condemn(self, worker: Worker) -> None:
         """End a worker on purpose: its death is no fault of its own."""
@@ -247,73 +280,47 @@ class Agent:
         worker.signal(signal.SIGKILL)
 
     def _replace_rank(self, order: ReplaceRank) -> None:
-        worker = self._ranks.get(order.rank - self._rank(0))
+        worker = self._crew.ranks.get(order.rank - self._rank(0))
         if worker is not None:
             self._say(f"replacing rank {order.rank}: {order.reason}")
             self._condemn(worker)
 
     def _finish(self, end: End) -> None:
-        self._end, self._end_s = end, time.monotonic() + LAST_WORDS_S
+        if self._end is not None:
+            return
+        self._succession.close()
+        last_words_s = LAST_WORDS_S if end.status else GOOD_END_S
+        self._end, self._end_s = end, min(self._end_s, time.monotonic() + last_words_s)
         for worker in self._pool.workers.values():
-            if worker.is_finished or (worker.rank is not None and end.status == 0):
+            has_rank = worker.rank is not None and not worker.is_condemned
+            if worker.is_finished or (has_rank and end.status == 0):
                 worker.send(end)
-            else:
+            elif self._stop_status is None or not has_rank or worker.is_attached:
                 worker.signal(signal.SIGKILL)
         if end.status:
-            self._show_failure(end)
-
-    def _show_failure(self, end: End) -> None:
-        """Say why the run ended, the first traceback first."""
-        if (first := self._first_failure) and first.details:
-            self._say(f"first failure: rank {first.rank}, generation {first.generation}")
-            sys.stderr.write(first.details.rstrip() + "\n")
-        self._say(f"the run ends with exit status {end.status}: {end.reason}")
+            self._failures.show(self._say)
+            self._say(f"the run ends with exit status {end.status}: {end.reason}")
 
     # ---- workers
 
     def _rank(self, local_rank: int) -> int:
         return (self._opening.rank if self._opening else 0) + local_rank
 
-    def _add_worker(self) -> None:
-        worker = self._pool.fork()
-        self._page.clear(worker.slot)
-        self._watch(worker.socket, lambda: self._read_worker(worker))
-        for output, is_error in zip(worker.outputs, (False, True), strict=True):
-            self._watch_output(worker, output, is_error=is_error)
-
-    def _watch_output(self, worker: Worker, output: LineCutter, *, is_error: bool) -> None:
-        def read() -> None:
-            lines, is_open = output.read()
-            self._pool.print(worker, lines, is_error=is_error)
-            if not is_open:
-                self._unwatch(output.file)
-
-        self._watch(output.file, read)
-
     def _read_zygote(self) -> None:
         for worker in self._pool.read():
             self._bury(worker)
-
-    def _read_worker(self, worker: Worker) -> None:
-        messages = worker.read()
-        if messages is None:
-            # The end of the process follows.
-            self._unwatch(worker.socket.fileno())
-            return
-        for message in messages:
-            self._hear_worker(worker, message)
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
         if isinstance(message, Ready):
             worker.is_ready = True
             worker.is_attached = worker.is_attached or message.has_block
             self._num_failed_starts = 0
-            self._assign_spares()
+            self._replace_missing()
             return
-        if worker.local_rank is None or self._ranks[worker.local_rank] is not worker:
+        if worker.is_condemned or not self._crew.owns(worker):
             return
         if isinstance(message, Failed):
-            self._first_failure = self._first_failure or message
+            self._failures.note(message)
             self._succession.tell(message)
         elif isinstance(message, Stopped):
             if message.generation == self._generation:
@@ -323,20 +330,15 @@ class Agent:
             worker.is_finished = True
             self._succession.tell(message)
 
-    def _assign_spares(self) -> None:
-        """Give ranks without a process to spares; such a rank holds no state."""
-        for local_rank, worker in self._ranks.items():
-            if worker is not None:
-                continue
-            spare = next((each for each in self._pool.workers.values() if _is_spare(each)), None)
-            if spare is None:
-                break
-            spare.local_rank = local_rank
-            self._ranks[local_rank] = spare
-            if self._opening and self._is_member():
-                spare.rank = self._rank(local_rank)
+    def _replace_missing(self) -> None:
+        """Give ranks without a process to spares, which hold no state, or have some started."""
+        for spare in self._crew.assign():
+            if self._is_member():
+                spare.rank = self._rank(spare.local_rank or 0)
+                spare.generation = self._generation + 1
                 self._report_fresh(spare)
-        if not self._is_joined and None not in self._ranks.values():
+        self._crew.add_missing()
+        if not self._is_joined and self._crew.is_whole:
             self.join()
 
     def _is_member(self) -> bool:
@@ -354,73 +356,76 @@ class Agent:
 
     def _bury(self, worker: Worker) -> None:
         """Deal with a process that has ended."""
-        self._pool.forget(worker, self._unwatch)
+        self._pool.forget(worker, self._watch.drop)
         if self._end is not None:
+            self._bury_late(worker, self._end)
             return
-        if self._stop_status is not None and not (self._succession.leader or self._is_member()):
-            self._finish(End(status=self._stop_status, reason="asked to end"))
+        if self._stop_status is not None:
+            self._bury_asked(worker)
             return
         if not worker.is_ready:
             self._fail_start(worker)
             return
-        local_rank = worker.local_rank
-        if local_rank is None or self._ranks[local_rank] is not worker:
+        if not self._crew.owns(worker):
             return
-        self._ranks[local_rank] = None
+        local_rank = worker.local_rank or 0
+        self._crew.ranks[local_rank] = None
         if self._opening is None or not self._is_member():
-            self._assign_spares()
-            self._add_missing()
+            self._replace_missing()
             return
         rank = self._rank(local_rank)
         self._reports.pop(rank, None)
-        if worker.status == 0 and not worker.is_attached:
+        if worker.status == 0 and not (worker.is_attached or self._is_broken):
             # A program without a block of its own that has come to its end.
             self._succession.tell(Finished(generation=self._generation, rank=rank, status=0))
             return
         if not worker.is_condemned:
             self._fail(rank, "died", f"rank {rank} {worker.describe_end()}")
-        self._assign_spares()
-        self._add_missing()
+        self._replace_missing()
+
+    def _bury_late(self, worker: Worker, end: End) -> None:
+        """Note that a rank failed after the run had ended well."""
+        if end.status == 0 and worker.status != 0 and worker.rank is not None:
+            status = worker.status if worker.status and worker.status > 0 else 1
+            text = f"rank {worker.rank} {worker.describe_end()} after its last step"
+            self._say(text)
+            self._end = End(status=status, reason=text)
+
+    def _bury_asked(self, worker: Worker) -> None:
+        """Replace nobody any more; a program without a block may end in its own time."""
+        if not self._crew.owns(worker):
+            return
+        self._crew.ranks[worker.local_rank or 0] = None
+        others = [each for each in self._crew.ranks.values() if each is not None]
+        if others and not any(each.is_attached for each in others) and not worker.is_attached:
+            return
+        self._end_as_asked(_ASKED)
 
     def _fail(self, rank: int, reason: str, text: str) -> None:
         failed = Failed(generation=self._generation, rank=rank, reason=reason, text=text)
-        self._first_failure = self._first_failure or failed
+        self._failures.note(failed)
         self._say(text)
         self._succession.tell(failed)
 
     def _fail_start(self, worker: Worker) -> None:
         """Try a start again, in case it was memory or luck; the next would end there as well."""
         self._num_failed_starts += 1
-        if self._opening is None or self._num_failed_starts >= _STARTS_MAX:
-            status = worker.status if worker.status and worker.status > 0 else 1
-            status = self._stop_status or status
-            text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
-            if self._opening is None or self._is_joined:
-                self._succession.tell(
-                    Finished(
-                        generation=self._generation, rank=self._rank(0), status=status, text=text
-                    )
-                )
-            self._finish(End(status=status, reason=text))
+        if self._opening is not None and self._num_failed_starts < _STARTS_MAX:
+            self._crew.add_missing()
             return
-        self._add_missing()
-
-    def _add_missing(self) -> None:
-        """Start processes for ranks that have none; spares follow later."""
-        num_missing = sum(worker is None for worker in self._ranks.values())
-        num_coming = sum(_is_coming(worker) for worker in self._pool.workers.values())
-        for _ in range(num_missing - num_coming):
-            self._add_worker()
-
-    def _refill(self, now_s: float) -> None:
-        if now_s < self._refill_s or self._is_broken or not self._pool.is_zygote_ready:
+        text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
+        if self._opening is not None and self._crew.is_whole:
+            # The run has all that it needs now.
+            self._say(f"{text}; the run goes on without spares on this node")
+            self._crew.stop_refill()
             return
-        num_waiting = sum(
-            _is_spare(worker) or _is_coming(worker) for worker in self._pool.workers.values()
-        )
-        if num_waiting < self._options.num_spares:
-            self._refill_s = now_s + self._options.refill_delay_s
-            self._add_worker()
+        status = worker.status if worker.status and worker.status > 0 else 1
+        if self._opening is None:
+            self._succession.tell(
+                Finished(generation=-1, rank=self._rank(0), status=status, text=text)
+            )
+        # A node that can start nothing any more leaves its place to another one.
+        self._finish(End(status=status, reason=text))
 
     # ---- deadlines
 
@@ -430,14 +435,14 @@ class Agent:
             return
         workers = {
             self._rank(local_rank): worker
-            for local_rank, worker in self._ranks.items()
+            for local_rank, worker in self._crew.ranks.items()
             if worker is not None and not worker.is_finished
         }
         slots = {rank: self._page.read(worker.slot) for rank, worker in workers.items()}
         deadline_s = self._options.hang_deadline_s
         if any(now_s - slot.progress_s < deadline_s for slot in slots.values()):
             return
-        states = {rank: _process_state(worker.pid) for rank, worker in workers.items()}
+        states = {rank: worker.state() for rank, worker in workers.items()}
         hang = find_hang(slots, states, now_s, deadline_s)
         if hang is None:
             return
@@ -449,7 +454,7 @@ class Agent:
         """Replace who does not stop: it is stuck where nothing reaches it."""
         if not self._is_broken or now_s - self._broken_s < self._options.stop_deadline_s:
             return
-        for local_rank, worker in self._ranks.items():
+        for local_rank, worker in self._crew.ranks.items():
             rank = self._rank(local_rank)
             if worker is not None and rank not in self._reports:
                 self._say(
@@ -473,17 +478,6 @@ class Agent:
         sys.stderr.flush()
 
 
-def _is_spare(worker: Worker) -> bool:
-    return worker.is_ready and worker.local_rank is None and not worker.is_ended
-
-
-def _is_coming(worker: Worker) -> bool:
-    return not worker.is_ready and not worker.is_ended
-
-
-def _process_state(pid: int) -> str:
-    """Return the letter of the process's state, empty for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+def _is_told(report: Mapping[str, Any], told: Stopped | None) -> bool:
+    """Say whether a generation's report of a rank is what its process can stand for."""
+    return report["phase"] == Phase.FRESH.value or (told is not None and told.report == report)

@@ -13,7 +13,7 @@ opens only where more than half of the agents are at hand that may still live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from resilience.agent.membership import (
@@ -52,9 +52,20 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
 
 
 def take_over(
-    options: Options, *, generation: int, nodes: Sequence[str], lost: str, now_s: float
+    options: Options,
+    *,
+    generation: int,
+    nodes: Sequence[str],
+    lost: str,
+    silent: Collection[str] = (),
+    now_s: float,
 ) -> State:
-    """Return the state of a coordinator that follows a lost one."""
+    """Return the state of a coordinator that follows a lost one.
+
+    `silent` are the agents that may still live; who comes is silent no more.
+    """
+    if generation < 0:
+        return State(options=options, since_s=now_s, silent=frozenset(silent))
     return State(
         options=options,
         stage=STOPPING,
@@ -62,6 +73,7 @@ def take_over(
         generation=generation,
         nodes=(None,) * options.num_nodes,
         awaited=frozenset(place for place, node in enumerate(nodes) if node != lost),
+        silent=frozenset(silent),
     )
 
 
@@ -86,10 +98,35 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         silent=state.silent - {join.node},
     )
     note = Note(event="node_joined", fields={"node": join.node})
+    is_regrouping = state.stage == GATHERING or bool(state.awaited)
+    if is_regrouping and join.index >= 0 and join.generation > state.generation:
+        state = _adopt(state, join, now_s)
     if state.stage == STOPPING and join.index in state.awaited:
-        return _add(_regain(state, join), note)
+        if join.generation == state.generation:
+            return _add(_regain(state, join), note)
+        # The others went on without this node: what it holds counts as nothing.
+        state = replace(state, awaited=state.awaited - {join.index})
     state, actions = _advance(state, now_s)
     return state, [note, *actions]
+
+
+def _adopt(state: State, join: Join, now_s: float) -> State:
+    """Learn from a member of a newer generation that there is one.
+
+    The coordinator was a standby, or the one before it was lost while it opened
+    that generation. Nodes that have come from older ones are standbys now.
+    """
+    places = range(state.options.num_nodes)
+    return replace(
+        state,
+        stage=STOPPING,
+        since_s=now_s,
+        generation=join.generation,
+        nodes=(None,) * state.options.num_nodes,
+        awaited=frozenset(places) if state.stage == GATHERING else state.awaited | {join.index},
+        reports={},
+        finished={},
+    )
 
 
 def _regain(state: State, join: Join) -> Decision:
@@ -147,7 +184,9 @@ def _failed(state: State, event: Said, now_s: float) -> Decision:
         return _stop(state, failed, now_s)
     # A second fault while the first is dealt with: its rank reports what it holds, as all do.
     if failed.reason in _REPLACED:
-        state = replace(state, restarts_s=(*state.restarts_s, now_s))
+        # What its process had reported is gone with it; the one that follows reports anew.
+        others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
+        state = replace(state, restarts_s=(*state.restarts_s, now_s), reports=others)
     return state, [_detected(failed)]
 
 
@@ -157,7 +196,8 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
     restarts_s = state.restarts_s
     if failed.reason in _REPLACED:
         restarts_s = (*restarts_s, now_s)
-    else:
+    is_own = failed.reason not in (*_REPLACED, _CONSEQUENCE)
+    if is_own:
         in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
     order = Break(generation=state.generation, reason=failed.text)
     actions: list[Action] = [
@@ -167,7 +207,8 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
     ]
     place = failed.rank // state.options.num_local_ranks
     replacing: frozenset[int] = frozenset()
-    if in_process.get(failed.rank, 0) >= 2 and (node := state.nodes[place]) is not None:
+    is_repeated = is_own and in_process[failed.rank] >= 2
+    if is_repeated and (node := state.nodes[place]) is not None:
         reason = "faults again and again in one process"
         actions.append(Replace(node=node, rank=failed.rank, reason=reason))
         replacing = frozenset({failed.rank})
@@ -186,6 +227,8 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
 
 
 _REPLACED = ("died", "hung", "node lost")
+_CONSEQUENCE = "group"
+"""A connection has ended: the rank that says so first may be the last that holds its shard."""
 
 
 def _detected(failed: Failed) -> Note:
@@ -215,6 +258,10 @@ def _stopped(state: State, event: Said, now_s: float) -> Decision:
 def _finished(state: State, event: Said, now_s: float) -> Decision:
     finished = event.message
     assert isinstance(finished, Finished)
+    if finished.status and finished.text:
+        if event.node in state.nodes or state.stage == GATHERING:
+            return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
+        return state, []
     is_current = finished.generation == state.generation and state.stage == RUNNING
     if not is_current or event.node not in state.nodes:
         return state, []
@@ -222,8 +269,6 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
     state = replace(state, finished={**state.finished, finished.rank: finished})
     if is_first:
         state = replace(state, since_s=now_s)
-    if finished.status and finished.text:
-        return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
     if len(state.finished) < state.options.world_size:
         return state, []
     status = max(each.status for each in state.finished.values())
@@ -270,6 +315,8 @@ def _missing(state: State) -> str:
     options = state.options
     if state.stage == GATHERING:
         names = ", ".join(state.present) or "none"
+        if len(state.present) >= options.num_nodes:
+            return _no_majority(state)
         return (
             f"{len(state.present)} of {options.num_nodes} nodes joined within "
             f"{options.join_deadline_s:g} s ({names}); look at the logs of those that did not"
@@ -283,6 +330,10 @@ def _missing(state: State) -> str:
     ranks = [rank for rank in range(options.world_size) if rank not in state.reports]
     if ranks:
         return f"ranks {ranks} neither stopped nor were replaced within {_patience_s(state):g} s"
+    return _no_majority(state)
+
+
+def _no_majority(state: State) -> str:
     return (
         f"{len(state.present)} agents are here and {len(state.silent)} are silent, which is no "
         "majority; they may go on elsewhere"
@@ -301,6 +352,8 @@ def _advance(state: State, now_s: float) -> Decision:
         is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
         is_last_call_over = now_s - state.since_s >= options.last_call_s
         if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
+            return state, []
+        if len(state.present) <= len(state.silent):
             return state, []
         members = sorted(state.present)[: options.num_nodes]
         state = replace(state, nodes=tuple(members))
@@ -413,7 +466,7 @@ def _end(state: State, status: int, reason: str) -> Decision:
         actions.append(Note(event="gave_up", fields={"reason": reason}))
     end = End(status=status, reason=reason)
     actions += [Send(node=node, message=end) for node in state.present]
-    return replace(state, stage=ENDED), actions
+    return replace(state, stage=ENDED, ending=end), actions
 
 
 def _add(decision: Decision, note: Action) -> Decision:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from resilience.comm.page import Place, Slot
 
+STOPPED_STATES = ("T", "t")
+"""Letters of /proc/PID/stat for a process that is stopped, by a signal or a debugger."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
@@ -40,7 +43,7 @@ def find_hang(
     newest_s = max(slot.progress_s for slot in slots.values())
     if now_s - newest_s < deadline_s:
         return None
-    stopped = tuple(sorted(rank for rank in slots if states.get(rank) in ("T", "t")))
+    stopped = tuple(sorted(rank for rank in slots if states.get(rank) in STOPPED_STATES))
     rank = stopped[0] if stopped else min(slots, key=lambda each: _progress(slots[each], each))
     slot = slots[rank]
     why = (

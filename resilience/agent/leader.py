@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from resilience.agent.coordinator import decide, next_deadline_s
 from resilience.agent.membership import (
@@ -27,13 +27,22 @@ from resilience.agent.membership import (
     Tick,
 )
 from resilience.agent.peers import Peer
-from resilience.comm.messages import Beat, Join, Message, Open, ReplaceRank
+from resilience.comm.messages import Beat, End, Join, Message, Open, ReplaceRank
 from resilience.events import EventLog, EventLogError
 
 LEASE_S = 10.0
 """An agent that was not heard for this long counts as lost."""
 BEAT_S = 1.0
-_STORE_TIMEOUT = timedelta(seconds=60)
+TAKEN_NAME_STATUS = 2
+"""Exit status of an agent whose name another one has."""
+_FIRST_STORE_TIMEOUT = timedelta(seconds=60)
+_STORE_TIMEOUT = timedelta(seconds=5)
+"""While a store is made nobody's lease is renewed."""
+_STORE_RETRY_S = 10.0
+
+
+class StoreError(RuntimeError):
+    """The workers' store cannot be opened at all; the message says why."""
 
 
 class Leader:
@@ -44,22 +53,26 @@ class Leader:
         state: State,
         *,
         node: str,
-        host: str,
+        address: str,
         tell_self: Callable[[Message], None],
         events: EventLog,
     ) -> None:
         self._state = state
         self._node = node
-        self._host = host
+        self._address = address
+        self._host = address.rpartition(":")[0]
         self._tell_self = tell_self
         self._events = events
         self._peers: dict[str, Peer] = {}
         self._connections: set[Peer] = set()
         """Of all agents, also of those whose workers are not warm yet."""
         self._stores: deque[TCPStore] = deque(maxlen=2)
-        self._next_store: TCPStore | None = self._open_store()
+        self._next_store: TCPStore | None = self._open_store(_FIRST_STORE_TIMEOUT)
+        self._retry_s = 0.0
         self._beat_s = 0.0
         self._inbox: deque[Event] = deque()
+        self._told: set[Peer] = set()
+        """Connections whose agents know that the run has ended."""
         self._is_deciding = False
 
     @property
@@ -74,18 +87,27 @@ class Leader:
             peer.heard_s = time.monotonic()
             self._connections.add(peer)
             if isinstance(message, Join):
+                if self._is_taken(message.node, peer):
+                    reason = f"another agent is named {message.node!r}; set --node-name"
+                    peer.send(End(status=TAKEN_NAME_STATUS, reason=reason))
+                    return
                 peer.node = message.node
                 self._peers[message.node] = peer
             if peer.node is None:
+                self._tell_rest()
                 return
             node = peer.node
         if isinstance(message, Beat):
+            self._tell_rest()
             return
         if isinstance(message, Join):
             self._take(NodeJoined(join=message))
             self._send_roster()
         else:
             self._take(Said(node=node, message=message))
+
+    def _is_taken(self, name: str, peer: Peer) -> bool:
+        return name == self._node or self._peers.get(name, peer) is not peer
 
     def lose(self, peer: Peer, *, is_dead: bool = True) -> None:
         """Note that an agent's connection is closed."""
@@ -110,9 +132,10 @@ class Leader:
     def _send_roster(self) -> None:
         """Renew every agent's lease, and tell who would follow as coordinator."""
         self._beat_s = time.monotonic()
-        joins = self._state.present.values()
-        beat = Beat(nodes=tuple((join.node, join.address) for join in joins))
-        for peer in self._connections:
+        others = [join for join in self._state.present.values() if join.node != self._node]
+        nodes = ((self._node, self._address), *((join.node, join.address) for join in others))
+        beat = Beat(nodes=nodes)
+        for peer in list(self._connections):
             peer.send(beat)
         self._tell_self(beat)
 
@@ -130,9 +153,21 @@ class Leader:
                     self._act(action)
         finally:
             self._is_deciding = False
+        self._tell_rest()
         # After the workers are told: to make a store takes a moment.
         if self._next_store is None and not self.is_over:
-            self._next_store = self._open_store()
+            self._prepare_store()
+
+    def _tell_rest(self) -> None:
+        """Tell the end also to agents that have not joined, or come later."""
+        if self._state.ending is None:
+            return
+        for peer in self._connections - self._told:
+            if peer.node not in self._state.present:
+                peer.send(self._state.ending)
+        self._told |= self._connections
+        if self._node not in self._state.present:
+            self._tell_self(self._state.ending)
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Note):
@@ -158,16 +193,32 @@ class Leader:
             # A full disk is no reason to stop a run that survives without its record.
             return
 
-    def _open_store(self) -> TCPStore:
-        return TCPStore(
-            self._host, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT
-        )
+    def _prepare_store(self) -> None:
+        """Make the next store; where that fails the last one serves the next generation too."""
+        now_s = time.monotonic()
+        if now_s < self._retry_s:
+            return
+        try:
+            self._next_store = self._open_store(_STORE_TIMEOUT)
+        except StoreError as error:
+            self._retry_s = now_s + _STORE_RETRY_S
+            self._note(Note(event="warning", fields={"text": str(error)}))
+
+    def _open_store(self, timeout: timedelta) -> TCPStore:
+        try:
+            return TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        except DistError as error:
+            problem = str(error).strip().partition("\n")[0]
+            raise StoreError(
+                f"cannot open a store on {self._host!r}: {problem}; set --local-addr to an "
+                "address of this node"
+            ) from error
 
     def _store_of(self, generation: int) -> str:
         """Return the address of a generation's own store.
 
-        Each has its own, so that no key of an older one can be read; the two
-        newest are kept.
+        Each has its own where one could be made, and its own prefix in any case;
+        the two newest are kept.
         """
         if self._next_store is not None:
             self._stores.append(self._next_store)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.comm.messages import Failed, Finished, Join, Message
+from resilience.comm.messages import End, Failed, Finished, Join, Message
 from resilience.state.report import Report
 
 GATHERING = "gathering"
@@ -69,6 +69,8 @@ class State:
     """The first fault of the generation that is being stopped, or was stopped last."""
     in_process: Mapping[int, int] = field(default_factory=dict)
     """Faults of each rank since the last progress that its process survived."""
+    ending: End | None = None
+    """How the run has ended."""
     replacing: frozenset[int] = frozenset()
     """Ranks whose process is being ended on purpose: what it still says does not count."""
 

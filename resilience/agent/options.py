@@ -20,6 +20,6 @@ class AgentOptions:
     stop_deadline_s: float
     refill_delay_s: float = 1.0
     """How long after an opening the next spare is made: the run comes first."""
-    grace_s: float = 15.0
+    term_deadline_s: float
     """How long workers may take to end after SIGTERM."""
     coordinator: Options

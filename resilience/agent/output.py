@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,8 +35,9 @@ class LogFolder:
         who = f"rank {rank}" if rank is not None else "spare"
         prefix = f"[{self._node} {who}] ".encode()
         console = sys.stderr.buffer if is_error else sys.stdout.buffer
-        console.write(b"".join(prefix + line + b"\n" for line in lines))
-        console.flush()
+        with suppress(OSError):  # whoever read it has gone; the files go on
+            console.write(b"".join(prefix + line + b"\n" for line in lines))
+            console.flush()
         if self._is_broken:
             return
         name = "spare.log" if rank is None else f"rank-{rank}.generation-{generation}.log"
@@ -44,7 +46,8 @@ class LogFolder:
         except OSError as error:
             self._is_broken = True
             text = f"resilience.agent: no more logs in {self._path}: {error}; the run goes on\n"
-            sys.stderr.write(text)
+            with suppress(OSError):
+                sys.stderr.write(text)
 
     def _open(self, name: str) -> BinaryIO:
         if name not in self._files:

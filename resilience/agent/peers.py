@@ -29,10 +29,12 @@ class Peer:
         return self._connection.fileno()
 
     def send(self, message: Message) -> bool:
-        """Send a message; False where the other end is gone."""
+        """Send a message; False where the other end is gone, or takes nothing any more."""
         try:
             self._connection.sendall(encode(message))
         except OSError:
+            # Half a message may be on its way: nothing can follow it.
+            self.hang_up()
             return False
         return True
 
@@ -69,13 +71,10 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-def connect(address: str) -> Peer | None:
-    """Return a connection to an agent, or None where there is none."""
+def connect(address: str) -> Peer:
+    """Return a connection to an agent; raises OSError where there is none in time."""
     host, _, port = address.rpartition(":")
-    try:
-        return Peer(socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S))
-    except OSError:
-        return None
+    return Peer(socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S))
 
 
 def own_address(endpoint_host: str) -> str:

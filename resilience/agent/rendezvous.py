@@ -30,7 +30,7 @@ def find_leader(endpoint: str, run_id: str, address: str, *, timeout_s: float) -
         run_id=run_id,
         min_nodes=1,
         max_nodes=1,
-        read_timeout=int(timeout_s),
+        read_timeout=max(1, round(timeout_s)),
     )
     try:
         backend, store = create_backend(parameters)

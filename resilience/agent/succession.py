@@ -39,8 +39,11 @@ class Owner(Protocol):
         """There is no coordinator any more, and nobody to follow it."""
         ...
 
-    def make_state(self, lost: str | None) -> State:
-        """Return what a coordinator here would begin with, as the successor of `lost`."""
+    def make_state(self, lost: str | None, silent: frozenset[str]) -> State:
+        """Return what a coordinator here would begin with, as the successor of `lost`.
+
+        `silent` are the agents that may still live.
+        """
         ...
 
 
@@ -71,6 +74,7 @@ class Succession:
         """Agents that came to us before we know that we are the coordinator."""
         self._roster: tuple[tuple[str, str], ...] = ()
         self._heard_s = self._beat_s = time.monotonic()
+        self._is_closed = False
         self.leader: Leader | None = None
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -82,11 +86,14 @@ class Succession:
     def begin(self, leader_address: str) -> None:
         """Find the first coordinator; raises ConnectionError where there is none."""
         if leader_address == self.address:
-            self._lead(None)
-        elif not self._follow(leader_address):
+            self._lead(None, frozenset())
+            return
+        try:
+            self._follow(leader_address)
+        except OSError as error:
             raise ConnectionError(
-                f"no coordinator at {leader_address}; it ended, or a firewall is between"
-            )
+                f"no coordinator at {leader_address}: {error}; it ended, or a firewall is between"
+            ) from error
 
     def tell(self, message: Message) -> None:
         """Say something to the coordinator."""
@@ -104,16 +111,20 @@ class Succession:
         if self.leader:
             self.leader.tick()
         elif self._link and now_s - self._heard_s > _SILENCE_S:
-            self._lose()
+            self._lose(is_dead=False)
         elif self._link and now_s - self._beat_s >= BEAT_S:
             self._beat_s = now_s
             self._link.send(Beat())
 
-    def _lead(self, lost: str | None) -> None:
+    def close(self) -> None:
+        """Follow nobody any more: the run has ended for this agent."""
+        self._is_closed = True
+
+    def _lead(self, lost: str | None, silent: frozenset[str]) -> None:
         self.leader = Leader(
-            self._owner.make_state(lost),
+            self._owner.make_state(lost, silent),
             node=self._node,
-            host=self._host,
+            address=self.address,
             tell_self=self._owner.hear,
             events=self._events,
         )
@@ -122,18 +133,18 @@ class Succession:
             for message in messages:
                 self.leader.hear(message, peer)
 
-    def _follow(self, address: str) -> bool:
+    def _follow(self, address: str) -> None:
         link = connect(address)
-        if link is None:
-            return False
         self._link = link
         self._heard_s = self._beat_s = time.monotonic()
         link.send(Beat())
         self._selector.register(link, selectors.EVENT_READ, self._read_link)
-        return True
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # who had called has hung up again
+            return
         peer = Peer(connection)
         peer.heard_s = time.monotonic()
         self._strays[peer] = []
@@ -151,35 +162,46 @@ class Succession:
         for message in messages:
             if self.leader:
                 self.leader.hear(message, peer)
-            else:
-                self._strays.setdefault(peer, []).append(message)
+            elif not isinstance(message, Beat) or not self._strays[peer]:
+                self._strays[peer].append(message)
 
     def _read_link(self) -> None:
         assert self._link
         messages = self._link.read()
         if messages is None:
-            self._lose()
+            self._lose(is_dead=True)
             return
         self._heard_s = time.monotonic()
         for message in messages:
             self._owner.hear(message)
 
-    def _lose(self) -> None:
+    def _lose(self, *, is_dead: bool) -> None:
         """Follow the next agent in the order of succession, or lead."""
         assert self._link
         self._selector.unregister(self._link)
         self._link.close()
         self._link = None
+        if self._is_closed:
+            return
         lost, *rest = self._roster or (("", ""),)
+        silent = set() if is_dead else {lost[0]}
         for place, (node, address) in enumerate(rest):
             if node == self._node:
+                silent |= {other for other, _ in rest[place + 1 :]}
                 self._roster = ()
                 self._note("coordinator_replaced", {"node": node, "lost": lost[0]})
-                self._lead(lost[0])
+                self._lead(lost[0], frozenset(silent))
                 self._owner.join()
                 return
-            if self._follow(address):
-                self._roster = tuple(rest[place:])
-                self._owner.join()
-                return
+            try:
+                self._follow(address)
+            except ConnectionRefusedError:
+                # Its machine says that there is no such process.
+                continue
+            except OSError:
+                silent.add(node)
+                continue
+            self._roster = tuple(rest[place:])
+            self._owner.join()
+            return
         self._owner.lose_all()

@@ -10,10 +10,14 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from resilience.agent.output import LineCutter, LogFolder
@@ -21,6 +25,7 @@ from resilience.comm.messages import LineReader, Message, encode
 from resilience.inprocess.place import AGENT_PID, SLOT, WorkerPlace
 
 _MESSAGE_BYTES = 1 << 16
+_SEND_DEADLINE = struct.pack("@ll", 5, 0)
 _ZYGOTE = "resilience.agent.zygote"
 
 
@@ -42,15 +47,22 @@ class Worker:
     """The program has a block, so it can stop and report."""
     is_condemned: bool = False
     """The agent has ended it on purpose."""
+    is_patient: bool = False
+    """It runs only where nobody else wants to, until it has a rank."""
     is_finished: bool = False
     is_ended: bool = False
     status: int | None = None
     reader: LineReader = field(default_factory=LineReader)
 
     def send(self, message: Message) -> None:
-        """Tell the worker something; one that is gone is noticed by its end."""
+        """Tell the worker something; one that is gone is noticed by its end.
+
+        One that does not listen, and has not for long, is ended.
+        """
         try:
             self.socket.sendall(encode(message))
+        except BlockingIOError:
+            self.signal(signal.SIGKILL)
         except OSError:
             return
 
@@ -62,16 +74,38 @@ class Worker:
             return []
         except OSError:
             return None
-        return self.reader.feed(data) if data else None
+        try:
+            return self.reader.feed(data) if data else None
+        except ValueError:
+            # Nothing that it says can be believed any more.
+            self.signal(signal.SIGKILL)
+            return None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the worker and what it started."""
+        """Send a signal to the worker and what it started; once to each."""
         if self.pid > 0 and not self.is_ended:
             for kill in (os.killpg, os.kill):
                 try:
                     kill(self.pid, number)
                 except (ProcessLookupError, PermissionError):
                     continue
+                return
+
+    def state(self) -> str:
+        """Return the letter of the process's state (T is stopped), empty for one that is gone."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return ""
+
+    def take_turn(self) -> None:
+        """Let a spare that has warmed up behind everybody else run as all others do."""
+        if self.is_patient:
+            self.is_patient = False
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            with suppress(OSError):
+                for thread in Path(f"/proc/{self.pid}/task").iterdir():
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), own)
 
     def describe_end(self) -> str:
         """Return how the process ended, for a person."""
@@ -98,6 +132,28 @@ class ZygoteError(RuntimeError):
     """Workers cannot be started at all; the message says why."""
 
 
+class ZygoteLostError(ZygoteError):
+    """The process that forks workers is gone, and all workers with it; another try may help."""
+
+
+def _may_renice() -> bool:
+    """Say whether this user may take a lower priority back; tried on a thread of its own."""
+    allowed = []
+
+    def attempt() -> None:
+        thread = threading.get_native_id()
+        nice = os.getpriority(os.PRIO_PROCESS, thread)
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, nice + 1)
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
+            allowed.append(thread)
+
+    probe = threading.Thread(target=attempt)
+    probe.start()
+    probe.join()
+    return bool(allowed)
+
+
 class WorkerPool:
     """All worker processes of the node."""
 
@@ -107,10 +163,11 @@ class WorkerPool:
         self._program = program
         self._logs = logs
         self._number = 0
+        self._can_renice = _may_renice()
         self._free_slots = list(range(program.place.num_slots))
         self._zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         place = program.place
-        inherited = [file for file in (place.page_file, place.arena_file) if file >= 0]
+        inherited = (place.page_file, place.arena_file, *place.state_files)
         self._process = subprocess.Popen(
             [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],
             pass_fds=[theirs.fileno(), *inherited],
@@ -123,9 +180,15 @@ class WorkerPool:
         """Return what becomes readable when the zygote says something."""
         return self._zygote.fileno()
 
-    def fork(self) -> Worker:
-        """Ask for one more worker; its pid comes later."""
+    def fork(self, *, is_patient: bool = False) -> Worker:
+        """Ask for one more worker; its pid comes later.
+
+        A patient one does not slow down those that have a rank.
+        """
+        if not self._free_slots:
+            raise ZygoteError("too many processes of this node do not end; look for state D in ps")
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_DEADLINE)
         outputs, ends = [], []
         for _ in range(2):
             end, start = os.pipe()
@@ -133,7 +196,11 @@ class WorkerPool:
             ends.append(start)
         self._number += 1
         worker = Worker(
-            number=self._number, slot=self._free_slots.pop(0), socket=ours, outputs=outputs
+            number=self._number,
+            slot=self._free_slots.pop(0),
+            socket=ours,
+            outputs=outputs,
+            is_patient=is_patient and self._can_renice,
         )
         place = self._program.place
         variables = place.variables() | {SLOT: str(worker.slot)}
@@ -142,6 +209,7 @@ class WorkerPool:
             "command": list(self._program.command),
             "warm": self._program.warm,
             "environment": variables,
+            "is_patient": worker.is_patient,
         }
         socket.send_fds(self._zygote, [json.dumps(request).encode()], [theirs.fileno(), *ends])
         theirs.close()
@@ -152,9 +220,12 @@ class WorkerPool:
 
     def read(self) -> list[Worker]:
         """Take in what the zygote says; returns the workers that have ended."""
-        data = self._zygote.recv(1 << 16)
+        try:
+            data = self._zygote.recv(1 << 16)
+        except OSError:
+            data = b""
         if not data:
-            raise ZygoteError(f"the process that forks workers is gone ({self._process.poll()})")
+            raise ZygoteLostError(f"the process that forks workers {self._describe_zygote()}")
         said: dict[str, Any] = json.loads(data)
         if problem := said.get("problem"):
             raise ZygoteError(problem)
@@ -165,9 +236,20 @@ class WorkerPool:
         elif "ended" in said:
             for worker in self.workers.values():
                 if worker.pid == said["ended"]:
+                    # What it has started and left would hold memory, ports and accelerators.
+                    with suppress(OSError):
+                        os.killpg(worker.pid, signal.SIGKILL)
                     worker.is_ended, worker.status = True, said["status"]
                     return [worker]
         return []
+
+    def _describe_zygote(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(timeout=1)
+            if status < 0:
+                return f"was killed by {signal.Signals(-status).name}"
+            return f"ended with exit status {status}"
+        return "is gone"
 
     def forget(self, worker: Worker, unregister: Callable[[int], None]) -> None:
         """Close what belongs to a worker that has ended, after its last lines."""

@@ -34,6 +34,7 @@ from resilience.inprocess.plain import await_rank
 
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 20
+_LOWEST = 19
 NUM_FILES = 3
 """Descriptors that come with a request: the worker's socket, its stdout and its stderr."""
 
@@ -41,6 +42,9 @@ NUM_FILES = 3
 def main(arguments: Sequence[str]) -> int:
     """Serve requests until the agent closes the socket."""
     die_with_parent(int(os.environ.get(AGENT_PID, "0")))
+    # Ctrl-C and SIGTERM are the agent's business, which ends everybody in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     agent = socket.socket(fileno=int(arguments[0]))
     for name in arguments[1:]:
         try:
@@ -66,9 +70,6 @@ def _serve(agent: socket.socket) -> int:
     wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    # Ctrl-C and SIGTERM are the agent's business, which ends everybody in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with selectors.DefaultSelector() as selector:
         selector.register(agent, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
@@ -87,7 +88,11 @@ def _take_request(agent: socket.socket) -> bool:
     if not data:
         return False
     request = json.loads(data)
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _say(agent, {"problem": f"no more processes can be started: {error}"})
+        return False
     if pid == 0:
         agent.close()
         _become_worker(request, files)
@@ -134,6 +139,8 @@ def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
         os.environ.update(request["environment"])
         os.environ[AGENT_FD] = str(files[0])
         _prefer_as_victim()
+        if request["is_patient"]:
+            os.nice(_LOWEST)
         if request["warm"] == "imports":
             _await_rank()
         run_program(request["command"])

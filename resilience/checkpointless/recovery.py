@@ -24,6 +24,7 @@ from resilience.state.arena import Arena
 from resilience.state.digest import digest_state
 from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
+from resilience.state.shared import SharedState
 from resilience.state.view import StateView
 
 Placement = Callable[[int], tuple[int, str]]
@@ -104,6 +105,7 @@ class Recovery:
         *,
         apply: Callable[[int], None],
         arena: Arena | None = None,
+        shared: SharedState | None = None,
         self_check_every_n_steps: int | None = None,
         reach: Callable[[str, int], None] | None = None,
     ) -> None:
@@ -115,6 +117,9 @@ class Recovery:
         self._placement = placement
         self._apply = apply
         self._arena = arena
+        self._shared = shared
+        self._is_prepared = shared is None
+        """The other ranks of the node can be read, or there is no shared memory."""
         self._every = self_check_every_n_steps
         self._reach = reach or (lambda place, step: None)
         self._view: StateView | None = None
@@ -170,7 +175,7 @@ class Recovery:
         reports = [self._placed(each) for each in members.reports]
         plan = plan_recovery(reports)
         if isinstance(plan, Fallback):
-            return self._start(plan, start)
+            return self._start(plan, start, members.local_ranks[members.rank])
         return self._carry_out(plan, members, self._view)
 
     def _placed(self, report: Report) -> Report:
@@ -178,11 +183,15 @@ class Recovery:
         replica, shard = self._placement(report.rank)
         return replace(report, replica=replica, shard=shard)
 
-    def _start(self, fallback: Fallback, start: Callable[[Fallback], int]) -> Resumed:
+    def _start(
+        self, fallback: Fallback, start: Callable[[Fallback], int], local_rank: int
+    ) -> Resumed:
         self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
         self.rest.clear()
         self.pending.clear()
         step = start(fallback)
+        if self._shared is not None and self._view is not None:
+            self._shared.adopt(self._view, local_rank)
         self._settle(step, step_generation=-1)
         return Resumed(step=step, role="started", reason=fallback.reason)
 
@@ -201,6 +210,8 @@ class Recovery:
         if role != "repaired":
             # Who sends a changed state would spread it.
             self._check_digest(plan.step)
+        if role == "repaired" and self._shared is not None:
+            self._shared.adopt(view, members.local_ranks[rank], is_overwritten=True)
         if plan.transfers:
             result = run_transfers(
                 [(each.source, each.target, each.is_same_node) for each in plan.transfers],
@@ -208,15 +219,24 @@ class Recovery:
                 rank=rank,
                 group=members.group,
                 arena=self._arena,
+                shared=self._shared,
                 local_ranks=members.local_ranks,
                 on_chunk=lambda number: members.check(),
             )
             num_bytes = result.num_bytes
         if role == "repaired":
             self._settle(plan.step, step_generation=plan.step_generation)
+            self._is_prepared = self._shared is None
+        self._prepare()
         return Resumed(
             step=plan.step, role=role, reason=plan.reason, source=source, num_bytes=num_bytes
         )
+
+    def _prepare(self) -> None:
+        """Map what the other ranks of the node hold, before a repair needs it in a hurry."""
+        if not self._is_prepared and self._shared is not None:
+            self._shared.prepare()
+            self._is_prepared = True
 
     def _settle(self, step: int, *, step_generation: int) -> None:
         """Note that the memory holds a whole state again."""
@@ -253,6 +273,8 @@ class Recovery:
         members.mark(Place.UPDATE, step)
         with self._update(step):
             yield
+        # All ranks have passed a gate, so all have their place.
+        self._prepare()
         self._reach("after_update", step)
 
     @contextmanager

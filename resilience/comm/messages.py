@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 LINE_BYTES_MAX = 64 << 20
@@ -144,17 +144,50 @@ def encode(message: Message) -> bytes:
 
 def decode(line: bytes) -> Message:
     """Read one line back; raises ValueError for one that is no message."""
-    data = json.loads(line)
-    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
-        raise ValueError(f"no message: {line[:80]!r}")
-    kind = _KINDS[data.pop("kind")]
-    for key in ("nodes", "reports"):
-        if key in data:
-            data[key] = tuple(tuple(x) if isinstance(x, list) else x for x in data[key])
     try:
-        return kind(**data)
+        data = json.loads(line)
+    except RecursionError as error:
+        raise ValueError(f"no message: {line[:80]!r}") from error
+    name = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name not in _KINDS:
+        raise ValueError(f"no message: {line[:80]!r}")
+    kind = _KINDS[name]
+    values = {key: _freeze(value) for key, value in data.items() if key != "kind"}
+    for each in fields(kind):
+        if each.name in values and not _fits(values[each.name], str(each.type)):
+            raise ValueError(f"no {name}: {each.name} is {values[each.name]!r:.80}")
+    try:
+        return kind(**values)
     except TypeError as error:
-        raise ValueError(f"no {kind.__name__}: {error}") from error
+        raise ValueError(f"no {name}: {error}") from error
+
+
+def _freeze(value: Any) -> Any:
+    """Return lists of the outermost two levels as tuples."""
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(each) if isinstance(each, list) else each for each in value)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Say whether a value is what a field is declared to hold."""
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind == "str":
+        return isinstance(value, str)
+    if kind.startswith("tuple["):
+        inner = kind.removeprefix("tuple[").removesuffix("]").removesuffix(", ...")
+        if not isinstance(value, tuple):
+            return False
+        if inner == "tuple[str, str]":
+            return all(
+                isinstance(each, tuple) and [type(part) for part in each] == [str, str]
+                for each in value
+            )
+        return all(_fits(each, inner) for each in value)
+    return isinstance(value, dict)
 
 
 class LineReader:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 SLOT_BYTES = 64
-_FIELDS = struct.Struct("<dQd")
-_BEAT = struct.Struct("<d")
-_PROGRESS = struct.Struct("<Qd")
+# Native: with an explicit byte order Python writes byte by byte, and a reader sees half a word.
+_FIELDS = struct.Struct("@dQd")
+_BEAT = struct.Struct("@d")
+_PROGRESS = struct.Struct("@Qd")
 _STEP_SHIFT = 24
 
 

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
+from resilience.comm.world import drop_groups
+
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
 
@@ -50,7 +52,8 @@ class GradientReducer:
 
     def take_group(self) -> None:
         """Take the default group of the open world."""
-        self._group = dist.group.WORLD
+        before, self._group = [self._group], dist.group.WORLD
+        drop_groups(before)
 
     def clear(self) -> None:
         """Drop what a broken step has left, gradients too.

@@ -38,6 +38,7 @@ from torch.distributed.distributed_c10d import (
 )
 
 from resilience.comm.sockets import TcpSocket, open_sockets, shut_down, sockets_since
+from resilience.comm.waits import slice_waits
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -64,7 +65,6 @@ class World:
         self._sockets: frozenset[TcpSocket] = frozenset()
         self._before: frozenset[TcpSocket] | None = None
         self._nccl: list[Backend] = []
-        self._gloo: list[Backend] = []
         self._is_broken = False
         self._closed = threading.Event()
         self._client: _Client | None = None
@@ -115,6 +115,8 @@ class World:
                 collective_timeout=collective_timeout,
             )
         _current = self
+        if self._device_type == "cpu":
+            slice_waits(lambda: self._is_broken)
         return group
 
     @contextmanager
@@ -151,8 +153,6 @@ class World:
             if self._is_broken:
                 return
             self._is_broken = True
-            _expire(self._gloo)
-            self._gloo.clear()
             shut_down(self._sockets)
             _abort(self._nccl)
             self._nccl.clear()
@@ -170,7 +170,7 @@ class World:
             return False
         shut_down(sockets_since(self._before))
         self._break_client()
-        _abort(_backends("nccl"))
+        _abort(_nccl_backends())
         return True
 
     def _close(self) -> bool:
@@ -181,12 +181,9 @@ class World:
             if self._client is not None:
                 opened -= self._client.sockets
             self._sockets |= opened
-            self._nccl = _backends("nccl")
-            self._gloo = _backends("gloo")
+            self._nccl = _nccl_backends()
             self._before = None
             if self._is_broken:
-                _expire(self._gloo)
-                self._gloo.clear()
                 shut_down(opened)
                 _abort(self._nccl)
                 self._nccl.clear()
@@ -356,7 +353,7 @@ def _not_met(ranks: Sequence[int], timeout: timedelta, error: Exception) -> str:
 class _Forgotten:
     """The last references to groups; whoever drops them waits."""
 
-    groups: list[ProcessGroup] = field(default_factory=list)
+    groups: list[ProcessGroup | None] = field(default_factory=list)
 
     def drop(self) -> None:
         self.groups.clear()
@@ -370,6 +367,7 @@ def forget_world() -> None:
     """
     global _current  # noqa: PLW0603
     _current = None
+    slice_waits(None)
     forgotten = _Forgotten(list(_world.pg_map))
     _update_default_pg(None)
     for known in (
@@ -388,14 +386,22 @@ def forget_world() -> None:
         threading.Thread(target=forgotten.drop, name="forget-world").start()
 
 
-def _backends(name: str) -> list[Backend]:
-    """Return the backends of that name of all groups that torch knows now."""
-    device = torch.device("cuda" if name == "nccl" else "cpu")
+def drop_groups(groups: list[ProcessGroup | None]) -> None:
+    """Empty the list of references to forgotten groups in a thread.
+
+    For whoever keeps a group over the end of its generation: to drop the last reference joins
+    the group's threads, and one may stay for minutes in a send that its peer never asked for.
+    """
+    threading.Thread(target=_Forgotten(groups).drop, name="forget-world").start()
+
+
+def _nccl_backends() -> list[Backend]:
+    """Return the NCCL backends of all groups that torch knows now."""
     found = []
     for group in list(_world.pg_map):
-        with suppress(RuntimeError):  # a group without a backend for the device
-            backend = group._get_backend(device)  # noqa: SLF001
-            if backend.name() == name:
+        with suppress(RuntimeError):  # a group without a backend for GPUs
+            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
+            if backend.name() == "nccl":
                 found.append(backend)
     return found
 
@@ -403,12 +409,3 @@ def _backends(name: str) -> list[Backend]:
 def _abort(backends: Sequence[Backend]) -> None:
     for backend in backends:
         backend.abort()
-
-
-def _expire(backends: Sequence[Backend]) -> None:
-    """Let what is asked of gloo from now on end at once.
-
-    Its reduce-scatter does not notice that a connection was down before it began, and waits.
-    """
-    for backend in backends:
-        backend._set_default_timeout(timedelta(milliseconds=1))  # noqa: SLF001

@@ -13,6 +13,8 @@ memory; what refers to a process group it makes again.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ from resilience.state.report import Report
 T = TypeVar("T")
 GROUP_DEADLINE = timedelta(seconds=30)
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
+_GLOO = "/gloo/"
+"""In the text of what gloo raises: a connection has ended, which is its peer's fault, if any."""
 BAD_HOOK_STATUS = 71
 """Exit status of a worker whose hook or health check failed; the agent replaces it."""
 
@@ -161,7 +165,7 @@ class _Loop(Generic[T]):
             device_type=self._options.device_type,
             page=self._page,
             slot=self._place.slot,
-            on_abort=self._hooks.abort,
+            on_abort=self._abort,
         )
 
     def _run_once(self, generation: Generation) -> T:
@@ -181,7 +185,7 @@ class _Loop(Generic[T]):
         """Say whether the error would come again, or is an orderly end."""
         if generation.broken is not None:
             return False
-        return isinstance(error, (SystemExit, *self._options.fatal))
+        return isinstance(error, (SystemExit, KeyboardInterrupt, *self._options.fatal))
 
     def _finish(self, generation: Generation, error: BaseException | None) -> bool:
         """Say that this rank is through; False where another one needs it once more."""
@@ -189,6 +193,8 @@ class _Loop(Generic[T]):
         status, text = 0, ""
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif isinstance(error, KeyboardInterrupt):
+            status = 128 + signal.SIGINT
         elif error is not None:
             status, text = 1, _one_line(error)
         number, rank = generation.number, generation.rank
@@ -231,12 +237,18 @@ class _Loop(Generic[T]):
             Stopped(generation=generation.number, rank=generation.rank, report=report.to_json())
         )
 
+    def _abort(self) -> None:
+        """Run in the thread that breaks the generation: nobody else would hear of its failure."""
+        if self._hooks.abort is not None:
+            self._call(self._hooks.abort)
+
     def _call(self, hook: Callable[[], None]) -> None:
         """Call a user's hook; who fails in it is replaced as a process."""
         try:
             hook()
         except BaseException:  # noqa: BLE001 - a hook may fail in any way
             traceback.print_exc()
+            sys.stderr.flush()
             self._leave(BAD_HOOK_STATUS)
 
     def _leave(self, status: int) -> NoReturn:
@@ -246,7 +258,8 @@ class _Loop(Generic[T]):
 def _reason(error: BaseException) -> str:
     if isinstance(error, CorruptionError):
         return "corrupt"
-    return "group" if isinstance(error, GroupOpenError) else "exception"
+    is_consequence = isinstance(error, (GroupOpenError, BrokenError)) or _GLOO in str(error)
+    return "group" if is_consequence else "exception"
 
 
 def _one_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 AGENT_FD = "RESILIENCE_AGENT_FD"
 PAGE_FD = "RESILIENCE_PAGE_FD"
 ARENA_FD = "RESILIENCE_ARENA_FD"
+STATE_FDS = "RESILIENCE_STATE_FDS"
 SLOT = "RESILIENCE_SLOT"
 NUM_SLOTS = "RESILIENCE_NUM_SLOTS"
 NUM_LOCAL_RANKS = "RESILIENCE_NUM_LOCAL_RANKS"
@@ -24,6 +25,8 @@ class WorkerPlace:
     page_file: int
     arena_file: int
     """Shared memory for transfers, a part for each local rank; -1 where there is none."""
+    state_files: tuple[int, ...]
+    """Shared memory for the states themselves, a file for each local rank."""
     slot: int
     num_slots: int
     num_local_ranks: int
@@ -37,6 +40,7 @@ class WorkerPlace:
             AGENT_FD: str(self.agent_file),
             PAGE_FD: str(self.page_file),
             ARENA_FD: str(self.arena_file),
+            STATE_FDS: ",".join(map(str, self.state_files)),
             SLOT: str(self.slot),
             NUM_SLOTS: str(self.num_slots),
             NUM_LOCAL_RANKS: str(self.num_local_ranks),
@@ -54,6 +58,7 @@ def read_place(variables: Mapping[str, str]) -> WorkerPlace | None:
         agent_file=int(variables[AGENT_FD]),
         page_file=int(variables[PAGE_FD]),
         arena_file=int(variables[ARENA_FD]),
+        state_files=tuple(int(file) for file in variables[STATE_FDS].split(",") if file),
         slot=int(variables[SLOT]),
         num_slots=int(variables[NUM_SLOTS]),
         num_local_ranks=int(variables[NUM_LOCAL_RANKS]),

@@ -1,15 +1,17 @@
 """Moves the state of whole ranks into ranks that lost theirs.
 
-The tensors of a rank are one stream of bytes, cut into chunks without regard to
-where a tensor ends. On one node chunks lie in the arena and only short messages
-go through the process group; between nodes the chunks themselves do. Both ends
-hash a chunk while the cache holds it for the copy.
-
     source                              target
     header, layout and rest   -->
-                              <--       verdict
-    chunks                    -->       at most a ring of them at a time
+                              <--       verdict: refused, or which way
+    chunks                    -->
                               <--       words: how far the target is
+
+The tensors of a rank are one stream of bytes, cut into chunks without regard to
+where a tensor ends, and hashed at both ends. There are three ways. Do both ranks
+keep their tensors in the shared memory of one node, the target copies out of the
+source's, the source sends but the checksums, and one word comes back at the end.
+Else, on one node, chunks go through the arena and short messages through the
+process group; between nodes the chunks themselves do, a ring of them at a time.
 
 Nobody polls: whoever waits is in a receive of the group, which ends with the
 group's time-out, the peer's death, or when the process's sockets are shut down.
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from torch.distributed import ProcessGroup
@@ -29,16 +32,19 @@ from torch.distributed import ProcessGroup
 from resilience.errors import TransferError
 from resilience.state.arena import Arena
 from resilience.state.digest import describe_layout
-from resilience.state.ring import Link, Ring, chunk_sizes, make_ring
+from resilience.state.direct import copy_chunks, count_chunks, hash_chunks
+from resilience.state.ring import Link, Ring, chunk_sizes, make_ring, ring_chunk_bytes
+from resilience.state.shared import Bytes, SharedState
 from resilience.state.stream import Stream
 from resilience.state.view import StateView
 
 LAYOUT_BYTES_MAX = 1 << 30
 
-_HEADER_SIZE = 5
-_FORMAT = 1
-_TAG_TEXT, _TAG_VERDICT = 7100, 7101
-_FINE, _BAD = 1, 2
+_HEADER_SIZE = 6
+_FORMAT = 2
+_TAG_TEXT, _TAG_VERDICT, _TAG_CHECKSUMS, _TAG_END = 7100, 7101, 7102, 7103
+_FINE, _BAD, _FINE_DIRECT = 1, 2, 3
+_NO_PLACE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +66,16 @@ def run_transfers(
     arena: Arena | None,
     local_ranks: Sequence[int],
     on_chunk: Callable[[int], None] | None = None,
+    shared: SharedState | None = None,
 ) -> MoveResult:
     """Carry out this rank's part of all transfers (source, target, is_same_node), in list order.
 
     Called by every rank with the same list; returns at once on a rank that is in
     none. `rank` counts within `group`, which has to take CPU tensors; transfers
-    within a node use the target's slot `local_ranks[target]` of `arena`, or the
-    group where `arena` is None. `on_chunk` is called by a target with the number
-    of each chunk that is in its tensors.
+    within a node are one copy where `shared` holds the tensors of both ranks, else
+    use the target's slot `local_ranks[target]` of `arena`, or the group where `arena`
+    is None. `on_chunk` is called by a target with numbers of chunks that are in its
+    tensors: of all, in order, unless a second thread copies some of them.
 
     A target that leaves with an error holds parts of two states. Raises
     TransferError for a layout or checksum that differs, at both ends; torch's
@@ -78,14 +86,15 @@ def run_transfers(
     wanted = [each for each in transfers if rank in each[:2]]
     if not wanted:
         return MoveResult(num_bytes=0, source=None)
-    state = _State(view)
+    state = _State(view, shared)
     for source, target, is_same_node in wanted:
         place = arena.slot(local_ranks[target]) if arena is not None and is_same_node else None
         link = Link(group, source=source, target=target, is_source=rank == source)
+        way = _Way(place, shared if is_same_node and state.is_shared else None)
         if rank == source:
-            _send_state(link, state, place)
+            _send_state(link, state, way)
         else:
-            _receive_state(link, state, place, on_chunk)
+            _receive_state(link, state, way, on_chunk)
     source_rank = None if rank == wanted[0][0] else wanted[0][0]
     return MoveResult(num_bytes=state.num_bytes * len(wanted), source=source_rank)
 
@@ -102,46 +111,113 @@ def _check_transfers(transfers: Sequence[tuple[int, int, bool]]) -> None:
 class _State:
     """A view, read once for all transfers."""
 
-    def __init__(self, view: StateView) -> None:
+    def __init__(self, view: StateView, shared: SharedState | None) -> None:
         self.view = view
         self.tensors = view.tensors()
         self.layout = describe_layout(self.tensors)
         self.num_bytes = sum(each.tensor.nbytes for each in self.tensors)
+        self.is_shared = shared is not None and shared.holds(self.tensors)
 
 
-def _send_state(link: Link, state: _State, memory: memoryview | None) -> None:
-    ring = make_ring(link, state.num_bytes, memory)
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What this rank has of shared memory for one transfer."""
+
+    slot: memoryview | None
+    shared: SharedState | None
+    """None where the tensors are not in it, or the peer is on another node."""
+
+    @property
+    def place(self) -> int:
+        """Return the place of this rank's tensors."""
+        own = self.shared.local_rank if self.shared is not None else None
+        return _NO_PLACE if own is None else own
+
+
+def _send_state(link: Link, state: _State, way: _Way) -> None:
     rest = json.dumps(state.view.read_rest(), separators=(",", ":")).encode()
     text = torch.frombuffer(bytearray(state.layout + rest), dtype=torch.uint8)
     checksum = _signed(xxhash.xxh3_64_intdigest(text.numpy().data))
-    sizes = [len(state.layout), len(rest), ring.chunk_bytes]
-    head = torch.tensor([_FORMAT, *sizes, memory is not None, checksum])
+    sizes = [len(state.layout), len(rest), ring_chunk_bytes(way.slot)]
+    head = torch.tensor([_FORMAT, *sizes, way.slot is not None, way.place, checksum])
     verdict = torch.zeros(1, dtype=torch.int64)
     answer = link.receive(verdict, _TAG_VERDICT)
     works = [link.send(head, _TAG_TEXT), link.send(text, _TAG_TEXT)]
     answer.wait()
     for work in works:
         work.wait()
-    if verdict.item() != _FINE:
+    if verdict.item() == _BAD:
         raise TransferError(f"state {link} was refused; the target's error says why")
+    if verdict.item() == _FINE_DIRECT and way.shared is not None:
+        _send_checksums(link, way.shared.own_bytes())
+        return
+    ring = make_ring(link, state.num_bytes, way.slot)
     stream = Stream(state.tensors, is_read=True)
     for number in range(len(chunk_sizes(state.num_bytes, ring.chunk_bytes))):
         ring.hand_over(number, stream.pass_chunk(ring.acquire(number)))
     ring.close()
 
 
+def _send_checksums(link: Link, memory: Bytes) -> None:
+    """Say what this rank's memory holds, while the target copies it; wait until it has."""
+    word = torch.zeros(1, dtype=torch.int64)
+    end = link.receive(word, _TAG_END)
+    checksums = torch.from_numpy(hash_chunks(memory).view(np.int64))
+    link.send(checksums, _TAG_CHECKSUMS).wait()
+    end.wait()
+    if number := int(word.item()):
+        raise TransferError(
+            f"chunk {number - 1} {link} arrived with another checksum than it was sent with"
+        )
+
+
 def _receive_state(
-    link: Link,
-    state: _State,
-    memory: memoryview | None,
-    on_chunk: Callable[[int], None] | None,
+    link: Link, state: _State, way: _Way, on_chunk: Callable[[int], None] | None
 ) -> None:
-    ring = make_ring(link, state.num_bytes, memory)
     try:
-        rest = _receive_text(link, state, ring, is_shared=memory is not None)
+        rest, place = _receive_text(link, state, way)
+        memory = _open_source(way, place)
+        ring = None if memory is not None else make_ring(link, state.num_bytes, way.slot)
     except TransferError:
         link.send(torch.tensor([_BAD]), _TAG_VERDICT).wait()
         raise
+    if way.shared is not None and memory is not None:
+        _receive_direct(link, memory, way.shared.own_bytes(), on_chunk)
+    elif ring is not None:
+        _receive_chunks(link, state, ring, on_chunk)
+    state.view.write_rest(rest)
+
+
+def _open_source(way: _Way, place: int) -> Bytes | None:
+    """Return the source's memory; None where the way has to be another."""
+    if way.shared is None or place == _NO_PLACE:
+        return None
+    try:
+        return way.shared.open_place(place, len(way.shared.own_bytes()))
+    except (OSError, ValueError):
+        return None
+
+
+def _receive_direct(
+    link: Link, source: Bytes, target: Bytes, on_chunk: Callable[[int], None] | None
+) -> None:
+    num_chunks = count_chunks(len(target))
+    said = torch.zeros(num_chunks, dtype=torch.int64)
+    work = link.receive(said, _TAG_CHECKSUMS)
+    link.send(torch.tensor([_FINE_DIRECT]), _TAG_VERDICT).wait()
+    arrived = copy_chunks(source, target, on_chunk)
+    work.wait()
+    sent = said.numpy().view(np.uint64)
+    broken = np.flatnonzero(sent != arrived)
+    number = int(broken[0]) if len(broken) else -1
+    link.send(torch.tensor([number + 1]), _TAG_END).wait()
+    if number >= 0:
+        raise _broken_chunk(link, number, num_chunks, int(sent[number]), int(arrived[number]))
+
+
+def _receive_chunks(
+    link: Link, state: _State, ring: Ring, on_chunk: Callable[[int], None] | None
+) -> None:
     ring.open()
     link.send(torch.tensor([_FINE]), _TAG_VERDICT).wait()
     stream = Stream(state.tensors, is_read=False)
@@ -151,23 +227,28 @@ def _receive_state(
         arrived = stream.pass_chunk(ring.place(number))
         if sent != arrived:
             ring.refuse(number)
-            raise TransferError(
-                f"chunk {number} of {num_chunks} {link} arrived with another checksum than it was "
-                f"sent with: {arrived:016x}, not {sent:016x}"
-            )
+            raise _broken_chunk(link, number, num_chunks, sent, arrived)
         ring.release(number)
         if on_chunk is not None:
             on_chunk(number)
     ring.close()
-    state.view.write_rest(rest)
 
 
-def _receive_text(link: Link, state: _State, ring: Ring, *, is_shared: bool) -> Mapping[str, Any]:
-    """Return the rest of the source; raises TransferError for what does not fit this rank."""
+def _broken_chunk(
+    link: Link, number: int, num_chunks: int, sent: int, arrived: int
+) -> TransferError:
+    return TransferError(
+        f"chunk {number} of {num_chunks} {link} arrived with another checksum than it was "
+        f"sent with: {arrived:016x}, not {sent:016x}"
+    )
+
+
+def _receive_text(link: Link, state: _State, way: _Way) -> tuple[Mapping[str, Any], int]:
+    """Return the source's rest and place; raises TransferError for what does not fit this rank."""
     head = torch.zeros(_HEADER_SIZE + 1, dtype=torch.int64)
     link.receive(head, _TAG_TEXT).wait()
     *header, checksum = head.tolist()
-    form, layout_bytes, rest_bytes, chunk_bytes, is_sent_shared = header
+    form, layout_bytes, rest_bytes, chunk_bytes, has_slot, place = header
     if form != _FORMAT or not 0 <= layout_bytes + rest_bytes <= LAYOUT_BYTES_MAX:
         raise TransferError(f"state {link} begins with {header}, which is no header")
     text = torch.empty(layout_bytes + rest_bytes, dtype=torch.uint8)
@@ -180,14 +261,15 @@ def _receive_text(link: Link, state: _State, ring: Ring, *, is_shared: bool) -> 
     if data[:layout_bytes] != state.layout:
         difference = _describe_difference(data[:layout_bytes], state.layout)
         raise TransferError(f"state {link} does not fit: {difference}")
-    if (chunk_bytes, bool(is_sent_shared)) != (ring.chunk_bytes, is_shared):
+    own_bytes, is_arena = ring_chunk_bytes(way.slot), way.slot is not None
+    if (chunk_bytes, bool(has_slot)) != (own_bytes, is_arena):
         raise TransferError(
             f"state {link} comes in chunks of {chunk_bytes} bytes "
-            f"{'through' if is_sent_shared else 'beside'} the arena, expected {ring.chunk_bytes} "
-            f"{'through' if is_shared else 'beside'} it; give both ranks the same arena"
+            f"{'through' if has_slot else 'beside'} the arena, expected {own_bytes} "
+            f"{'through' if is_arena else 'beside'} it; give both ranks the same arena"
         )
     rest: Mapping[str, Any] = json.loads(data[layout_bytes:])
-    return rest
+    return rest, place
 
 
 def _describe_difference(sent: bytes, own: bytes) -> str:

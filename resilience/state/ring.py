@@ -105,6 +105,16 @@ def make_ring(link: Link, num_bytes: int, memory: memoryview | None) -> Ring:
     return _SharedRing(link, num_bytes, memory)
 
 
+def ring_chunk_bytes(memory: memoryview | None) -> int:
+    """Return how large the chunks are that go through `memory`; raises as `make_ring`."""
+    if memory is None:
+        return MESSAGE_BYTES
+    chunk_bytes = (len(memory) - _HEAD_BYTES) // RING // mmap.PAGESIZE * mmap.PAGESIZE
+    if chunk_bytes <= 0:
+        raise ValueError(f"{len(memory)} bytes have no room for {RING} chunks; enlarge the slot")
+    return chunk_bytes
+
+
 def chunk_sizes(num_bytes: int, chunk_bytes: int) -> list[int]:
     """Return the sizes in bytes of the chunks of a stream."""
     whole, rest = divmod(num_bytes, chunk_bytes)
@@ -169,12 +179,7 @@ class _SharedRing:
     """
 
     def __init__(self, link: Link, num_bytes: int, memory: memoryview) -> None:
-        page = mmap.PAGESIZE
-        self.chunk_bytes = (len(memory) - _HEAD_BYTES) // RING // page * page
-        if self.chunk_bytes <= 0:
-            raise ValueError(
-                f"{len(memory)} bytes have no room for {RING} chunks; enlarge the slot"
-            )
+        self.chunk_bytes = ring_chunk_bytes(memory)
         self._sizes = chunk_sizes(num_bytes, self.chunk_bytes)
         numbers: NDArray[np.uint64] = np.frombuffer(memory[:_HEAD_BYTES], dtype=np.uint64)
         # A cache line each.
@@ -240,7 +245,7 @@ class _MessageRing:
     """Chunks in messages, each behind its checksum."""
 
     def __init__(self, link: Link, num_bytes: int) -> None:
-        self.chunk_bytes = MESSAGE_BYTES
+        self.chunk_bytes = ring_chunk_bytes(None)
         self._link = link
         self._sizes = chunk_sizes(num_bytes, self.chunk_bytes)
         room = _CHECKSUM_BYTES + min(self.chunk_bytes, num_bytes)

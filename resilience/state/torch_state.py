@@ -54,15 +54,15 @@ class TorchState:
         A parameter that is shared between modules counts once. Raises StateError
         for an optimizer that keeps anything but tensors.
         """
-        parameters = sorted(self._module.named_parameters())
-        listed = [_named(f"parameter/{name}", each) for name, each in parameters]
-        for name, parameter in parameters:
-            listed.extend(self._moments(name, parameter))
-        for number, group in enumerate(self._optimizer.param_groups):
-            options = _options(group).items()
-            tensors = {key: value for key, value in options if isinstance(value, Tensor)}
-            listed.extend(_named(f"option/{number}/{key}", each) for key, each in tensors.items())
-        return listed
+        return [_named(name, each) for name, each in self._entries()]
+
+    def owners(self) -> list[Tensor] | None:
+        """Return the same parameters and tensors themselves; None if one of them is no plain one.
+
+        A DTensor is not: who shards it keeps more references to its memory.
+        """
+        owners = [each for _, each in self._entries()]
+        return owners if all(type(each) in {Tensor, nn.Parameter} for each in owners) else None
 
     def read_rest(self) -> dict[str, Any]:
         """Return the options of each parameter group, the learning rate among them, and `extra`."""
@@ -90,7 +90,18 @@ class TorchState:
         self.extra.clear()
         self.extra.update(rest["extra"])
 
-    def _moments(self, name: str, parameter: nn.Parameter) -> Iterator[NamedTensor]:
+    def _entries(self) -> Iterator[tuple[str, Tensor]]:
+        parameters = sorted(self._module.named_parameters())
+        for name, parameter in parameters:
+            yield f"parameter/{name}", parameter
+        for name, parameter in parameters:
+            yield from self._moments(name, parameter)
+        for number, group in enumerate(self._optimizer.param_groups):
+            for key, value in _options(group).items():
+                if isinstance(value, Tensor):
+                    yield f"option/{number}/{key}", value
+
+    def _moments(self, name: str, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         state = self._optimizer.state.get(parameter, {})
         for key in sorted(state):
             if not isinstance(state[key], Tensor):
@@ -98,7 +109,7 @@ class TorchState:
                     f"{type(self._optimizer).__name__} keeps {key!r} of parameter {name!r} as "
                     f"{type(state[key]).__name__}, not as a tensor; use {_allowed_names()}"
                 )
-            yield _named(f"optimizer/{name}/{key}", state[key])
+            yield f"optimizer/{name}/{key}", state[key]
 
 
 def materialise(optimizer: Optimizer) -> None:

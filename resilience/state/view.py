@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -44,4 +44,16 @@ class StateView(Protocol):
 
     def write_rest(self, rest: Mapping[str, Any]) -> None:
         """Take over what `read_rest` returned on the rank that sent the state."""
+        ...
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """What a view offers beside, if its tensors can be given other memory."""
+
+    def owners(self) -> Sequence[Tensor] | None:
+        """Return what `tensors` lists, in its order, as the very objects that training uses.
+
+        Who sets their `data` moves the state; None where that would not move all of it.
+        """
         ...

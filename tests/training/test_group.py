@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pytest
 from torch.distributed import HashStore
 
+from launcher.job.workload import Jsonl
+from resilience.errors import BrokenError
 from tests.training.groups import make_group
-from training.data.loading import check_same_samples
+from tests.training.jobs import make_job
+from training.data.loading import announce_samples, check_same_samples, open_samples
 from training.data.tokens import Samples
 from training.errors import DataError, GroupError
 from training.meeting import agree_on_name, wait_for_key
@@ -86,3 +90,33 @@ def test_other_samples_than_those_of_rank_0_are_refused():
         match=r"the data of node-1 has 2 samples with checksum \w+, that of worker 0 has 2 ",
     ):
         check_same_samples(Samples(tokens=np.arange(9)[::-1], seq_length=4), other)
+
+
+def test_wait_by_the_store_ends_with_the_generation():
+    def over() -> None:
+        raise BrokenError("another rank's fault")
+
+    group = replace(make_group(rank=1), check=over)
+
+    with pytest.raises(BrokenError, match="another rank's fault"):
+        group.follow("never", timedelta(hours=1))
+    with pytest.raises(BrokenError, match="another rank's fault"):
+        group.first_text("never", "", timedelta(hours=1))
+
+
+def test_worker_that_was_replaced_opens_data_beside_those_that_have_it(tmp_path):
+    """Without the tokenizer: who has the tokens open leads without opening it again."""
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "a long way"}\n')
+    data = Jsonl(kind="jsonl", seq_length=4, path=str(text), text_key="text", tokenizer="bytes")
+    model = make_job().model
+    samples = open_samples(data, model, run_dir=tmp_path, group=make_group())
+    first = make_group()
+    replaced = make_group(rank=1, store=first.store, node="node-0")
+    replaced = replace(replaced, environment=replace(replaced.environment, local_rank=1))
+
+    announce_samples(data, samples, first)
+    found = open_samples(data, model, run_dir=tmp_path, group=replaced)
+    check_same_samples(found, replaced)
+
+    assert found.read([0]).tolist() == samples.read([0]).tolist()

@@ -14,6 +14,7 @@ from training.group import DATA_TIMEOUT, WorkerGroup
 from training.plan import check_vocabulary
 
 CACHE_FOLDER = "cache"
+_FIRST = "tokens"
 
 
 def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup) -> Samples:
@@ -28,18 +29,22 @@ def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup)
 
 def _open_jsonl(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> Tokens:
     """Rank 0 tokenises first: on a shared folder the other nodes find its file there."""
-    first, of_node = "tokens", f"tokens/{group.node}"
+    of_node = _of_node(group)
     if group.environment.rank == 0:
-        with group.lead(first), group.lead(of_node):
+        with group.lead(_FIRST), group.lead(of_node):
             _tokenise(data, model, folder, group)
     else:
-        group.follow(first, DATA_TIMEOUT)
+        group.follow(_FIRST, DATA_TIMEOUT)
         if group.environment.local_rank == 0:
             with group.lead(of_node):
                 _tokenise(data, model, folder, group)
         else:
             group.follow(of_node, DATA_TIMEOUT)
     return map_token_file(token_file(data, folder))
+
+
+def _of_node(group: WorkerGroup) -> str:
+    return f"{_FIRST}/{group.node}"
 
 
 def _tokenise(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> None:
@@ -50,10 +55,30 @@ def _tokenise(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> No
         write_token_file(data, path, node=group.node, encode=encode)
 
 
+def announce_samples(data: Data, samples: Samples, group: WorkerGroup) -> None:
+    """Let workers that were replaced open the samples as well; waits for nobody."""
+    environment = group.environment
+    if environment.rank == 0:
+        group.first_text("samples", describe_samples(samples), DATA_TIMEOUT)
+    if not isinstance(data, Jsonl):
+        return
+    if environment.rank == 0:
+        with group.lead(_FIRST):
+            pass
+    if environment.local_rank == 0:
+        with group.lead(_of_node(group)):
+            pass
+
+
+def describe_samples(samples: Samples) -> str:
+    """Return a text that is another one for other samples, as far as two of them tell."""
+    checksum = zlib.crc32(samples.read([0, samples.num_samples - 1]).tobytes())
+    return f"{samples.num_samples} samples with checksum {checksum:08x}"
+
+
 def check_same_samples(samples: Samples, group: WorkerGroup) -> None:
     """Refuse samples that are not rank 0's: another copy of the file, another Python."""
-    checksum = zlib.crc32(samples.read([0, samples.num_samples - 1]).tobytes())
-    here = f"{samples.num_samples} samples with checksum {checksum:08x}"
+    here = describe_samples(samples)
     if (first := group.first_text("samples", here, DATA_TIMEOUT)) != here:
         raise DataError(
             f"the data of {group.node} has {here}, that of worker 0 has {first}; "

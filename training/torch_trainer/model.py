@@ -126,6 +126,10 @@ def spread_core(
     give_memory(core, model, group.device)
     if is_restartable:
         from resilience.comm.reducer import GradientReducer
+        from training.torch_trainer.reduce_scatter import end_waits
+
+        if group.device.type == "cpu":
+            end_waits(core)
 
         reducer = None if mesh_plan else GradientReducer(core)
         return SpreadModel(

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 
-from resilience.comm.world import open_axes
+from resilience.comm.world import drop_groups, open_axes
 from resilience.errors import ResilienceError
 from training.torch_trainer.model import SpreadModel
 
@@ -88,12 +88,16 @@ def _swap_groups(run: FSDPModule) -> None:
     for each in _meshes(param_groups):
         _set_groups(each, by_axis)
     infos = chain.from_iterable((x.mesh_info, x.post_forward_mesh_info) for x in param_groups)
+    before: list[ProcessGroup | None] = []
     for info in infos:
         if info is None:
             continue
+        before.append(info.shard_process_group)
         info.shard_process_group = info.mesh.get_group(info.shard_mesh_dim)
         if info.replicate_mesh_dim is not None:
+            before.append(info.replicate_process_group)
             info.replicate_process_group = info.mesh.get_group(info.replicate_mesh_dim)
+    drop_groups(before)
 
 
 def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:

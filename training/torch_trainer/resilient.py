@@ -28,9 +28,16 @@ from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.place import WorkerPlace, read_place
 from resilience.state.arena import Arena
+from resilience.state.digest import digest_state
 from resilience.state.rng import seed_step
+from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise, refuse_unshared
-from training.data.loading import check_same_samples, open_samples
+from training.data.loading import (
+    announce_samples,
+    check_same_samples,
+    describe_samples,
+    open_samples,
+)
 from training.data.tokens import Samples, check_num_samples
 from training.environment import WorkerEnvironment
 from training.errors import (
@@ -44,6 +51,7 @@ from training.group import WorkerGroup, open_device
 from training.plan import check_world_size, plan_device_type, plan_placement, plan_schedule
 from training.stop import EXIT_STATUS, StopSignal
 from training.torch_trainer.checkpoint import write_checkpoint
+from training.torch_trainer.epoch_checkpoint import EpochCheckpoint, ends_epoch
 from training.torch_trainer.faults import make_injector
 from training.torch_trainer.model import (
     SpreadModel,
@@ -96,12 +104,14 @@ class _ResilientRun:
         self._model: SpreadModel | None = None
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
+        self._state: TorchState | None = None
         self._is_started = False
         self.watch = _Watch(self)
         self.recovery = Recovery(
             lambda rank: plan_placement(self._trainer, rank),
             apply=self._apply,
             arena=_open_arena(self._place),
+            shared=_open_shared(self._place),
             self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
             reach=self._reach,
         )
@@ -118,6 +128,9 @@ class _ResilientRun:
         """Note a generation before anything is done in it."""
         self._events.rank, self._events.generation = generation.rank, generation.number
         self.recovery.enter(generation.number)
+        if generation.number > 0:
+            # The others are within their steps, and this rank has to end with them.
+            self._stop.defer()
         if not self._is_started:
             self._is_started = True
             self._events.write("worker_started", pid=os.getpid(), world_size=generation.world_size)
@@ -126,6 +139,7 @@ class _ResilientRun:
         """Note that the training thread has stopped."""
         phase = self.recovery.mark.phase.value
         self._events.write("rank_stopped", step=self.recovery.mark.step, phase=phase)
+        self.watch.leave()
 
     def block(self, generation: Generation) -> None:
         """Run in one generation until the last step, from whatever step it begins with."""
@@ -134,16 +148,29 @@ class _ResilientRun:
         injector = self._make_injector(group)
         self.watch.enter(generation, injector)
         self._open_data(group)
+        if self._model is not None:
+            # What is to be done now is short, and a rank that is stuck in it holds up all others.
+            generation.mark(Place.RECOVERY, self.recovery.mark.step)
         model = self._make_model(group, injector)
-        resumed = self.recovery.resume(generation, self._start)
+        checkpoint = self._open_checkpoint()
+        resumed = self.recovery.resume(
+            generation, lambda fallback: self._start(fallback, generation, group, checkpoint)
+        )
         clear_step(model)
         self._note_resumed(resumed)
-        self._take_steps(generation, group)
+        self._check_samples()
+        self._take_steps(generation, group, checkpoint)
         self.recovery.check()
         generation.mark(Place.NOWHERE, self._trainer.max_steps)
+        assert self._state is not None
+        self._events.write(
+            "state_digest", step=self.recovery.mark.step, digest=digest_state(self._state)
+        )
         if self._trainer.save_checkpoint:
             assert self._model is not None
             write_checkpoint(self._model.core, self._run_dir, group=group, events=self._events)
+        if generation.rank == 0:
+            checkpoint.remove()
 
     def _make_group(self, generation: Generation) -> WorkerGroup:
         host, _, port = generation.store_address.rpartition(":")
@@ -159,7 +186,11 @@ class _ResilientRun:
         check_world_size(self._job, generation.world_size)
         device = open_device(plan_device_type(self._job), generation.local_rank)
         return WorkerGroup(
-            environment=environment, node=self._node, device=device, store=generation.store
+            environment=environment,
+            node=self._node,
+            device=device,
+            store=generation.store,
+            check=generation.check,
         )
 
     def _make_injector(self, group: WorkerGroup) -> Injector:
@@ -177,14 +208,24 @@ class _ResilientRun:
 
     def _open_data(self, group: WorkerGroup) -> None:
         """Open the samples; who has them already tells the others that they are there."""
-        if self._samples is not None and group.environment.local_rank:
+        if self._samples is not None:
+            announce_samples(self._job.data, self._samples, group)
             return
         samples = open_samples(self._job.data, self._job.model, run_dir=self._run_dir, group=group)
         check_num_samples(samples, self._trainer.global_batch_size)
         check_same_samples(samples, group)
-        if self._samples is None:
-            self._events.write("data_ready", num_samples=samples.num_samples)
+        self._events.write("data_ready", num_samples=samples.num_samples)
         self._samples = samples
+
+    def _check_samples(self) -> None:
+        """Refuse data that has changed since the run began; the state knows which that was."""
+        assert self._samples is not None
+        here = describe_samples(self._samples)
+        if (first := self.recovery.rest.setdefault("samples", here)) != here:
+            raise DataError(
+                f"the data of {self._node} has {here}, and the run began with {first}; "
+                "leave the data as it is while a run goes on"
+            )
 
     def _make_model(self, group: WorkerGroup, injector: Injector) -> SpreadModel:
         if self._model is not None:
@@ -196,8 +237,10 @@ class _ResilientRun:
         self._stepper = make_stepper(self._job, self._model, group, self._stop, watch=self.watch)
         materialise(self._stepper.optimizer)
         replica, shard = plan_placement(self._trainer, group.environment.rank)
-        state = TorchState(self._model.core, self._stepper.optimizer, replica=replica, shard=shard)
-        self.recovery.bind(state)
+        self._state = TorchState(
+            self._model.core, self._stepper.optimizer, replica=replica, shard=shard
+        )
+        self.recovery.bind(self._state)
         reach_in_backward(
             self._model.layers,
             injector,
@@ -207,17 +250,35 @@ class _ResilientRun:
         self._events.write("model_ready", num_parameters=self._model.num_parameters)
         return self._model
 
-    def _start(self, fallback: Fallback) -> int:
-        """Make the state before the first step."""
+    def _open_checkpoint(self) -> EpochCheckpoint:
+        assert self._state is not None
+        return EpochCheckpoint(self._run_dir, self._state, key=self._job.digest())
+
+    def _start(
+        self,
+        fallback: Fallback,
+        generation: Generation,
+        group: WorkerGroup,
+        checkpoint: EpochCheckpoint,
+    ) -> int:
+        """Load the newest state that was written, or make the one before the first step."""
         assert self._model is not None
         assert self._stepper is not None
-        fill_core(self._job, self._model.core)
-        for moments in self._stepper.optimizer.state.values():
-            for tensor in moments.values():
-                tensor.zero_()
-        if self._events.generation > 0:
-            self._events.write("recovery_fallback", reason=fallback.reason, source="start")
-        return 0
+        generation.mark(Place.NOWHERE, 0)
+        step, source = 0, "start"
+        if found := checkpoint.read(group):
+            step, self.recovery.rest = found
+            source = "checkpoint"
+        else:
+            fill_core(self._job, self._model.core)
+            for moments in self._stepper.optimizer.state.values():
+                for tensor in moments.values():
+                    tensor.zero_()
+        if generation.number > 0 or found:
+            self._events.write(
+                "recovery_fallback", step=step, reason=fallback.reason, source=source
+            )
+        return step
 
     def _note_resumed(self, resumed: Resumed) -> None:
         self._events.write(
@@ -234,15 +295,20 @@ class _ResilientRun:
 
     # ---- steps
 
-    def _take_steps(self, generation: Generation, group: WorkerGroup) -> None:
+    def _take_steps(
+        self, generation: Generation, group: WorkerGroup, checkpoint: EpochCheckpoint
+    ) -> None:
         assert self._stepper is not None
         assert self._samples is not None
         batches = Batches(self._job, self._samples, group)
         log = StepLog(self._job, self._events if generation.rank == 0 else None)
-        first = self.recovery.mark.step
+        first, num_samples = self.recovery.mark.step, self._samples.num_samples
+        batch_size = self._trainer.global_batch_size
         log.go_on(self.recovery.rest.get("last"))
         self._stop.defer()
         for step in range(first, self._trainer.max_steps):
+            if ends_epoch(step, global_batch_size=batch_size, num_samples=num_samples):
+                self._write_state(step, generation, group, checkpoint)
             generation.mark(Place.DATA, step)
             self.watch.begin(step)
             self.watch.injector.reach("data", step)
@@ -258,6 +324,14 @@ class _ResilientRun:
             if result.is_stop_requested:
                 raise SystemExit(EXIT_STATUS)
         self._stop.release()
+
+    def _write_state(
+        self, step: int, generation: Generation, group: WorkerGroup, checkpoint: EpochCheckpoint
+    ) -> None:
+        """Write the state at the end of an epoch, under no deadline but the store's."""
+        generation.mark(Place.NOWHERE, step)
+        if checkpoint.write(step, self.recovery.rest, group, self.recovery.check):
+            self._events.write("state_written", step=step)
 
     def _apply(self, step: int) -> None:
         assert self._stepper is not None
@@ -300,6 +374,10 @@ class _Watch(StepWatch):
         self.injector = injector
         self.splits_update = injector.is_scheduled("within_update")
 
+    def leave(self) -> None:
+        """Keep nothing of a generation that is over, its groups above all."""
+        self._generation = None
+
     def begin(self, step: int) -> None:
         """Note which step is taken."""
         self.step = step
@@ -334,6 +412,13 @@ def _read_place() -> WorkerPlace:
     place = read_place(os.environ)
     assert place is not None, "main looks whether an agent has started this worker"
     return place
+
+
+def _open_shared(place: WorkerPlace) -> SharedState:
+    """Open the memory that the node's workers have in common; a spare maps it beforehand."""
+    shared = SharedState(place.state_files)
+    shared.prepare()
+    return shared
 
 
 def _open_arena(place: WorkerPlace) -> Arena:

@@ -54,13 +54,13 @@ def run_node(forks: subprocess.Popen[str], tmp_path: Path) -> RunNode:
         program: str,
         *,
         num_ranks: int = 2,
-        is_same_node: bool = True,
+        way: str = "arena",
         statuses: list[int] | None = None,
     ) -> Outcome:
         request = {
             "folder": str(tmp_path),
             "num_ranks": num_ranks,
-            "is_same_node": is_same_node,
+            "way": way,
         }
         line = {
             "target": f"tests.resilience.state.programs:{program}",

@@ -1,4 +1,4 @@
-"""A node of several ranks for tests: forks them with one arena and a group of their own.
+"""A node of several ranks for tests: forks them with common memory and a group of their own.
 
 Runs in a child of the fork server, which computes nothing and has no threads.
 """
@@ -19,8 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from resilience.state import direct
 from resilience.state.arena import Arena, create_arena
 from resilience.state.ring import RING
+from resilience.state.shared import SharedState, create_state_files
 from resilience.state.view import NamedTensor
 
 GROUP_TIMEOUT = timedelta(seconds=30)
@@ -39,6 +41,9 @@ class PlainView:
 
     def tensors(self) -> list[NamedTensor]:
         return [NamedTensor(name=f"t{n}", tensor=each) for n, each in enumerate(self.values)]
+
+    def owners(self) -> list[Tensor]:
+        return list(self.values)
 
     def read_rest(self) -> dict[str, Any]:
         return self.rest
@@ -62,6 +67,14 @@ class Rank:
     arena: Arena
     folder: Path
     is_same_node: bool
+    files: list[int]
+    shared: SharedState | None
+
+    def lay_out(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Return the values as this node's way of moving them wants them."""
+        if self.shared is None:
+            return list(values)
+        return [each.clone(memory_format=torch.contiguous_format) for each in values]
 
     def open_group(self) -> ProcessGroup:
         """Return a gloo group over 127.0.0.1 of all ranks; the default one is left alone."""
@@ -84,12 +97,17 @@ def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:
     request = json.loads(arguments[0])
     num_ranks, folder = request["num_ranks"], Path(request["folder"])
     descriptor = create_arena(num_ranks, SLOT_BYTES)
+    files = create_state_files(num_ranks)
     children = []
     for rank in range(num_ranks):
         child = os.fork()
         if not child:
             arena = Arena(descriptor, num_ranks, SLOT_BYTES)
-            _end(program, Rank(rank, num_ranks, arena, folder, request["is_same_node"]))
+            # As many chunks as through the arena, in order.
+            direct.CHUNK_BYTES, direct.THREADS = CHUNK_BYTES, 1
+            way = request["way"]
+            shared = SharedState(files) if way == "shared" else None
+            _end(program, Rank(rank, num_ranks, arena, folder, way != "group", files, shared))
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "statuses.json").write_text(json.dumps(statuses))

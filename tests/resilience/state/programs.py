@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -20,13 +21,17 @@ from torch.optim import AdamW
 
 from resilience.errors import TransferError
 from resilience.state.digest import digest_state
-from resilience.state.move import MoveResult, run_transfers
+from resilience.state.move import _TAG_CHECKSUMS, MoveResult, run_transfers
 from resilience.state.ring import MESSAGE_BYTES
+from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise
 from tests.resilience.state.nodes import CHUNK_BYTES, PlainView, Rank, run_node
 
 MANY_BYTES = 300_000
 """Several times round the ring of the tests' slots."""
+
+PLACE_BYTES = 64 << 20
+"""A state whose pages can be told from all others."""
 
 TINY_TENSORS = range(5, 105)
 """Where `odd_tensors` has many of one value each."""
@@ -70,6 +75,8 @@ def odd_tensors(seed: int) -> list[Tensor]:
 def move(
     rank: Rank, view: Any, group: ProcessGroup, pairs: list[tuple[int, int]], **options: Any
 ) -> MoveResult:
+    if rank.shared is not None and rank.shared.local_rank is None:
+        rank.shared.adopt(view, rank.rank)
     return run_transfers(
         [(source, target, rank.is_same_node) for source, target in pairs],
         view=view,
@@ -77,13 +84,15 @@ def move(
         group=group,
         arena=rank.arena,
         local_ranks=range(rank.num_ranks),
+        shared=rank.shared,
         **options,
     )
 
 
 def move_and_tell(rank: Rank, pairs: list[tuple[int, int]]) -> None:
     """Move states that are unlike on all ranks; tell whose each has then."""
-    view = PlainView(odd_tensors(rank.rank), {"position": rank.rank, "lr": 0.1 + rank.rank})
+    values = rank.lay_out(odd_tensors(rank.rank))
+    view = PlainView(values, {"position": rank.rank, "lr": 0.1 + rank.rank})
     chunks: list[int] = []
     result = move(rank, view, rank.open_group(), pairs, on_chunk=chunks.append)
     contents = [PlainView(odd_tensors(n)).content() for n in range(rank.num_ranks)]
@@ -94,6 +103,7 @@ def move_and_tell(rank: Rank, pairs: list[tuple[int, int]]) -> None:
             "num_bytes": result.num_bytes,
             "source": result.source,
             "chunks": chunks,
+            "is_shared": rank.shared is not None and rank.shared.holds(view.tensors()),
         }
     )
 
@@ -191,7 +201,13 @@ def flipped_bit(rank: Rank) -> None:
     end = 4096 + 3 * CHUNK_BYTES
     third = rank.arena.slot(1)[end - CHUNK_BYTES : end]
 
+    flipped = rank.folder / "flipped"
+
     def flip(chunk: int) -> None:
+        if rank.shared is not None:
+            while not flipped.exists():
+                os.sched_yield()
+            return
         while rank.is_same_node and chunk == 0 and third[-1] == 0:
             os.sched_yield()
         if chunk == 0:
@@ -200,9 +216,28 @@ def flipped_bit(rank: Rank) -> None:
     def run(group: ProcessGroup) -> object:
         if rank.rank == 1 and not rank.is_same_node:
             group = cast(ProcessGroup, FlippingGroup(group, chunk=2))
+        if rank.rank == 0 and rank.shared is not None:
+            group = cast(ProcessGroup, HashedGroup(group, flip_own))
         return move(rank, view, group, [(0, 1)], on_chunk=flip)
 
+    def flip_own() -> None:
+        view.values[0][2 * CHUNK_BYTES + 100] ^= 1
+        flipped.touch()
+
     _tell_fault(rank, run)
+
+
+class HashedGroup:
+    """A group of a source which does something when its checksums are made, not yet sent."""
+
+    def __init__(self, group: ProcessGroup, run: Callable[[], None]) -> None:
+        self.recv = group.recv
+        self._group, self._run = group, run
+
+    def send(self, tensors: list[Tensor], target: int, tag: int) -> Work:
+        if tag == _TAG_CHECKSUMS:
+            self._run()
+        return self._group.send(tensors, target, tag)
 
 
 @program
@@ -218,8 +253,11 @@ def killed_source(rank: Rank) -> None:
             os.kill(int((rank.folder / "pid").read_text()), signal.SIGKILL)
 
     group.barrier().wait()
+    if rank.shared is not None:
+        # On this way it is sooner ready than the target: it dies before it has said so.
+        group = cast(ProcessGroup, HashedGroup(group, lambda: os.kill(os.getpid(), signal.SIGKILL)))
     try:
-        move(rank, view, group, [(0, 1)], on_chunk=kill)
+        move(rank, view, group, [(0, 1)], on_chunk=None if rank.shared else kill)
     except RuntimeError as error:
         rank.tell(str(error))
 
@@ -281,6 +319,7 @@ def sharded_state(rank: Rank) -> None:
     for each in state.tensors():
         each.tensor.add_(10 * replica + shard)
     before = digest_state(state)
+    assert rank.shared is None or not rank.shared.adopt(state, rank.rank)
     move(rank, state, group, [(0, 2), (1, 3)])
     names = [each.name for each in state.tensors()]
     shapes = [list(each.tensor.shape) for each in state.tensors()]
@@ -313,3 +352,79 @@ def _tell_fault(rank: Rank, run: Callable[[ProcessGroup], object]) -> None:
         run(rank.open_group())
     except TransferError as error:
         rank.tell(str(error))
+
+
+@program
+def one_side_in_shared_memory(rank: Rank) -> None:
+    """Rank 1 has no place: it takes the state through the arena."""
+    shared = rank.shared
+    view = PlainView([torch.full((MANY_BYTES,), rank.rank, dtype=torch.uint8)])
+    assert shared is not None
+    if rank.rank == 0:
+        shared.adopt(view, 0)
+    run_transfers(
+        [(0, 1, True)],
+        view=view,
+        rank=rank.rank,
+        group=rank.open_group(),
+        arena=rank.arena,
+        local_ranks=[0, 1],
+        shared=shared,
+    )
+    rank.tell([shared.holds(view.tensors()), view.values[0].any().item()])
+
+
+@program
+def replaced_rank(rank: Rank) -> None:
+    """The place of rank 1 is one of a process that died; a spare takes it."""
+    assert rank.shared is not None
+    group = rank.open_group()
+    view = PlainView([torch.full((PLACE_BYTES,), rank.rank, dtype=torch.uint8)])
+    if rank.rank == 0:
+        rank.shared.adopt(view, 0)
+    else:
+        child = os.fork()
+        if not child:
+            view.values[0].fill_(55)
+            SharedState(rank.files).adopt(view, 1)
+            os._exit(0)
+        os.waitpid(child, 0)
+    group.barrier().wait()
+    before = 0
+    if rank.rank == 1:
+        rank.shared.prepare()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        assert rank.shared.adopt(view, 1, is_overwritten=True)
+    left = view.values[0][-1].item()
+    move(rank, view, group, [(0, 1)])
+    num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    rank.shared.prepare()
+    rank.tell({"left": left, "faults": num_faults, "sum": view.values[0].any().item()})
+
+
+@program
+def memory_of_both(rank: Rank) -> None:
+    """Tell each rank's share of memory before and after the states are shared and mapped."""
+    shared = rank.shared
+    assert shared is not None
+    group = rank.open_group()
+    # What the first transfer of a process takes for itself is no part of the states.
+    move(rank, PlainView([torch.zeros(4 * CHUNK_BYTES)]), group, [(0, 1)])
+    view = PlainView([torch.full((PLACE_BYTES // 8,), n, dtype=torch.uint8) for n in range(8)])
+    group.barrier().wait()
+    before = _read_pss()
+    group.barrier().wait()
+    shared.adopt(view, rank.rank)
+    group.barrier().wait()
+    shared.prepare()
+    move(rank, view, group, [(0, 1)])
+    group.barrier().wait()
+    after = _read_pss()
+    group.barrier().wait()
+    rank.tell([before, after])
+
+
+def _read_pss() -> int:
+    """Return this process's share of all memory but that of libraries."""
+    lines = [each.split() for each in Path("/proc/self/smaps_rollup").read_text().splitlines()]
+    return sum(int(each[1]) << 10 for each in lines if each[0] in {"Pss_Anon:", "Pss_Shmem:"})

@@ -6,15 +6,13 @@ import torch
 from resilience.state.move import MoveResult, run_transfers
 from tests.resilience.state.conftest import RunNode
 from tests.resilience.state.nodes import PlainView
-from tests.resilience.state.programs import odd_tensors
+from tests.resilience.state.programs import PLACE_BYTES, odd_tensors
 
-both_ways = pytest.mark.parametrize(
-    "is_same_node", [pytest.param(True, id="arena"), pytest.param(False, id="group")]
-)
+all_ways = pytest.mark.parametrize("way", ["shared", "arena", "group"])
 NUM_BYTES = sum(each.nbytes for each in odd_tensors(0))
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize(
     ("program", "sources"),
     [
@@ -25,13 +23,14 @@ NUM_BYTES = sum(each.nbytes for each in odd_tensors(0))
     ],
 )
 def test_targets_have_their_sources_bits(
-    run_node: RunNode, program: str, sources: list[int], *, is_same_node: bool
+    run_node: RunNode, program: str, sources: list[int], way: str
 ) -> None:
-    outcome = run_node(program, num_ranks=len(sources), is_same_node=is_same_node)
+    outcome = run_node(program, num_ranks=len(sources), way=way)
 
     for rank, source in enumerate(sources):
         word = outcome.word(rank)
         assert word["has_state_of"] == source
+        assert word["is_shared"] == (way == "shared")
         assert word["rest"] == {"position": source, "lr": 0.1 + source}
         assert word["source"] == (None if source == rank else source)
         if source != rank:
@@ -46,16 +45,16 @@ def test_source_counts_what_it_sent_to_all(run_node: RunNode) -> None:
     assert outcome.word(0)["chunks"] == []
 
 
-@both_ways
-def test_rest_travels_without_tensors(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("no_tensors", is_same_node=is_same_node)
+@all_ways
+def test_rest_travels_without_tensors(run_node: RunNode, way: str) -> None:
+    outcome = run_node("no_tensors", way=way)
 
     assert outcome.word(1) == {"position": 0}
 
 
-@both_ways
-def test_sharded_state_goes_from_copy_to_copy(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("sharded_state", num_ranks=4, is_same_node=is_same_node)
+@all_ways
+def test_sharded_state_goes_from_copy_to_copy(run_node: RunNode, way: str) -> None:
+    outcome = run_node("sharded_state", num_ranks=4, way=way)
 
     words = [outcome.word(rank) for rank in range(4)]
     assert len({word["before"] for word in words}) == 4
@@ -68,11 +67,11 @@ def test_sharded_state_goes_from_copy_to_copy(run_node: RunNode, *, is_same_node
     assert [words[n]["shapes"][:2] for n in (0, 1)] == [[[3], [3, 6]], [[2], [2, 6]]]
 
 
-@both_ways
-def test_changed_bit_is_an_error_on_both_sides(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("flipped_bit", is_same_node=is_same_node)
+@all_ways
+def test_changed_bit_is_an_error_on_both_sides(run_node: RunNode, way: str) -> None:
+    outcome = run_node("flipped_bit", way=way)
 
-    total = 19 if is_same_node else 5
+    total = 5 if way == "group" else 19
     assert outcome.word(1).startswith(
         f"chunk 2 of {total} from rank 0 to rank 1 arrived with another checksum than it was sent"
     )
@@ -81,16 +80,16 @@ def test_changed_bit_is_an_error_on_both_sides(run_node: RunNode, *, is_same_nod
     )
 
 
-@both_ways
-def test_death_of_the_source_ends_the_target(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("killed_source", is_same_node=is_same_node, statuses=[-9, 0])
+@all_ways
+def test_death_of_the_source_ends_the_target(run_node: RunNode, way: str) -> None:
+    outcome = run_node("killed_source", way=way, statuses=[-9, 0])
 
     assert "closed" in outcome.word(1) or "reset" in outcome.word(1)
 
 
-@both_ways
-def test_death_of_the_target_ends_the_source(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("killed_target", is_same_node=is_same_node, statuses=[0, -9])
+@all_ways
+def test_death_of_the_target_ends_the_source(run_node: RunNode, way: str) -> None:
+    outcome = run_node("killed_target", way=way, statuses=[0, -9])
 
     assert "closed" in outcome.word(0) or "reset" in outcome.word(0)
 
@@ -146,9 +145,31 @@ def test_plans_that_could_not_end_are_refused(
         run_alone(*transfers, rank=3)
 
 
-@both_ways
-def test_shut_sockets_end_both_sides(run_node: RunNode, *, is_same_node: bool) -> None:
-    outcome = run_node("shut_sockets", is_same_node=is_same_node)
+@all_ways
+def test_shut_sockets_end_both_sides(run_node: RunNode, way: str) -> None:
+    outcome = run_node("shut_sockets", way=way)
 
     for rank in range(2):
         assert "gloo" in outcome.word(rank)
+
+
+def test_rank_without_a_place_takes_its_state_through_the_arena(run_node: RunNode) -> None:
+    outcome = run_node("one_side_in_shared_memory", way="shared")
+
+    assert [outcome.word(rank) for rank in range(2)] == [[True, False], [False, False]]
+
+
+def test_replaced_rank_takes_the_pages_of_the_dead_one(run_node: RunNode) -> None:
+    outcome = run_node("replaced_rank", way="shared")
+
+    word = outcome.word(1)
+    assert word["left"] == 55
+    assert word["sum"] == 0
+    assert word["faults"] < PLACE_BYTES // 4096 // 10
+
+
+def test_states_are_once_in_memory(run_node: RunNode) -> None:
+    outcome = run_node("memory_of_both", way="shared")
+
+    before, after = (sum(outcome.word(rank)[n] for rank in range(2)) for n in range(2))
+    assert after - before < 0.02 * 2 * PLACE_BYTES

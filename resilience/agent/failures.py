@@ -1,0 +1,38 @@
+"""Which failure a person should see first when the run ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from resilience.comm.messages import Failed, Open
+from resilience.state.report import Phase, Report
+
+
+class Failures:
+    """Keeps this node's first failure since the run last got on."""
+
+    def __init__(self) -> None:
+        self._first: Failed | None = None
+        self._step = -1
+
+    def note(self, failed: Failed) -> None:
+        """Take in a failure; those that follow from the first one are not kept."""
+        if self._first is None:
+            self._first = failed
+
+    def open(self, opening: Open) -> None:
+        """Forget what lies before the last progress, now that a generation opens."""
+        reports = [Report.from_json(each) for each in opening.reports]
+        step = max((each.step for each in reports if each.phase is not Phase.FRESH), default=-1)
+        if step <= self._step:
+            return
+        self._step = step
+        if self._first is not None and self._first.generation < opening.generation - 1:
+            self._first = None
+
+    def show(self, say: Callable[[str], None]) -> None:
+        """Print the first failure's traceback."""
+        if self._first is not None and self._first.details:
+            say(f"first failure: rank {self._first.rank}, generation {self._first.generation}")
+            sys.stderr.write(self._first.details.rstrip() + "\n")

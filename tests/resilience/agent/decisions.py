@@ -1,0 +1,97 @@
+"""Events for the coordinator in few words, and what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from resilience.agent.coordinator import decide
+from resilience.agent.membership import (
+    RUNNING,
+    Action,
+    Event,
+    NodeJoined,
+    NodeLost,
+    Options,
+    Said,
+    Send,
+    State,
+)
+from resilience.comm.messages import Break, End, Failed, Finished, Join, Open, Stopped
+from resilience.state.report import Phase, Report
+
+OPTIONS = Options(num_nodes=2, num_local_ranks=2, restarts_without_progress_max=2, restarts_max=3)
+
+
+def join(node: str, **more: Any) -> NodeJoined:
+    return NodeJoined(join=Join(node=node, address=f"{node}:1", **more))
+
+
+def lost(node: str, *, is_dead: bool = True) -> NodeLost:
+    return NodeLost(node=node, is_dead=is_dead)
+
+
+def failed(node: str, rank: int, generation: int = 0, reason: str = "exception") -> Said:
+    text = f"rank {rank}: {reason}"
+    return Said(
+        node=node, message=Failed(generation=generation, rank=rank, reason=reason, text=text)
+    )
+
+
+def stopped(node: str, rank: int, generation: int = 0, step: int | None = 5) -> Said:
+    report = Report(
+        rank=rank,
+        node=node,
+        generation=generation,
+        member_generation=generation,
+        phase=Phase.FRESH if step is None else Phase.COMPUTING,
+        step=step or 0,
+    )
+    message = Stopped(generation=generation, rank=rank, report=report.to_json())
+    return Said(node=node, message=message)
+
+
+def finished(node: str, rank: int, generation: int = 0, status: int = 0, text: str = "") -> Said:
+    message = Finished(generation=generation, rank=rank, status=status, text=text)
+    return Said(node=node, message=message)
+
+
+def all_stopped(generation: int = 0, *, but: Iterable[int] = (), step: int = 5) -> list[Said]:
+    return [
+        stopped(f"n{rank // 2}", rank, generation, step) for rank in range(4) if rank not in but
+    ]
+
+
+def play(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
+    """Return the state after all events, and all that was to be done."""
+    actions: list[Action] = []
+    for event in events:
+        state, more = decide(state, event, now_s)
+        actions += more
+    return state, actions
+
+
+def running(options: Options = OPTIONS, *more: str) -> State:
+    state, _ = play(State(options=options), join("n0"), join("n1"), *map(join, more))
+    assert state.stage == RUNNING
+    return state
+
+
+def opened(actions: Iterable[Action]) -> list[Open]:
+    sent = [each.message for each in actions if isinstance(each, Send)]
+    return [each for each in sent if isinstance(each, Open)]
+
+
+def ends(actions: Iterable[Action]) -> list[End]:
+    sent = [each.message for each in actions if isinstance(each, Send)]
+    return [each for each in sent if isinstance(each, End)]
+
+
+def broken(actions: Iterable[Action]) -> list[str]:
+    return [
+        each.node for each in actions if isinstance(each, Send) and isinstance(each.message, Break)
+    ]
+
+
+def phases(opening: Open) -> list[str]:
+    return [report["phase"] for report in opening.reports]

@@ -1,0 +1,258 @@
+"""A small training program whose faults are told to it in its environment.
+
+FAULTS is a JSON list of {"kind", "at", "rank", "step"}, each of which happens once in a run.
+`at` is a place of a step (forward, reduce, gate, before_update, update, after_update), of a
+recovery (recovery) or a hook; for the last two `step` may be left out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from resilience.checkpointless.recovery import Recovery
+from resilience.comm.page import Place
+from resilience.comm.sockets import open_sockets, shut_down
+from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.place import read_place
+from resilience.state.arena import Arena
+from resilience.state.digest import digest_state
+from resilience.state.torch_state import TorchState, materialise
+
+OUT = Path(os.environ["OUT"])
+STEPS = int(os.environ.get("STEPS", "6"))
+FAULTS = json.loads(os.environ.get("FAULTS", "[]"))
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+materialise(optimizer)
+torn = False
+current: list[Generation] = []
+
+
+class FatalError(Exception):
+    """Would come again."""
+
+
+def reach(at: str, step: int | None = None) -> None:
+    """Have what is to happen here happen."""
+    rank = current[-1].rank if current else -1
+    for number, fault in enumerate(FAULTS):
+        is_here = fault["at"] == at and fault["rank"] == rank
+        if is_here and fault.get("step", step) == step and claim(number, fault):
+            (OUT / "happened.jsonl").open("a").write(
+                json.dumps({**fault, "pid": os.getpid()}) + "\n"
+            )
+            KINDS[fault["kind"]]()
+
+
+def claim(number: int, fault: dict[str, object]) -> bool:
+    """Take the fault: it happens once, unless it is to happen again and again."""
+    if fault.get("always"):
+        return True
+    try:
+        (OUT / f"fault-{number}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def fail() -> None:
+    raise ValueError("a planned fault")
+
+
+def fail_fatally() -> None:
+    raise FatalError("cannot be mended")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_with_lock() -> None:
+    lock = threading.Lock()
+    with lock, current[-1].lock:
+        kill()
+
+
+def kill_with_child() -> None:
+    subprocess.Popen(["sleep", "1000"])
+    kill()
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hold_interpreter() -> None:
+    ctypes.PyDLL(None).pause()
+
+
+def sleep() -> None:
+    time.sleep(1000)
+
+
+def read_nothing() -> None:
+    os.read(os.pipe()[0], 1)
+
+
+def read_nothing_elsewhere() -> None:
+    thread = threading.Thread(target=read_nothing)
+    thread.start()
+    thread.join()
+
+
+def drop_store() -> None:
+    """Shut down the connections to the store's port."""
+    port = int(current[-1].store_address.rpartition(":")[2])
+    for each in open_sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(each.descriptor)) as borrowed:
+            if borrowed.getpeername()[1] == port:
+                shut_down([each])
+
+
+def leave() -> None:
+    sys.exit(3)
+
+
+def tell_test() -> None:
+    """Tell the test that this place is reached."""
+    with Path(os.environ["NOTE"]).open("w") as note:
+        note.write("reached\n")
+
+
+def wait_for_test() -> None:
+    """Tell the test that this place is reached, and go no further."""
+    tell_test()
+    sleep()
+
+
+def break_logs() -> None:
+    """Put a file in the place of the folder with the node's logs, and have it noticed."""
+    logs = OUT.parent / "run" / "logs" / place.node
+    logs.rename(OUT / "logs")
+    logs.write_text("")
+    sys.stderr.write("one more line\n")
+
+
+KINDS = {
+    "raise": fail,
+    "fatal": fail_fatally,
+    "kill": kill,
+    "kill_with_lock": kill_with_lock,
+    "kill_with_child": kill_with_child,
+    "stop": stop,
+    "gil": hold_interpreter,
+    "sleep": sleep,
+    "pipe": read_nothing,
+    "thread": read_nothing_elsewhere,
+    "drop_store": drop_store,
+    "exit": leave,
+    "wait": wait_for_test,
+    "tell": tell_test,
+    "break_logs": break_logs,
+}
+
+
+def apply(step: int) -> None:
+    optimizer.step()
+    reach("update", step)
+    optimizer.zero_grad()
+
+
+def samples(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(16, 64, generator=generator), torch.randn(16, 8, generator=generator)
+
+
+reach("import")
+place = read_place(os.environ)
+assert place
+rec = Recovery(
+    lambda rank: (rank, ""),
+    apply=apply,
+    arena=Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes),
+    reach=reach,
+)
+view = TorchState(model, optimizer)
+rec.bind(view)
+is_asked: list[int] = []
+
+
+def end_together(generation: Generation) -> None:
+    """End all ranks after the same step once one was asked to."""
+    flag = torch.tensor([float(bool(is_asked))])
+    dist.all_reduce(flag, group=generation.group)
+    if flag.item():
+        sys.exit(143)
+
+
+def block(generation: Generation) -> str:
+    # Only from here on: a rank that rolls forward needs the gradients that it has.
+    resumed = rec.resume(generation, lambda fallback: 0)
+    optimizer.zero_grad()
+    (OUT / "resumed.jsonl").open("a").write(
+        json.dumps([generation.number, generation.rank, resumed.role, resumed.step]) + "\n"
+    )
+    for step in range(resumed.step, STEPS):
+        generation.mark(Place.FORWARD, step)
+        reach("forward", step)
+        rec.begin()
+        inputs, targets = samples(step, generation.rank)
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        reach("reduce", step)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=generation.group)
+            parameter.grad /= generation.world_size
+        if os.environ.get("ORDERLY"):
+            end_together(generation)
+        with rec.commit(generation):
+            apply(step)
+    return digest_state(view)
+
+
+def enter(generation: Generation) -> None:
+    current.append(generation)
+    rec.enter(generation.number)
+
+
+def main() -> None:
+    if os.environ.get("ORDERLY"):
+        signal.signal(signal.SIGTERM, lambda number, frame: is_asked.append(number))
+    if os.environ.get("STUBBORN"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hooks = Hooks(
+        on_fault=lambda error: reach("on_fault"),
+        abort=lambda: reach("abort"),
+        finalize=lambda: reach("finalize"),
+        health_check=lambda: reach("health_check"),
+        before_restart=lambda generation: reach("before_restart"),
+    )
+    digest = reexecutable(
+        block,
+        report=rec.report,
+        hooks=hooks,
+        options=BlockOptions(fatal=(FatalError,)),
+        enter=enter,
+    )()
+    (OUT / f"digest-{current[-1].rank}").write_text(digest)
+    reach("after_end")
+
+
+main()

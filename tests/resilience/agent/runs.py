@@ -1,0 +1,249 @@
+"""Real runs of real agents, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from resilience.events import Event, read_events
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = Path(__file__).with_name("program.py")
+LIMIT_S = 240
+"""A run that takes longer hangs."""
+_MARK = "AGENT_TEST_RUN"
+
+
+def _shared_memory() -> set[str]:
+    return {each.name for each in Path("/dev/shm").iterdir()}
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The agents of one run, on this machine."""
+
+    folder: Path
+    port: int
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    shared_memory: set[str] = field(default_factory=_shared_memory)
+
+    def start(
+        self,
+        node: str,
+        *options: str,
+        program: Sequence[str] = (str(PROGRAM),),
+        warm: str = "program",
+        variables: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent of a node."""
+        for name in ("out", "tmp"):
+            (self.folder / name).mkdir(exist_ok=True)
+        environment = {
+            **{key: value for key, value in os.environ.items() if key != "RANK"},
+            _MARK: self.mark,
+            "OUT": str(self.folder / "out"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            **(variables or {}),
+        }
+        command = [
+            *(sys.executable, "-m", "resilience.agent"),
+            *("--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1"),
+            *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
+            *("--preload", "torch", "--preload", "torch._dynamo"),
+            *("--stop-deadline-s", "3", "--transfer-buffer-mib", "1", *options),
+            *("--", "python", *program),
+        ]
+        with (self.folder / f"{node}.txt").open("wb") as output:
+            agent = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
+            )
+        self.agents[node] = agent
+        return agent
+
+    def wait(self, node: str = "n0") -> int:
+        """Return the exit status of a node's agent."""
+        try:
+            return self.agents[node].wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{node} hangs\n{self.show()}") from None
+
+    def text(self, node: str = "n0") -> str:
+        """Return what a node's agent and workers have printed."""
+        return (self.folder / f"{node}.txt").read_text()
+
+    def show(self) -> str:
+        """Return all that is known of the run, for a failure's message."""
+        parts = [f"--- {node}\n{self.text(node)}" for node in self.agents]
+        events = [
+            f"{each.node} {each.rank} {each.event} {dict(each.fields)}" for each in self.events()
+        ]
+        return "\n".join([*parts, "--- events", *events])
+
+    def events(self) -> list[Event]:
+        """Return the events of the run."""
+        with suppress(FileNotFoundError):
+            return read_events(self.folder / "run" / "events.jsonl")
+        return []
+
+    def digests(self) -> dict[int, str]:
+        """Return the digest that each rank ended with."""
+        files = (self.folder / "out").glob("digest-*")
+        return {int(each.name.partition("-")[2]): each.read_text() for each in files}
+
+    def happened(self) -> list[dict[str, Any]]:
+        """Return the faults that came about, in order."""
+        return _read_lines(self.folder / "out" / "happened.jsonl")
+
+    def resumed(self) -> list[list[Any]]:
+        """Return [generation, rank, role, step] of each resumption."""
+        return _read_lines(self.folder / "out" / "resumed.jsonl")
+
+    def processes(self) -> list[int]:
+        """Return the processes of the run that live, whoever started them."""
+        mark = f"{_MARK}={self.mark}".encode()
+        found = []
+        for each in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in each.read_bytes():
+                    found.append(int(each.parent.name))
+        return found
+
+    def zygote(self, node: str = "n0") -> int:
+        """Return the process that forks a node's workers."""
+        parent = self.agents[node].pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return int(children[0])
+
+    def wait_for_note(self) -> None:
+        """Return once a worker has come to where it waits for the test."""
+        note = os.open(self.note, os.O_RDWR)
+        agents = [os.pidfd_open(agent.pid) for agent in self.agents.values()]
+        ready = select.select([note, *agents], [], [], LIMIT_S)[0]
+        for file in (note, *agents):
+            os.close(file)
+        assert note in ready, f"no worker came to its place\n{self.show()}"
+
+    @property
+    def note(self) -> Path:
+        """Return the pipe through which a worker says that it has come to its place."""
+        path = self.folder / "note"
+        if not path.exists():
+            os.mkfifo(path)
+        return path
+
+    def assert_nothing_left(self) -> None:
+        """Fail for a process, a file in shared memory or a temporary file that is left."""
+        deadline_s = time.monotonic() + 10
+        while (living := self.processes()) and time.monotonic() < deadline_s:
+            _wait_for_end(living, deadline_s)
+        commands = {each: _command(each) for each in self.processes()}
+        assert commands == {}, f"processes are left\n{self.show()}"
+        ours = [
+            name
+            for name in _shared_memory() - self.shared_memory
+            if "resilience" in name or any(str(each.pid) in name for each in self.agents.values())
+        ]
+        assert ours == []
+        files = {each.name for each in (self.folder / "tmp").iterdir()}
+        assert {each for each in files if not each.startswith("torchinductor_")} == set()
+
+    def end(self) -> None:
+        """End what a failed test has left."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for agent in self.agents.values():
+            agent.wait(LIMIT_S)
+
+
+def _wait_for_end(pids: Sequence[int], deadline_s: float) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            file = os.pidfd_open(pid)
+            select.select([file], [], [], max(0.0, deadline_s - time.monotonic()))
+            os.close(file)
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def _read_lines(path: Path) -> list[Any]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fault(kind: str, at: str, rank: int, step: int | None = None, **more: Any) -> dict[str, Any]:
+    """Return a fault as the program reads it."""
+    where = {} if step is None else {"step": step}
+    return {"kind": kind, "at": at, "rank": rank, **where, **more}
+
+
+def plan(*faults: Mapping[str, Any], **variables: Any) -> dict[str, str]:
+    """Return the program's variables."""
+    return {"FAULTS": json.dumps(faults), **{key: str(value) for key, value in variables.items()}}
+
+
+@cache
+def undisturbed(world_size: int, steps: int) -> str:
+    """Return the digest that a run without faults ends with."""
+    with TemporaryDirectory() as folder:
+        run = Run(folder=Path(folder), port=free_port())
+        variables = plan(STEPS=steps)
+        run.start("n0", "--nproc-per-node", str(world_size), "--spares", "0", variables=variables)
+        assert run.wait() == 0, run.show()
+        digests = run.digests()
+        assert len(digests) == world_size
+        assert len(set(digests.values())) == 1, digests
+        return digests[0]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, outside the range that the kernel gives away."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    used = {
+        int(match, 16)
+        for name in ("tcp", "tcp6")
+        for match in re.findall(r":([0-9A-F]{4}) 0", Path(f"/proc/net/{name}").read_text())
+    }
+    offset = os.getpid() * 7 + time.monotonic_ns() // 1000
+    ports = (10_000 + (offset + each) % (low - 10_000) for each in range(1000))
+    return next(port for port in ports if port not in used)
+
+
+def listening_ports(pid: int) -> list[int]:
+    """Return the TCP ports that a process listens on, the last opened first."""
+    files = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda each: -int(each.name))
+    inodes = [str(each.readlink()) for each in files]
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    ports = {
+        f"socket:[{line[9]}]": int(line[1].rpartition(":")[2], 16)
+        for line in lines
+        if line[3] == "0A"
+    }
+    return [ports[inode] for inode in inodes if inode in ports]

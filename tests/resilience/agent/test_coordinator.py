@@ -1,0 +1,353 @@
+"""What the coordinator decides, one event at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.agent.membership import (
+    ENDED,
+    GATHERING,
+    GAVE_UP_STATUS,
+    RUNNING,
+    STOPPING,
+    Event,
+    Note,
+    Replace,
+    Said,
+    State,
+    Tick,
+)
+from resilience.comm.messages import End, Join
+from tests.resilience.agent.decisions import (
+    OPTIONS,
+    all_stopped,
+    broken,
+    ends,
+    failed,
+    finished,
+    join,
+    lost,
+    opened,
+    phases,
+    play,
+    running,
+    stopped,
+)
+
+# ---- gathering
+
+
+def test_first_generation_opens_with_the_last_node() -> None:
+    state, actions = play(State(options=OPTIONS), join("n1"))
+    assert (state.stage, opened(actions)) == (GATHERING, [])
+
+    state, actions = play(state, join("n0"))
+
+    first, second = opened(actions)
+    assert (state.stage, state.generation, state.nodes) == (RUNNING, 0, ("n0", "n1"))
+    assert (first.rank, second.rank, first.nodes) == (0, 2, ("n0", "n1"))
+    assert phases(first) == ["fresh"] * 4
+
+
+def test_expected_standby_is_waited_for_until_the_last_call() -> None:
+    options = replace(OPTIONS, num_standby_nodes=1, last_call_s=5)
+    state, actions = play(State(options=options), join("n0"), join("n1"))
+    assert opened(actions) == []
+
+    _, too_early = play(state, Tick(), now_s=4.9)
+    _, late = play(state, Tick(), now_s=5.0)
+    _, complete = play(state, join("n2"), now_s=1.0)
+
+    assert opened(too_early) == []
+    assert len(opened(late)) == len(opened(complete)) == 2
+
+
+def test_too_few_nodes_end_the_run_at_the_deadline() -> None:
+    state, _ = play(State(options=OPTIONS), join("n1"))
+
+    state, actions = play(state, Tick(), now_s=120.0)
+
+    assert state.stage == ENDED
+    assert ends(actions) == [
+        End(
+            status=GAVE_UP_STATUS,
+            reason="1 of 2 nodes joined within 120 s (n1); look at the logs of those that did not",
+        )
+    ]
+
+
+def test_node_that_leaves_before_the_first_generation_does_not_count() -> None:
+    state, actions = play(State(options=OPTIONS), join("n0"), lost("n0"), join("n1"))
+
+    assert (state.stage, opened(actions)) == (GATHERING, [])
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize("reason", ["exception", "died", "hung", "corrupt", "group"])
+def test_first_fault_breaks_the_generation_for_all(reason: str) -> None:
+    state, actions = play(running(), failed("n1", 3, reason=reason))
+
+    assert state.stage == STOPPING
+    assert broken(actions) == ["n0", "n1"]
+    assert opened(actions) == []
+
+
+def test_next_generation_opens_with_everybodys_report() -> None:
+    state, _ = play(running(), failed("n1", 3, reason="died"), *all_stopped(but=[3]))
+    assert state.stage == STOPPING
+
+    state, actions = play(state, stopped("n1", 3, step=None))
+
+    opening, _ = opened(actions)
+    assert (state.stage, state.generation, opening.generation) == (RUNNING, 1, 1)
+    assert phases(opening) == ["computing"] * 3 + ["fresh"]
+    assert [report["rank"] for report in opening.reports] == [0, 1, 2, 3]
+
+
+def test_rank_that_has_stopped_by_itself_counts_as_a_fault() -> None:
+    state, actions = play(running(), stopped("n0", 1))
+
+    assert state.stage == STOPPING
+    assert broken(actions) == ["n0", "n1"]
+    assert set(state.reports) == {1}
+
+
+def test_second_fault_meanwhile_waits_for_its_rank_anew() -> None:
+    """Who dies after its report holds nothing: a generation may not count on it."""
+    state, _ = play(running(), failed("n0", 0), *all_stopped(but=[2]))
+    state, _ = play(state, failed("n1", 3, reason="died"))
+
+    state, actions = play(state, stopped("n1", 2))
+    assert opened(actions) == []
+    state, actions = play(state, stopped("n1", 3, step=None))
+
+    assert phases(opened(actions)[0]) == ["computing"] * 3 + ["fresh"]
+    assert len(state.restarts_s) == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(failed("n1", 3, generation=0), id="failed"),
+        pytest.param(stopped("n1", 3, generation=0), id="stopped"),
+        pytest.param(finished("n1", 3, generation=0), id="finished"),
+        pytest.param(finished("n1", 3, generation=0, status=143), id="finished-by-signal"),
+        pytest.param(failed("n9", 3, generation=1), id="stranger"),
+        pytest.param(finished("n9", 3, generation=1, status=1, text="no"), id="stranger-finished"),
+        pytest.param(Said(node="n1", message=Join(node="n1", address="")), id="said-join"),
+    ],
+)
+def test_late_messages_change_nothing(event: Event) -> None:
+    state, _ = play(running(), failed("n0", 0), *all_stopped())
+    assert (state.stage, state.generation) == (RUNNING, 1)
+
+    assert play(state, event) == (state, [])
+
+
+# ---- nodes
+
+
+def test_standby_takes_the_place_of_a_lost_node() -> None:
+    state, actions = play(running(OPTIONS, "n2"), lost("n0"))
+    assert broken(actions) == ["n1"]
+    assert state.nodes == ("n2", "n1")
+
+    state, actions = play(state, stopped("n1", 2), stopped("n1", 3))
+
+    assert [each.nodes for each in opened(actions)] == [("n2", "n1")] * 2
+    assert phases(opened(actions)[0]) == ["fresh", "fresh", "computing", "computing"]
+
+
+def test_standby_may_come_later() -> None:
+    state, actions = play(running(), lost("n0"), stopped("n1", 2), stopped("n1", 3))
+    assert opened(actions) == []
+
+    state, actions = play(state, join("n2"), now_s=100.0)
+
+    assert state.nodes == ("n2", "n1")
+    assert len(opened(actions)) == 2
+
+
+def test_lost_standby_breaks_nothing() -> None:
+    state, actions = play(running(OPTIONS, "n2"), lost("n2"))
+
+    assert state.stage == RUNNING
+    assert [type(each) for each in actions] == [Note]
+
+
+def test_node_lost_while_its_generation_stops_gives_its_place_away() -> None:
+    state, _ = play(running(OPTIONS, "n2"), failed("n0", 0), *all_stopped(but=[0]))
+
+    state, actions = play(state, lost("n1"), stopped("n0", 0))
+
+    assert phases(opened(actions)[0]) == ["computing", "computing", "fresh", "fresh"]
+
+
+def test_without_a_standby_the_run_says_what_to_do() -> None:
+    state, _ = play(running(), lost("n1"), stopped("n0", 0), stopped("n0", 1))
+
+    state, actions = play(state, Tick(), now_s=134.9)
+    assert ends(actions) == []
+    state, actions = play(state, Tick(), now_s=135.0)
+
+    assert ends(actions) == [
+        End(
+            status=GAVE_UP_STATUS,
+            reason="no node took the place of lost node 1 within 135 s; start more with "
+            "--standby-nodes",
+        )
+    ]
+
+
+def test_rank_that_never_reports_ends_the_run() -> None:
+    state, _ = play(running(), failed("n0", 0), *all_stopped(but=[1]))
+
+    _, actions = play(state, Tick(), now_s=135.0)
+
+    assert ends(actions)[0].reason == "ranks [1] neither stopped nor were replaced within 135 s"
+
+
+@pytest.mark.parametrize(("is_dead", "opens"), [(True, True), (False, False)])
+def test_half_of_the_agents_may_not_go_on_without_the_silent_half(
+    is_dead: bool, opens: bool
+) -> None:
+    options = replace(OPTIONS, num_nodes=1)
+    state, _ = play(State(options=options), join("n0"), join("n1"))
+
+    state, actions = play(state, lost("n0", is_dead=is_dead))
+
+    assert bool(opened(actions)) == opens
+    if not opens:
+        _, actions = play(state, Tick(), now_s=135.0)
+        assert ends(actions)[0].reason == (
+            "1 agents are here and 1 are silent, which is no majority; they may go on elsewhere"
+        )
+
+
+def test_majority_goes_on_without_a_silent_node() -> None:
+    state, actions = play(
+        running(OPTIONS, "n2"), lost("n0", is_dead=False), stopped("n1", 2), stopped("n1", 3)
+    )
+
+    assert (state.stage, state.nodes) == (RUNNING, ("n2", "n1"))
+    assert len(opened(actions)) == 2
+
+
+# ---- counters
+
+
+def fail_and_recover(state: State, reason: str, step: int, now_s: float = 0.0) -> Any:
+    generation = state.generation
+    return play(
+        state,
+        failed("n0", 0, generation, reason),
+        *all_stopped(generation, but=[0], step=step),
+        stopped("n0", 0, generation, None if reason == "died" else step),
+        now_s=now_s,
+    )
+
+
+def test_too_many_replacements_in_the_window_end_the_run() -> None:
+    state = running()
+    for step in range(3):
+        state, actions = fail_and_recover(state, "died", step)
+        assert len(opened(actions)) == 2
+
+    _, later = fail_and_recover(state, "died", 3, now_s=30_000.0)
+    state, actions = fail_and_recover(state, "died", 3)
+
+    assert len(opened(later)) == 2
+    assert ends(actions)[0] == End(
+        status=GAVE_UP_STATUS,
+        reason="4 replacements within 21600 s, allowed are 3; the last fault: rank 0: rank 0: died",
+    )
+
+
+def test_faults_without_progress_end_the_run() -> None:
+    state, _ = fail_and_recover(running(), "died", 3)
+    for _ in range(2):
+        state, _ = fail_and_recover(state, "hung", 3)
+        assert state.stage == RUNNING
+
+    state, actions = fail_and_recover(state, "hung", 3)
+
+    assert state.stage == ENDED
+    assert ends(actions)[0].reason.startswith("3 faults without a committed step between them")
+
+
+def test_progress_begins_the_count_anew() -> None:
+    state = running()
+    for step in range(9):
+        state, _ = fail_and_recover(state, "exception", step)
+
+    assert (state.stage, state.num_without_progress) == (RUNNING, 0)
+
+
+def test_process_that_fails_again_and_again_is_replaced() -> None:
+    """What it still says of its state does not count; only a process that holds none does."""
+    state, actions = play(running(), failed("n0", 0))
+    assert not any(isinstance(each, Replace) for each in actions)
+    state, _ = play(state, *all_stopped(step=-1))
+    state, actions = play(state, failed("n0", 0, 1), *all_stopped(1, step=-1))
+
+    assert [each for each in actions if isinstance(each, Replace)] == [
+        Replace(node="n0", rank=0, reason="faults again and again in one process")
+    ]
+    assert state.stage == STOPPING
+    _, actions = play(state, stopped("n0", 0, 1, None))
+    assert phases(opened(actions)[0])[0] == "fresh"
+
+
+# ---- the end
+
+
+def test_run_ends_when_all_ranks_have_finished() -> None:
+    state, actions = play(running(), *(finished(f"n{r // 2}", r) for r in range(3)))
+    assert ends(actions) == []
+
+    state, actions = play(state, finished("n1", 3))
+
+    assert state.stage == ENDED
+    assert ends(actions) == [End(status=0, reason="all ranks have finished")] * 2
+
+
+def test_fault_after_some_have_finished_has_all_begin_again() -> None:
+    state, actions = play(running(), finished("n0", 0), failed("n1", 3))
+
+    assert (state.stage, dict(state.finished)) == (STOPPING, {})
+    assert broken(actions) == ["n0", "n1"]
+
+
+def test_stopped_ranks_end_the_run_after_the_stop_deadline() -> None:
+    state, _ = play(running(), finished("n0", 0, status=143))
+
+    _, early = play(state, Tick(), now_s=14.9)
+    _, late = play(state, Tick(), now_s=15.0)
+
+    assert ends(early) == []
+    assert ends(late)[0].status == 143
+
+
+@pytest.mark.parametrize("stage", ["running", "stopping", "older-generation"])
+def test_last_word_of_a_member_ends_the_run_in_any_stage(stage: str) -> None:
+    state = running()
+    if stage != "running":
+        state, _ = play(state, failed("n0", 0))
+    if stage == "older-generation":
+        state, _ = play(state, *all_stopped())
+
+    state, actions = play(state, finished("n1", 2, 0, 143, "asked to end"))
+
+    assert state.stage == ENDED
+    assert ends(actions) == [End(status=143, reason="rank 2: asked to end")] * 2
+
+
+def test_nothing_happens_after_the_end() -> None:
+    state, _ = play(running(), finished("n1", 2, 0, 1, "fatal"))
+
+    assert play(state, join("n3"), lost("n0"), failed("n0", 0), Tick()) == (state, [])

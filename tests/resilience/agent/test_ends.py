@@ -1,0 +1,214 @@
+"""How runs of one node end: the exit status, the last words, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.resilience.agent.runs import Run, fault, plan, undisturbed
+
+RANKS = ("--nproc-per-node", "2")
+
+
+def test_block_that_fails_again_and_again_ends_the_run(run: Run) -> None:
+    """The first traceback comes first, then the reason; the status asks for another start."""
+    faults = plan(fault("raise", "forward", 1, 2, always=True))
+    run.start("n0", *RANKS, "--restarts-without-progress-max", "2", variables=faults)
+
+    assert run.wait() == 75, run.show()
+    text = run.text()
+    assert "Traceback" in text
+    assert text.index("first failure: rank 1, generation 0") < text.index("ValueError: a planned")
+    assert text.splitlines()[-1] == (
+        "resilience.agent n0: the run ends with exit status 75: 3 faults without a committed step "
+        "between them; the last fault: rank 1: ValueError: a planned fault"
+    )
+    assert [each.event for each in run.events()][-1] == "gave_up"
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        pytest.param("fatal", 1, "rank 1: FatalError: cannot be mended", id="fatal-error"),
+        pytest.param(
+            "exit", 3, "some ranks were stopped", id="one-rank-exits", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_end_of_one_rank_ends_the_run(run: Run, kind: str, status: int, words: str) -> None:
+    run.start("n0", *RANKS, variables=plan(fault(kind, "forward", 1, 2)))
+
+    assert run.wait() == status, run.show()
+    assert words in run.text()
+    assert [each.event for each in run.events()].count("generation_opened") == 1
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_failure_after_the_end_is_the_runs(run: Run) -> None:
+    run.start("n0", *RANKS, variables=plan(fault("exit", "after_end", 1)))
+
+    assert run.wait() == 3, run.show()
+    assert "rank 1 ended with exit status 3 after its last step" in run.text()
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "words"),
+    [
+        pytest.param(
+            {"ORDERLY": 1, "STEPS": 1_000_000}, (), "all ranks have finished", id="orderly"
+        ),
+        pytest.param(
+            {"STEPS": 1_000_000}, (), "asked to end", id="killed-by-it", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"STUBBORN": 1, "STEPS": 1_000_000},
+            ("--term-deadline-s", "1"),
+            "workers did not stop in the grace period",
+            id="ignores-it",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_sigterm_ends_the_run(
+    run: Run, variables: dict[str, object], options: tuple[str, ...], words: str
+) -> None:
+    """Nobody is replaced; a program that ignores it is ended after its time."""
+    note = run.note
+    agent = run.start(
+        "n0", *RANKS, *options, variables=plan(fault("tell", "gate", 0, 3), NOTE=note, **variables)
+    )
+    run.wait_for_note()
+
+    agent.terminate()
+
+    assert run.wait() == 143, run.show()
+    assert words in run.text()
+    events = [each.event for each in run.events()]
+    assert "worker_replaced" not in events
+    assert "generation_broken" not in events
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_sigterm_before_the_first_generation_ends_at_once(run: Run) -> None:
+    agent = run.start("n0", *RANKS, variables=plan(fault("wait", "import", -1), NOTE=run.note))
+    run.wait_for_note()
+
+    agent.terminate()
+
+    assert run.wait() == 143, run.show()
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_run(run: Run) -> None:
+    variables = plan(fault("tell", "gate", 0, 3), STEPS=1_000_000, NOTE=run.note)
+    agent = run.start("n0", *RANKS, variables=variables)
+    run.wait_for_note()
+
+    agent.send_signal(signal.SIGINT)
+
+    assert run.wait() == 130, run.show()
+    assert "generation_broken" not in [each.event for each in run.events()]
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("stop"),
+        pytest.param("gil", marks=pytest.mark.slow),
+        pytest.param("sleep", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_end_with_their_agent(run: Run, kind: str) -> None:
+    """Also one that is stopped, or holds the interpreter's lock."""
+    faults = plan(fault("tell", "forward", 1, 2), fault(kind, "forward", 1, 2), NOTE=run.note)
+    agent = run.start("n0", *RANKS, variables=faults)
+    run.wait_for_note()
+
+    agent.kill()
+
+    agent.wait()
+    run.assert_nothing_left()
+
+
+def test_without_its_zygote_the_node_gives_up(run: Run) -> None:
+    run.start("n0", *RANKS, variables=plan(fault("wait", "forward", 1, 2), NOTE=run.note))
+    run.wait_for_note()
+
+    os.kill(run.zygote(), signal.SIGKILL)
+
+    assert run.wait() == 75, run.show()
+    assert run.text().splitlines()[-1] == (
+        "resilience.agent: the process that forks workers was killed by SIGKILL, and all workers "
+        "of this node with it"
+    )
+    run.assert_nothing_left()
+
+
+def test_log_folder_that_fails_later_does_no_harm(run: Run) -> None:
+    """The run goes on and says so once."""
+    faults = plan(
+        fault("break_logs", "forward", 0, 1),
+        fault("raise", "forward", 1, 2),
+        fault("kill", "forward", 1, 3),
+    )
+    run.start("n0", *RANKS, variables=faults)
+
+    assert run.wait() == 0, run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    assert run.text().count("no more logs in") == 1
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param(
+            ("--transfer-buffer-mib", "100000000"),
+            "no memory for --transfer-buffer-mib 100000000 x 2 workers",
+            id="buffer",
+        ),
+        pytest.param(("--run-dir", "n0.txt"), "cannot write to --run-dir n0.txt", id="run-dir"),
+        pytest.param(
+            ("--local-addr", "203.0.113.1"), "cannot listen on '203.0.113.1'", id="address"
+        ),
+        pytest.param(
+            ("--preload", "no_such_module"),
+            "cannot import 'no_such_module' of --preload",
+            id="preload",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--rdzv-endpoint", "203.0.113.1:9", "--join-deadline-s", "1"),
+            "no rendezvous at --rdzv-endpoint 203.0.113.1:9",
+            id="endpoint",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_agent_that_cannot_start_says_why_in_a_line(
+    run: Run, options: tuple[str, ...], words: str
+) -> None:
+    run.start("n0", *RANKS, *options)
+
+    assert run.wait() == 1, run.show()
+    (line,) = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
+    assert words in line
+    assert "Traceback" not in run.text()
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_program_that_fails_before_its_block_ends_the_run(run: Run) -> None:
+    run.start("n0", *RANKS, variables=plan(fault("exit", "import", -1)))
+
+    assert run.wait() == 3, run.show()
+    assert "a worker of n0 ended with exit status 3 before it was ready" in run.text()
+    run.assert_nothing_left()

@@ -1,0 +1,69 @@
+"""Which rank is said to hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.agent.hang import find_hang
+from resilience.comm.page import Place, Slot
+
+NOW_S = 100.0
+
+
+def slot(step: int, place: Place, progress_s: float, *, beat_s: float = NOW_S) -> Slot:
+    return Slot(beat_s=beat_s, step=step, place=place, micro_batch=0, progress_s=progress_s)
+
+
+@pytest.mark.parametrize(
+    ("slots", "states", "rank", "stopped"),
+    [
+        pytest.param({}, {}, None, (), id="no-rank"),
+        pytest.param(
+            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.FORWARD, 91)},
+            {},
+            None,
+            (),
+            id="one-gets-on",
+        ),
+        pytest.param(
+            {0: slot(3, Place.GATE, 50), 1: slot(0, Place.NOWHERE, 50)}, {}, None, (), id="nowhere"
+        ),
+        pytest.param(
+            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.FORWARD, 90)}, {}, 1, (), id="behind"
+        ),
+        pytest.param(
+            {0: slot(4, Place.DATA, 50), 1: slot(3, Place.UPDATE, 60)}, {}, 1, (), id="earlier-step"
+        ),
+        pytest.param(
+            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.GATE, 60)}, {}, 0, (), id="alike"
+        ),
+        pytest.param(
+            {0: slot(3, Place.FORWARD, 50), 1: slot(3, Place.GATE, 60), 2: slot(3, Place.GATE, 60)},
+            {0: "S", 1: "T", 2: "t"},
+            1,
+            (1, 2),
+            id="stopped-ones-first",
+        ),
+    ],
+)
+def test_rank_that_hangs(
+    slots: dict[int, Slot], states: dict[int, str], rank: int | None, stopped: tuple[int, ...]
+) -> None:
+    hang = find_hang(slots, states, NOW_S, 10.0)
+
+    assert (hang and hang.rank) == rank
+    assert (hang.stopped if hang else ()) == stopped
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("R", "is farthest behind, silent for 2.5 s, in forward of step 3"),
+        ("T", "is stopped (state T), in forward of step 3"),
+    ],
+)
+def test_text_says_where_and_why(state: str, text: str) -> None:
+    hang = find_hang({0: slot(3, Place.FORWARD, 88, beat_s=97.5)}, {0: state}, NOW_S, 10.0)
+
+    assert hang
+    assert hang.text == f"no progress for 12.0 s; rank 0 {text}"

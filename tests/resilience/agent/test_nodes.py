@@ -1,0 +1,115 @@
+"""Agents of several nodes on this machine, each of which may die."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+
+from tests.resilience.agent.runs import Run, fault, listening_ports, plan, undisturbed
+
+JOB = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "0")
+
+
+def start(run: Run, num_nodes: int, rank: int, *options: str) -> None:
+    """Start all agents, and return when a rank has come to where it waits for its end."""
+    place = fault("wait", "forward", rank, 2)
+    for number in range(num_nodes):
+        run.start(f"n{number}", *JOB, *options, variables=plan(place, NOTE=run.note))
+    run.wait_for_note()
+
+
+def roles(run: Run, num_nodes: int) -> dict[str, str]:
+    """Return who is what: rank 0, rank 1, coordinator, standby."""
+    nodes = [f"n{number}" for number in range(num_nodes)]
+    joined = [each for each in run.events() if each.event == "node_joined"]
+    members = sorted(str(each.fields["node"]) for each in joined)[:2]
+    found = {"rank-0": members[0], "rank-1": members[1], "coordinator": joined[-1].node}
+    others = [node for node in nodes if node not in members]
+    if others:
+        found["standby"] = others[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        pytest.param("rank-0", signal.SIGKILL, id="rank-0"),
+        pytest.param("rank-1", signal.SIGKILL, id="rank-1", marks=pytest.mark.slow),
+        pytest.param("rank-0", signal.SIGSTOP, id="silent", marks=pytest.mark.slow),
+        pytest.param("rank-1", signal.SIGSTOP, id="silent-1", marks=pytest.mark.slow),
+    ],
+)
+def test_standby_takes_the_place_of_a_lost_node(run: Run, victim: str, number: int) -> None:
+    """Whether it coordinates, hosts the rendezvous, or neither."""
+    start(run, 3, int(victim[-1]), "--standby-nodes", "1", "--join-deadline-s", "60")
+    lost = roles(run, 3)[victim]
+
+    run.agents[lost].send_signal(number)
+
+    left = [node for node in run.agents if node != lost]
+    assert [run.wait(node) for node in left] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.agents[lost].kill()
+    run.agents[lost].wait()
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["coordinator", "standby"])
+def test_run_survives_a_node_without_a_stuck_rank(run: Run, victim: str) -> None:
+    """The rank that hangs on another node is found and replaced as well."""
+    start(run, 3, 0, "--standby-nodes", "1", "--hang-deadline-s", "5", "--join-deadline-s", "60")
+    lost = roles(run, 3)[victim]
+
+    run.agents[lost].kill()
+
+    left = [node for node in run.agents if node != lost]
+    assert [run.wait(node) for node in left] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.agents[lost].wait()
+    run.assert_nothing_left()
+
+
+def test_nodes_that_do_not_come_end_the_run(run: Run) -> None:
+    """Also where the one that waits for them is not ready itself."""
+    place = plan(fault("wait", "import", -1), NOTE=run.note)
+    run.start("n0", *JOB, "--join-deadline-s", "5", variables=place)
+
+    assert run.wait() == 75, run.show()
+    assert "0 of 2 nodes joined within 5 s (none)" in run.text()
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_without_a_standby_the_rest_says_so_and_gives_up(run: Run) -> None:
+    """Meanwhile strangers call at its port, which does no harm."""
+    start(run, 2, 0, "--join-deadline-s", "40")
+    found = roles(run, 2)
+    port = listening_ports(run.agents[found["rank-1"]].pid)[-1]
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    silent = socket.create_connection(("127.0.0.1", port))
+
+    run.agents[found["rank-0"]].kill()
+
+    assert run.wait(found["rank-1"]) == 75, run.show()
+    silent.close()
+    assert "start more with --standby-nodes" in run.text(found["rank-1"]).splitlines()[-1]
+    run.agents[found["rank-0"]].wait()
+    run.assert_nothing_left()
+
+
+def test_second_agent_of_a_name_is_refused(run: Run) -> None:
+    first = run.start("n0", *JOB, variables=plan(fault("tell", "import", -1), NOTE=run.note))
+    run.wait_for_note()
+    (run.folder / "other").mkdir()
+    other = Run(folder=run.folder / "other", port=run.port, mark=run.mark)
+    other.start("n0", *JOB)
+
+    assert other.wait() == 2, other.show()
+    first.terminate()
+    assert run.wait() == 143, run.show()
+    assert "another agent is named 'n0'; set --node-name" in other.text()
+    run.assert_nothing_left()

@@ -1,0 +1,83 @@
+"""What the agent's command line says, and how it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resilience.agent.__main__ import main, parse_options
+
+PROGRAM = ["--", "python", "train.py", "--steps", "3"]
+
+
+def test_defaults_are_a_run_of_one_process() -> None:
+    options = parse_options(PROGRAM)
+
+    assert options.program == ("train.py", "--steps", "3")
+    assert (options.nnodes, options.nproc_per_node, options.spares) == ((1, 1), 1, 1)
+    assert options.node_name
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (["python", "-m", "training", "x"], ("-m", "training", "x")),
+        (["/usr/bin/python3.11", "a.py"], ("a.py",)),
+        (["a.py", "--", "b"], ("a.py", "--", "b")),
+    ],
+)
+def test_program_may_be_given_in_several_ways(command: list[str], program: tuple[str, ...]) -> None:
+    assert parse_options(["--", *command]).program == program
+
+
+@pytest.mark.parametrize(("text", "nodes"), [("3", (3, 3)), ("2:5", (2, 5)), ("1:1", (1, 1))])
+def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> None:
+    assert parse_options(["--nnodes", text, *PROGRAM]).nnodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param([], "no program in ''", id="no-program"),
+        pytest.param(["--", "python"], "no program in ''", id="python-alone"),
+        pytest.param(["--", "python", "-m"], "no program in '-m'", id="no-module"),
+        pytest.param(["--", "python", "-c", "x"], "no program in '-c x'", id="code"),
+        pytest.param(["--nnodes", "0", *PROGRAM], "--nnodes: '0' is not at least 1", id="no-node"),
+        pytest.param(["--nnodes", "3:2", *PROGRAM], "'3:2' has more nodes at least", id="range"),
+        pytest.param(["--nnodes", "2:x", *PROGRAM], "'x' is no whole number", id="words"),
+        pytest.param(["--nproc-per-node", "gpu", *PROGRAM], "'gpu' is no whole", id="ranks"),
+        pytest.param(["--spares", "-1", *PROGRAM], "'-1' is no whole number", id="negative"),
+        pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
+        pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
+        pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),
+        pytest.param(["--hang-deadline-s", "0", *PROGRAM], "'0' is no positive", id="no-time"),
+        pytest.param(["--hang-deadline-s", "nan", *PROGRAM], "'nan' is no positive", id="nan"),
+        pytest.param(["--join-deadline-s", "inf", *PROGRAM], "'inf' is no positive", id="inf"),
+        pytest.param(["--warm", "all", *PROGRAM], "invalid choice: 'all'", id="warm"),
+        pytest.param(
+            ["--transfer-buffer-mib", "0", *PROGRAM], "'0' is not at least 1", id="buffer"
+        ),
+        pytest.param(["--nope", *PROGRAM], "unrecognized arguments: --nope", id="unknown"),
+        pytest.param(["--nnode", "2", *PROGRAM], "unrecognized arguments", id="abbreviation"),
+        pytest.param(["train.py"], "unrecognized arguments: train.py|no program", id="no-dashes"),
+    ],
+)
+def test_wrong_options_end_with_status_2_and_one_message(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+
+    output = capsys.readouterr()
+    (line,) = [each for each in output.err.splitlines() if "error:" in each]
+    assert caught.value.code == 2
+    assert any(part in line for part in message.split("|"))
+    assert output.out == ""
+    assert list(tmp_path.iterdir()) == []

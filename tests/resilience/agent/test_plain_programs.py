@@ -1,0 +1,51 @@
+"""Programs as torchrun starts them: all ranks start anew after a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.resilience.agent.runs import Run
+
+PROGRAM = (str(Path(__file__).with_name("plain_program.py")),)
+RANKS = ("--nproc-per-node", "2", "--spares", "2")
+
+
+def test_all_ranks_start_anew_with_a_fresh_store(run: Run) -> None:
+    """Spares are made again and used again."""
+    run.start("n0", *RANKS, program=PROGRAM, warm="imports", variables={"NUM_DEATHS": "3"})
+
+    assert run.wait() == 0, run.show()
+    assert run.digests() == {0: "3.0", 1: "3.0"}
+    starts = {each.name: each.read_text() for each in (run.folder / "out").glob("start-*")}
+    assert set(starts) == {f"start-{count}-{rank}" for count in range(4) for rank in range(2)}
+    assert {text.split()[0] for text in starts.values()} == {"nobody"}
+    assert len({text.split()[1] for text in starts.values()}) == 4
+    assert [each.event for each in run.events()].count("worker_replaced") == 6
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_program_that_fails_at_each_start_is_given_up(run: Run) -> None:
+    run.start(
+        "n0",
+        *RANKS,
+        *("--restarts-without-progress-max", "1"),
+        program=PROGRAM,
+        warm="imports",
+        variables={"FAIL": "always"},
+    )
+
+    assert run.wait() == 75, run.show()
+    assert "ended with exit status 5" in run.text().splitlines()[-1]
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_program_that_does_not_exist_says_so(run: Run) -> None:
+    run.start("n0", *RANKS, program=("missing.py",), warm="program")
+
+    assert run.wait() == 1, run.show()
+    assert "No such file or directory" in run.text() or "FileNotFoundError" in run.text()
+    run.assert_nothing_left()

@@ -1,0 +1,101 @@
+"""What a coordinator decides that follows a lost one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.agent.coordinator import next_deadline_s, take_over
+from resilience.agent.membership import GATHERING, RUNNING, STOPPING, Options, State, Tick
+from tests.resilience.agent.decisions import (
+    OPTIONS,
+    broken,
+    ends,
+    join,
+    opened,
+    phases,
+    play,
+    stopped,
+)
+
+
+def succeed(options: Options = OPTIONS, **more: Any) -> State:
+    return take_over(options, generation=4, nodes=("n0", "n1"), lost="n0", now_s=0.0, **more)
+
+
+def test_successor_asks_members_for_what_they_hold() -> None:
+    state, actions = play(succeed(silent=["n2"]), join("n1", generation=4, index=1))
+    assert broken(actions) == ["n1"]
+
+    state, actions = play(state, join("n2"), stopped("n1", 2, 4), stopped("n1", 3, 4))
+
+    opening = opened(actions)[0]
+    assert (opening.generation, opening.nodes) == (5, ("n2", "n1"))
+    assert phases(opening) == ["fresh", "fresh", "computing", "computing"]
+
+
+def test_successor_before_the_first_generation_gathers() -> None:
+    state = take_over(OPTIONS, generation=-1, nodes=(), lost="n0", now_s=0.0)
+
+    state, actions = play(state, join("n1"), join("n2"))
+
+    assert (state.stage, state.generation) == (RUNNING, 0)
+    assert len(opened(actions)) == 2
+
+
+def test_standby_that_succeeds_learns_of_the_generation_from_its_members() -> None:
+    """Its own count would begin the run again beside what the members hold."""
+    state = take_over(OPTIONS, generation=-1, nodes=(), lost="n0", silent=["n1"], now_s=0.0)
+    state, actions = play(state, join("n2"), join("n1", generation=4, index=1), now_s=1.0)
+    assert (state.stage, state.generation, broken(actions)) == (STOPPING, 4, ["n1"])
+
+    state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4), now_s=1.0)
+    assert opened(actions) == []
+    state, actions = play(state, Tick(), now_s=3.0)
+
+    assert [each.generation for each in opened(actions)] == [5, 5]
+    assert state.nodes == ("n2", "n1")
+
+
+def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
+    """The coordinator was lost when it had told one node of two."""
+    options = replace(OPTIONS, num_nodes=3)
+    state = take_over(options, generation=4, nodes=("n0", "n1", "n2"), lost="n0", now_s=0.0)
+    state, _ = play(state, join("n1", generation=4, index=1))
+    state, actions = play(state, join("n2", generation=5, index=2), join("n3"))
+    assert (state.generation, broken(actions)) == (5, ["n2"])
+
+    state, actions = play(state, stopped("n2", 4, 5), stopped("n2", 5, 5), Tick(), now_s=2.0)
+
+    opening = opened(actions)[0]
+    assert opening.generation == 6
+    assert phases(opening) == ["fresh"] * 4 + ["computing"] * 2
+
+
+def test_node_of_an_older_generation_comes_back_without_state() -> None:
+    state, actions = play(
+        succeed(), join("n1", generation=3, index=1), join("n2", generation=4, index=0)
+    )
+
+    assert broken(actions) == []
+    assert state.nodes == ("n1", "n2")
+
+
+def test_successor_waits_for_a_majority() -> None:
+    options = replace(OPTIONS, num_nodes=1)
+    state = take_over(options, generation=-1, nodes=(), lost="n0", silent=["n0", "n1"], now_s=0.0)
+
+    state, actions = play(state, join("n2"), now_s=6.0)
+    assert opened(actions) == []
+    state, actions = play(state, Tick(), now_s=120.0)
+
+    assert "no majority" in ends(actions)[0].reason
+
+
+@pytest.mark.parametrize("stage", [GATHERING, RUNNING, STOPPING])
+def test_every_stage_has_a_deadline(stage: str) -> None:
+    state = State(options=OPTIONS, stage=stage, since_s=7.0)
+
+    assert 7.0 < next_deadline_s(state) < 7.0 + 600

@@ -1,0 +1,94 @@
+"""The page of shared memory in which workers show where they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.comm.page import Page, Place, create_page
+
+NUM_SLOTS = 3
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    descriptor = create_page(NUM_SLOTS)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def page(file: int) -> Iterator[Page]:
+    each = Page(file, NUM_SLOTS)
+    yield each
+    each.close()
+
+
+def test_new_slot_shows_nothing(page: Page) -> None:
+    slot = page.read(2)
+
+    assert (slot.beat_s, slot.progress_s, slot.step, slot.place) == (0, 0, 0, Place.NOWHERE)
+
+
+def test_mark_and_beat_show_what_they_were_given(page: Page) -> None:
+    before_s = time.monotonic()
+    page.mark(1, 123_456_789, Place.GATE, 17)
+    page.beat(1)
+
+    slot = page.read(1)
+
+    assert (slot.step, slot.place, slot.micro_batch) == (123_456_789, Place.GATE, 17)
+    assert before_s <= slot.progress_s <= slot.beat_s <= time.monotonic()
+    assert page.read(0).place is page.read(2).place is Place.NOWHERE
+
+
+def test_micro_batches_beyond_the_field_do_not_touch_the_place(page: Page) -> None:
+    page.mark(0, 1, Place.FORWARD, 1 << 20)
+
+    slot = page.read(0)
+
+    assert (slot.step, slot.place, slot.micro_batch) == (1, Place.FORWARD, 0xFFFF)
+
+
+def test_cleared_slot_shows_nothing(page: Page) -> None:
+    page.mark(0, 7, Place.UPDATE)
+    page.beat(0)
+
+    page.clear(0)
+
+    slot = page.read(0)
+    assert (slot.beat_s, slot.progress_s, slot.place) == (0, 0, Place.NOWHERE)
+
+
+def test_page_has_no_name_and_ends_with_its_last_owner() -> None:
+    file = create_page(NUM_SLOTS)
+
+    assert "memfd:" in str(Path(f"/proc/self/fd/{file}").readlink())
+    os.close(file)
+
+
+def test_reader_never_sees_half_a_word(file: int, page: Page) -> None:
+    """The writer is another process, which is ended in the middle of writing."""
+    steps = (0, (1 << 40) - 1)
+    writer = os.fork()
+    if writer == 0:
+        mine = Page(file, NUM_SLOTS)
+        while True:
+            for step, place in zip(steps, (Place.NOWHERE, Place.RECOVERY), strict=True):
+                mine.mark(0, step, place, step & 0xFFFF)
+    try:
+        seen = [page.read(0) for _ in range(100_000)]
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+
+    assert {(each.step, each.place) for each in seen} <= {
+        (steps[0], Place.NOWHERE),
+        (steps[1], Place.RECOVERY),
+    }
+    assert {each.micro_batch for each in seen} <= {0, 0xFFFF}

@@ -1,0 +1,75 @@
+"""The training program, with workers that die where no recipe lets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from training import __main__ as program
+from training.group import WorkerGroup
+from training.torch_trainer import checkpoint, epoch_checkpoint, resilient
+
+
+def _die_once(name: str) -> None:
+    marker = Path(os.environ["TEST_MARKERS"]) / name
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_writing() -> None:
+    """Let rank 0 die once when a part of the first file of the checkpoint is on the disk."""
+    save_file = checkpoint.save_file
+
+    def save_and_die(tensors: Any, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half a file")
+        _die_once("writer")
+        save_file(tensors, path, **options)
+
+    checkpoint.save_file = save_and_die  # type: ignore[assignment]
+
+
+def die_while_waiting() -> None:
+    """Let ranks 1 and 2 die once while rank 0 writes the checkpoint."""
+    follow = WorkerGroup.follow
+
+    def follow_or_die(group: WorkerGroup, topic: str, timeout: Any) -> None:
+        if topic.endswith(".safetensors") and group.environment.rank in (1, 2):
+            _die_once(f"rank-{group.environment.rank}")
+        follow(group, topic, timeout)
+
+    WorkerGroup.follow = follow_or_die  # type: ignore[method-assign]
+
+
+def die_while_writing_state() -> None:
+    """Let rank 1 die once when a part of its shard of an epoch's state is on the disk."""
+    save_file = epoch_checkpoint.save_file
+
+    def save_and_die(tensors: Any, path: Path, **options: Any) -> None:
+        if "shard-1" in path.name:
+            path.write_bytes(b"half a file")
+            _die_once("shard")
+        save_file(tensors, path, **options)
+
+    epoch_checkpoint.save_file = save_and_die  # type: ignore[assignment]
+
+
+def die_always() -> None:
+    """Let rank 2 die at step 3 whenever it gets there."""
+    begin = resilient._Watch.begin
+
+    def begin_or_die(watch: Any, step: int) -> None:
+        begin(watch, step)
+        if step == 3 and watch._generation.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    resilient._Watch.begin = begin_or_die  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    globals()[os.environ["TEST_PROGRAM"]]()
+    program.run_and_exit()

@@ -1,0 +1,313 @@
+"""Runs a job under node agents, and holds what came of it against the undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.job import Job
+from resilience.events import Event, EventReader, read_events
+from tests.training.jobs import make_job, write_job
+from tests.training.workers import ROOT, Outcome, _free_port
+
+MARK = "RECOVERY_TEST_RUN"
+HANG_DEADLINE_S = 2.0
+LIMIT_S = 240.0
+SHARDINGS = {"ddp": ("none", None), "hybrid": ("hybrid", 2)}
+Faults = Sequence[dict[str, Any]]
+
+
+def make_fault_job(
+    trainer: str = "ddp",
+    *,
+    max_steps: int,
+    faults: Faults = (),
+    num_nodes: int = 1,
+    num_devices: int = 4,
+    standby_nodes: int = 0,
+    settings: dict[str, Any] | None = None,
+    **parts: Any,
+) -> Job:
+    """Return a job of four ranks whose learning rates do not depend on its number of steps."""
+    sharding, num_replicas = SHARDINGS[trainer]
+    all_settings = {
+        "transfer_buffer_mib": 8,
+        "process_restarts_max": 1000,
+        "restart_window_s": 21600,
+        "spares_per_node": 1,
+        "standby_nodes": standby_nodes,
+        "hang_deadline_s": HANG_DEADLINE_S,
+        "stop_deadline_s": 15,
+        "join_deadline_s": 60,
+        "restarts_without_progress_max": 3,
+        "self_check_every_n_steps": 1,
+        **(settings or {}),
+    }
+    own = {
+        "num_nodes": num_nodes,
+        "num_devices": num_devices,
+        "sharding": sharding,
+        "num_replicas": num_replicas,
+        "max_steps": max_steps,
+        "optimizer": {"decay_steps": 400},
+    }
+    resilience: dict[str, Any] = {"checkpointless": all_settings}
+    if faults:
+        resilience["faults"] = {"injected": list(faults), "random": None}
+    return make_job(
+        trainer={**own, **parts.pop("values", {})},
+        resources={"shm_gib": 1},
+        resilience=resilience,
+        **parts,
+    )
+
+
+@dataclass
+class Run:
+    """Agents at work."""
+
+    folder: Path
+    mark: str
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def events(self) -> Iterator[Event]:
+        """Yield events as they are written, until every agent has ended."""
+        reader = EventReader(self.folder / "events.jsonl")
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            is_over = all(each.poll() is not None for each in self.agents.values())
+            yield from reader.read_new()
+            if is_over:
+                return
+            with suppress(subprocess.TimeoutExpired):
+                next(iter(self.agents.values())).wait(timeout=0.002)
+        raise TimeoutError(f"the run has not ended within {LIMIT_S:g} s\n{self.log()}")
+
+    def wait_for(self, is_it: Callable[[Event], bool]) -> Event:
+        """Return the first event of which it is so."""
+        for event in self.events():
+            if is_it(event):
+                return event
+        raise AssertionError(f"the run has ended before\n{self.log()}")
+
+    def wait_for_step(self, step: int) -> Event:
+        return self.wait_for(lambda event: event.event == "step" and event.step == step)
+
+    def wait(self) -> list[int]:
+        """Return the agents' exit statuses."""
+        for _ in self.events():
+            pass
+        return [each.returncode for each in self.agents.values()]
+
+    def kill_node(self, name: str) -> None:
+        """Kill an agent with all its processes, as a node that loses its power would."""
+        pids = [
+            pid for pid in marked_processes(self.mark) if f"TEST_NODE={name}" in variables_of(pid)
+        ]
+        assert pids
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.agents[name].wait(timeout=30)
+
+    def kill_ranks(self, *ranks: int) -> None:
+        """Kill the newest process of each rank."""
+        events = read_events(self.folder / "events.jsonl")
+        pids = {each.rank: each.fields["pid"] for each in events if each.event == "worker_started"}
+        for rank in ranks:
+            os.kill(pids[rank], signal.SIGKILL)
+
+    def log(self) -> str:
+        return "".join(path.read_text()[-6000:] for path in sorted(self.folder.glob("agent-*.log")))
+
+
+@contextmanager
+def start_run(
+    folder: Path, job: Job, *, nodes: Sequence[str] = ("n0",), module: str = "training", **env: str
+) -> Iterator[Run]:
+    """Start an agent for each node; nothing of them is left when the block has ended."""
+    write_job(folder, job)
+    run = Run(folder, uuid.uuid4().hex)
+    endpoint = f"127.0.0.1:{_free_port()}"
+    try:
+        for node in nodes:
+            with (folder / f"agent-{node}.log").open("wb") as log:
+                run.agents[node] = subprocess.Popen(
+                    _command(folder, job, endpoint, node, module),
+                    cwd=ROOT,
+                    env={
+                        **os.environ,
+                        "OMP_NUM_THREADS": "1",
+                        "GLOO_SOCKET_IFNAME": "lo",
+                        MARK: run.mark,
+                        "TEST_NODE": node,
+                        **env,
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        yield run
+    finally:
+        for pid in marked_processes(run.mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for agent in run.agents.values():
+            agent.wait(timeout=30)
+
+
+def _command(folder: Path, job: Job, endpoint: str, node: str, module: str) -> list[str]:
+    settings, trainer = job.resilience.checkpointless, job.trainer
+    assert settings
+    return [
+        sys.executable,
+        "-m",
+        "resilience.agent",
+        f"--nnodes={trainer.num_nodes}",
+        f"--standby-nodes={settings.standby_nodes}",
+        f"--nproc-per-node={trainer.num_devices}",
+        f"--rdzv-endpoint={endpoint}",
+        "--local-addr=127.0.0.1",
+        f"--node-name={node}",
+        f"--run-dir={folder}",
+        f"--spares={settings.spares_per_node}",
+        f"--hang-deadline-s={settings.hang_deadline_s}",
+        f"--stop-deadline-s={settings.stop_deadline_s}",
+        f"--join-deadline-s={settings.join_deadline_s}",
+        f"--restarts-max={settings.process_restarts_max}",
+        f"--restarts-without-progress-max={settings.restarts_without_progress_max}",
+        f"--transfer-buffer-mib={settings.transfer_buffer_mib}",
+        "--warm=program",
+        "--preload=training.preload",
+        "--",
+        "python",
+        "-m",
+        module,
+        f"--job={folder}/job.json",
+        f"--run-dir={folder}",
+        f"--node-name={node}",
+    ]
+
+
+@dataclass(frozen=True)
+class FaultOutcome(Outcome):
+    """What a run under agents came to."""
+
+    left_behind: tuple[str, ...] = ()
+
+    def bits(self) -> dict[int, tuple[str, str]]:
+        """Return loss and norm of each step; a step that was reported twice was the same."""
+        found: dict[int, tuple[str, str]] = {}
+        for each in self.named("step"):
+            assert each.step is not None
+            bits = (each.fields["loss"].hex(), each.fields["grad_norm"].hex())
+            assert found.setdefault(each.step, bits) == bits, each
+        return found
+
+    def digests(self) -> dict[int | None, str]:
+        """Return the digest of each rank's weights and moments at the end."""
+        return {each.rank: each.fields["digest"] for each in self.named("state_digest")}
+
+
+def finish(run: Run) -> FaultOutcome:
+    """Wait for the end of a run, and look for what it has left."""
+    statuses = run.wait()
+    return FaultOutcome(run.folder, statuses, _left_behind(run))
+
+
+def run_job(folder: Path, job: Job, **options: Any) -> FaultOutcome:
+    """Run a job of one node to its end."""
+    with start_run(folder, job, **options) as run:
+        return finish(run)
+
+
+def check_same(outcome: FaultOutcome, undisturbed: FaultOutcome, *, faults: Faults = ()) -> None:
+    """Assert that the run went as the undisturbed one did, and lost no step."""
+    log = "".join(path.read_text()[-4000:] for path in outcome.folder.glob("agent-*.log"))
+    assert 0 in outcome.statuses, log
+    assert set(outcome.statuses) <= {0, -signal.SIGKILL}, log
+    check_same_bits(outcome, undisturbed)
+    events = outcome.events
+    assert not [each for each in events if each.event in ("recovery_fallback", "gave_up")]
+    check_no_step_lost(events)
+    fired = sorted((e.step, e.fields["place"]) for e in events if e.event == "fault_injected")
+    expected = sorted((each["step"], each["place"]) for each in faults)
+    # One that fires in a recovery knows the step that training goes on with.
+    assert [p for _, p in fired if p != "recovery"] == [p for _, p in expected if p != "recovery"]
+    assert len(fired) == len(expected)
+
+
+def check_same_bits(outcome: FaultOutcome, undisturbed: FaultOutcome) -> None:
+    """Assert that steps, weights and moments are those of the undisturbed run."""
+    expected, found = undisturbed.bits(), outcome.bits()
+    wrong = sorted(step for step in expected if found.get(step) != expected[step])
+    assert not wrong, f"steps {wrong} differ: {found.get(wrong[0])}, {expected[wrong[0]]}"
+    assert len(found) == len(expected)
+    assert outcome.digests() == undisturbed.digests()
+    assert len(outcome.digests()) == len({each.rank for each in outcome.named("worker_started")})
+    assert outcome.weights() == undisturbed.weights()
+    assert not outcome.left_behind
+
+
+def check_no_step_lost(events: Sequence[Event]) -> None:
+    """Assert that no generation began behind a step that was committed in the one before."""
+    by_generation: dict[int, list[Event]] = defaultdict(list)
+    for each in events:
+        by_generation[each.generation].append(each)
+    resumed = {each.generation: each for each in events if each.event == "rank_recovered"}
+    for number, begin in resumed.items():
+        floor = max((_committed(by_generation[g]) for g in range(number)), default=0)
+        assert begin.step is not None
+        assert begin.step >= floor, f"generation {number} began at {begin.step}, behind {floor}"
+
+
+def _committed(events: Sequence[Event]) -> int:
+    """Return how many updates somebody who lived on had ended or could end."""
+    corrupt = {
+        each.rank
+        for each in events
+        if each.event == "fault_detected" and each.fields["reason"] == "corrupt"
+    }
+    stopped = [e for e in events if e.event == "rank_stopped" and e.rank not in corrupt]
+    return max(
+        (each.step + (each.fields["phase"] == "passed") for each in stopped if each.step), default=0
+    )
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Return every process that was started on behalf of a run."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if f"{MARK}={mark}" in variables_of(pid)]
+
+
+def variables_of(pid: int) -> set[str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return set()
+    return set(text.split("\0"))
+
+
+def _left_behind(run: Run) -> tuple[str, ...]:
+    """Return processes that outlive their agents by more than a moment, and unfinished files.
+
+    Pages and arenas have no name, and sockets none but a port: both end with their processes.
+    """
+    deadline_s = time.monotonic() + 10
+    while pids := marked_processes(run.mark):
+        if time.monotonic() > deadline_s:
+            break
+        os.sched_yield()
+    files = [*run.folder.glob("*.unfinished"), *run.folder.glob("*.older")]
+    return (*map(str, pids), *map(str, files))

@@ -1,0 +1,124 @@
+"""Nodes that are lost as a whole, and states that no node holds any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.training.recovery.runs import (
+    check_no_step_lost,
+    check_same_bits,
+    finish,
+    make_fault_job,
+    start_run,
+)
+from training.plan import plan_placement
+
+NUM_STEPS = 60
+NODES = ("n0", "n1", "n2")
+EPOCH_DATA = {"kind": "stdlib_text", "seq_length": 16, "max_bytes": 16 * 8 * 10}
+"""A step takes 8 samples: an epoch has 10 steps."""
+
+
+def choose(run, role: str) -> str:
+    """Return the node that has the role once the run has begun."""
+    coordinator = run.wait_for(lambda event: event.event == "generation_opened").node
+    members = {run.wait_for(is_start(rank)).node for rank in (0, 2)}
+    standby = next(node for node in NODES if node not in members)
+    others = {
+        "coordinator": coordinator,
+        "member": next(node for node in sorted(members, reverse=True) if node != coordinator),
+        "standby": standby,
+    }
+    return others[role]
+
+
+def is_start(rank: int):
+    return lambda event: event.event == "worker_started" and event.rank == rank
+
+
+@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
+@pytest.mark.parametrize("role", ["coordinator", "member", "standby"])
+def test_run_goes_on_without_a_lost_node(tmp_path, undisturbed, trainer, role):
+    job = make_fault_job(trainer, max_steps=NUM_STEPS, num_nodes=2, num_devices=2, standby_nodes=1)
+
+    with start_run(tmp_path, job, nodes=NODES) as run:
+        lost = choose(run, role)
+        run.wait_for_step(12)
+        run.kill_node(lost)
+        outcome = finish(run)
+
+    assert sorted(outcome.statuses) == [-9, 0, 0], run.log()
+    check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
+    check_no_step_lost(outcome.events)
+    assert not outcome.named("recovery_fallback")
+    assert (role != "coordinator") or outcome.named("coordinator_replaced")
+    repaired = [e for e in outcome.named("rank_recovered") if e.fields["role"] == "repaired"]
+    assert len(repaired) == (2 if role == "member" else len(repaired))
+
+
+def test_every_node_holds_a_whole_copy_of_the_state():
+    trainer = make_fault_job("hybrid", max_steps=1, num_nodes=2, num_devices=2).trainer
+
+    shards = [{plan_placement(trainer, rank) for rank in ranks} for ranks in ((0, 1), (2, 3))]
+
+    assert shards == [{(0, "0"), (0, "1")}, {(1, "0"), (1, "1")}]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "ranks"),
+    [
+        ("hybrid", (0, 2)),
+        pytest.param("hybrid", (1, 3), marks=pytest.mark.slow),
+        pytest.param("ddp", (0, 1, 2, 3), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize(("step", "source", "first"), [(25, "checkpoint", 20), (4, "start", 0)])
+def test_run_falls_back_where_no_copy_of_a_shard_is_left(
+    tmp_path, undisturbed, trainer, ranks, step, source, first
+):
+    job = make_fault_job(trainer, max_steps=NUM_STEPS, data=EPOCH_DATA)
+
+    with start_run(tmp_path, job) as run:
+        run.wait_for_step(step)
+        run.kill_ranks(*ranks)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS, data=EPOCH_DATA))
+    fallbacks = outcome.named("recovery_fallback")
+    assert {each.rank for each in fallbacks} == {0, 1, 2, 3}
+    assert {(each.fields["source"], each.step) for each in fallbacks} == {(source, first)}
+    reason = "no rank holds state" if trainer == "ddp" else f"no healthy holder of shard {ranks[0]}"
+    assert all(each.fields["reason"].startswith(reason) for each in fallbacks)
+    assert not (tmp_path / "state").exists()
+
+
+def test_state_of_an_epoch_is_whole_although_a_writer_died(tmp_path, undisturbed):
+    job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
+    program = {"TEST_PROGRAM": "die_while_writing_state", "TEST_MARKERS": str(tmp_path)}
+
+    with start_run(tmp_path, job, module="tests.training.recovery.programs", **program) as run:
+        run.wait_for_step(12)
+        found = sorted(path.name for path in (tmp_path / "state").iterdir())
+        run.kill_ranks(0, 2)
+        outcome = finish(run)
+
+    assert found == ["step-00000010"]
+    check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
+    fallbacks = {(each.fields["source"], each.step) for each in outcome.named("recovery_fallback")}
+    assert fallbacks == {("checkpoint", 10)}
+
+
+def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undisturbed):
+    job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
+    with start_run(tmp_path, job) as run:
+        run.wait_for_step(33)
+        run.kill_node("n0")
+
+    with start_run(tmp_path, job) as run:
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
+    fallbacks = {(each.fields["source"], each.step) for each in outcome.named("recovery_fallback")}
+    assert fallbacks == {("checkpoint", 30)}
