@@ -5,7 +5,7 @@ TrainingError
 |-- DataError        the data or its tokenizer is missing, broken or does not fit
 |-- WeightsError     the weights to start from do not fit the model
 |-- GroupError       the workers did not find each other in time
-|-- CheckpointError  the checkpoint at the end could not be written
+|-- CheckpointError  a checkpoint could not be written, or not be read again
 `-- DivergedError    the gradients are not finite
 
 Each ends the worker with one line on stderr and status 1; everything else is a
@@ -36,7 +36,7 @@ class GroupError(TrainingError):
 
 
 class CheckpointError(TrainingError):
-    """The checkpoint cannot be written; an older one is still there."""
+    """A checkpoint cannot be written, and an older one is still there; or it cannot be read."""
 
 
 class DivergedError(TrainingError):

@@ -198,7 +198,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--warm", choices=("imports", "program"), default="imports",
         help="how far a spare comes: imports, or the program up to its block, which then may "
              "not read RANK before it (default imports)")  # fmt: skip
-    add("--preload", action="append", help="module that is imported once (default torch and torch._dynamo)")
+    add("--preload", action="append",
+        help="module that is imported once (default torch and torch._dynamo)")  # fmt: skip
     add("--hang-deadline-s", type=_seconds, default=300.0,
         help="no progress of any rank for this long is a hang (default 300)")  # fmt: skip
     add("--stop-deadline-s", type=_seconds, default=15.0,

@@ -89,6 +89,10 @@ class _Waited:
 class GlooChannels:
     """A gloo group for each thread; all connections of the generation are shut down at once."""
 
+    is_costly = True
+    ranks = (1,)
+    """Where one rank has to stand for all."""
+
     def __init__(self, number, world_size, reports, reach, *, seed):
         self._before = open_sockets()
         self._store = dist.HashStore()
@@ -145,6 +149,8 @@ class GlooChannels:
 class AsyncChannels:
     """Queues for the gradients, others for the gate, and messages."""
 
+    is_costly = False
+    ranks = (0, 1, 2, 3)
     garbage = "random"
     gate = Gate
 

@@ -11,6 +11,7 @@ import copy
 import functools
 import random
 import threading
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -106,7 +107,7 @@ class Worker:
             placement,
             apply=self.update,
             self_check_every_n_steps=self_check,
-            reach=lambda place, step: self.seat.reach(place, step),
+            reach=self.reach,
         )
         self.recovery.bind(_WatchedState(self))
         self.work_in_update = work_in_update or (lambda seat: None)
@@ -114,6 +115,9 @@ class Worker:
         self.history = {}
         for tensor in self.tensors():
             tensor.fill_(float("nan"))
+
+    def reach(self, place, step):
+        self.seat.reach(place, step)
 
     def tensors(self):
         return [each.tensor for each in self.state.tensors()]
@@ -225,29 +229,28 @@ class Run:
         control = Control({each.rank: each for each in faults}, stances or {}, actions or {})
         seed = self.random.getrandbits(32)
         world = self.channels(self.number, NUM_RANKS, self.reports, control.reach, seed=seed)
-        threads = [_RankThread(world, each, until) for each in self.workers]
-        for each in threads:
-            each.start()
-        if faults:
-            self._break(world, control, threads)
-        for each in threads:
-            each.end()
-            is_raised = each.error is not None
-            assert is_raised == bool(faults), f"rank {each.rank}: {each.error!r}"
-        world.settle()
+        with closing(world):
+            threads = [_RankThread(world, each, until) for each in self.workers]
+            for each in threads:
+                each.start()
+            if faults:
+                self._break(world, control, threads)
+            for each in threads:
+                each.end()
+                is_raised = each.error is not None
+                assert is_raised == bool(faults), f"rank {each.rank}: {each.error!r}"
+            world.settle()
         self.errors = [each.error for each in threads]
         resumed = [each.resumed for each in self.workers]
         self._replace({each.rank for each in faults if each.is_replaced})
-        world.close()
         self.number += 1
         return resumed
 
     def _break(self, world, control, threads):
         for rank in control.faults:
             threads[rank].end()
-            assert isinstance(threads[rank].error, (InjectedError, ResilienceError)), threads[
-                rank
-            ].error
+            error = threads[rank].error
+            assert isinstance(error, (InjectedError, ResilienceError)), error
         control.await_all()
         for rank, stance in control.stances.items():
             if not stance.is_held:

@@ -102,7 +102,7 @@ def finish(run, step, roles, num_steps):
 
 def each_rank_fails_in_turn(channels, layout, place, is_replaced):
     """Rank r fails in step r, at the place, with the others wherever they can be."""
-    for name in (*names_of_stances(place), "mixed"):
+    for name in ("mixed",) if channels.is_costly else ("mixed", *names_of_stances(place)):
         run = Run(channels, layout)
         expected = (0, dict.fromkeys(RANKS, "started"))
         for rank in RANKS:
@@ -122,7 +122,7 @@ def _name_stances(name, place, faulty):
 
 
 def first_step(channels, layout, place, is_replaced):
-    for rank in RANKS:
+    for rank in channels.ranks:
         run = Run(channels, layout)
         fault, names = Fault(rank, place, 0, is_replaced), _name_stances("mixed", place, rank)
         break_once(run, fault, names)
@@ -236,7 +236,7 @@ def flip_a_bit(run, rank, number):
 
 def changed_state_is_repaired(channels, layout, place, name, number):
     """A bit flips; the rank's own check finds it before the bit can do harm."""
-    for rank in RANKS:
+    for rank in channels.ranks:
         run = Run(channels, layout, self_check=1)
         action = {(rank, place, 1): lambda run=run, rank=rank: flip_a_bit(run, rank, number)}
         others = [each for each in RANKS if each != rank]
@@ -280,8 +280,8 @@ def changed_at_the_end(channels, layout):
 def missed_generation(channels, layout):
     """The others went on without a rank, whose state then counts as none."""
     run = Run(channels, layout)
-    break_once(run, Fault(0, "half", 1, is_replaced=True), _name_stances("blocked", "half", 0))
     away = run.workers[0]
+    break_once(run, Fault(0, "half", 1, is_replaced=True), _name_stances("blocked", "half", 0))
     break_once(run, Fault(1, "after_update", 2), _name_stances("blocked", "after_update", 1))
     break_once(run, Fault(0, "half", 4, is_replaced=True), _name_stances("blocked", "half", 0))
     run.workers[0] = away

@@ -14,12 +14,22 @@ from tests.resilience.checkpointless.recovery_channels import (
     GlooChannels,
 )
 from tests.resilience.checkpointless.recovery_runs import LAYOUTS
-from tests.resilience.rank_processes import TIMEOUT_S, run_ranks
+from tests.resilience.rank_processes import PRELOADED, TIMEOUT_S, run_ranks
+
+SHARDED, WHOLE = LAYOUTS
+PRELOADED.append(scenarios.__name__)  # else each process imports it again
 
 pytestmark = [
     pytest.mark.timeout(2 * TIMEOUT_S),
-    pytest.mark.parametrize("layout", LAYOUTS),
-    pytest.mark.parametrize("channels", [GlooChannels, AsyncChannels]),
+    pytest.mark.parametrize(
+        ("channels", "layout"),
+        [
+            pytest.param(GlooChannels, SHARDED, id="gloo-2-replicas-x-2-shards"),
+            pytest.param(GlooChannels, WHOLE, id="gloo-4-replicas", marks=pytest.mark.slow),
+            pytest.param(AsyncChannels, SHARDED, id="queues-2-replicas-x-2-shards"),
+            pytest.param(AsyncChannels, WHOLE, id="queues-4-replicas"),
+        ],
+    ),
 ]
 each_kind = pytest.mark.parametrize(
     "is_replaced", [pytest.param(False, id="raises"), pytest.param(True, id="replaced")]
@@ -85,17 +95,20 @@ def test_same_rank_fails_again_and_again(channels, layout, is_replaced):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_faults(channels, layout, seed):
-    print(f"seed {seed}")
+    print(f"seed {seed}")  # noqa: T201 - a failure shows it
     run(scenarios.random_faults, channels, layout, seed)
 
 
-@pytest.mark.parametrize("number", [0, 3], ids=["weight", "moment"])
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [("forward", "blocked"), ("reduced", "blocked"), ("before_update", "blocked"),
-     ("before_update", "summed")],
-)  # fmt: skip
-def test_changed_state_is_found_and_repaired(channels, layout, place, name, number):
+    ("number", "place", "name"),
+    [
+        pytest.param(0, "forward", "blocked", id="weight-before-forward"),
+        pytest.param(3, "reduced", "blocked", id="moment-before-the-gate"),
+        pytest.param(0, "before_update", "blocked", id="weight-after-the-gate"),
+        pytest.param(3, "before_update", "summed", id="moment-after-a-gate-nobody-else-passed"),
+    ],
+)
+def test_changed_state_is_found_and_repaired(channels, layout, number, place, name):
     run(scenarios.changed_state_is_repaired, channels, layout, place, name, number)
 
 

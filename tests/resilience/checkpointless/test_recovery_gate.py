@@ -23,7 +23,7 @@ def test_naive_gate_loses_a_committed_step():
 @pytest.mark.parametrize("place", ["reduced", "gate", "entering"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_naive_gate_brings_ranks_ahead_of_the_plan(layout, place, is_replaced):
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"Fault\(rank="):
         scenarios.each_rank_fails_in_turn(NaiveChannels, layout, place, is_replaced)
 
 

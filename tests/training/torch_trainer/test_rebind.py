@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from launcher.job import Job
 from resilience.comm.world import World
+from resilience.errors import BrokenError
 from tests.training.groups import make_group
 from tests.training.jobs import GPT_OSS, make_job
 from tests.training.workers import Workers
@@ -104,7 +105,7 @@ class Rank:
         hooks = self._fault_at(place) if culprit in (self.rank, ANYBODY) else None
         try:
             self.step()
-        except (InjectedError, RuntimeError):
+        except (InjectedError, BrokenError, RuntimeError):
             self._talk.set(f"fault/{generation}", "")
         else:
             pytest.fail(f"nothing ended the step at {place}")
