@@ -169,9 +169,21 @@ def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
         ended = generations[number]
         if ended.broken or ended.detected or ended.surrender:
             after = Generation() if following is None else generations[following]
-            steps = max(generations[each].num_steps for each in numbers if each <= number)
+            steps = _num_steps(generations, number)
             found.append(_recovery(len(found) + 1, number, ended, after, steps))
     return tuple(found)
+
+
+def _num_steps(generations: Generations, number: int) -> int:
+    """Return the steps that were done at the end of a generation, since the last fallback."""
+    steps = 0
+    for each in sorted(generations):
+        if each > number:
+            break
+        if generations[each].fallback:
+            steps = 0
+        steps = max(steps, generations[each].num_steps)
+    return steps
 
 
 def seconds_lost(recoveries: Sequence[Recovery], end: float) -> float:
@@ -220,7 +232,7 @@ def _recovery(
         num_bytes=sum(_whole(each, "num_bytes") for each in after.recovered.values()),
         changes=_changes(ended, after, start),
         steps_lost=_steps_lost(ended, after, num_steps),
-        fallback=_fallback(after.fallback or ended.fallback),
+        fallback=_fallback(after.fallback),
         surrender=_text(ended.surrender, "reason") if ended.surrender else None,
     )
 
@@ -242,13 +254,15 @@ def _injected(ended: Generation, cause: Event, noticed_at: float) -> Event | Non
     before = [each for each in ended.injected if each.time <= max(noticed_at, cause.time)]
     of_rank = [each for each in before if each.rank == cause.rank]
     # What only slows a rank ends nothing, unless the agent takes that rank for hung.
-    others = [each for each in before if _text(each, "fault_kind") != "slow"]
-    return max(of_rank or others, key=_time, default=None)
+    if _reason(cause) != "hung":
+        before = [each for each in before if _text(each, "fault_kind") != "slow"]
+        of_rank = [each for each in before if each.rank == cause.rank]
+    return max(of_rank or before, key=_time, default=None)
 
 
 def _steps_lost(ended: Generation, after: Generation, num_steps: int) -> int:
     """Return the steps that were done and have to be done again: none without a fallback."""
-    if not (after.fallback or ended.fallback):
+    if not after.fallback:
         return 0
     steps = [each.step for each in after.recovered.values() if each.step is not None]
     return max(0, num_steps - min(steps)) if steps else 0

@@ -215,9 +215,10 @@ def _after_step(state: RunState, event: Event) -> RunState:
         return state
     loss = to_float(event.fields.get("loss"))
     seconds = to_float(event.fields.get("duration_s"))
-    # The last step before a fault is written again after it, with the same values.
-    recent = tuple(each for each in state.recent[-_NUM_RECENT:] if each[0] != event.step)
+    # The last step before a fault is written again after it, without a duration.
+    recent = state.recent
     if seconds is not None:
+        recent = tuple(each for each in recent if each[0] != event.step)
         recent = (*recent, (event.step, seconds))
     return replace(
         state,

@@ -12,6 +12,14 @@ What workers write:
                   model_ready, worker_finished, worker_failed (message), worker_stopped
     rank 0        step (loss, lr, grad_norm, duration_s, num_samples),
                   checkpoint_started, checkpoint_written (path, num_bytes)
+    with checkpointless recovery, every rank
+                  rank_stopped (phase), rank_recovered (role, reason, source, num_bytes),
+                  rank_resumed, recovery_fallback (reason, source), state_written,
+                  state_digest (digest), fault_injected (fault_kind, place)
+What a node agent writes:
+    node_joined, node_lost, generation_opened (number, world_size), worker_replaced (pid),
+    fault_detected (reason, text), generation_broken (reason), gave_up (reason),
+    coordinator_replaced (node, lost)
 What the launcher writes:
     run_started (recipe, version, digest, num_nodes, num_devices),
     run_finished (exit_status, reason)
@@ -71,12 +79,16 @@ class EventLog:
         rank: int | None,
         generation: int,
         clock: Callable[[], float] = time.time,
+        complain: Callable[[str], None] | None = None,
     ) -> None:
+        """Open the log; `complain` is told once of an event that was lost, instead of an error."""
         self._path = path
         self._node = node
         self.rank = rank
         self.generation = generation
         self._clock = clock
+        self._complain = complain
+        self._has_complained = False
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def write(
@@ -86,7 +98,7 @@ class EventLog:
 
         `rank` is the worker that the event is about, where it is not the writer's own.
         Raises TypeError for a field that JSON cannot hold, and EventLogError
-        where the file cannot take the whole line.
+        where the file cannot take the whole line and nobody is there to complain to.
         """
         record = {
             "time": self._clock(),
@@ -103,7 +115,12 @@ class EventLog:
             self._append(line)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise EventLogError(f"cannot write events to {self._path}: {reason}") from error
+            text = f"cannot write events to {self._path}: {reason}"
+            if self._complain is None:
+                raise EventLogError(text) from error
+            if not self._has_complained:
+                self._has_complained = True
+                self._complain(f"{text}; the run goes on, and its record has gaps")
 
     def _append(self, line: bytes) -> None:
         if self._ends_within_line():

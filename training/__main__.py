@@ -117,6 +117,8 @@ def _open_events(options: argparse.Namespace, environment: WorkerEnvironment | N
             node=options.node_name,
             rank=environment.rank if environment else None,
             generation=environment.generation if environment else -1,
+            # A run that survives faults does not end for its record.
+            complain=None if environment else _say,
         )
     except OSError as error:
         raise TrainingError(f"cannot write events to {options.run_dir}: {error}") from error
@@ -131,6 +133,10 @@ def _read_job(path: Path) -> Job:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise TrainingError(f"{path} is no valid job: {place}: {first['msg']}") from error
+
+
+def _say(text: str) -> None:
+    print(f"training: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _complain(error: TrainingError | EventLogError) -> int:

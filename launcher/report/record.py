@@ -6,7 +6,7 @@ Pure. Times are seconds since the run's start.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 from launcher.job import Job
@@ -126,7 +126,8 @@ def _lines(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
         if last is None or step.step < last.step:
             lines.append([step])
         elif step.step == last.step:
-            lines[-1][-1] = step
+            seconds = last.duration_s if step.duration_s is None else step.duration_s
+            lines[-1][-1] = replace(step, duration_s=seconds)
         else:
             lines[-1].append(step)
     return tuple(tuple(line) for line in lines)

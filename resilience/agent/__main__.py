@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from resilience.agent.agent import Agent
@@ -135,6 +136,7 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
         hang_deadline_s=options.hang_deadline_s,
         stop_deadline_s=options.stop_deadline_s,
         term_deadline_s=options.term_deadline_s,
+        announce=partial(_announce, options.rdzv_id),
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],
@@ -146,6 +148,12 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
             restarts_without_progress_max=options.restarts_without_progress_max,
         ),
     )
+
+
+def _announce(run_id: str, address: str) -> None:
+    from resilience.agent.rendezvous import name_leader
+
+    name_leader(run_id, address)
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

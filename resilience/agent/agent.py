@@ -75,6 +75,7 @@ class Agent:
             selector=self._watch.selector,
             events=events,
             note=self._note,
+            announce=options.announce,
         )
         self._crew = Crew(
             pool,
@@ -261,6 +262,9 @@ class Agent:
         if order.generation != self._generation:
             return
         self._is_broken, self._broken_s = True, time.monotonic()
+        # Whoever had finished is needed once more.
+        self._crew.done.clear()
+        self._replace_missing()
         for local_rank, worker in self._crew.ranks.items():
             rank = self._rank(local_rank)
             if rank in self._reports:
@@ -289,6 +293,7 @@ class Agent:
         if self._end is not None:
             return
         self._succession.close()
+        self._crew.is_closed = True
         last_words_s = LAST_WORDS_S if end.status else GOOD_END_S
         self._end, self._end_s = end, min(self._end_s, time.monotonic() + last_words_s)
         for worker in self._pool.workers.values():
@@ -309,6 +314,11 @@ class Agent:
     def _read_zygote(self) -> None:
         for worker in self._pool.read():
             self._bury(worker)
+        if self._end is not None:
+            # Asked for before the end, and come to life after it.
+            for worker in self._pool.workers.values():
+                if worker.rank is None:
+                    worker.signal(signal.SIGKILL)
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
         if isinstance(message, Ready):
@@ -377,6 +387,7 @@ class Agent:
         self._reports.pop(rank, None)
         if worker.status == 0 and not (worker.is_attached or self._is_broken):
             # A program without a block of its own that has come to its end.
+            self._crew.done.add(local_rank)
             self._succession.tell(Finished(generation=self._generation, rank=rank, status=0))
             return
         if not worker.is_condemned:

@@ -47,7 +47,7 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
     if isinstance(event, NodeLost):
         return _lose(state, event, now_s)
     if isinstance(event, Said):
-        return _SAID[type(event.message)](state, event, now_s)
+        return _SAID.get(type(event.message), _ignored)(state, event, now_s)
     return _tick(state, now_s)
 
 
@@ -145,7 +145,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
     state = replace(state, present=present, silent=silent)
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
-        return state, [note]
+        return _lose_majority(state, [note], now_s)
     place = state.nodes.index(event.node)
     ranks = _ranks(state, place)
     nodes = tuple(None if name == event.node else name for name in state.nodes)
@@ -165,6 +165,16 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
         state, actions = _stop(state, failed, now_s)
         return _then_advance(state, [note, *actions], now_s)
     return _then_advance(state, [note], now_s)
+
+
+def _lose_majority(state: State, actions: list[Action], now_s: float) -> Decision:
+    """Stop a generation whose silent agents could open another one elsewhere."""
+    if state.stage != RUNNING or len(state.present) > len(state.silent):
+        return state, actions
+    text = f"{len(state.silent)} agents are silent, and may go on elsewhere as the majority"
+    failed = Failed(generation=state.generation, rank=0, reason="node lost", text=text)
+    state, more = _stop(state, failed, now_s)
+    return state, [*actions, *more]
 
 
 def _ranks(state: State, place: int) -> range:
@@ -442,8 +452,12 @@ def _count(state: State, now_s: float) -> State:
         return replace(
             state, restarts_s=restarts_s, last_step=step, num_without_progress=0, in_process={}
         )
+    # A fallback has taken the run back: what it does from there on is progress.
     return replace(
-        state, restarts_s=restarts_s, num_without_progress=state.num_without_progress + 1
+        state,
+        restarts_s=restarts_s,
+        last_step=step,
+        num_without_progress=state.num_without_progress + 1,
     )
 
 

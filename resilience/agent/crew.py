@@ -27,6 +27,8 @@ class Crew:
     ) -> None:
         self.pool = pool
         self.ranks: dict[int, Worker | None] = dict.fromkeys(range(num_local_ranks))
+        self.done: set[int] = set()
+        """Local ranks whose program has come to its end, and is not run again."""
         self.is_closed = False
         """No worker gets a rank any more, and none is started."""
         self._page = page
@@ -57,7 +59,7 @@ class Crew:
             return assigned
         spares = [each for each in self.pool.workers.values() if _is_spare(each)]
         for local_rank, worker in self.ranks.items():
-            if worker is None and spares:
+            if worker is None and spares and local_rank not in self.done:
                 spare = spares.pop(0)
                 spare.local_rank, self.ranks[local_rank] = local_rank, spare
                 assigned.append(spare)
@@ -67,7 +69,10 @@ class Crew:
         """Start processes for local ranks that have none; spares follow later."""
         if self.is_closed:
             return
-        num_missing = sum(worker is None for worker in self.ranks.values())
+        num_missing = sum(
+            worker is None and local_rank not in self.done
+            for local_rank, worker in self.ranks.items()
+        )
         coming = [worker for worker in self.pool.workers.values() if _is_coming(worker)]
         if num_missing:
             for worker in coming:

@@ -100,11 +100,17 @@ class Leader:
         if isinstance(message, Beat):
             self._tell_rest()
             return
-        if isinstance(message, Join):
-            self._take(NodeJoined(join=message))
-            self._send_roster()
-        else:
-            self._take(Said(node=node, message=message))
+        try:
+            if isinstance(message, Join):
+                self._take(NodeJoined(join=message))
+                self._send_roster()
+            else:
+                self._take(Said(node=node, message=message))
+        except (KeyError, IndexError, TypeError, ValueError):
+            if peer is None:
+                raise
+            # No agent of this version says so; the run does not end for it.
+            peer.hang_up()
 
     def _is_taken(self, name: str, peer: Peer) -> bool:
         return name == self._node or self._peers.get(name, peer) is not peer

@@ -25,7 +25,7 @@ class Options:
     num_nodes: int
     num_standby_nodes: int = 0
     num_local_ranks: int
-    last_call_s: float = 5.0
+    last_call_s: float = 20.0
     """How long expected standby nodes are waited for once enough nodes are there."""
     join_deadline_s: float = 120.0
     """How long nodes, replacements and the ranks of a generation may take to come."""

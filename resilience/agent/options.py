@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from resilience.agent.membership import Options
@@ -23,3 +24,5 @@ class AgentOptions:
     term_deadline_s: float
     """How long workers may take to end after SIGTERM."""
     coordinator: Options
+    announce: Callable[[str], None] = lambda address: None
+    """Tells nodes that come late of another coordinator's address."""

@@ -60,6 +60,7 @@ class Succession:
         selector: selectors.BaseSelector,
         events: EventLog,
         note: Callable[[str, dict[str, object]], None],
+        announce: Callable[[str], None],
     ) -> None:
         self._owner = owner
         self._node = node
@@ -68,11 +69,14 @@ class Succession:
         self._selector = selector
         self._events = events
         self._note = note
+        self._announce = announce
         self._link: Peer | None = None
         """The connection to the coordinator, where it is in another process."""
         self._strays: dict[Peer, list[Message]] = {}
         """Agents that came to us before we know that we are the coordinator."""
         self._roster: tuple[tuple[str, str], ...] = ()
+        self._silent: set[str] = set()
+        """Agents that did not answer and may still live, over all coordinators since then."""
         self._heard_s = self._beat_s = time.monotonic()
         self._is_closed = False
         self.leader: Leader | None = None
@@ -103,8 +107,9 @@ class Succession:
             self._link.send(message)
 
     def take_roster(self, beat: Beat) -> None:
-        """Note who would follow."""
+        """Note who would follow, as a coordinator says that leads us."""
         self._roster = beat.nodes
+        self._silent.clear()
 
     def tick(self, now_s: float) -> None:
         """Renew leases, and give up a coordinator that is silent."""
@@ -175,6 +180,15 @@ class Succession:
         for message in messages:
             self._owner.hear(message)
 
+    def _returns_to(self, address: str) -> bool:
+        """Join a coordinator again that has closed the connection and lives: it gave us up."""
+        try:
+            self._follow(address)
+        except (OSError, ValueError):
+            return False
+        self._owner.join()
+        return True
+
     def _lose(self, *, is_dead: bool) -> None:
         """Follow the next agent in the order of succession, or lead."""
         assert self._link
@@ -184,11 +198,16 @@ class Succession:
         if self._is_closed:
             return
         lost, *rest = self._roster or (("", ""),)
-        silent = set() if is_dead else {lost[0]}
+        if is_dead and self._returns_to(lost[1]):
+            return
+        self._silent -= {self._node, *({lost[0]} if is_dead else ())}
+        silent = self._silent if is_dead else self._silent | {lost[0]}
+        self._silent = silent
         for place, (node, address) in enumerate(rest):
             if node == self._node:
                 silent |= {other for other, _ in rest[place + 1 :]}
                 self._roster = ()
+                self._announce(self.address)
                 self._note("coordinator_replaced", {"node": node, "lost": lost[0]})
                 self._lead(lost[0], frozenset(silent))
                 self._owner.join()

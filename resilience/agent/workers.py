@@ -52,6 +52,8 @@ class Worker:
     is_finished: bool = False
     is_ended: bool = False
     status: int | None = None
+    text: str = ""
+    """Why there never was a process."""
     reader: LineReader = field(default_factory=LineReader)
 
     def send(self, message: Message) -> None:
@@ -110,7 +112,7 @@ class Worker:
     def describe_end(self) -> str:
         """Return how the process ended, for a person."""
         if self.status is None:
-            return "ended"
+            return self.text or "ended"
         if self.status < 0:
             return f"was killed by {signal.Signals(-self.status).name}"
         return f"ended with exit status {self.status}"
@@ -233,6 +235,10 @@ class WorkerPool:
             self.is_zygote_ready = True
         elif "forked" in said:
             self.workers[said["forked"]].pid = said["pid"]
+        elif "unforked" in said:
+            worker = self.workers[said["unforked"]]
+            worker.is_ended, worker.text = True, f"could not be started ({said['text']})"
+            return [worker]
         elif "ended" in said:
             for worker in self.workers.values():
                 if worker.pid == said["ended"]:

@@ -91,8 +91,10 @@ def _take_request(agent: socket.socket) -> bool:
     try:
         pid = os.fork()
     except OSError as error:
-        _say(agent, {"problem": f"no more processes can be started: {error}"})
-        return False
+        for file in files:
+            os.close(file)
+        _say(agent, {"unforked": request["number"], "text": str(error)})
+        return True
     if pid == 0:
         agent.close()
         _become_worker(request, files)

@@ -8,8 +8,9 @@ writes lies between the begin and the end of `commit`.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -26,6 +27,8 @@ from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
 from resilience.state.shared import SharedState
 from resilience.state.view import StateView
+
+_DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
 Placement = Callable[[int], tuple[int, str]]
 """Tells (replica, shard) of a rank; the same function on every rank."""
@@ -200,6 +203,8 @@ class Recovery:
         role, source, num_bytes = "kept", None, 0
         if rank in plan.roll_forward:
             role = "rolled_forward"
+            # What was changed while this rank waited would be updated, and noted as right.
+            self._check_digest(self.mark.step)
             with self._update(self.mark.step):
                 self._apply(self.mark.step)
         for each in plan.transfers:
@@ -235,7 +240,9 @@ class Recovery:
     def _prepare(self) -> None:
         """Map what the other ranks of the node hold, before a repair needs it in a hurry."""
         if not self._is_prepared and self._shared is not None:
-            self._shared.prepare()
+            # Without a map of them a repair goes through the arena, and is as right.
+            with suppress(OSError):
+                self._shared.prepare()
             self._is_prepared = True
 
     def _settle(self, step: int, *, step_generation: int) -> None:
@@ -343,9 +350,23 @@ class _WithRest:
 
 @contextmanager
 def _without_signals() -> Iterator[None]:
-    """Have signals that would raise here wait for the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Have Python's handlers of signals, which may raise, wait for the end of the block.
+
+    To mask the signals would not do: another thread would take them, and Python
+    runs their handlers in the main thread all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in _DEFERRED}
+    taken = [number for number, handler in handlers.items() if callable(handler)]
+    for number in taken:
+        signal.signal(number, lambda number, frame: noted.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number in taken:
+            signal.signal(number, handlers[number])
+        for each in noted:
+            signal.raise_signal(each)

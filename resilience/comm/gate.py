@@ -16,10 +16,8 @@ have been passed by others: reports tell.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -105,36 +103,3 @@ class GroupChannel:
         """Do what the channel was given to break its group."""
         if self._abort is not None:
             self._abort()
-
-
-class DeviceChannel:
-    """The gate over a process group of a CUDA device, such as NCCL's, of its own.
-
-    Blocks the host until the device is through, for `timeout_s` at most; work queued
-    before it on the current stream counts into that time.
-    """
-
-    def __init__(self, group: Any, device: torch.device, *, timeout_s: float) -> None:
-        self._group = group
-        self._device = device
-        self._timeout_s = timeout_s
-
-    def reduce(self, buffer: Tensor) -> None:
-        """Sum on the device; an error that the group has seen is raised by its `wait`."""
-        deadline = time.monotonic() + self._timeout_s
-        with torch.cuda.device(self._device):
-            on_device = buffer.to(self._device)
-            self._group.allreduce([on_device]).wait(timedelta(seconds=self._timeout_s))
-            landed = torch.zeros_like(buffer, pin_memory=True)
-            landed.copy_(on_device, non_blocking=True)
-            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            while not event.query():
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the device is not through after {self._timeout_s} s")
-                time.sleep(_POLL_S)
-        buffer.copy_(landed)
-
-    def abort(self) -> None:
-        """Abort the communicator; what was queued on it runs on, over garbage."""
-        self._group.abort()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
 from resilience.comm.world import drop_groups
+from resilience.errors import StateError
 
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20
@@ -44,6 +45,7 @@ class GradientReducer:
         self._group: ProcessGroup | None = None
         self._is_reducing = False
         self._num_sent = 0
+        self._arrived: set[int] = set()
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 arrival = _Arrival(self, bucket)
@@ -76,6 +78,7 @@ class GradientReducer:
         """
         self._is_reducing = is_last
         self._num_sent = 0
+        self._arrived.clear()
         for bucket in self._buckets:
             bucket.num_missing = len(bucket.parameters)
         try:
@@ -85,10 +88,16 @@ class GradientReducer:
         finally:
             self._is_reducing = False
 
-    def note(self, bucket: _Bucket) -> None:
+    def note(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Count a gradient that is complete, and send the buckets that are whole with it."""
         if not self._is_reducing:
             return
+        if id(parameter) in self._arrived:
+            raise StateError(
+                "a parameter's gradient came twice in one backward pass that reduces; do one "
+                "backward pass in each micro batch"
+            )
+        self._arrived.add(id(parameter))
         bucket.num_missing -= 1
         # In one order on all ranks.
         while self._num_sent < len(self._buckets) and not self._next.num_missing:
@@ -131,8 +140,8 @@ class _Arrival:
     reducer: GradientReducer
     bucket: _Bucket
 
-    def __call__(self, _: Tensor) -> None:
-        self.reducer.note(self.bucket)
+    def __call__(self, parameter: Tensor) -> None:
+        self.reducer.note(self.bucket, parameter)
 
 
 def _plan_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:

@@ -266,6 +266,8 @@ def _connect(host: str, port: int, timeout: timedelta) -> _Client:
         store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
     except dist.DistError as error:
         raise GroupOpenError(f"no store at {host}:{port}: {error}") from error
+    # Each generation has a store of its own: the older ones are not asked again.
+    _clients.clear()
     _clients[key] = _Client(key=key, store=store, sockets=sockets_since(before))
     return _clients[key]
 

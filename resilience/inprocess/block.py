@@ -140,8 +140,7 @@ class _Loop(Generic[T]):
             try:
                 result = self._run_once(generation)
             except BaseException as error:
-                if self._ends_run(error, generation):
-                    self._finish(generation, error)
+                if self._ends_run(error, generation) and self._finish(generation, error):
                     raise
                 self._stop(generation, error)
                 continue
@@ -204,7 +203,7 @@ class _Loop(Generic[T]):
             if isinstance(message, End):
                 self._link.on_break(None)
                 return True
-            if isinstance(message, Break) and message.generation == number and error is None:
+            if isinstance(message, Break) and message.generation == number and not text:
                 return False
 
     def _stop(self, generation: Generation, error: BaseException) -> None:

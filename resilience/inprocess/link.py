@@ -12,7 +12,9 @@ import os
 import queue
 import select
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from resilience.comm.page import Page
 HEARTBEAT_S = 0.25
 AGENT_LOST_STATUS = 70
 """Exit status of a worker whose agent is gone."""
+LINK_LOST_STATUS = 73
+"""Exit status of a worker that cannot hear its agent any more; the agent replaces it."""
 
 OnBreak = Callable[[Break], None]
 
@@ -58,7 +62,7 @@ class AgentLink:
         self._send_lock = threading.Lock()
         self._callback: OnBreak | None = None
         self._last_break: Break | None = None
-        self._thread = threading.Thread(target=self._listen, name="agent-link", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="agent-link", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
@@ -79,6 +83,15 @@ class AgentLink:
             self._callback = callback
             if callback and self._last_break:
                 callback(self._last_break)
+
+    def _serve(self) -> None:
+        """Listen for ever; a process that can no longer be reached is no use to anybody."""
+        try:
+            self._listen()
+        except BaseException:  # noqa: BLE001 - whatever it is, nobody else would hear of it
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(LINK_LOST_STATUS)
 
     def _listen(self) -> None:
         reader = LineReader()

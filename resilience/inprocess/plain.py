@@ -10,14 +10,13 @@ import os
 import select
 import socket
 import sys
-from dataclasses import asdict
-from json import dumps, loads
 
 from resilience.comm.messages import End, LineReader, Open, Ready, encode
 from resilience.comm.page import Page
 from resilience.inprocess.link import AGENT_LOST_STATUS, HEARTBEAT_S
 
-OPENING = "RESILIENCE_OPENING"
+# Not in the environment: the reports of a large run are longer than a variable may be.
+_opening: Open | None = None
 
 
 def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
@@ -36,6 +35,8 @@ def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
             os._exit(AGENT_LOST_STATUS)
         for message in reader.feed(data):
             if isinstance(message, Open):
+                global _opening  # noqa: PLW0603 - this process has one rank
+                _opening = message
                 return _variables(message)
             if isinstance(message, End):
                 sys.exit(max(0, message.status))
@@ -53,14 +54,11 @@ def _variables(opening: Open) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": str(opening.generation),
-        OPENING: dumps(asdict(opening)),
     }
 
 
 def take_opening() -> Open | None:
     """Return the generation that this process was started in, once."""
-    text = os.environ.pop(OPENING, None)
-    if text is None:
-        return None
-    data = loads(text)
-    return Open(**{**data, "nodes": tuple(data["nodes"]), "reports": tuple(data["reports"])})
+    global _opening
+    opening, _opening = _opening, None
+    return opening

@@ -148,7 +148,6 @@ class SharedState:
     ) -> bool:
         """Give the tensors memory of a place; False, with nothing changed, where there is none."""
         file = self._files[local_rank]
-        size_before = os.fstat(file).st_size
         moved: list[Tensor] = []
         try:
             own = self._open_own(local_rank, num_bytes, is_populated=not is_copied)
@@ -166,9 +165,8 @@ class SharedState:
                     tensor.data = memory
         except OSError:
             _move_out(moved)
+            # The place keeps its size: a spare may have mapped it at any moment.
             self._maps.pop(local_rank, None)
-            with suppress(OSError):
-                os.ftruncate(file, size_before)
             return False
         return True
 

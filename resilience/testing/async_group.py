@@ -275,7 +275,7 @@ class AsyncGroup:
 
 
 class AsyncChannel:
-    """The gate over an asynchronous group, as `DeviceChannel` is over NCCL."""
+    """The gate over an asynchronous group."""
 
     def __init__(self, group: AsyncGroup, *, timeout_s: float = 60.0) -> None:
         self._group = group

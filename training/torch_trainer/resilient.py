@@ -21,6 +21,7 @@ from launcher.job.workload import TorchTrainer
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery, Resumed
 from resilience.comm.page import Place
+from resilience.errors import FaultError, StateError
 from resilience.events import EventLog
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import Injector
@@ -64,8 +65,17 @@ from training.torch_trainer.rebind import clear_step, take_groups
 from training.torch_trainer.run import Batches, StepLog, make_stepper
 from training.torch_trainer.step import Stepper, StepResult, StepWatch
 
-_FATAL = (PlacementError, DataError, WeightsError, CheckpointError, DivergedError)
+_FATAL = (
+    PlacementError,
+    DataError,
+    WeightsError,
+    CheckpointError,
+    DivergedError,
+    StateError,
+)
 """Errors that would come again in the next generation."""
+_OTHER_RANK_STATUS = 72
+"""Exit status of a worker that was given another rank than its own; a fresh one takes it."""
 
 
 def run_resilient(
@@ -82,6 +92,7 @@ def run_resilient(
         hooks=Hooks(on_fault=run.on_fault),
         options=BlockOptions(device_type=plan_device_type(job), fatal=_FATAL),
     )()
+    run.end()
 
 
 class _ResilientRun:
@@ -105,6 +116,7 @@ class _ResilientRun:
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
         self._state: TorchState | None = None
+        self._rank: int | None = None
         self._is_started = False
         self.watch = _Watch(self)
         self.recovery = Recovery(
@@ -126,6 +138,10 @@ class _ResilientRun:
 
     def enter(self, generation: Generation) -> None:
         """Note a generation before anything is done in it."""
+        if self._rank not in (None, generation.rank):
+            # Its shards, and what was made of them, are those of another rank.
+            os._exit(_OTHER_RANK_STATUS)
+        self._rank = generation.rank
         self._events.rank, self._events.generation = generation.rank, generation.number
         self.recovery.enter(generation.number)
         if generation.number > 0:
@@ -156,6 +172,7 @@ class _ResilientRun:
         resumed = self.recovery.resume(
             generation, lambda fallback: self._start(fallback, generation, group, checkpoint)
         )
+        self.recovery.begin()
         clear_step(model)
         self._note_resumed(resumed)
         self._check_samples()
@@ -169,8 +186,11 @@ class _ResilientRun:
         if self._trainer.save_checkpoint:
             assert self._model is not None
             write_checkpoint(self._model.core, self._run_dir, group=group, events=self._events)
-        if generation.rank == 0:
-            checkpoint.remove()
+
+    def end(self) -> None:
+        """Remove what only a run that goes on needs; all ranks have finished."""
+        if self._rank == 0:
+            self._open_checkpoint().remove()
 
     def _make_group(self, generation: Generation) -> WorkerGroup:
         host, _, port = generation.store_address.rpartition(":")
@@ -330,7 +350,12 @@ class _ResilientRun:
     ) -> None:
         """Write the state at the end of an epoch, under no deadline but the store's."""
         generation.mark(Place.NOWHERE, step)
-        if checkpoint.write(step, self.recovery.rest, group, self.recovery.check):
+        try:
+            is_written = checkpoint.write(step, self.recovery.rest, group, self.recovery.check)
+        except CheckpointError as error:
+            # The run has its state in memory; only its last resort is older than it could be.
+            raise FaultError(f"the state of step {step} was not written: {error}") from error
+        if is_written:
             self._events.write("state_written", step=step)
 
     def _apply(self, step: int) -> None:

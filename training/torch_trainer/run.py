@@ -137,7 +137,7 @@ class StepLog:
             return
         self._last_step = step = last["step"]
         if self._events is not None and self._is_logged(step):
-            self._write(self._events, step, last["loss"], last["lr"], last["grad_norm"], 0.0)
+            self._write(self._events, step, last["loss"], last["lr"], last["grad_norm"], None)
 
     def _is_logged(self, step: int) -> bool:
         return is_logged(
@@ -153,7 +153,7 @@ class StepLog:
         loss: float,
         lr: float,
         grad_norm: float,
-        duration_s: float,
+        duration_s: float | None,
     ) -> None:
         events.write(
             "step",

@@ -157,9 +157,11 @@ def transfer_fails(channels, layout, who, place, is_replaced):
     """Rank 0 was replaced; while it is repaired, it, its source or a bystander fails."""
     source = _source(layout)
     rank = {"target": 0, "source": source, "bystander": 3}[who]
+    # At step 0 a rank that was to be repaired and one that was not look alike but for the phase.
+    step = 0 if who == "target" else 1
     run = Run(channels, layout)
-    break_once(run, Fault(0, "half", 1, is_replaced=True), _name_stances("blocked", "half", 0))
-    stances = {each: Stance("reducing-0", 1) for each in RANKS if each != rank}
+    break_once(run, Fault(0, "half", step, is_replaced=True), _name_stances("blocked", "half", 0))
+    stances = {each: Stance("reducing-0", step) for each in RANKS if each != rank}
     if who == "source":
         stances[0] = Stance("receiving")
     elif who == "target" and place != "received":
@@ -175,7 +177,7 @@ def transfer_fails(channels, layout, who, place, is_replaced):
         roles[0] = "repaired"
     if is_replaced:
         roles[rank] = "repaired"
-    finish(run, 1, roles, 3)
+    finish(run, step, roles, 3)
 
 
 def roll_forward_fails(channels, layout, rank, is_replaced):
@@ -281,12 +283,15 @@ def missed_generation(channels, layout):
     """The others went on without a rank, whose state then counts as none."""
     run = Run(channels, layout)
     away = run.workers[0]
-    break_once(run, Fault(0, "half", 1, is_replaced=True), _name_stances("blocked", "half", 0))
-    break_once(run, Fault(1, "after_update", 2), _name_stances("blocked", "after_update", 1))
-    break_once(run, Fault(0, "half", 4, is_replaced=True), _name_stances("blocked", "half", 0))
+    fault = Fault(0, "after_update", 1, is_replaced=True)
+    break_once(run, fault, _name_stances("summed", "after_update", 0))
+    break_once(
+        run, Fault(0, "forward", 1, is_replaced=True), _name_stances("blocked", "forward", 0)
+    )
+    assert away.recovery.mark.step == 2, "it is ahead of the others"
     run.workers[0] = away
-    run.reports[0] = away.recovery.report(rank=0, node="node-0", generation=2)
-    finish(run, 4, {0: "repaired", 1: "kept", 2: "kept", 3: "kept"}, 6)
+    run.reports[0] = away.recovery.report(rank=0, node="node-0", generation=1)
+    finish(run, 1, {0: "repaired", 1: "kept", 2: "kept", 3: "kept"}, 6)
 
     assert away.recovery.mark.phase is Phase.COMPUTING
     away.recovery.enter(run.number)
