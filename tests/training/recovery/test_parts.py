@@ -109,9 +109,10 @@ def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, traine
 
     assert outcome.statuses == [128 + signal.SIGTERM], run.log()
     stopped = {each.rank: each.step for each in outcome.named("worker_stopped") if each.step}
-    assert sorted(stopped) == [0, 1, 2, 3]
-    assert len(set(stopped.values())) == 1
-    assert max(outcome.bits()) == stopped[0] < 399
+    # Nobody is replaced any more: while a worker is missing no further step can be ended.
+    assert sorted(stopped) == [0, 1, 2, 3] or (kind == "sigkill" and not stopped)
+    assert len(set(stopped.values())) <= 1
+    assert max(outcome.bits()) == stopped.get(0, max(outcome.bits())) < 399
     assert not outcome.named("worker_failed")
     assert not outcome.left_behind
 
