@@ -21,6 +21,7 @@ from tests.resilience.comm.test_sockets import connect
 from tests.resilience.rank_processes import run_ranks
 
 LONG = timedelta(seconds=20)
+SHORT = timedelta(seconds=2)
 
 
 class Seat:
@@ -35,7 +36,13 @@ class Seat:
         """Open a world; `timeout` ends a test that hangs."""
         return self.open(World(device_type="cpu"), generation, **options)
 
-    def open(self, world: World, generation: int, timeout: timedelta = LONG) -> World:
+    def open(
+        self,
+        world: World,
+        generation: int,
+        timeout: timedelta = LONG,
+        collective_timeout: timedelta = LONG,
+    ) -> World:
         world.open(
             host="127.0.0.1",
             port=self.port,
@@ -43,6 +50,7 @@ class Seat:
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,
+            collective_timeout=collective_timeout,
         )
         return world
 
@@ -241,8 +249,8 @@ def restart_often(seat: Seat, num_restarts: int) -> list[int]:
     """Return how many threads and sockets there are more than after the first few."""
     counts = []
     for generation in range(num_restarts):
-        world = seat.world(generation)
-        groups = open_axes((2, 2))
+        world = seat.world(generation, collective_timeout=SHORT)
+        groups = open_axes((2, 2), collective_timeout=SHORT)
         # A rank that is still opening its groups would tell of a peer that is gone instead.
         seat.meet(f"open/{generation}")
         absent = generation % seat.world_size
@@ -255,17 +263,23 @@ def restart_often(seat: Seat, num_restarts: int) -> list[int]:
                 dist.all_reduce(torch.ones(100_000), group=group, async_op=True)
                 for group in [None, *groups]
             ]
-            with pytest.raises(RuntimeError):
+            with pytest.raises((RuntimeError, BrokenError)):
                 wait_for(works)
             works.clear()
             watcher.join()
         del groups
         forget_world()
-        for thread in threading.enumerate():
-            if thread.name == "forget-world":
-                thread.join()
-        counts.append(_num_entries("task") + _num_entries("fd"))
+        # A send that gloo has forgotten keeps its group until a time-out; then nothing is counted.
+        if not any(_lasts(each) for each in threading.enumerate()):
+            counts.append(_num_entries("task") + _num_entries("fd"))
+    assert len(counts) > 10
     return [max(counts[5:]) - max(counts[:5])]
+
+
+def _lasts(thread: threading.Thread) -> bool:
+    if thread.name == "forget-world":
+        thread.join(timeout=0.5)
+    return thread.name == "forget-world" and thread.is_alive()
 
 
 def wait_for(works: list[Any]) -> None:
