@@ -29,6 +29,9 @@ ALIGNMENT_BYTES = 64
 _PIECE_BYTES = 64 << 20
 """How much memory is taken at a time, while the tensors that move give theirs back."""
 
+_PUNCH_HOLE = 0x01 | 0x02
+"""FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of linux/falloc.h."""
+
 Bytes = NDArray[np.uint8]
 
 
@@ -165,8 +168,8 @@ class SharedState:
                     tensor.data = memory
         except OSError:
             _move_out(moved)
-            # The place keeps its size: a spare may have mapped it at any moment.
             self._maps.pop(local_rank, None)
+            _empty(file)
             return False
         return True
 
@@ -245,6 +248,15 @@ def _allocate(file: int, begin: int, end: int, size: int) -> int:
         os.posix_fallocate(file, begin, piece)
         begin += piece
     return begin
+
+
+def _empty(file: int) -> None:
+    """Give back a file's memory. It keeps its size: a spare may have mapped it at any moment."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_int64(os.fstat(file).st_size)
+    if size.value and libc.fallocate(file, _PUNCH_HOLE, ctypes.c_int64(0), size):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _count_allocated(file: int) -> int:
