@@ -21,7 +21,7 @@ from typing import Protocol
 from benchmarks import figures
 from benchmarks.events import Event, EventLog, EventReader
 from benchmarks.faults import open_window
-from benchmarks.jobplan import RUN_DIR_VARIABLE, Fault, JobPlan
+from benchmarks.jobplan import RUN_DIR_VARIABLE, Fault, JobPlan, Place
 from benchmarks.processes import end_processes, is_stopped
 
 FOLDER = Path("/dev/shm")
@@ -50,10 +50,10 @@ class RunningJob(Protocol):
 class System:
     """One system under test.
 
-    `start` gets a written plan whose run folder exists, and returns without waiting. It raises
-    NotImplementedError while there is nothing to start. All its processes must carry
-    FAULTBENCH_RUN_DIR in their environment or have the run folder as working directory: this is
-    how the frame finds what is left of them. `missing` says why it cannot run here, or None.
+    `start` gets a written plan whose run folder exists, and returns without waiting. All its
+    processes must carry FAULTBENCH_RUN_DIR in their environment or have the run folder as
+    working directory: this is how the frame finds what is left of them. `missing` says why it
+    cannot run here, or None.
     """
 
     name: str
@@ -64,6 +64,7 @@ class System:
     checkpoint_every: int = 1
     replaces_ranks: bool = True
     handles_stop: bool = True
+    places: tuple[Place, ...] = ("backward",)
     fault_spacing: int = 6
 
 

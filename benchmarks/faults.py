@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.events import EventLog
-from benchmarks.jobplan import NUM_RANKS, Fault, JobPlan, Kind
+from benchmarks.jobplan import NUM_RANKS, Fault, JobPlan, Kind, Place
 
 WINDOW_FILE = "window.json"
 
@@ -41,11 +41,22 @@ def plan_schedule(
 
 
 def plan_steps(
-    kind: Kind, number: int, *, first_step: int, spacing: int, num_ranks: int = NUM_RANKS
+    kind: Kind,
+    number: int,
+    *,
+    first_step: int,
+    spacing: int,
+    place: Place = "backward",
+    num_ranks: int = NUM_RANKS,
 ) -> tuple[Fault, ...]:
     """Plan `number` faults of one kind at fixed steps, on rank 1 first and then on the next."""
     return tuple(
-        Fault(kind=kind, rank=(1 + index) % num_ranks, step=first_step + index * spacing)
+        Fault(
+            kind=kind,
+            rank=(1 + index) % num_ranks,
+            step=first_step + index * spacing,
+            place=place,
+        )
         for index in range(number)
     )
 
@@ -68,15 +79,16 @@ class FaultInjector:
         self.began_s: float | None = None
         self.asked_s = time.monotonic()
 
-    def fire(self, rank: int, step: int) -> None:
+    def fire(self, rank: int, step: int, place: Place = "backward") -> None:
         """Do the fault of `rank` that is due at `step` or by now, if there is one.
 
-        To be called in every step between forward and backward. An exception leaves this
-        function, SIGKILL does not come back, SIGSTOP comes back after SIGCONT.
+        To be called in every step between forward and backward, and within the update by
+        systems that have faults there. An exception leaves this function, SIGKILL does not
+        come back, SIGSTOP comes back after SIGCONT.
         """
         asked_s, self.asked_s = self.asked_s, time.monotonic()
         for index, fault in enumerate(self.plan.faults):
-            if fault.rank != rank or not self._is_due(fault, step):
+            if (fault.rank, fault.place) != (rank, place) or not self._is_due(fault, step):
                 continue
             if not self._mark(index):
                 continue

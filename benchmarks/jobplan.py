@@ -16,19 +16,22 @@ NUM_RANKS = 4
 MICRO_BATCH = 2
 
 Kind = Literal["exception", "kill", "stop"]
+Place = Literal["backward", "update"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One planned fault; it has either a step or a second of the measured window.
 
-    `kill` is SIGKILL and `stop` SIGSTOP, both sent by the victim to itself.
+    `kill` is SIGKILL and `stop` SIGSTOP, both sent by the victim to itself. The place is
+    between forward and backward, or within the update when weights have been written.
     """
 
     kind: Kind
     rank: int
     step: int | None = None
     at_s: float | None = None
+    place: Place = "backward"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,4 +43,5 @@ OURS = System(
     what="this project: recovery in the process, state from a live replica",
     start=start,
     missing=why_missing,
+    places=("backward", "update"),
 )

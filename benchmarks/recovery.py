@@ -20,13 +20,19 @@ from pathlib import Path
 from benchmarks import figures, machine
 from benchmarks.faultbench import Limits, Run, System, make_plan, run_folder, run_job
 from benchmarks.faults import plan_steps
-from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, Fault, Kind
+from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, Fault, Kind, Place
 from benchmarks.ours import OURS
 from benchmarks.peers import NVRX, NVRX_FAST, PEERS, TORCHFT, TORCHRUN
 
 SYSTEMS = {system.name: system for system in (OURS, *PEERS)}
 DEFAULT = (OURS, TORCHRUN, NVRX, NVRX_FAST, TORCHFT)
-KINDS: tuple[Kind, ...] = ("exception", "kill", "stop")
+KINDS: dict[str, tuple[Kind, Place]] = {
+    "exception": ("exception", "backward"),
+    "kill": ("kill", "backward"),
+    "stop": ("stop", "backward"),
+    "exception in update": ("exception", "update"),
+    "kill in update": ("kill", "update"),
+}
 FIRST_STEP = 8
 
 
@@ -35,7 +41,7 @@ class Row:
     """One system under one kind of fault."""
 
     system: str
-    kind: Kind
+    kind: str
     note: str = ""
     ends: list[str] = dataclasses.field(default_factory=list)
     normal_step_s: float | None = None
@@ -75,7 +81,7 @@ def run_once(
     return run
 
 
-def measure(system: System, kinds: list[Kind], arguments: argparse.Namespace) -> Iterator[Row]:
+def measure(system: System, kinds: list[str], arguments: argparse.Namespace) -> Iterator[Row]:
     """Measure one system; yield a row per kind of fault, also for what could not run."""
     reason = system.missing()
     quiet: dict[int, Run] = {}
@@ -83,11 +89,10 @@ def measure(system: System, kinds: list[Kind], arguments: argparse.Namespace) ->
         row = Row(system=system.name, kind=kind, note=reason or "", planned=arguments.num_faults)
         if kind == "stop" and not system.handles_stop:
             row.note = row.note or "not attempted: needs a rescue from outside"
+        if KINDS[kind][1] not in system.places:
+            row.note = row.note or "not attempted: its worker has no faults there"
         if not row.note:
-            try:
-                fill_row(row, system, quiet, arguments)
-            except NotImplementedError:
-                row.note = "absent: nothing to start yet"
+            fill_row(row, system, quiet, arguments)
         yield row
 
 
@@ -95,7 +100,7 @@ def fill_row(
     row: Row, system: System, quiet: dict[int, Run], arguments: argparse.Namespace
 ) -> None:
     """Do the runs of one row; `quiet` keeps undisturbed runs by their number of steps."""
-    together = system.replaces_ranks or row.kind == "exception"
+    together = system.replaces_ranks or KINDS[row.kind][0] == "exception"
     per_run = row.planned if together else 1
     num_steps = FIRST_STEP + per_run * system.fault_spacing
     if num_steps not in quiet:
@@ -107,7 +112,10 @@ def fill_row(
     row.normal_step_s = figures.normal_step_s(calm.events)
     equal: list[bool | None] = []
     for _ in range(row.planned // per_run):
-        faults = plan_steps(row.kind, per_run, first_step=FIRST_STEP, spacing=system.fault_spacing)
+        kind, place = KINDS[row.kind]
+        faults = plan_steps(
+            kind, per_run, first_step=FIRST_STEP, spacing=system.fault_spacing, place=place
+        )
         run = run_once(system, faults, num_steps, arguments)
         row.ends.append(f"{run.end} {run.words}".strip())
         row.faults += figures.judge_faults(run.events, num_ranks=NUM_RANKS, micro_batch=MICRO_BATCH)

@@ -62,7 +62,7 @@ class Recovery:
     fault_at: float
     is_injected: bool
     reason: str
-    """exception, died, hung, corrupt, group, health, or what the coordinator said."""
+    """exception, died, hung, corrupt, group, node lost, or what the coordinator said."""
     text: str
     rank: int | None
     place: str | None

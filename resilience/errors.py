@@ -6,8 +6,7 @@ ResilienceError
 |   |-- TransferError   state that arrived is not the state that was sent
 |   |-- CorruptionError this rank's own state is not what its last update left
 |   `-- GroupOpenError  the members of a generation did not meet in time
-|-- StateError          a state that cannot be kept in replicas; says what to change
-`-- AgentLostError      the agent that owns this process is gone
+`-- StateError          a state that cannot be kept in replicas; says what to change
 """
 
 from __future__ import annotations
@@ -39,7 +38,3 @@ class GroupOpenError(FaultError):
 
 class StateError(ResilienceError):
     """The state cannot be kept in replicas; the message says what to change."""
-
-
-class AgentLostError(ResilienceError):
-    """The agent that owns this process is gone; the process has to end."""

@@ -14,8 +14,9 @@ What workers write:
                   checkpoint_started, checkpoint_written (path, num_bytes)
     with checkpointless recovery, every rank
                   rank_stopped (phase), rank_recovered (role, reason, source, num_bytes),
-                  rank_resumed, recovery_fallback (reason, source), state_written,
+                  rank_resumed, recovery_fallback (reason, source),
                   state_digest (digest), fault_injected (fault_kind, place)
+    and rank 0    state_written, warning (text)
 What a node agent writes:
     node_joined, node_lost, generation_opened (number, world_size), worker_replaced (pid),
     fault_detected (reason, text), generation_broken (reason), gave_up (reason),

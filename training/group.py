@@ -86,6 +86,17 @@ class WorkerGroup:
             self.store.set(topic, _FINE)
         self.follow(topic, timeout)
 
+    def first_problem(self, topic: str, problem: str | None, timeout: timedelta) -> str | None:
+        """Return on every worker one of the problems that workers have, None where none has any."""
+        topic = f"{topic}/problem"
+        if problem is not None:
+            self.store.set(f"{topic}/text", problem)
+        if self.store.add(f"{topic}/count", 1) == self.environment.world_size:
+            self.store.set(topic, _FINE)
+        wait_for_key(self.store, topic, timeout, self.check)
+        told = f"{topic}/text"
+        return self.store.get(told).decode() if self.store.check([told]) else None
+
     @contextmanager
     def _tell_problem(self, topic: str) -> Iterator[None]:
         try:

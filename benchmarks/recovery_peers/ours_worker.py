@@ -78,6 +78,7 @@ class Training:
                 loss.backward()
             with self.recovery.commit(generation):
                 self.update()
+                injector.fire(rank, step, "update")
             self.optimizer.zero_grad(set_to_none=True)
             bits = job.loss_bits(loss.detach())
             LOG.write("committed", rank, step=step, loss=bits, world=generation.world_size)

@@ -219,7 +219,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--restarts-max", type=_count, default=10, help="replacements in a window (default 10)")
     add("--restart-window-s", type=_seconds, default=21600.0, help="the window (default 6 h)")
     add("--restarts-without-progress-max", type=_count, default=3,
-        help="faults without a committed step between them (default 3)")  # fmt: skip
+        help="faults in a row without a committed step (default 3)")  # fmt: skip
     add("--transfer-buffer-mib", type=_positive, default=32,
         help="shared memory of each worker for moving state (default 32)")  # fmt: skip
     return parser

@@ -17,7 +17,7 @@ from typing import Any
 from resilience.agent.coordinator import take_over
 from resilience.agent.crew import Crew
 from resilience.agent.failures import Failures
-from resilience.agent.hang import STOPPED_STATES, find_hang
+from resilience.agent.hang import STOPPED_STATES, find_hang, is_silent
 from resilience.agent.membership import State
 from resilience.agent.options import AgentOptions
 from resilience.agent.succession import Succession
@@ -419,7 +419,7 @@ class Agent:
         self._succession.tell(failed)
 
     def _fail_start(self, worker: Worker) -> None:
-        """Try a start again, in case it was memory or luck; the next would end there as well."""
+        """Try a start again in a run that has begun; then do without spares, or leave the run."""
         self._num_failed_starts += 1
         if self._opening is not None and self._num_failed_starts < _STARTS_MAX:
             self._crew.add_missing()
@@ -451,7 +451,8 @@ class Agent:
         }
         slots = {rank: self._page.read(worker.slot) for rank, worker in workers.items()}
         deadline_s = self._options.hang_deadline_s
-        if any(now_s - slot.progress_s < deadline_s for slot in slots.values()):
+        getting_on = any(now_s - slot.progress_s < deadline_s for slot in slots.values())
+        if getting_on and not any(is_silent(slot, now_s, deadline_s) for slot in slots.values()):
             return
         states = {rank: worker.state() for rank, worker in workers.items()}
         hang = find_hang(slots, states, now_s, deadline_s)

@@ -465,11 +465,16 @@ def _given_up(state: State) -> str | None:
     options, failed = state.options, state.first_failure
     last = f"; the last fault: rank {failed.rank}: {failed.text}" if failed else ""
     if state.num_without_progress > options.restarts_without_progress_max:
-        return f"{state.num_without_progress} faults without a committed step between them{last}"
+        return (
+            f"{state.num_without_progress} faults without a committed step between them, allowed "
+            f"are {options.restarts_without_progress_max} (restarts_without_progress_max); mend "
+            f"what comes back at once{last}"
+        )
     if len(state.restarts_s) > options.restarts_max:
         return (
             f"{len(state.restarts_s)} replacements within {options.restart_window_s:g} s, "
-            f"allowed are {options.restarts_max}{last}"
+            f"allowed are {options.restarts_max} (restarts_max); look for what they have in "
+            f"common, or allow more{last}"
         )
     return None
 

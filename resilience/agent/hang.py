@@ -36,25 +36,41 @@ def find_hang(
     """Return what is wrong if no rank has made progress for the deadline.
 
     `slots` and `states` (letters of /proc/PID/stat) are by rank. A rank that is
-    NOWHERE is under no deadline, and as long as one rank gets on nobody hangs.
+    NOWHERE is under no deadline, one that is WAITING holds nobody up, and as long
+    as one of the others gets on nobody hangs. A process that is stopped is found
+    wherever it is, once its heartbeat has been missing for the deadline.
     """
-    if not slots or any(slot.place is Place.NOWHERE for slot in slots.values()):
-        return None
-    newest_s = max(slot.progress_s for slot in slots.values())
-    if now_s - newest_s < deadline_s:
-        return None
     stopped = tuple(sorted(rank for rank in slots if states.get(rank) in STOPPED_STATES))
-    rank = stopped[0] if stopped else min(slots, key=lambda each: _progress(slots[each], each))
+    silent = tuple(rank for rank in stopped if is_silent(slots[rank], now_s, deadline_s))
+    if silent:
+        quiet_s = now_s - max(slots[rank].beat_s for rank in silent)
+        return _describe(slots, silent[0], silent, f"no heartbeat for {quiet_s:.1f} s", now_s)
+    places = {slot.place for slot in slots.values()}
+    if Place.NOWHERE in places or not places - {Place.WAITING}:
+        return None
+    active = {rank: slot for rank, slot in slots.items() if slot.place is not Place.WAITING}
+    quiet_s = now_s - max(slot.progress_s for slot in active.values())
+    if quiet_s < deadline_s:
+        return None
+    rank = stopped[0] if stopped else min(active, key=lambda each: _progress(active[each], each))
+    return _describe(slots, rank, stopped, f"no progress for {quiet_s:.1f} s", now_s)
+
+
+def is_silent(slot: Slot, now_s: float, deadline_s: float) -> bool:
+    """Say whether a heartbeat that was there has been missing for the deadline."""
+    return 0 < slot.beat_s <= now_s - deadline_s
+
+
+def _describe(
+    slots: Mapping[int, Slot], rank: int, stopped: tuple[int, ...], what: str, now_s: float
+) -> Hang:
     slot = slots[rank]
     why = (
         "is stopped (state T)"
         if stopped
         else f"is farthest behind, silent for {max(0.0, now_s - slot.beat_s):.1f} s"
     )
-    text = (
-        f"no progress for {now_s - newest_s:.1f} s; rank {rank} {why}, "
-        f"in {slot.place.name.lower()} of step {slot.step}"
-    )
+    text = f"{what}; rank {rank} {why}, in {slot.place.name.lower()} of step {slot.step}"
     return Hang(rank=rank, text=text, stopped=stopped)
 
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch.distributed import ProcessGroup
 
 from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
@@ -66,7 +67,7 @@ class Members(Protocol):
         ...
 
     def mark(self, place: Place, step: int, micro_batch: int = 0) -> None:
-        """Show where the training thread is."""
+        """Show where the training thread is; raises BrokenError as `check` does."""
         ...
 
 
@@ -215,27 +216,40 @@ class Recovery:
         if role != "repaired":
             # Who sends a changed state would spread it.
             self._check_digest(plan.step)
-        if role == "repaired" and self._shared is not None:
+        elif self._shared is not None:
             self._shared.adopt(view, members.local_ranks[rank], is_overwritten=True)
         if plan.transfers:
-            result = run_transfers(
-                [(each.source, each.target, each.is_same_node) for each in plan.transfers],
-                view=_WithRest(view, self),
-                rank=rank,
-                group=members.group,
-                arena=self._arena,
-                shared=self._shared,
-                local_ranks=members.local_ranks,
-                on_chunk=lambda number: members.check(),
-            )
-            num_bytes = result.num_bytes
+            num_bytes = self._move(plan, members, view)
         if role == "repaired":
             self._settle(plan.step, step_generation=plan.step_generation)
             self._is_prepared = self._shared is None
         self._prepare()
+        if plan.transfers:
+            # The slowest transfer may take longer than a rank may be without progress.
+            members.mark(Place.WAITING, plan.step)
+            members.group.allreduce([torch.zeros(1)]).wait()
         return Resumed(
             step=plan.step, role=role, reason=plan.reason, source=source, num_bytes=num_bytes
         )
+
+    def _move(self, plan: RecoveryPlan, members: Members, view: StateView) -> int:
+        """Do this rank's part of the transfers; returns how many bytes passed through it."""
+
+        def show_progress(number: int) -> None:
+            members.mark(Place.RECOVERY, plan.step)
+
+        result = run_transfers(
+            [(each.source, each.target, each.is_same_node) for each in plan.transfers],
+            view=_WithRest(view, self),
+            rank=members.rank,
+            group=members.group,
+            arena=self._arena,
+            shared=self._shared,
+            local_ranks=members.local_ranks,
+            on_chunk=show_progress,
+            on_sent=show_progress,
+        )
+        return result.num_bytes
 
     def _prepare(self) -> None:
         """Map what the other ranks of the node hold, before a repair needs it in a hurry."""

@@ -44,10 +44,6 @@ class GateChannel(Protocol):
         """
         ...
 
-    def abort(self) -> None:
-        """Make a running `reduce` end, now or at its own limit; idempotent, from any thread."""
-        ...
-
 
 class Gate:
     """Lets an update begin once every rank's gradients are complete."""
@@ -88,18 +84,12 @@ class GroupChannel:
     """The gate over a process group whose `wait` blocks the host, such as gloo's.
 
     gloo cannot abort. Breaking the process's connections, which ends all its collectives,
-    ends this one too; `abort` is what does so, where the gate's owner is to do it.
+    ends this one too.
     """
 
-    def __init__(self, group: Any, *, abort: Callable[[], None] | None = None) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = group
-        self._abort = abort
 
     def reduce(self, buffer: Tensor) -> None:
         """Sum over the group, which waits until it is done or its time-out."""
         self._group.allreduce([buffer]).wait()
-
-    def abort(self) -> None:
-        """Do what the channel was given to break its group."""
-        if self._abort is not None:
-            self._abort()

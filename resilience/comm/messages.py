@@ -35,7 +35,7 @@ class Failed(Message):
     generation: int
     rank: int
     reason: str
-    """exception, died, hung, corrupt, group or health."""
+    """exception, died, hung, corrupt, group or node lost."""
     text: str
     """One line for a person."""
     details: str = ""
@@ -68,7 +68,7 @@ class Open(Message):
 
     generation: int
     rank: int
-    """-1 between coordinator and agent, who gives each of its workers its own."""
+    """Between coordinator and agent the node's first; the agent gives each worker its own."""
     local_rank: int
     nodes: tuple[str, ...]
     """The nodes in the order of their ranks."""

@@ -24,7 +24,10 @@ _STEP_SHIFT = 24
 
 
 class Place(IntEnum):
-    """Where in a step a training thread is; NOWHERE while no deadline applies to it."""
+    """Where in a step a training thread is; NOWHERE while no deadline applies to it.
+
+    WAITING for the repair of other ranks, who are under one, wherever they are.
+    """
 
     NOWHERE = 0
     DATA = 1
@@ -34,6 +37,7 @@ class Place(IntEnum):
     GATE = 5
     UPDATE = 6
     RECOVERY = 7
+    WAITING = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

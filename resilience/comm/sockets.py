@@ -2,7 +2,8 @@
 
 gloo and TCPStore have no call that ends a blocked collective or wait. To shut a connection down
 both ways does: whoever reads, writes or connects on it comes out with an error at once. A socket
-is known by its inode, which is never given twice; descriptor numbers are, within microseconds.
+is known by its inode, which is not given twice while it lives; descriptor numbers are reused within
+microseconds.
 """
 
 from __future__ import annotations

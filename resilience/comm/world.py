@@ -130,16 +130,16 @@ class World:
             self.check()
             self._before = open_sockets()
             self._closed.clear()
+        is_broken = False
         try:
-            yield
+            try:
+                yield
+            finally:
+                is_broken = self._close()
         except Exception as error:
-            if self._close():
+            if is_broken:
                 raise BrokenError("the generation ended while its groups were opened") from error
             raise
-        except BaseException:
-            self._close()
-            raise
-        self._close()
         self.check()
 
     def break_now(self) -> None:

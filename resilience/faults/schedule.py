@@ -83,11 +83,6 @@ class Fault:
                 "the update, or taken for right when it ends; choose another place"
             )
 
-    @property
-    def ends_generation(self) -> bool:
-        """Say whether a recovery follows."""
-        return self.kind != "slow"
-
 
 def check_faults(
     faults: Sequence[Fault], *, num_steps: int, world_size: int, num_nodes: int = 1

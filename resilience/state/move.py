@@ -66,6 +66,7 @@ def run_transfers(
     arena: Arena | None,
     local_ranks: Sequence[int],
     on_chunk: Callable[[int], None] | None = None,
+    on_sent: Callable[[int], None] | None = None,
     shared: SharedState | None = None,
 ) -> MoveResult:
     """Carry out this rank's part of all transfers (source, target, is_same_node), in list order.
@@ -75,7 +76,8 @@ def run_transfers(
     within a node are one copy where `shared` holds the tensors of both ranks, else
     use the target's slot `local_ranks[target]` of `arena`, or the group where `arena`
     is None. `on_chunk` is called by a target with numbers of chunks that are in its
-    tensors: of all, in order, unless a second thread copies some of them.
+    tensors: of all, in order, unless a second thread copies some of them. `on_sent` is
+    called by a source with the numbers of chunks that it hands over, where it does.
 
     A target that leaves with an error holds parts of two states. Raises
     TransferError for a layout or checksum that differs, at both ends; torch's
@@ -92,7 +94,7 @@ def run_transfers(
         link = Link(group, source=source, target=target, is_source=rank == source)
         way = _Way(place, shared if is_same_node and state.is_shared else None)
         if rank == source:
-            _send_state(link, state, way)
+            _send_state(link, state, way, on_sent)
         else:
             _receive_state(link, state, way, on_chunk)
     source_rank = None if rank == wanted[0][0] else wanted[0][0]
@@ -134,7 +136,9 @@ class _Way:
         return _NO_PLACE if own is None else own
 
 
-def _send_state(link: Link, state: _State, way: _Way) -> None:
+def _send_state(
+    link: Link, state: _State, way: _Way, on_sent: Callable[[int], None] | None
+) -> None:
     rest = json.dumps(state.view.read_rest(), separators=(",", ":")).encode()
     text = torch.frombuffer(bytearray(state.layout + rest), dtype=torch.uint8)
     checksum = _signed(xxhash.xxh3_64_intdigest(text.numpy().data))
@@ -155,6 +159,8 @@ def _send_state(link: Link, state: _State, way: _Way) -> None:
     stream = Stream(state.tensors, is_read=True)
     for number in range(len(chunk_sizes(state.num_bytes, ring.chunk_bytes))):
         ring.hand_over(number, stream.pass_chunk(ring.acquire(number)))
+        if on_sent is not None:
+            on_sent(number)
     ring.close()
 
 

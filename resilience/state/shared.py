@@ -101,19 +101,24 @@ class SharedState:
 
         For a warm spare, whose own place may be any of them, and for a rank after all
         have adopted theirs or after a recovery. Costs some 0.1 s a GiB of places that
-        are new or have grown. A process that has a place can write nowhere else
-        afterwards. Raises OSError where nothing more can be mapped.
+        are new or have grown; one that lacks memory is left alone. A process that has
+        a place can write nowhere else afterwards. Raises OSError where nothing more
+        can be mapped.
         """
         is_spare = self.local_rank is None
-        for number, file in enumerate(self._files):
-            size = os.fstat(file).st_size
-            known = self._maps.get(number)
-            if size > (known.num_bytes if known else 0):
-                self._maps[number] = _Map(file, size, is_writable=is_spare, is_populated=True)
-            elif known and number != self.local_rank:
-                known.protect(is_writable=is_spare)
-        if self._left:
-            self._let_go()
+        try:
+            for number, file in enumerate(self._files):
+                size = os.fstat(file).st_size
+                known = self._maps.get(number)
+                if known and size <= known.num_bytes:
+                    if number != self.local_rank:
+                        known.protect(is_writable=is_spare)
+                elif size and _count_allocated(file) == size:
+                    # Not where there is a hole: to map it would fill it.
+                    self._maps[number] = _Map(file, size, is_writable=is_spare, is_populated=True)
+        finally:
+            if self._left:
+                self._let_go()
 
     def holds(self, tensors: Sequence[NamedTensor]) -> bool:
         """Return whether these are the tensors of this process's place, all of them in it."""

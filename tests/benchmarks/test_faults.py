@@ -4,7 +4,8 @@ import collections
 
 import pytest
 
-from benchmarks.faults import plan_schedule, plan_steps
+from benchmarks.events import EventLog
+from benchmarks.faults import FaultInjector, InjectedFaultError, plan_schedule, plan_steps
 from benchmarks.jobplan import Fault, JobPlan, parse_plan, read_plan
 
 
@@ -61,6 +62,16 @@ def test_faults_by_step_go_round_the_ranks():
     faults = plan_steps("kill", 4, first_step=8, spacing=6)
 
     assert [(fault.rank, fault.step) for fault in faults] == [(1, 8), (2, 14), (3, 20), (0, 26)]
+
+
+def test_fault_fires_in_its_place_alone(tmp_path):
+    faults = plan_steps("exception", 1, first_step=3, spacing=1, place="update")
+    plan = JobPlan(run_dir=str(tmp_path), num_steps=7, faults=faults)
+    injector = FaultInjector(plan, EventLog(str(tmp_path)))
+
+    injector.fire(1, 3)
+    with pytest.raises(InjectedFaultError):
+        injector.fire(1, 3, "update")
 
 
 def test_plan_survives_the_file_it_travels_in(tmp_path, monkeypatch):

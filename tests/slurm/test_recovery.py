@@ -17,7 +17,7 @@ from tests.launcher.command import launch
 from tests.slurm.jobs import Slurm
 from tests.slurm.test_run import losses, weights
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="a worker needs torch")
 MAX_STEPS = 120
 RECIPE = (
     "recipe=llama/llama3_tiny_pretrain",

@@ -11,7 +11,7 @@ import pytest
 from tests.launcher.command import launch
 from tests.slurm.jobs import Slurm
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="a worker needs torch")
 RECIPE = ("recipe=llama/llama3_tiny_pretrain", "trainer.max_steps=10")
 
 

@@ -12,15 +12,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from resilience.state.view import StateView
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
+from training.torch_trainer.tensor_file import write_tensors
 
 STATE_FOLDER = "state"
 _MANIFEST = "manifest.json"
@@ -44,18 +45,28 @@ class EpochCheckpoint:
         """Write the state after `step` updates; False where it is there already.
 
         `check` raises where this worker's state is not what its last update left.
+        Raises CheckpointError where the state cannot be written: on every worker
+        for a shard, on worker 0 for the manifest. An older state is still there,
+        and all workers can go on.
         """
         folder = self._folder / f"step-{step:08d}"
         topic = f"state/{step}"
         if self._newest(group, topic) == folder.name:
             return False
+        problem = None
         with group.meet(topic, CHECKPOINT_TIMEOUT):
             check()
             if self._view.replica == 0:
-                self._write_shard(folder, rest)
+                problem = self._write_shard(folder, rest, group)
+        problem = group.first_problem(topic, problem, CHECKPOINT_TIMEOUT)
+        is_leader = group.environment.rank == 0
         # Who fails from here on has left its shard, and nobody waits for the manifest.
-        if group.environment.rank == 0:
-            self._publish(folder, step, group)
+        if problem is None and is_leader:
+            problem = self._publish(folder, step, group)
+        if problem is not None:
+            if is_leader:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise CheckpointError(problem)
         return True
 
     def read(self, group: WorkerGroup) -> tuple[int, dict[str, Any]] | None:
@@ -69,12 +80,17 @@ class EpochCheckpoint:
                 for each in self._view.tensors():
                     each.tensor.copy_(file.get_tensor(each.name))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read the state in {path}: {error}") from error
+            raise CheckpointError(
+                f"cannot read the state in {path}: {error}; remove {self._folder} to begin at the "
+                "start"
+            ) from error
         self._view.write_rest(content["view"])
         return int(name.rpartition("-")[2]), content["recovery"]
 
     def remove(self) -> None:
         """Remove all states: the run has ended."""
+        for path in self._folder.glob("step-*"):
+            _remove_state(path)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _newest(self, group: WorkerGroup, topic: str) -> str | None:
@@ -98,31 +114,38 @@ class EpochCheckpoint:
     def _shard_path(self, folder: Path) -> Path:
         return folder / f"shard-{self._view.shard or 0}.safetensors"
 
-    def _write_shard(self, folder: Path, rest: Mapping[str, Any]) -> None:
+    def _write_shard(self, folder: Path, rest: Mapping[str, Any], group: WorkerGroup) -> str | None:
+        """Write this worker's shard; returns why it could not be written."""
         path = self._shard_path(folder)
-        tensors = {each.name: each.tensor.cpu().contiguous() for each in self._view.tensors()}
         content = {"view": self._view.read_rest(), "recovery": rest}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(".draft")
-            save_file(tensors, draft, metadata={"rest": json.dumps(content)})
+            write_tensors(
+                draft,
+                self._view.tensors(),
+                metadata={"rest": json.dumps(content)},
+                on_piece=group.check or _go_on,
+            )
             _publish_file(draft, path)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot write the state {path}: {error}") from error
+        except (OSError, ValueError) as error:
+            return f"cannot write the state {path}: {error}"
+        return None
 
-    def _publish(self, folder: Path, step: int, group: WorkerGroup) -> None:
+    def _publish(self, folder: Path, step: int, group: WorkerGroup) -> str | None:
+        """Let the state count, and no older one; returns why it cannot."""
         manifest = {"step": step, "generation": group.environment.generation, "key": self._key}
         try:
             draft = folder / f"{_MANIFEST}.draft"
             draft.write_text(json.dumps(manifest) + "\n")
+            _sync(draft)
             _publish_file(draft, folder / _MANIFEST)
         except OSError as error:
-            raise CheckpointError(f"cannot write the state {folder}: {error}") from error
+            return f"cannot write the state {folder}: {error}"
         for other in self._folder.glob("step-*"):
             if other != folder:
-                # Without its manifest what is left of it counts for nothing.
-                (other / _MANIFEST).unlink(missing_ok=True)
-                shutil.rmtree(other, ignore_errors=True)
+                _remove_state(other)
+        return None
 
 
 def ends_epoch(step: int, *, global_batch_size: int, num_samples: int) -> bool:
@@ -132,10 +155,20 @@ def ends_epoch(step: int, *, global_batch_size: int, num_samples: int) -> bool:
 
 
 def _publish_file(draft: Path, path: Path) -> None:
-    """Give a file its name once its content is on the disk."""
-    _sync(draft)
+    """Give a file that is on the disk its name."""
     draft.replace(path)
     _sync(path.parent)
+
+
+def _remove_state(folder: Path) -> None:
+    """Remove a state, the manifest first: what is left without it counts for nothing."""
+    with suppress(OSError):
+        (folder / _MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _go_on() -> None:
+    """Do nothing: a worker without an agent hears of nothing while it writes."""
 
 
 def _sync(path: Path) -> None:

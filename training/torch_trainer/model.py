@@ -116,7 +116,8 @@ def spread_core(
 ) -> SpreadModel:
     """Shard or replicate a model over the workers, and give it memory where it has none.
 
-    A restartable one can be bound to the groups of another generation; `rebind` does it.
+    A restartable one can be bound to the groups of another generation, by
+    `rebind.take_groups`.
     """
     mesh_plan = plan_mesh(trainer, group.environment.world_size)
     num_sharded_copies = None
@@ -179,7 +180,7 @@ def _open_mesh(plan: MeshPlan, device_type: str, *, is_restartable: bool) -> Dev
         return init_device_mesh(device_type, plan.sizes, mesh_dim_names=plan.axes)
     from resilience.comm.world import open_axes
 
-    # With groups of the same names and in the same order as `rebind` opens them.
+    # With groups of the same names and in the same order as `take_groups` opens them.
     ranks = torch.arange(math.prod(plan.sizes)).view(plan.sizes)
     return DeviceMesh.from_group(
         open_axes(plan.sizes), device_type, ranks, mesh_dim_names=plan.axes

@@ -24,12 +24,6 @@ from resilience.errors import ResilienceError
 from training.torch_trainer.model import SpreadModel
 
 
-def rebind(model: SpreadModel) -> None:
-    """Take the open world's groups, and throw away what an aborted step left."""
-    take_groups(model)
-    clear_step(model)
-
-
 def take_groups(model: SpreadModel) -> None:
     """Take the open world's groups, and leave the model as it is between two steps.
 

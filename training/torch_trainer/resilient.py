@@ -8,6 +8,7 @@ resilience.checkpointless, and nowhere else.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from launcher.job.workload import TorchTrainer
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery, Resumed
 from resilience.comm.page import Place
-from resilience.errors import FaultError, StateError
+from resilience.errors import StateError
 from resilience.events import EventLog
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import Injector
@@ -348,14 +349,24 @@ class _ResilientRun:
     def _write_state(
         self, step: int, generation: Generation, group: WorkerGroup, checkpoint: EpochCheckpoint
     ) -> None:
-        """Write the state at the end of an epoch, under no deadline but the store's."""
+        """Write the state at the end of an epoch, under no deadline but the store's.
+
+        Where it cannot be written the run goes on: it has its state in memory, and
+        only its last resort is older than it could be.
+        """
         generation.mark(Place.NOWHERE, step)
         try:
             is_written = checkpoint.write(step, self.recovery.rest, group, self.recovery.check)
         except CheckpointError as error:
-            # The run has its state in memory; only its last resort is older than it could be.
-            raise FaultError(f"the state of step {step} was not written: {error}") from error
-        if is_written:
+            if generation.rank == 0:
+                text = (
+                    f"{error}; the run goes on, and should it lose every copy of its state it goes "
+                    "back to an older one; make room for two states, or mend the disk"
+                )
+                sys.stderr.write(f"training: {text}\n")
+                self._events.write("warning", step=step, text=text)
+            return
+        if is_written and generation.rank == 0:
             self._events.write("state_written", step=step)
 
     def _apply(self, step: int) -> None:
@@ -440,7 +451,7 @@ def _read_place() -> WorkerPlace:
 
 
 def _open_shared(place: WorkerPlace) -> SharedState:
-    """Open the memory that the node's workers have in common; a spare maps it beforehand."""
+    """Open the memory that the node's workers have in common; a spare maps what is there now."""
     shared = SharedState(place.state_files)
     shared.prepare()
     return shared

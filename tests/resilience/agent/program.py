@@ -92,6 +92,7 @@ def kill_with_lock() -> None:
 
 
 def kill_with_child() -> None:
+    # It outlives its parent unless somebody ends it.
     subprocess.Popen(["sleep", "1000"])
     kill()
 
@@ -105,6 +106,7 @@ def hold_interpreter() -> None:
 
 
 def sleep() -> None:
+    """Get nowhere, as a rank does that waits for what never comes: this is the fault itself."""
     time.sleep(1000)
 
 

@@ -264,7 +264,8 @@ def test_too_many_replacements_in_the_window_end_the_run() -> None:
     assert len(opened(later)) == 2
     assert ends(actions)[0] == End(
         status=GAVE_UP_STATUS,
-        reason="4 replacements within 21600 s, allowed are 3; the last fault: rank 0: rank 0: died",
+        reason="4 replacements within 21600 s, allowed are 3 (restarts_max); look for what they "
+        "have in common, or allow more; the last fault: rank 0: rank 0: died",
     )
 
 

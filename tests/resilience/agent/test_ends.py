@@ -23,7 +23,8 @@ def test_block_that_fails_again_and_again_ends_the_run(run: Run) -> None:
     assert text.index("first failure: rank 1, generation 0") < text.index("ValueError: a planned")
     assert text.splitlines()[-1] == (
         "resilience.agent n0: the run ends with exit status 75: 3 faults without a committed step "
-        "between them; the last fault: rank 1: ValueError: a planned fault"
+        "between them, allowed are 2 (restarts_without_progress_max); mend what comes back at "
+        "once; the last fault: rank 1: ValueError: a planned fault"
     )
     assert [each.event for each in run.events()][-1] == "gave_up"
     run.assert_nothing_left()

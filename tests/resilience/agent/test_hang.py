@@ -38,6 +38,47 @@ def slot(step: int, place: Place, progress_s: float, *, beat_s: float = NOW_S) -
             {0: slot(3, Place.GATE, 50), 1: slot(3, Place.GATE, 60)}, {}, 0, (), id="alike"
         ),
         pytest.param(
+            {0: slot(3, Place.WAITING, 50), 1: slot(3, Place.WAITING, 60)}, {}, None, (), id="wait"
+        ),
+        pytest.param(
+            {0: slot(3, Place.WAITING, 20), 1: slot(3, Place.RECOVERY, 95)},
+            {},
+            None,
+            (),
+            id="wait-for-one-that-gets-on",
+        ),
+        pytest.param(
+            {0: slot(2, Place.WAITING, 95), 1: slot(3, Place.RECOVERY, 90)},
+            {},
+            1,
+            (),
+            id="wait-for-one-that-does-not",
+        ),
+        pytest.param(
+            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=90)},
+            {1: "T"},
+            1,
+            (1,),
+            id="stopped-nowhere",
+        ),
+        pytest.param(
+            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=91)},
+            {1: "T"},
+            None,
+            (),
+            id="stopped-just-now",
+        ),
+        pytest.param(
+            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=80)},
+            {1: "R"},
+            None,
+            (),
+            id="silent-but-running",
+        ),
+        pytest.param(
+            {0: slot(0, Place.NOWHERE, 0, beat_s=0)}, {0: "T"}, None, (), id="no-heartbeat-ever"
+        ),
+        pytest.param(
             {0: slot(3, Place.FORWARD, 50), 1: slot(3, Place.GATE, 60), 2: slot(3, Place.GATE, 60)},
             {0: "S", 1: "T", 2: "t"},
             1,
@@ -67,3 +108,14 @@ def test_text_says_where_and_why(state: str, text: str) -> None:
 
     assert hang
     assert hang.text == f"no progress for 12.0 s; rank 0 {text}"
+
+
+def test_text_of_a_stopped_one_says_how_long_it_is_silent() -> None:
+    slots = {0: slot(3, Place.FORWARD, 99), 1: slot(4, Place.NOWHERE, 99, beat_s=88)}
+
+    hang = find_hang(slots, {1: "T"}, NOW_S, 10.0)
+
+    assert hang
+    assert hang.text == (
+        "no heartbeat for 12.0 s; rank 1 is stopped (state T), in nowhere of step 4"
+    )

@@ -56,9 +56,14 @@ class Seat:
 class Watched:
     """The gate's channel and the group of the transfers, with places where faults come in."""
 
-    def __init__(self, inner, seat):
+    def __init__(self, inner, seat, *, allreduce=None):
         self._inner = inner
         self._seat = seat
+        self._allreduce = allreduce
+
+    def allreduce(self, tensors):
+        self._seat.reach("waiting", None)
+        return self._allreduce(tensors)
 
     def reduce(self, buffer):
         self._seat.reach("entering", self._seat.step)
@@ -106,9 +111,9 @@ class GlooChannels:
         """Open this rank's group; called by its thread."""
         seat = self.seats[rank]
         group = open_gloo(self._store, rank, self._world_size)
-        seat.group = Watched(group, seat)
-        seat.open_group = lambda: group
         waited = _Waited(group, seat)
+        seat.group = Watched(group, seat, allreduce=waited.allreduce)
+        seat.open_group = lambda: group
         channel = Watched(GroupChannel(waited), seat)
         seat.gate = Gate(channel, world_size=self._world_size)
         seat.works, seat.queued = [], []
@@ -166,9 +171,14 @@ class AsyncChannels:
 
     def sit_down(self, rank):
         seat, group = self.seats[rank], self._gradients.groups[rank]
-        seat.group = Watched(self._messages.groups[rank], seat)
+        inner = AsyncChannel(self._gates.groups[rank], timeout_s=TIMEOUT_S)
+        seat.group = Watched(
+            self._messages.groups[rank],
+            seat,
+            allreduce=lambda tensors: SimpleNamespace(wait=lambda: inner.reduce(tensors[0])),
+        )
         seat.open_group = lambda: open_gloo(dist.HashStore(), 0, 1)
-        channel = Watched(AsyncChannel(self._gates.groups[rank], timeout_s=TIMEOUT_S), seat)
+        channel = Watched(inner, seat)
         seat.gate = self.gate(channel, world_size=self._world_size)
         seat.all_reduce = group.all_reduce
         seat.enqueue = group.enqueue
@@ -186,7 +196,7 @@ class AsyncChannels:
         """Return once the rank's queue waits for another's."""
         if place.startswith("reducing"):
             self._gradients.groups[rank].wait_until_waiting(TIMEOUT_S)
-        elif place == "entering":
+        elif place in ("entering", "waiting"):
             self._gates.groups[rank].wait_until_waiting(TIMEOUT_S)
 
     def break_all(self, ranks):

@@ -161,7 +161,7 @@ def transfer_fails(channels, layout, who, place, is_replaced):
     step = 0 if who == "target" else 1
     run = Run(channels, layout)
     break_once(run, Fault(0, "half", step, is_replaced=True), _name_stances("blocked", "half", 0))
-    stances = {each: Stance("reducing-0", step) for each in RANKS if each != rank}
+    stances = {each: Stance("waiting") for each in RANKS if each != rank}
     if who == "source":
         stances[0] = Stance("receiving")
     elif who == "target" and place != "received":
@@ -257,7 +257,7 @@ def changed_source_sends_nothing(channels, layout):
     run = Run(channels, layout, self_check=1)
     break_once(run, Fault(0, "half", 1, is_replaced=True), _name_stances("blocked", "half", 0))
     action = {(source, "recovery", 1): lambda: flip_a_bit(run, source, 0)}
-    stances = {each: Stance("reducing-0", 1) for each in RANKS if each != source}
+    stances = {each: Stance("waiting") for each in RANKS if each != source}
     stances[0] = Stance("receiving")
     run.play(MOST_STEPS, [Fault(source, NOWHERE)], stances, action)
     assert isinstance(run.errors[source], CorruptionError)

@@ -41,12 +41,20 @@ class WatchedLock:
 class Seat:
     """One rank with its gate, and signals that all ranks share."""
 
-    def __init__(self, rank: int, channel: GateChannel, signals: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        channel: GateChannel,
+        signals: Mapping[str, Any],
+        *,
+        break_channel: Callable[[], None],
+    ) -> None:
         self.rank = rank
         self.signals = signals
         self.lock = WatchedLock(threading.Event())
         self.is_current = True
         self.after_sum: Callable[[], None] = lambda: None
+        self.break_channel = break_channel
         self._channel = channel
         self._gate = Gate(self, world_size=WORLD_SIZE)
 
@@ -66,7 +74,7 @@ class Seat:
     def abort(self) -> None:
         with self.lock:
             self.is_current = False
-            self._channel.abort()
+            self.break_channel()
 
     def await_all(self, what: str, *, but: int | None = None) -> None:
         for rank in range(WORLD_SIZE):
@@ -128,7 +136,7 @@ def last_meets_abort_at_the_lock(seat: Seat) -> list[str]:
             is_held.set()
             seat.lock.wanted.wait(TIMEOUT_S)
             seat.is_current = False
-            seat._channel.abort()
+            seat.break_channel()
 
     def begin_abort() -> None:
         threading.Thread(target=abort_slowly, daemon=True).start()
@@ -194,10 +202,11 @@ def _sit_over_gloo(
     before = open_sockets()
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    channel = GroupChannel(
-        dist.group.WORLD, abort=lambda: shut_down(sockets_since(before)) and None
-    )
-    seat = Seat(rank, channel, signals)
+
+    def break_channel() -> None:
+        shut_down(sockets_since(before))
+
+    seat = Seat(rank, GroupChannel(dist.group.WORLD), signals, break_channel=break_channel)
     try:
         signals[f"opened-{rank}"].set()
         seat.await_all("opened")
@@ -217,7 +226,7 @@ def run_over_threads(
 
         def sit(rank: int) -> None:
             channel = AsyncChannel(world.groups[rank], timeout_s=TIMEOUT_S)
-            outcomes[rank] = scenario(Seat(rank, channel, signals))
+            outcomes[rank] = scenario(Seat(rank, channel, signals, break_channel=channel.abort))
 
         threads = [
             threading.Thread(target=sit, args=(rank,), daemon=True) for rank in range(WORLD_SIZE)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
+from resilience.errors import BrokenError
 from training import __main__ as program
 from training.group import WorkerGroup
 from training.torch_trainer import checkpoint, epoch_checkpoint, resilient
 
 
 def _die_once(name: str) -> None:
-    marker = Path(os.environ["TEST_MARKERS"]) / name
+    if _is_first(name):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop_once(name: str) -> None:
+    if _is_first(name):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _is_first(name: str) -> bool:
     try:
-        marker.touch(exist_ok=False)
+        (Path(os.environ["TEST_MARKERS"]) / name).touch(exist_ok=False)
     except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        return False
+    return True
 
 
 def die_while_writing() -> None:
@@ -47,15 +58,45 @@ def die_while_waiting() -> None:
 
 def die_while_writing_state() -> None:
     """Let rank 1 die once when a part of its shard of an epoch's state is on the disk."""
-    save_file = epoch_checkpoint.save_file
+    write_tensors = epoch_checkpoint.write_tensors
 
-    def save_and_die(tensors: Any, path: Path, **options: Any) -> None:
+    def write_and_die(path: Path, tensors: Any, **options: Any) -> None:
         if "shard-1" in path.name:
             path.write_bytes(b"half a file")
             _die_once("shard")
-        save_file(tensors, path, **options)
+        write_tensors(path, tensors, **options)
 
-    epoch_checkpoint.save_file = save_and_die  # type: ignore[assignment]
+    epoch_checkpoint.write_tensors = write_and_die
+
+
+def stop_while_writing_state() -> None:
+    """Let rank 1 be stopped once while it writes its shard of an epoch's state."""
+    write_tensors = epoch_checkpoint.write_tensors
+
+    def stop_and_write(path: Path, tensors: Any, **options: Any) -> None:
+        if "shard-1" in path.name:
+            _stop_once("shard")
+        write_tensors(path, tensors, **options)
+
+    epoch_checkpoint.write_tensors = stop_and_write
+
+
+def never_end_state() -> None:
+    """Let every shard of an epoch's state have pieces without end, until the generation ends."""
+
+    def write_for_ever(path: Path, tensors: Any, *, on_piece: Any, **options: Any) -> None:
+        marker = Path(os.environ["TEST_MARKERS"]) / "broken"
+        while not marker.exists():
+            try:
+                on_piece()
+            except BrokenError:
+                marker.touch()
+                raise
+            time.sleep(0.01)  # a slow disk
+        write_tensors(path, tensors, on_piece=on_piece, **options)
+
+    write_tensors = epoch_checkpoint.write_tensors
+    epoch_checkpoint.write_tensors = write_for_ever
 
 
 def die_always() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.training.recovery.runs import (
@@ -107,6 +109,56 @@ def test_state_of_an_epoch_is_whole_although_a_writer_died(tmp_path, undisturbed
     check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
     fallbacks = {(each.fields["source"], each.step) for each in outcome.named("recovery_fallback")}
     assert fallbacks == {("checkpoint", 10)}
+
+
+def test_stop_while_a_state_is_written_is_seen(tmp_path, undisturbed):
+    """The others wait for the writer under no deadline of their own."""
+    job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
+    program = {"TEST_PROGRAM": "stop_while_writing_state", "TEST_MARKERS": str(tmp_path)}
+
+    with start_run(tmp_path, job, module="tests.training.recovery.programs", **program) as run:
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
+    (found,) = [each for each in outcome.named("fault_detected") if each.rank == 1]
+    assert "rank 1 is stopped (state T), in nowhere of step 10" in found.fields["text"]
+
+
+def test_writers_of_a_state_stop_when_another_rank_dies(tmp_path, undisturbed):
+    """Who has the only copies left would be replaced if it did not stop in time."""
+    job = make_fault_job(
+        "hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA, settings={"stop_deadline_s": 5}
+    )
+    program = {"TEST_PROGRAM": "never_end_state", "TEST_MARKERS": str(tmp_path)}
+
+    with start_run(tmp_path, job, module="tests.training.recovery.programs", **program) as run:
+        run.wait_for_step(9)
+        run.kill_ranks(3)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
+    assert not outcome.named("recovery_fallback")
+    assert [each.rank for each in outcome.named("worker_replaced")] == [3]
+
+
+def test_run_goes_on_where_no_state_can_be_written(tmp_path, undisturbed):
+    """Its last resort is older than it could be, and it says so."""
+    job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
+    (tmp_path / "state").write_text("no folder\n")
+
+    with start_run(tmp_path, job) as run:
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
+    assert not outcome.named("fault_detected")
+    warnings = outcome.named("warning")
+    assert [each.step for each in warnings] == [10, 20, 30, 40, 50]
+    words = r"cannot write the state .*/shard-[01]\.safetensors: \[Errno 20\] Not a directory"
+    assert all(re.match(words, each.fields["text"]) for each in warnings)
+    assert run.log().count("make room for two states, or mend the disk") == 5
 
 
 def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undisturbed):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from resilience.state.view import NamedTensor
 from tests.training.groups import make_group
@@ -121,3 +124,66 @@ def test_manifest_says_which_generation_wrote(tmp_path, write):
     manifest = json.loads((tmp_path / "state/step-00000002/manifest.json").read_text())
 
     assert manifest == {"step": 2, "generation": 0, "key": "job"}
+
+
+def write_on_both(folder, step, *, spoil=lambda rank: None):
+    """Write as two workers who hold a shard each; returns what each of them got."""
+    store = HashStore()
+
+    def write_as(rank):
+        state = SmallState(float(step))
+        state.shard = str(rank)
+        checkpoint = EpochCheckpoint(folder, state, key="job")
+        spoil(rank)
+        try:
+            return checkpoint.write(step, {}, make_group(rank, store=store), fine)
+        except CheckpointError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(write_as, range(2)))
+
+
+def test_shard_that_cannot_be_written_is_told_to_all_and_leaves_the_older_state(tmp_path):
+    assert write_on_both(tmp_path, 2) == [True, True]
+
+    def take_its_name(rank):
+        if rank == 1:
+            (tmp_path / "state/step-00000004/shard-1.draft").mkdir(parents=True)
+
+    told = write_on_both(tmp_path, 4, spoil=take_its_name)
+
+    path = tmp_path / "state/step-00000004/shard-1.safetensors"
+    assert told[0] == told[1]
+    assert told[0].startswith(f"cannot write the state {path}: [Errno 21] Is a directory")
+    assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000002"]
+    assert write_on_both(tmp_path, 6) == [True, True]
+
+
+def test_manifest_that_cannot_be_written_leaves_the_older_state(tmp_path):
+    assert write_on_both(tmp_path, 2) == [True, True]
+
+    def take_its_name(rank):
+        if rank == 0:
+            (tmp_path / "state/step-00000004/manifest.json.draft").mkdir(parents=True)
+
+    told = write_on_both(tmp_path, 4, spoil=take_its_name)
+
+    assert told[0].startswith(f"cannot write the state {tmp_path / 'state/step-00000004'}")
+    assert told[1] is True
+    assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000002"]
+
+
+def test_removal_that_ends_midway_leaves_no_state_that_counts(tmp_path, write, monkeypatch):
+    write(1.5, step=2)
+
+    def die(path, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", die)
+    with pytest.raises(KeyboardInterrupt):
+        EpochCheckpoint(tmp_path, SmallState(0.0), key="job").remove()
+
+    assert [each.name for each in (tmp_path / "state/step-00000002").iterdir()] == [
+        "shard-0.safetensors"
+    ]

@@ -31,7 +31,7 @@ from tests.training.groups import make_group
 from tests.training.jobs import GPT_OSS, make_job
 from tests.training.workers import Workers
 from training.torch_trainer.model import SpreadModel, build_core, fill_core, spread_core
-from training.torch_trainer.rebind import rebind
+from training.torch_trainer.rebind import clear_step, take_groups
 
 WORLD_SIZE = 4
 NUM_MICRO_BATCHES = 2
@@ -78,7 +78,8 @@ class Rank:
             timeout=LONG,
         )
         if self.model is not None:
-            rebind(self.model)
+            take_groups(self.model)
+            clear_step(self.model)
             return world
         core = build_core(self.job, self.job.trainer)
         group = make_group(self.rank, store=world.store, world_size=WORLD_SIZE)
