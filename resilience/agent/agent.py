@@ -234,8 +234,11 @@ class Agent:
             self._finish(message)
 
     def _open(self, opening: Open) -> None:
-        if opening.generation <= self._generation:
-            return
+        """Take part in a generation, also in one of a lower number than this node has seen.
+
+        That is of a coordinator which went on without this node; its reports say that
+        the node's ranks hold nothing.
+        """
         self._failures.open(opening)
         self._opening, self._is_broken = opening, False
         known, self._reports = self._reports, {}

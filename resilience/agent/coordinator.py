@@ -98,7 +98,8 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         silent=state.silent - {join.node},
     )
     note = Note(event="node_joined", fields={"node": join.node})
-    is_regrouping = state.stage == GATHERING or bool(state.awaited)
+    # Once it has opened one itself, a generation that it missed is another history, and is over.
+    is_regrouping = state.stage in (GATHERING, STOPPING) and state.first_failure is None
     if is_regrouping and join.index >= 0 and join.generation > state.generation:
         state = _adopt(state, join, now_s)
     if state.stage == STOPPING and join.index in state.awaited:
@@ -182,13 +183,18 @@ def _ranks(state: State, place: int) -> range:
     return range(place * size, (place + 1) * size)
 
 
+def _owns(state: State, node: str, rank: int) -> bool:
+    """Say whether a rank is a node's; one that was given another place may speak of its old one."""
+    return node in state.nodes and rank in _ranks(state, state.nodes.index(node))
+
+
 # ---- what ranks say
 
 
 def _failed(state: State, event: Said, now_s: float) -> Decision:
     failed = event.message
     assert isinstance(failed, Failed)
-    if failed.generation != state.generation or event.node not in state.nodes:
+    if failed.generation != state.generation or not _owns(state, event.node, failed.rank):
         return state, []
     if state.stage == RUNNING:
         return _stop(state, failed, now_s)
@@ -249,7 +255,7 @@ def _detected(failed: Failed) -> Note:
 def _stopped(state: State, event: Said, now_s: float) -> Decision:
     stopped = event.message
     assert isinstance(stopped, Stopped)
-    if stopped.generation != state.generation or event.node not in state.nodes:
+    if stopped.generation != state.generation or not _owns(state, event.node, stopped.rank):
         return state, []
     actions: list[Action] = []
     if state.stage == RUNNING:
@@ -273,7 +279,7 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
             return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
         return state, []
     is_current = finished.generation == state.generation and state.stage == RUNNING
-    if not is_current or event.node not in state.nodes:
+    if not is_current or not _owns(state, event.node, finished.rank):
         return state, []
     is_first = not state.finished
     state = replace(state, finished={**state.finished, finished.rank: finished})

@@ -54,7 +54,7 @@ class Node:
     def hear(self, message: Message) -> list[Message]:
         if isinstance(message, End):
             self.is_ended = True
-        elif isinstance(message, Open) and message.generation > self.generation:
+        elif isinstance(message, Open):
             self.generation, self.rank, self.nodes = (
                 message.generation,
                 message.rank,

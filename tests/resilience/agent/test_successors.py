@@ -13,7 +13,9 @@ from tests.resilience.agent.decisions import (
     OPTIONS,
     broken,
     ends,
+    failed,
     join,
+    lost,
     opened,
     phases,
     play,
@@ -99,3 +101,43 @@ def test_every_stage_has_a_deadline(stage: str) -> None:
     state = State(options=OPTIONS, stage=stage, since_s=7.0)
 
     assert 7.0 < next_deadline_s(state) < 7.0 + 600
+
+
+def test_member_that_got_another_place_is_not_believed_about_its_old_ranks() -> None:
+    state = succeed(silent=["n2", "n3", "n4"])
+    state, actions = play(state, Tick(), join("n1", generation=4, index=1), join("n5"), now_s=2.0)
+    assert (state.nodes, opened(actions)) == (("n1", "n5"), [])
+
+    state, actions = play(
+        state,
+        failed("n1", 3, 4, reason="died"),
+        stopped("n1", 3, 4),
+        join("n6"),
+        join("n7"),
+        now_s=2.0,
+    )
+
+    opening = opened(actions)[0]
+    assert phases(opening) == ["fresh"] * 4
+    assert [report["node"] for report in opening.reports] == ["n1", "n1", "n5", "n5"]
+
+
+def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened() -> None:
+    state, _ = play(succeed(), Tick(), now_s=2.0)
+
+    state, actions = play(state, join("n2", generation=6, index=1), now_s=3.0)
+
+    assert (state.stage, state.generation, broken(actions)) == (STOPPING, 6, ["n2"])
+
+
+def test_late_member_of_a_newer_generation_waits_without_state_once_one_was_opened() -> None:
+    state, _ = play(succeed(), join("n1", generation=4, index=1), join("n3"))
+    state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4))
+    assert opened(actions)[0].generation == 5
+
+    state, _ = play(state, join("n2", generation=6, index=1), failed("n3", 0, 5))
+    state, actions = play(state, lost("n3"), stopped("n1", 2, 5), stopped("n1", 3, 5))
+
+    opening = opened(actions)[0]
+    assert (opening.generation, opening.nodes) == (6, ("n2", "n1"))
+    assert phases(opening) == ["fresh"] * 2 + ["computing"] * 2
