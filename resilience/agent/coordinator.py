@@ -117,14 +117,13 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
     The coordinator was a standby, or the one before it was lost while it opened
     that generation. Nodes that have come from older ones are standbys now.
     """
-    places = range(state.options.num_nodes)
     return replace(
         state,
         stage=STOPPING,
         since_s=now_s,
         generation=join.generation,
         nodes=(None,) * state.options.num_nodes,
-        awaited=frozenset(places) if state.stage == GATHERING else state.awaited | {join.index},
+        awaited=frozenset(range(state.options.num_nodes)),
         reports={},
         finished={},
     )

@@ -238,6 +238,9 @@ class Recovery:
         def show_progress(number: int) -> None:
             members.mark(Place.RECOVERY, plan.step)
 
+        if any(each.target == members.rank for each in plan.transfers):
+            # Its source may have others to serve first.
+            members.mark(Place.WAITING, plan.step)
         result = run_transfers(
             [(each.source, each.target, each.is_same_node) for each in plan.transfers],
             view=_WithRest(view, self),

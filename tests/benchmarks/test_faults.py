@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import collections
+import time
 
 import pytest
 
 from benchmarks.events import EventLog
-from benchmarks.faults import FaultInjector, InjectedFaultError, plan_schedule, plan_steps
+from benchmarks.faults import (
+    FaultInjector,
+    InjectedFaultError,
+    open_window,
+    plan_schedule,
+    plan_steps,
+)
 from benchmarks.jobplan import Fault, JobPlan, parse_plan, read_plan
 
 
@@ -62,6 +69,21 @@ def test_faults_by_step_go_round_the_ranks():
     faults = plan_steps("kill", 4, first_step=8, spacing=6)
 
     assert [(fault.rank, fault.step) for fault in faults] == [(1, 8), (2, 14), (3, 20), (0, 26)]
+
+
+def test_fault_by_the_clock_is_not_missed_between_two_places(tmp_path):
+    plan = JobPlan(
+        run_dir=str(tmp_path),
+        num_steps=7,
+        faults=(Fault(kind="exception", rank=0, at_s=0.0),),
+    )
+    injector = FaultInjector(plan, EventLog(str(tmp_path)))
+    injector.fire(0, 1)
+    open_window(str(tmp_path), time.monotonic())
+    injector.fire(0, 1, "update")
+
+    with pytest.raises(InjectedFaultError):
+        injector.fire(0, 2)
 
 
 def test_fault_fires_in_its_place_alone(tmp_path):

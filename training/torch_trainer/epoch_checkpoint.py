@@ -65,7 +65,7 @@ class EpochCheckpoint:
             problem = self._publish(folder, step, group)
         if problem is not None:
             if is_leader:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove_state(folder)
             raise CheckpointError(problem)
         return True
 

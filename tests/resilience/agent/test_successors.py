@@ -130,6 +130,22 @@ def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened(
     assert (state.stage, state.generation, broken(actions)) == (STOPPING, 6, ["n2"])
 
 
+def test_all_members_of_a_newer_generation_are_waited_for() -> None:
+    """One of them may hold the last copy of a shard."""
+    options = replace(OPTIONS, num_nodes=3)
+    state = take_over(options, generation=4, nodes=("n0", "n1", "n2"), lost="n0", now_s=0.0)
+    state, _ = play(state, join("n2", generation=4, index=2), join("n3"))
+    state, actions = play(state, join("n1", generation=5, index=1))
+    state, more = play(state, stopped("n1", 2, 5), stopped("n1", 3, 5))
+    assert opened([*actions, *more]) == []
+
+    state, _ = play(state, join("n4", generation=5, index=2))
+    state, actions = play(state, stopped("n4", 4, 5), stopped("n4", 5, 5), Tick(), now_s=2.0)
+
+    opening = opened(actions)[0]
+    assert phases(opening) == ["fresh"] * 2 + ["computing"] * 4
+
+
 def test_late_member_of_a_newer_generation_waits_without_state_once_one_was_opened() -> None:
     state, _ = play(succeed(), join("n1", generation=4, index=1), join("n3"))
     state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4))
