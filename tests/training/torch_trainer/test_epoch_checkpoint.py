@@ -144,16 +144,18 @@ def write_on_both(folder, step, *, spoil=lambda rank: None):
         return list(pool.map(write_as, range(2)))
 
 
+def take_name(path, *, rank):
+    """Have one worker put a folder where it is about to write a file."""
+    return lambda each: path.mkdir(parents=True) if each == rank else None
+
+
 def test_shard_that_cannot_be_written_is_told_to_all_and_leaves_the_older_state(tmp_path):
     assert write_on_both(tmp_path, 2) == [True, True]
 
-    def take_its_name(rank):
-        if rank == 1:
-            (tmp_path / "state/step-00000004/shard-1.draft").mkdir(parents=True)
-
-    told = write_on_both(tmp_path, 4, spoil=take_its_name)
-
     path = tmp_path / "state/step-00000004/shard-1.safetensors"
+
+    told = write_on_both(tmp_path, 4, spoil=take_name(path.with_suffix(".draft"), rank=1))
+
     assert told[0] == told[1]
     assert told[0].startswith(f"cannot write the state {path}: [Errno 21] Is a directory")
     assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000002"]
@@ -163,13 +165,11 @@ def test_shard_that_cannot_be_written_is_told_to_all_and_leaves_the_older_state(
 def test_manifest_that_cannot_be_written_leaves_the_older_state(tmp_path):
     assert write_on_both(tmp_path, 2) == [True, True]
 
-    def take_its_name(rank):
-        if rank == 0:
-            (tmp_path / "state/step-00000004/manifest.json.draft").mkdir(parents=True)
+    folder = tmp_path / "state/step-00000004"
 
-    told = write_on_both(tmp_path, 4, spoil=take_its_name)
+    told = write_on_both(tmp_path, 4, spoil=take_name(folder / "manifest.json.draft", rank=0))
 
-    assert told[0].startswith(f"cannot write the state {tmp_path / 'state/step-00000004'}")
+    assert told[0].startswith(f"cannot write the state {folder}")
     assert told[1] is True
     assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000002"]
 
