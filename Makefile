@@ -41,6 +41,7 @@ $(VENV)/.dev: $(VENV)/.train
 	$(PIP) install -e '.[dev]'
 	@scripts/install-test-tools.sh
 	@scripts/install-aws-model.sh "$(PYTHON)"
+	@scripts/install-aws-checkpointing.sh $(BIN)/python
 	@touch $@
 
 check: $(VENV)/.dev
@@ -63,4 +64,4 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
 
 clean:
-	rm -rf $(VENV) .venv-aws build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-aws .venv-aws-tiered build dist .pytest_cache .mypy_cache .ruff_cache

@@ -171,4 +171,6 @@ def _numbers(state: RunState) -> str:
     if state.seconds_per_step is not None and state.seconds_left is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
         parts.append(f"{format_seconds(state.seconds_left)} left")
+    if state.tiers.newest is not None:
+        parts.append(f"checkpoint of step {state.tiers.newest.step}")
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from launcher.checkpoints import source_text
 from resilience.events import Event
 
 # Peers that lose a connection say so before the agent says who died.
@@ -308,7 +309,12 @@ def _fallback(event: Event | None) -> str | None:
     if event is None:
         return None
     source = _text(event, "source")
-    where = "the start" if source == "start" else f"the {source or 'checkpoint'}"
+    if source == "start":
+        where = "the start"
+    elif source in ("", "checkpoint"):
+        where = "the checkpoint"
+    else:
+        where = f"the checkpoint in {source_text(source.split('+'))}"
     return f"back to {where}: {_text(event, 'reason')}"
 
 

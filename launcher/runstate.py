@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from launcher.checkpoints import Tally, next_tally
 from launcher.job import Job
 from launcher.recoveries import (
     Generation,
@@ -89,6 +90,8 @@ class RunState:
     failure: Event | None = None
     """The first worker_failed: what failed later mostly failed because of it."""
     checkpoint: str | None = None
+    tiers: Tally = field(default_factory=Tally)
+    """Checkpoints in the memory of nodes and below it."""
     exit_status: int | None = None
     reason: str | None = None
     finished_at: float | None = None
@@ -150,7 +153,8 @@ def next_state(state: RunState, event: Event) -> RunState:
     """Return the state after an event; one that means nothing here changes nothing."""
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
-    state = replace(state, generations=next_generations(state.generations, event))
+    generations = next_generations(state.generations, event)
+    state = replace(state, generations=generations, tiers=next_tally(state.tiers, event))
     if event.rank is None:
         return _after_node(state, event)
     if event.generation < state.generation and (event.event == "step" or not state.keeps_state):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
+from launcher.clusters.memoryd import memoryd_settings
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -26,12 +27,17 @@ def check_runnable(job: Job, action: str) -> None:
         missing.append(
             "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
         )
+    if memoryd_settings(job) and is_hyperpod(job):
+        # Nobody has seen under which names its pods reach each other.
+        missing.append(
+            "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
+        )
     if missing:
         raise RecipeError(
             f"action {action!r}: this version renders, but cannot run, {' and '.join(missing)}; "
             "use action=render, or leave that out"
         )
-    if loss := lost_results(job):
+    if loss := lost_results(job) or lost_checkpoints(job):
         raise RecipeError(f"action {action!r}: {loss}")
 
 
@@ -52,6 +58,21 @@ def lost_results(job: Job) -> str | None:
         f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
         "be lost with the pods; mount one with cluster.volume_claims, and set cluster.run_path "
         "below its mount_path"
+    )
+
+
+def lost_checkpoints(job: Job) -> str | None:
+    """Say where a Kubernetes job's store is a folder that goes with its pods, None where not."""
+    tiered = job.resilience.tiered
+    if not isinstance(cluster := job.cluster, K8sCluster) or not tiered or not tiered.store:
+        return None
+    kind, _, path = (tiered.store.url or "").partition(":")
+    writable = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
+    if kind != "folder" or _is_below(path, writable):
+        return None
+    return (
+        f"resilience.tiered.store.url {tiered.store.url!r} is on no claim that all pods write to, "
+        "so checkpoints would be lost with the pods; mount one with cluster.volume_claims"
     )
 
 

@@ -17,6 +17,10 @@ What workers write:
                   rank_resumed, recovery_fallback (reason, source),
                   state_digest (digest), fault_injected (fault_kind, place)
     and rank 0    state_written, warning (text)
+    with checkpoints in tiers, every rank
+                  checkpoint_failed (reason),
+                  checkpoint_loaded (source, num_bytes, seconds, num_bad)
+    and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s)
 What a node agent writes:
     node_joined, node_lost, generation_opened (number, world_size), worker_replaced (pid),
     fault_detected (reason, text), generation_broken (reason), gave_up (reason),

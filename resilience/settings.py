@@ -6,14 +6,50 @@ any module of a feature. A feature that is null is off.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 # Counts are kept in 32 bits by what reads them.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+
+
+def _form(pattern: str, allowed: str) -> AfterValidator:
+    """Return what accepts text of a form, and says in its error what is allowed."""
+    form = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not form.fullmatch(value):
+            raise ValueError(f"allowed: {allowed}")
+        return value
+
+    return AfterValidator(check)
+
+
+# Spelled here too, as nothing of a feature may be imported: resilience/tiered/paths.py.
+Namespace = Annotated[
+    str,
+    _form(
+        r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}",
+        "1 to 200 letters, digits, '.', '_' or '-', the first of them no '.'",
+    ),
+]
+StoreUrl = Annotated[
+    str,
+    _form(
+        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?|folder:/[ -~]+",
+        "s3://BUCKET/PREFIX or folder:/PATH, of plain characters",
+    ),
+]
+HttpUrl = Annotated[
+    str, _form(r"https?://[A-Za-z0-9.\[\]:-]+/?", "http://HOST:PORT or https://HOST:PORT")
+]
+Region = Annotated[str, _form(r"[a-z0-9-]+", "a region's name such as us-east-1")]
+AbsolutePath = Annotated[str, _form(r"/[ -~]+", "an absolute path of plain characters")]
 
 FaultKind = Literal["exception", "sigkill", "sigstop", "exit", "corrupt", "slow"]
 FaultPlace = Literal[
@@ -110,12 +146,86 @@ class FaultsSettings(_Settings):
     random: RandomFaults | None
 
 
+class RamTier(_Settings):
+    """Checkpoints in the memory of nodes."""
+
+    every_n_steps: Count | None
+    """Take a checkpoint after every n updates; excludes `every_s`."""
+    every_s: Seconds | None
+    """Take one when so many seconds have passed since the last; excludes `every_n_steps`."""
+    keep: Count
+    """Complete steps that stay in memory."""
+    replicas: Whole
+    """Other nodes that get a copy of each shard."""
+    domains_min: Count
+    """Failure domains that must hold each shard of a complete step, if there are so many."""
+    budget_mib: Count | None
+    """Memory of all checkpoints on a node; null: what the model, `keep` and `replicas` need."""
+    peers_hold: Literal["copies", "instead"]
+    """`copies`: peers hold copies of what a node has itself; `instead`: only peers hold it, for
+    states that fit once."""
+
+
+class StoreTier(_Settings):
+    """Checkpoints that outlive all nodes: S3, or a folder that all nodes share."""
+
+    url: StoreUrl | None
+    """s3://BUCKET/PREFIX or folder:/PATH; null has to be replaced by the recipe or the user."""
+    every_n_steps: Count | None
+    """Store the checkpoints of steps that n divides; excludes `every_s`."""
+    every_s: Seconds | None
+    """Store one when so many seconds have passed since the last; excludes `every_n_steps`."""
+    keep: Count | None
+    """Complete steps that stay in the store; null: all."""
+    waiting_max: Count | None
+    """Steps that may wait in memory for a slow store before one is left out; null: no limit."""
+    deadline_s: Seconds
+    """How long the store may take for one operation, beside its bytes."""
+    endpoint: HttpUrl | None
+    """URL of a server of S3's protocol that is not AWS's."""
+    region: Region | None
+    """Region of the bucket; null: us-east-1."""
+    path_style: bool
+    """Name the bucket in the path of the URL, not in its host."""
+    part_size_mib: Count | None
+    """Size of an upload's parts; null: 16."""
+    attempts: Count | None
+    """How often a request is sent until it has failed; null: 5."""
+
+
+class TieredSettings(_Settings):
+    """Checkpoints so cheap that they are taken every few steps, in tiers of growing safety."""
+
+    backend: Literal["memoryd", "aws"]
+    """`memoryd`: our daemon on each node; `aws`: AWS's library and the daemon of HyperPod."""
+    namespace: Namespace | None
+    """Name that the checkpoints have in every tier; null: the run's own."""
+    ram: RamTier
+    store: StoreTier | None
+    copy_while: Literal["auto", "computing", "waiting"]
+    """When a shard is copied: while the device computes the next step, or while training waits;
+    `auto`: the first on an accelerator, the second on a CPU."""
+    token_file: AbsolutePath | None
+    """File, on every node, with what who speaks to a daemon has to know; null: made by the run."""
+    peer_port: Port | None
+    """Port on which each node's daemon listens for the others; null: a free one here, one that
+    follows from the job's id on Slurm, 9201 on Kubernetes."""
+    http_port: Port | None
+    """Port on loopback for AWS's client library; null: that door stays shut."""
+
+    @property
+    def starts_memoryd(self) -> bool:
+        """Say whether each node of the run gets a daemon of its own."""
+        return self.backend == "memoryd"
+
+
 class ResilienceSettings(_Settings):
     """The features that a run has."""
 
     checkpointless: CheckpointlessSettings | None
     elastic: ElasticSettings | None
     faults: FaultsSettings | None
+    tiered: TieredSettings | None
 
     @property
     def standby_nodes(self) -> int:

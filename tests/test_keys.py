@@ -8,6 +8,7 @@ run computes. A key that only bounds the others has to turn the job down.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,37 @@ from tests.training.workers import Workers, start_workers
 from training.megatron_plan import plan_megatron
 from training.plan import plan_mesh
 
+STORE: dict[str, Any] = {
+    "url": "s3://bucket/runs",
+    "every_n_steps": 20,
+    "every_s": None,
+    "keep": None,
+    "waiting_max": 1,
+    "deadline_s": 60.0,
+    "endpoint": None,
+    "region": None,
+    "path_style": False,
+    "part_size_mib": None,
+    "attempts": None,
+}
+TIERED: dict[str, Any] = {
+    "backend": "memoryd",
+    "namespace": None,
+    "ram": {
+        "every_n_steps": 10,
+        "every_s": None,
+        "keep": 1,
+        "replicas": 0,
+        "domains_min": 1,
+        "budget_mib": None,
+        "peers_hold": "copies",
+    },
+    "store": None,
+    "copy_while": "auto",
+    "token_file": None,
+    "peer_port": None,
+    "http_port": None,
+}
 OTHER: dict[str, Any] = {
     "name": "other",
     "recipe.name": "other/recipe",
@@ -82,6 +114,25 @@ OTHER: dict[str, Any] = {
         "kinds": ["exception"],
         "places": ["forward"],
     },
+    "resilience.tiered": TIERED,
+    "resilience.tiered.backend": "aws",
+    "resilience.tiered.store": STORE,
+    "resilience.tiered.store.url": "s3://other/place",
+    "resilience.tiered.store.attempts": 3,
+    "resilience.tiered.store.keep": 2,
+    "resilience.tiered.store.part_size_mib": 32,
+    "resilience.tiered.store.endpoint": "http://127.0.0.1:8333",
+    "resilience.tiered.store.every_s": 60.0,
+    "resilience.tiered.ram.every_s": 60.0,
+    "resilience.tiered.ram.every_n_steps": 5,
+    "resilience.tiered.ram.budget_mib": 900_000,
+    "resilience.tiered.ram.peers_hold": "instead",
+    "resilience.tiered.ram.replicas": {1: 0, 0: 1},
+    "resilience.tiered.ram.domains_min": {2: 1, 1: 2},
+    "resilience.tiered.copy_while": "waiting",
+    "resilience.tiered.token_file": "/etc/other",
+    "resilience.tiered.peer_port": 12345,
+    "resilience.tiered.http_port": 12346,
     "resilience.elastic": {
         "nodes_step": None,
         "nodes_allowed": None,
@@ -144,6 +195,10 @@ BOUNDS = {
     "instance.num_vcpus",
     "resilience.checkpointless",
     "resilience.faults",
+    "resilience.tiered.backend",
+    "resilience.tiered.ram.every_s",
+    "resilience.tiered.ram.peers_hold",
+    "resilience.tiered.store.every_s",
     "trainer.expert_parallel",
     "trainer.max_restarts",
     "trainer.num_devices",
@@ -153,6 +208,9 @@ BOUNDS = {
 # Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
 SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint",
                "data.path", "data.text_key", "data.tokenizer"}  # fmt: skip
+# Read at run time by workers that have a daemon beside them, and tested there.
+TIERED_LOOP = {"resilience.tiered.copy_while", "resilience.tiered.namespace",
+               "resilience.tiered.ram.every_n_steps"}  # fmt: skip
 # Read at run time by workers that an agent started: tests/training/ and tests/resilience/faults
 # test them, and that faults and checks change no bit.
 AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.faults.random",
@@ -297,23 +355,26 @@ def silent_keys(recipe: str, clusters: Iterable[str]) -> dict[str, Any]:
 def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
     recipe: str,
 ) -> None:
-    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP - AGENT_LOOP == set()
+    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP - AGENT_LOOP - TIERED_LOOP == set()
 
 
-@pytest.mark.parametrize("recipe", [name for name in RECIPES if "tiny_checkpointless" in name])
+@pytest.mark.parametrize(
+    "recipe", [name for name in RECIPES if name.endswith(("tiny_checkpointless", "tiny_tiered"))]
+)
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
     """What changes no text here changes none in the recipe it begins with, and training there."""
-    begins_with = recipe.replace("checkpointless", "pretrain")
+    begins_with = recipe.replace("checkpointless", "pretrain").replace("tiered", "pretrain")
 
-    silent = set(silent_keys(recipe, CLUSTERS)) - AGENT_LOOP
+    silent = set(silent_keys(recipe, CLUSTERS)) - AGENT_LOOP - TIERED_LOOP
 
     assert silent <= set(silent_keys(begins_with, CLUSTERS))
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if "70b" not in name and "tiny_check" not in name]
+    "recipe",
+    [name for name in RECIPES if not re.search("70b|tiny_checkpointless|tiny_tiered", name)],
 )
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(
     recipe: str, trained: Trained

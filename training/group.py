@@ -97,6 +97,19 @@ class WorkerGroup:
         told = f"{topic}/text"
         return self.store.get(told).decode() if self.store.check([told]) else None
 
+    def lowest_text(self, topic: str, text: str | None, timeout: timedelta) -> str | None:
+        """Return on every worker the text of the lowest rank that has one; None where none has."""
+        topic = f"{topic}/lowest"
+        if text is not None:
+            self.store.set(f"{topic}/{self.environment.rank}", text)
+        self.first_problem(topic, None, timeout)  # all have told
+        found = None
+        if self.environment.rank == 0:
+            ranks = range(self.environment.world_size)
+            found = next((each for each in ranks if self.store.check([f"{topic}/{each}"])), None)
+        told = self.first_text(f"{topic}/rank", str(found), timeout)
+        return None if told == "None" else self.store.get(f"{topic}/{told}").decode()
+
     @contextmanager
     def _tell_problem(self, topic: str) -> Iterator[None]:
         try:

@@ -5,6 +5,8 @@ Nothing here imports torch, reads a file or knows which worker it runs in.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,13 @@ from training.errors import DataError, PlacementError
 from training.order import Split
 
 InitialValue = Literal["ones", "zeros", "normal"]
+_NO_LINEAGE = frozenset(
+    """
+    num_nodes num_devices sharding num_replicas max_restarts threads_per_worker max_steps
+    micro_batch_size activation_checkpointing log_every_n_steps save_checkpoint
+    """.split()  # noqa: SIM905  a list would take a line each
+)
+"""Fields of the trainer that may differ between runs which go on from each other's state."""
 
 
 def check_world_size(job: Job, world_size: int) -> None:
@@ -88,6 +97,32 @@ def plan_placement(trainer: TorchTrainer, rank: int) -> tuple[int, str]:
         return rank, ""
     num_shards = mesh.sizes[-1]
     return rank // num_shards, str(rank % num_shards)
+
+
+def plan_num_shards(trainer: TorchTrainer) -> int:
+    """Return how many shards make one copy of the state."""
+    mesh = plan_mesh(trainer, trainer.world_size)
+    return mesh.sizes[-1] if mesh else 1
+
+
+def writes_shard(trainer: TorchTrainer, rank: int, local_rank: int) -> bool:
+    """Say whether a rank writes its shard to its node: the node's first one that holds it does."""
+    _, shard = plan_placement(trainer, rank)
+    before = range(rank - local_rank, rank)
+    return all(plan_placement(trainer, other)[1] != shard for other in before)
+
+
+def plan_lineage(job: Job) -> str:
+    """Return what is equal for jobs that may go on from each other's state, in 32 hex digits.
+
+    They train the same model on the same data in the same way, on any number of workers.
+    """
+    content = job.model_dump(mode="json", by_alias=True, include={"model", "data", "trainer"})
+    content["trainer"] = {
+        name: value for name, value in content["trainer"].items() if name not in _NO_LINEAGE
+    }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def plan_model_config(model: Model) -> dict[str, Any]:

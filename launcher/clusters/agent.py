@@ -60,9 +60,9 @@ def _agent(job: Job, settings: CheckpointlessSettings, words: NodeWords) -> tupl
         f"--node-name={words.node}",
         f"--run-dir={words.run_path}",
         f"--spares={settings.spares_per_node}",
-        f"--hang-deadline-s={_number(settings.hang_deadline_s)}",
-        f"--stop-deadline-s={_number(settings.stop_deadline_s)}",
-        f"--join-deadline-s={_number(settings.join_deadline_s)}",
+        f"--hang-deadline-s={number_text(settings.hang_deadline_s)}",
+        f"--stop-deadline-s={number_text(settings.stop_deadline_s)}",
+        f"--join-deadline-s={number_text(settings.join_deadline_s)}",
         f"--restarts-max={settings.process_restarts_max}",
         f"--restart-window-s={settings.restart_window_s}",
         f"--restarts-without-progress-max={settings.restarts_without_progress_max}",
@@ -94,6 +94,6 @@ def _num_nodes(job: Job) -> str:
     return f"{elastic.nodes_min}:{elastic.nodes_max}" if elastic else str(job.trainer.num_nodes)
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """Return a number of seconds as a person writes it."""
     return str(int(value)) if value.is_integer() else repr(value)

@@ -11,11 +11,21 @@ from collections.abc import Mapping
 
 from launcher.clusters.agent import NodeWords, agent_command
 from launcher.clusters.local_files import node_name, script_name
+from launcher.clusters.memoryd import (
+    PEER_PORT,
+    MemorydWords,
+    memoryd_command,
+    memoryd_settings,
+    wait_command,
+)
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.templates import fill_template
 
 TEMPLATE = "local/node.sh.j2"
+_PYTHON = '"${LAUNCHER_PYTHON:-python}"'
+# A node that is asked to end has 15 s (local_run), and its arena stays.
+_DRAIN_S = 5
 
 
 def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
@@ -42,6 +52,42 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),
         "env": sorted(_environment(job).items()),
         "agent_words": agent_command(job, _words(job, node)),
+        "memoryd": _memoryd_values(job, index),
+    }
+
+
+def num_peer_ports(job: Job) -> int:
+    """Return how many ports the nodes' checkpoint daemons want chosen for them."""
+    settings = memoryd_settings(job)
+    is_open = settings is not None and settings.peer_port is None
+    return job.num_nodes_started if is_open and job.num_nodes_started > 1 else 0
+
+
+def _memoryd_values(job: Job, index: int) -> dict[str, object] | None:
+    settings = memoryd_settings(job)
+    if settings is None:
+        return None
+    nodes = range(job.num_nodes_started)
+    words = MemorydWords(
+        python=_PYTHON,
+        folder='"$MEMORYD_DIR"',
+        node=node_name(index),
+        token_file='"$MEMORYD_TOKEN_FILE"',
+        peer_listen=f'127.0.0.1:"${{peer_ports[{index}]}}"',
+        peers=tuple(
+            f'--peer={node_name(each)}=127.0.0.1:"${{peer_ports[{each}]}}"'
+            for each in nodes
+            if each != index
+        ),
+        drain_s=_DRAIN_S,
+    )
+    first = settings.peer_port or PEER_PORT
+    return {
+        "token_file": settings.token_file,
+        "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
+        "python": _PYTHON,
+        "words": memoryd_command(job, settings, words),
+        "wait_words": wait_command(_PYTHON),
     }
 
 
@@ -56,7 +102,7 @@ def _environment(job: Job) -> dict[str, str]:
 
 def _words(job: Job, node: str) -> NodeWords:
     return NodeWords(
-        python='"${LAUNCHER_PYTHON:-python}"',
+        python=_PYTHON,
         rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
         rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
         job_path='"$run_dir/job.json"',

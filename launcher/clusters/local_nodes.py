@@ -46,12 +46,20 @@ class LocalNodes:
         """Return the number of nodes that have not been seen to end."""
         return len(self._running)
 
-    def start(self, rdzv_endpoint: str, selector: selectors.BaseSelector) -> None:
+    def start(
+        self,
+        rdzv_endpoint: str,
+        selector: selectors.BaseSelector,
+        peer_ports: Sequence[int] = (),
+    ) -> None:
         """Start every node; the selector wakes for one that ends, with its name as data.
 
+        `peer_ports` are those of the nodes' checkpoint daemons, where the run has them.
         Raises OutsideError where a process cannot be started.
         """
         environment = node_environment(os.environ, rdzv_endpoint, self._run_id)
+        if peer_ports:
+            environment["LAUNCHER_PEER_PORTS"] = " ".join(map(str, peer_ports))
         try:
             for name in self._names:
                 log_path(self._run_dir, name).parent.mkdir(exist_ok=True)

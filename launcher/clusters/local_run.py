@@ -18,9 +18,10 @@ from types import TracebackType
 
 from rich.console import Console
 
+from launcher.clusters.local import num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
-from launcher.clusters.ports import hold_port
+from launcher.clusters.ports import hold_port, hold_ports
 from launcher.console import RunConsole
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
@@ -149,10 +150,11 @@ def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
         Signals(_SIGNALS) as signals,
         selectors.DefaultSelector() as selector,
         hold_port() as port,
+        hold_ports(num_peer_ports(job)) as peer_ports,
         nodes,
     ):
         selector.register(signals, selectors.EVENT_READ)
-        nodes.start(f"127.0.0.1:{port}", selector)
+        nodes.start(f"127.0.0.1:{port}", selector, peer_ports)
         return _Watch(job, nodes, signals, selector, shown).run()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launcher.errors import OutsideError
@@ -35,6 +35,13 @@ def hold_port(choose: random.Random | None = None) -> Iterator[int]:
                 yield port
                 return
     raise OutsideError(f"no free port on 127.0.0.1 in {_NUM_TRIES} tries")
+
+
+@contextmanager
+def hold_ports(number: int) -> Iterator[tuple[int, ...]]:
+    """Hold so many ports, as `hold_port` does with one."""
+    with ExitStack() as stack:
+        yield tuple(stack.enter_context(hold_port()) for _ in range(number))
 
 
 def unassigned_ports(local_range: str) -> list[int]:

@@ -13,10 +13,17 @@ import shlex
 from collections.abc import Mapping
 
 from launcher.clusters.agent import NodeWords, agent_command
+from launcher.clusters.memoryd import (
+    MemorydWords,
+    memoryd_command,
+    memoryd_settings,
+    wait_command,
+)
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
+from launcher.job.tiered_memory import budget_mib
 from launcher.templates import fill_template
 
 JOB_SCRIPT = "job.sbatch"
@@ -51,6 +58,8 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
         "agent_words": agent_command(job, _node_words(cluster)),
+        "memoryd": _memoryd_values(job, cluster),
+        "shm_mib": _shm_mib(job),
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
@@ -161,6 +170,37 @@ def _node_words(cluster: SlurmCluster) -> NodeWords:
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host and _is_loopback(host) else None,
     )
+
+
+def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None:
+    settings = memoryd_settings(job)
+    if settings is None:
+        return None
+    python, host = shlex.quote(cluster.python), cluster.rdzv_host
+    # Nodes that share a machine share its ports as well.
+    is_one_machine = host is not None and _is_loopback(host)
+    words = MemorydWords(
+        python=python,
+        folder='"$MEMORYD_DIR"',
+        node='"$SLURMD_NODENAME"',
+        token_file='"$MEMORYD_TOKEN_FILE"',
+        peer_listen='"$peer_listen"',
+        peers=('--peers-file="$peers_file"', '--switch="$switch"'),
+    )
+    return {
+        "token_file": settings.token_file,
+        "peer_port": settings.peer_port,
+        "host": host if is_one_machine else None,
+        "python": python,
+        "words": memoryd_command(job, settings, words),
+        "wait_words": wait_command(python),
+    }
+
+
+def _shm_mib(job: Job) -> int:
+    """Return how large /dev/shm has to be on a node, 0 for any size."""
+    settings = memoryd_settings(job)
+    return job.resources.shm_gib * 1024 + (budget_mib(job, settings) if settings else 0)
 
 
 def _is_loopback(host: str) -> bool:

@@ -22,8 +22,8 @@ class Submission:
     output: str
 
 
-def run_program(command: Sequence[str], folder: Path) -> str:
-    """Run a cluster's command in a folder and return what it printed.
+def run_program(command: Sequence[str], folder: Path, text: str = "") -> str:
+    """Run a cluster's command in a folder, with a text as its input; return what it printed.
 
     Blocks for at most two minutes. Raises OutsideError with the program's own
     words where it is missing, fails, or does not end.
@@ -33,7 +33,7 @@ def run_program(command: Sequence[str], folder: Path) -> str:
         done = subprocess.run(
             command,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
+            input=text,
             capture_output=True,
             text=True,
             errors="replace",

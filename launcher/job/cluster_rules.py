@@ -68,12 +68,13 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield from _toleration(toleration)
     paths = [claim.mount_path for claim in cluster.volume_claims]
     paths += [folder.mount_path for folder in cluster.host_paths]
-    if job.resources.shm_gib:
+    has_memoryd = job.resilience.tiered is not None and job.resilience.tiered.starts_memoryd
+    if job.resources.shm_gib or has_memoryd:
         paths.append("/dev/shm")
     if "/" in paths:
         yield "cluster mounts '/', which would hide all of the image; choose another mount_path"
     for path in paths:
-        if PurePosixPath(path).is_relative_to(_OWN_MOUNT):
+        if any(PurePosixPath(path).is_relative_to(own) for own in _OWN_MOUNTS):
             yield f"cluster mounts {path!r}, where the job itself is mounted; choose another path"
     for path in sorted({path for path in paths if paths.count(path) > 1}):
         yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
@@ -161,7 +162,7 @@ _OWN_KEYS = {
     "kueue.x-k8s.io/priority-class",
 }
 _OWN_VARIABLES = {"OMP_NUM_THREADS", "PET_RDZV_CONF", "LAUNCHER_POD_NAME", "LAUNCHER_POD_IP"}
-_OWN_MOUNT = "/etc/training"
+_OWN_MOUNTS = ("/etc/training", "/etc/training-token")
 
 
 def _toleration(toleration: Toleration) -> Iterator[str]:

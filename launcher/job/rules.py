@@ -14,6 +14,7 @@ from launcher.job.cluster_rules import k8s_rules, slurm_rules
 from launcher.job.content import JobContent
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.secrets import env_secrets, text_secrets
+from launcher.job.tiered_rules import tiered_rules
 from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
 
 Rule = Callable[[JobContent], Iterator[str]]
@@ -319,9 +320,10 @@ _TAKEN_VARIABLES = frozenset(
     """
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
     RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
-    NNODES RDZV_HOST JOB_COMPLETION_INDEX
-    file is_stopping mode name node_list nodes num_given num_nodes rdzv_endpoint rdzv_host rdzv_id
-    rdzv_port restart run_dir shm_mib size sizes status step step_options value
+    NNODES RDZV_HOST JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
+    agent file is_stopping left_s memoryd memoryd_options mode name new_token node node_list nodes
+    num_given num_nodes peer_listen peer_port peer_ports peers_file place rdzv_endpoint rdzv_host
+    rdzv_id rdzv_port restart run_dir shm_mib size sizes status step step_options switch value
     """.split()  # noqa: SIM905  a list would take a line each
 )
 
@@ -352,6 +354,7 @@ _RULES: tuple[Rule, ...] = (
     _elastic,
     recovery_rules,
     fault_rules,
+    tiered_rules,
     _environment,
     slurm_rules,
     k8s_rules,

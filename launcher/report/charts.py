@@ -6,13 +6,15 @@ import bisect
 import html
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from launcher.checkpoints import FAILED, LOADED, SAVED
 from launcher.recoveries import Recovery
 from launcher.report.record import IDLE, RunRecord, Span, Step
 from launcher.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 
 Figure = dict[str, Any]
+Point = TypeVar("Point")
 
 NUM_POINTS_MAX = 5000
 NUM_RANKS_MAX = 64
@@ -29,6 +31,13 @@ _COLORS = {
     TRAINING: "#2f8f5b",
     CHECKPOINT: "#2f6f9f",
     IDLE: "#dfe3e8",
+}
+_CHECKPOINTS = "checkpoints"
+"""The row of the time line above the ranks."""
+_MARKS = {
+    SAVED: ("checkpoint taken", "#2f6f9f", "circle"),
+    FAILED: ("checkpoint failed", _FAULT, "x"),
+    LOADED: ("checkpoint loaded", "#7a5195", "triangle-down"),
 }
 _TIMELINE_PHASES = (*PHASES[:-1], IDLE)
 
@@ -63,13 +72,15 @@ def timeline_chart(record: RunRecord) -> Figure:
         _bars(phase, [span for span in record.spans if span.phase == phase], labels)
         for phase in _TIMELINE_PHASES
     ]
+    traces += _checkpoint_marks(record)
+    rows = [*([_CHECKPOINTS] if record.checkpoints else []), *(labels[rank] for rank in ranks)]
     layout = _layout("seconds since the run's start", "", has_legend=True)
     layout["barmode"] = "overlay"
     layout["bargap"] = 0.25
-    layout["height"] = 110 + 26 * len(ranks)
+    layout["height"] = 110 + 26 * len(rows)
     layout["yaxis"] |= {
         "type": "category",
-        "categoryarray": [labels[rank] for rank in ranks],
+        "categoryarray": rows,
         "autorange": "reversed",
         "showgrid": False,
         "ticksuffix": "  ",
@@ -82,15 +93,15 @@ def timeline_chart(record: RunRecord) -> Figure:
         # The numbers of the faults stand above the bars, and the legend above them.
         layout["margin"]["t"] += 20
         layout["height"] += 20
-        layout["legend"]["y"] = 1.02 + 20 / (26 * max(1, len(ranks)))
+        layout["legend"]["y"] = 1.02 + 20 / (26 * max(1, len(rows)))
     return {"data": [trace for trace in traces if trace["y"]], "layout": layout}
 
 
-def thin(steps: Sequence[Step]) -> list[Step]:
-    """Return at most about 5000 of the steps, evenly spread, the last among them."""
-    stride = math.ceil(len(steps) / NUM_POINTS_MAX) or 1
-    kept = list(steps[::stride])
-    return kept if not steps or kept[-1] == steps[-1] else [*kept, steps[-1]]
+def thin(points: Sequence[Point]) -> list[Point]:
+    """Return at most about 5000 of the points, evenly spread, the last among them."""
+    stride = math.ceil(len(points) / NUM_POINTS_MAX) or 1
+    kept = list(points[::stride])
+    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def _lines(record: RunRecord) -> list[tuple[str, str, list[Step]]]:
@@ -202,6 +213,26 @@ def _bars(phase: str, spans: list[Span], labels: dict[int, str]) -> Figure:
         "marker": {"color": _COLORS[phase]},
         "hovertemplate": f"%{{y}}: {phase}, %{{x:.2f}} s from %{{base:.2f}} s<extra></extra>",
     }
+
+
+def _checkpoint_marks(record: RunRecord) -> list[Figure]:
+    """Return a mark for each checkpoint that was taken, failed or was loaded."""
+    traces = []
+    for kind, (name, color, symbol) in _MARKS.items():
+        shown = thin([each for each in record.checkpoints if each.kind == kind])
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "y": [_CHECKPOINTS] * len(shown),
+                "x": [round(each.time - record.start, 4) for each in shown],
+                "text": [html.escape(each.what) for each in shown],
+                "marker": {"color": color, "size": 9, "symbol": symbol},
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    return traces
 
 
 def _layout(x_title: str, y_title: str, *, has_legend: bool) -> Figure:

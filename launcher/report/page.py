@@ -54,7 +54,8 @@ _PHASES_TEXT = (
     "starting workers: until a worker's program runs; process group: it imports torch and the "
     "workers find each other; recovery: from the stop after a fault until the rank has its state; "
     "checkpoint: one rank writes, the others take part or wait; idle: the worker has ended, the "
-    "run has not; a dotted line is a fault, by its number in the table"
+    "run has not; a dotted line is a fault, by its number in the table; marks above the ranks are "
+    "checkpoints in the tiers"
 )
 
 _DRAW = """
@@ -118,6 +119,8 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         rows.append(("faults", faults))
     elif state.generation:
         rows.append(("starts of the workers", str(state.generation + 1)))
+    if tiers := state.tiers.text:
+        rows.append(("tiers", tiers))
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(record.checkpoint_bytes)))
     return rows

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+from launcher.checkpoints import Checkpoint, list_checkpoints
 from launcher.job import Job
 from launcher.recoveries import Recovery, seconds_lost
 from launcher.runstate import (
@@ -68,6 +69,8 @@ class RunRecord:
     spans: tuple[Span, ...]
     """By rank, then by time, without gaps."""
     failures: tuple[str, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    """What happened to those in the tiers, by time."""
     checkpoint_bytes: int | None
 
     @property
@@ -99,6 +102,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         lost_s=seconds_lost(recoveries, end),
         spans=_spans(ordered, start, end),
         failures=tuple(_failures(ordered)),
+        checkpoints=list_checkpoints(ordered),
         checkpoint_bytes=_checkpoint_bytes(ordered),
     )
 

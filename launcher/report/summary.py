@@ -17,6 +17,7 @@ def summary_text(state: RunState, report: Path | None) -> str:
         "steps": f"{state.num_steps} of {state.max_steps}",
         "loss": loss_text(state.first_loss, state.loss),
         "faults": _faults(state),
+        "tiers": state.tiers.text,
         "wall time": _wall_time(state),
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),

@@ -100,7 +100,10 @@ class Recovery:
     gradients in memory, without a collective; it is called within `commit`'s
     rules when the rank rolls forward. `self_check_every_n_steps` compares the
     state with its digest before the gate of every nth step. `reach` is told
-    where the rank is, for fault injection.
+    where the rank is, for fault injection. `before_update` is called when the gate
+    of a step is passed, which makes the state before it stable: the last moment to
+    read that; what it raises ends the generation, and the rank can still roll forward.
+    `keep` is called next where the state is still right: so is what was read of it.
     """
 
     def __init__(
@@ -112,6 +115,8 @@ class Recovery:
         shared: SharedState | None = None,
         self_check_every_n_steps: int | None = None,
         reach: Callable[[str, int], None] | None = None,
+        before_update: Callable[[], None] | None = None,
+        keep: Callable[[], None] | None = None,
     ) -> None:
         self.mark = Mark()
         self.rest: dict[str, Any] = {}
@@ -126,6 +131,8 @@ class Recovery:
         """The other ranks of the node can be read, or there is no shared memory."""
         self._every = self_check_every_n_steps
         self._reach = reach or (lambda place, step: None)
+        self._before_update = before_update or (lambda: None)
+        self._keep = keep or (lambda: None)
         self._view: StateView | None = None
         self._member_generation = -1
         self._digest: str | None = None
@@ -135,6 +142,11 @@ class Recovery:
     def bind(self, view: StateView) -> None:
         """Take the state that all else is about; before the first `resume`."""
         self._view = view
+
+    def view_with_rest(self) -> StateView:
+        """Return the state with the small data of the recovery, as checkpoints need it."""
+        assert self._view is not None
+        return _WithRest(self._view, self)
 
     # ---- reports
 
@@ -191,8 +203,8 @@ class Recovery:
         self, fallback: Fallback, start: Callable[[Fallback], int], local_rank: int
     ) -> Resumed:
         self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
-        self.rest.clear()
-        self.pending.clear()
+        # Not emptied: a save that is under way may hold them.
+        self.rest, self.pending = {}, {}
         step = start(fallback)
         if self._shared is not None and self._view is not None:
             self._shared.adopt(self._view, local_rank)
@@ -292,8 +304,10 @@ class Recovery:
         members.gate.enter(step, lock=members.lock, is_current=members.is_current)
         self.mark = replace(self.mark, phase=Phase.PASSED)
         self._reach("before_update", step)
-        # What was changed since the check before the gate would be updated, and noted as right.
+        self._before_update()
+        # What was changed since the check before the gate would be kept, updated, noted as right.
         self._check_digest(step)
+        self._keep()
         members.mark(Place.UPDATE, step)
         with self._update(step):
             yield

@@ -17,7 +17,7 @@ from torch import Tensor
 from resilience.state.digest import flat_bytes
 from resilience.state.view import NamedTensor
 
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10
 """How much is copied, then hashed: it has to stay in a core's own cache."""
 
 Bytes = NDArray[np.uint8]

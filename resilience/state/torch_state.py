@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Adam, AdamW, Optimizer
 
@@ -37,6 +38,7 @@ class TorchState:
         self._optimizer = optimizer
         self._replica = replica
         self._shard = shard
+        self._begins: dict[str, tuple[int, ...]] = {}
 
     @property
     def replica(self) -> int:
@@ -54,7 +56,11 @@ class TorchState:
         A parameter that is shared between modules counts once. Raises StateError
         for an optimizer that keeps anything but tensors.
         """
-        return [_named(name, each) for name, each in self._entries()]
+        return [self._named(name, each) for name, each in self._entries()]
+
+    def entries(self) -> dict[str, Tensor]:
+        """Return the parameters and tensors by name as torch has them: some may be DTensors."""
+        return dict(self._entries())
 
     def owners(self) -> list[Tensor] | None:
         """Return the same parameters and tensors themselves; None if one of them is no plain one.
@@ -89,6 +95,23 @@ class TorchState:
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
         self.extra.clear()
         self.extra.update(rest["extra"])
+
+    def _named(self, name: str, tensor: Tensor) -> NamedTensor:
+        with torch.no_grad():
+            if not isinstance(tensor, DTensor):
+                return NamedTensor(name=name, tensor=tensor.detach())
+            if name not in self._begins:
+                # Kept: who digests the state after each step asks for it as often.
+                _, begin = compute_local_shape_and_global_offset(
+                    tensor.shape, tensor.device_mesh, tensor.placements
+                )
+                self._begins[name] = tuple(begin)
+            return NamedTensor(
+                name=name,
+                tensor=tensor.to_local().detach(),
+                full_shape=tuple(tensor.shape),
+                begin=self._begins[name],
+            )
 
     def _entries(self) -> Iterator[tuple[str, Tensor]]:
         parameters = sorted(self._module.named_parameters())
@@ -165,12 +188,6 @@ def _first_count(parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: group[key] for key in sorted(group) if key not in {"params", "param_names"}}
-
-
-def _named(name: str, tensor: Tensor) -> NamedTensor:
-    with torch.no_grad():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return NamedTensor(name=name, tensor=local.detach())
 
 
 def _allowed_names() -> str:

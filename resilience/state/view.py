@@ -15,6 +15,10 @@ class NamedTensor:
 
     name: str
     tensor: Tensor
+    full_shape: tuple[int, ...] | None = None
+    """Shape of the whole tensor that this is a part of; None: this is all of it."""
+    begin: tuple[int, ...] | None = None
+    """Where in the whole tensor the part begins, by dim; None: at its begin."""
 
 
 class StateView(Protocol):

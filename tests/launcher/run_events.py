@@ -100,3 +100,42 @@ def faulty_run() -> list[Event]:
         *all_ranks("worker_finished", 117.0, generation=2),
         event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
     ]
+
+
+def tiered_run() -> list[Event]:
+    """Return a run with checkpoints in tiers, which loses all its workers and goes on from one."""
+    return [
+        event("run_started", 100.0),
+        *all_ranks("worker_started", 101.0),
+        *all_ranks("process_group_ready", 102.0),
+        *all_ranks("data_ready", 103.0),
+        *all_ranks("model_ready", 104.0),
+        step_event(0, 105.0),
+        event(
+            "checkpoint_saved", 105.5, 0, step=1, num_bytes=1_500_000, seconds=0.4, blocked_s=0.1
+        ),
+        step_event(1, 106.0),
+        *all_ranks("checkpoint_failed", 106.5, step=2, reason="no room"),
+        step_event(2, 107.0),
+        event(
+            "checkpoint_saved", 107.5, 0, step=3, num_bytes=2_000_000, seconds=0.5, blocked_s=0.1
+        ),
+        event("fault_detected", 108.0, 1, reason="died", text="killed by SIGKILL"),
+        on_node("generation_broken", 108.0, 0, reason="killed by SIGKILL"),
+        *(
+            event(
+                "checkpoint_loaded", 109.0 + rank / 10, rank, step=3, generation=1,
+                source="ram" if rank else "peer:node-1", num_bytes=2_000_000, seconds=0.25,
+                num_bad=int(rank == 0),
+            )
+            for rank in range(4)
+        ),
+        *all_ranks(
+            "recovery_fallback", 109.5, step=3, generation=1, reason="no replica",
+            source="ram+peer:node-1",
+        ),
+        *recovery(108.0, 0, 3),
+        step_event(3, 111.0, generation=1),
+        *all_ranks("worker_finished", 112.0, generation=1),
+        event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
+    ]  # fmt: skip

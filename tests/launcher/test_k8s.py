@@ -440,3 +440,24 @@ def test_template_of_a_team_is_checked_like_ours() -> None:
 
     with pytest.raises(RecipeError, match=r"imagePullPolicy 'Sometimes'; allowed: 'Always'"):
         render_k8s(k8s_job("job"), templates)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pod_with_a_daemon_knows_its_namespace_and_leaves_it_time_for_the_store(kind: str) -> None:
+    tiered = pod(k8s_job(kind, recipe="llama/llama3_70b_pretrain_tiered"))["spec"]
+
+    for container in (*tiered["initContainers"], *tiered["containers"]):
+        (found,) = (each for each in container["env"] if each["name"] == "LAUNCHER_K8S_NAMESPACE")
+        assert found["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    assert tiered["terminationGracePeriodSeconds"] == 60 + 75
+    assert "hostAliases" not in tiered
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_library_of_aws_finds_the_pods_own_daemon(kind: str) -> None:
+    changes = {"resilience.tiered.http_port": 9200}
+
+    found = pod(k8s_job(kind, changes, "llama/llama3_tiny_tiered"))["spec"]["hostAliases"]
+
+    host = "ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local"
+    assert found == [{"ip": "127.0.0.1", "hostnames": [host]}]

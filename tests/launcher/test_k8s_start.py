@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.launcher.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, documents, k8s_job
+from tests.launcher.k8s_job import KINDS, TINY, documents, k8s_job
 
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+TIERED = "llama/llama3_tiny_tiered"
 ODD_TEXTS = ("a b", "'", '"', "$HOME", "`id`", "$(id)", "\\", "{{ x }}", "*", "a;b", "\u00e9")
 
 
@@ -26,13 +27,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def start(
-    folder: Path, kind: str, changes: dict[str, Any], **env: str
+    folder: Path,
+    kind: str,
+    changes: dict[str, Any],
+    script: str = "start.sh",
+    recipe: str = TINY,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run the start script as a pod would, its ConfigMap being in `folder`."""
-    for name, text in documents(k8s_job(kind, changes))["ConfigMap"]["data"].items():
+    for name, text in documents(k8s_job(kind, changes, recipe))["ConfigMap"]["data"].items():
         (folder / name).write_text(text.replace("/etc/training", str(folder)))
     return subprocess.run(
-        ["sh", folder / "start.sh"],
+        ["sh", folder / script],
         env={"PATH": f"{folder}:/usr/bin:/bin", **env},
         capture_output=True,
         text=True,
@@ -115,17 +121,37 @@ def test_pod_fails_where_its_pre_script_does(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_pre_script_makes_python_known_to_the_daemon_as_well(folder: Path, kind: str) -> None:
+    """As one does that activates a venv."""
+    (folder / "venv").mkdir()
+    (folder / "python").rename(folder / "venv/python")
+    changes = {"cluster.pre_script": f"PATH={folder}/venv:$PATH\n"}
+
+    done = start(folder, kind, changes, script="memoryd.sh", recipe=TIERED)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[:3] == [f"{folder}/venv/python", "-m",
+                                            "resilience.tiered.memoryd"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_script_is_sound_shell(kind: str) -> None:
     """SC1091: the pre-script is not there to be followed."""
-    script = documents(full_job(kind))["ConfigMap"]["data"]["start.sh"]
+    scripts = [
+        documents(full_job(kind))["ConfigMap"]["data"]["start.sh"],
+        documents(k8s_job(kind, recipe="llama/llama3_tiny_tiered"))["ConfigMap"]["data"][
+            "memoryd.sh"
+        ],
+    ]
 
-    done = subprocess.run(
-        [SHELLCHECK, "--severity=style", "--exclude=SC1091", "-"],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    for script in scripts:
+        done = subprocess.run(
+            [SHELLCHECK, "--severity=style", "--exclude=SC1091", "-"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
 
-    assert done.stdout == ""
-    assert done.returncode == 0
+        assert done.stdout == ""
+        assert done.returncode == 0

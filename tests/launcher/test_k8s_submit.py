@@ -12,7 +12,9 @@ import pytest
 
 from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
-from tests.launcher.k8s_job import KINDS, k8s_job
+from tests.launcher.k8s_job import KINDS, k8s_job, pod
+
+TIERED = "llama/llama3_tiny_tiered"
 
 NAMES = {
     "job": "jobs.batch/llama3-tiny-pretrain",
@@ -20,6 +22,10 @@ NAMES = {
 }
 KUBECTL = """#!/bin/sh
 printf '%s\\n' "$*" >> calls
+case "$*" in
+  *jsonpath*) printf 'batch/v1\\nJob\\nllama3-tiny-tiered\\n1234-5678'; exit 0 ;;
+  *filename=-) cat > secret ;;
+esac
 if [ -s existing ]; then cat existing >&2; exit 1; fi
 echo created
 """
@@ -72,6 +78,89 @@ def test_what_exists_is_left_as_it_is_and_the_remedy_named(stand_in: Path) -> No
         error.value
     )
     assert len((stand_in / "calls").read_text().splitlines()) == 1, "nothing was created"
+
+
+def test_token_that_no_file_holds_is_made_when_the_job_exists(stand_in: Path) -> None:
+    """It belongs to the job and goes with it; arguments and rendered files hold nothing of it."""
+    job = k8s_job("job", recipe=TIERED)
+
+    submit_k8s(stand_in, job)
+
+    secret = json.loads((stand_in / "secret").read_text())
+    token = secret["stringData"]["token"]
+    calls = (stand_in / "calls").read_text()
+    assert len(token) == 64
+    assert secret["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": "llama3-tiny-tiered", "uid": "1234-5678"}
+    ]
+    assert calls.splitlines()[-1].endswith("create --filename=-")
+    assert token not in calls
+    (mounted,) = (each["projected"] for each in pod(job)["spec"]["volumes"] if "projected" in each)
+    assert mounted["defaultMode"] == 0o444, "the image may have any user"
+    assert mounted["sources"] == [{"secret": {"name": secret["metadata"]["name"]}}]
+
+
+def test_token_that_cannot_be_made_leaves_a_remedy(stand_in: Path) -> None:
+    program = stand_in / "bin/kubectl"
+    program.write_text(KUBECTL.replace("cat > secret", "echo forbidden >&2; exit 1"))
+
+    with pytest.raises(OutsideError, match="its pods wait for a token") as error:
+        submit_k8s(stand_in, k8s_job("job", recipe=TIERED))
+
+    assert "forbidden" in str(error.value)
+    assert "remove it: kubectl --namespace=default delete jobs.batch/llama3-tiny-tiered" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("owners", ["", " 1234-5678"])
+def test_token_of_the_user_or_of_this_job_is_kept(stand_in: Path, owners: str) -> None:
+    secret = f"*secret/*) printf 'there{owners}'; exit 0 ;;"
+    taken = "*filename=-) echo 'Error: secrets already exists' >&2; exit 1 ;;"
+    program = stand_in / "bin/kubectl"
+    program.write_text(KUBECTL.replace("*jsonpath*)", f"{secret}\n  {taken}\n  *jsonpath*)"))
+
+    submit_k8s(stand_in, k8s_job("job", recipe=TIERED))
+
+    assert "--ignore-not-found" in (stand_in / "calls").read_text().splitlines()[-1]
+
+
+def test_token_of_an_earlier_job_is_waited_for_and_made_anew(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Kubernetes would take it away with that job, and the pods would wait for ever."""
+    monkeypatch.setattr("launcher.clusters.k8s.submit._PAUSE_S", 0.0)
+    secret = "*secret/*) touch gone; printf 'there 0000-old'; exit 0 ;;"
+    taken = (
+        "*filename=-) if [ ! -e gone ]; then echo already exists >&2; exit 1; fi; cat > secret ;;"
+    )
+    program = stand_in / "bin/kubectl"
+    program.write_text(KUBECTL.replace("*jsonpath*)", f"{secret}\n  {taken}\n  *jsonpath*)"))
+
+    submit_k8s(stand_in, k8s_job("job", recipe=TIERED))
+
+    made = json.loads((stand_in / "secret").read_text())
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "1234-5678"
+
+    (stand_in / "gone").unlink()
+    program.write_text(program.read_text().replace("touch gone; ", ""))
+    monkeypatch.setattr("launcher.clusters.k8s.submit._OLD_SECRET_S", 0.0)
+    with pytest.raises(OutsideError, match="of an earlier job is still there after 0 s"):
+        submit_k8s(stand_in, k8s_job("job", recipe=TIERED))
+
+
+@pytest.mark.parametrize(
+    ("user", "group", "mode"),
+    [(None, None, 0o444), (0, None, 0o400), (1000, None, 0o444), (1000, 2000, 0o400)],
+)
+def test_token_can_be_read_by_whom_the_image_runs_as(
+    user: int | None, group: int | None, mode: int
+) -> None:
+    security = {"cluster.security.run_as_user": user, "cluster.security.fs_group": group}
+
+    volumes = pod(k8s_job("job", security, TIERED))["spec"]["volumes"]
+
+    assert [each["projected"]["defaultMode"] for each in volumes if "projected" in each] == [mode]
 
 
 def test_missing_kubectl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,12 @@ VARIANTS = {
     "exported secret": ("+cluster.secrets.HF_TOKEN={}",),
     "secret in a file": ("+cluster.secrets.HF_TOKEN.file=/etc/hf token",),
     "both": ("+cluster.secrets.A={}", "+cluster.secrets.B.file=/b"),
+    "checkpoints in memory": ("resilience/tiered=ram",),
+    "token and port given": (
+        "resilience/tiered=ram",
+        'resilience.tiered.token_file="/etc/it\'s"',
+        "resilience.tiered.peer_port=9300",
+    ),
     "environment": ("+env.NAME='it is $HOME'",),
 }
 # Stands in for Python: it writes down what it was started with.

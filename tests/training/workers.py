@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,7 @@ class Workers:
         num_workers: int | None = None,
         target: str = MAIN,
         is_success_expected: bool = True,
+        variables: Mapping[str, str] | None = None,
     ) -> Outcome:
         """Run all workers of the job to their end."""
         path = write_job(folder, job)
@@ -80,7 +81,9 @@ class Workers:
             "target": target,
             "arguments": [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"],
             "folder": str(folder),
-            "environments": [_variables(rank, size, port) for rank in range(size)],
+            "environments": [
+                {**_variables(rank, size, port), **(variables or {})} for rank in range(size)
+            ],
             "is_failure_final": True,
         }
         assert self._server.stdin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
+from typing import Any
 
 from launcher.job.workload import Data, Jsonl, Model
 from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
@@ -83,4 +84,14 @@ def check_same_samples(samples: Samples, group: WorkerGroup) -> None:
         raise DataError(
             f"the data of {group.node} has {here}, that of worker 0 has {first}; "
             "give every node the same files and the same version of Python"
+        )
+
+
+def check_begun_with(rest: dict[str, Any], samples: Samples, node: str) -> None:
+    """Refuse data that has changed since the run began; `rest` goes with its state."""
+    here = describe_samples(samples)
+    if (first := rest.setdefault("samples", here)) != here:
+        raise DataError(
+            f"the data of {node} has {here}, and the run began with {first}; "
+            "leave the data as it is while a run goes on"
         )

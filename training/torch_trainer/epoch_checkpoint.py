@@ -69,6 +69,11 @@ class EpochCheckpoint:
             raise CheckpointError(problem)
         return True
 
+    def newest_step(self, group: WorkerGroup) -> int | None:
+        """Return the step of the newest whole state, None without one."""
+        name = self._newest(group, "state/offer")
+        return None if name is None else int(name.rpartition("-")[2])
+
     def read(self, group: WorkerGroup) -> tuple[int, dict[str, Any]] | None:
         """Load the newest whole state in place; returns its step and rest, None without one."""
         if (name := self._newest(group, "state")) is None:

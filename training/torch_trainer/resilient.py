@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import transformers
 
 from launcher.job import Job
@@ -36,8 +33,8 @@ from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise, refuse_unshared
 from training.data.loading import (
     announce_samples,
+    check_begun_with,
     check_same_samples,
-    describe_samples,
     open_samples,
 )
 from training.data.tokens import Samples, check_num_samples
@@ -53,6 +50,8 @@ from training.group import WorkerGroup, open_device
 from training.plan import check_world_size, plan_device_type, plan_placement, plan_schedule
 from training.stop import EXIT_STATUS, StopSignal
 from training.torch_trainer.checkpoint import write_checkpoint
+from training.torch_trainer.checkpoint_backend import open_checkpoints
+from training.torch_trainer.checkpoints import SAVE_DUE, STALL_S
 from training.torch_trainer.epoch_checkpoint import EpochCheckpoint, ends_epoch
 from training.torch_trainer.faults import make_injector
 from training.torch_trainer.model import (
@@ -63,8 +62,9 @@ from training.torch_trainer.model import (
     spread_core,
 )
 from training.torch_trainer.rebind import clear_step, take_groups
-from training.torch_trainer.run import Batches, StepLog, make_stepper
-from training.torch_trainer.step import Stepper, StepResult, StepWatch
+from training.torch_trainer.run import Batches, StepLog, describe_step, make_stepper
+from training.torch_trainer.step import Stepper, StepResult
+from training.torch_trainer.watch import RunWatch
 
 _FATAL = (
     PlacementError,
@@ -119,7 +119,8 @@ class _ResilientRun:
         self._state: TorchState | None = None
         self._rank: int | None = None
         self._is_started = False
-        self.watch = _Watch(self)
+        self._saves = open_checkpoints(job, run_dir=run_dir, node=node, events=events)
+        self.watch = RunWatch(self)
         self.recovery = Recovery(
             lambda rank: plan_placement(self._trainer, rank),
             apply=self._apply,
@@ -127,6 +128,8 @@ class _ResilientRun:
             shared=_open_shared(self._place),
             self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
             reach=self._reach,
+            before_update=lambda: self._saves.before_update(self.watch.pulse),
+            keep=self._saves.keep,
         )
         # What needs no rank is done here, before a spare gets one.
         self._core = build_core(job, self._trainer)
@@ -156,6 +159,7 @@ class _ResilientRun:
         """Note that the training thread has stopped."""
         phase = self.recovery.mark.phase.value
         self._events.write("rank_stopped", step=self.recovery.mark.step, phase=phase)
+        self._saves.abandon()
         self.watch.leave()
 
     def block(self, generation: Generation) -> None:
@@ -170,6 +174,9 @@ class _ResilientRun:
             generation.mark(Place.RECOVERY, self.recovery.mark.step)
         model = self._make_model(group, injector)
         checkpoint = self._open_checkpoint()
+        view = self.recovery.view_with_rest()
+        assert self._state is not None
+        self._saves.bind(view, self.recovery, group, state=self._state, stall_s=self._stall_s())
         resumed = self.recovery.resume(
             generation, lambda fallback: self._start(fallback, generation, group, checkpoint)
         )
@@ -190,8 +197,14 @@ class _ResilientRun:
 
     def end(self) -> None:
         """Remove what only a run that goes on needs; all ranks have finished."""
+        self._saves.close()
         if self._rank == 0:
             self._open_checkpoint().remove()
+
+    def _stall_s(self) -> float:
+        """Return for how long a copy may stand still, well before that counts as a hang."""
+        assert self._job.resilience.checkpointless is not None
+        return min(STALL_S, self._job.resilience.checkpointless.hang_deadline_s / 2)
 
     def _make_group(self, generation: Generation) -> WorkerGroup:
         host, _, port = generation.store_address.rpartition(":")
@@ -241,12 +254,7 @@ class _ResilientRun:
     def _check_samples(self) -> None:
         """Refuse data that has changed since the run began; the state knows which that was."""
         assert self._samples is not None
-        here = describe_samples(self._samples)
-        if (first := self.recovery.rest.setdefault("samples", here)) != here:
-            raise DataError(
-                f"the data of {self._node} has {here}, and the run began with {first}; "
-                "leave the data as it is while a run goes on"
-            )
+        check_begun_with(self.recovery.rest, self._samples, self._node)
 
     def _make_model(self, group: WorkerGroup, injector: Injector) -> SpreadModel:
         if self._model is not None:
@@ -255,7 +263,14 @@ class _ResilientRun:
         self._model = spread_core(
             self._core, self._trainer, self._job.model, group, is_restartable=True
         )
-        self._stepper = make_stepper(self._job, self._model, group, self._stop, watch=self.watch)
+        self._stepper = make_stepper(
+            self._job,
+            self._model,
+            group,
+            self._stop,
+            watch=self.watch,
+            wants_save=self._saves.wants_save,
+        )
         materialise(self._stepper.optimizer)
         replica, shard = plan_placement(self._trainer, group.environment.rank)
         self._state = TorchState(
@@ -287,15 +302,20 @@ class _ResilientRun:
         assert self._stepper is not None
         generation.mark(Place.NOWHERE, 0)
         step, source = 0, "start"
-        if found := checkpoint.read(group):
+        newest = checkpoint.newest_step(group)
+        if begun := self._saves.load_newest(group, newer_than=newest):
+            step, source = begun.step, begun.source
+        elif found := checkpoint.read(group):
             step, self.recovery.rest = found
             source = "checkpoint"
         else:
+            self.recovery.rest = {}
             fill_core(self._job, self._model.core)
             for moments in self._stepper.optimizer.state.values():
                 for tensor in moments.values():
                     tensor.zero_()
-        if generation.number > 0 or found:
+        self._saves.begin_run(group, step)
+        if generation.number > 0 or source != "start":
             self._events.write(
                 "recovery_fallback", step=step, reason=fallback.reason, source=source
             )
@@ -330,8 +350,13 @@ class _ResilientRun:
         for step in range(first, self._trainer.max_steps):
             if ends_epoch(step, global_batch_size=batch_size, num_samples=num_samples):
                 self._write_state(step, generation, group, checkpoint)
-            generation.mark(Place.DATA, step)
-            self.watch.begin(step)
+            self.watch.begin(step, Place.DATA)
+            self._saves.begin_step(
+                step,
+                generation=self.recovery.mark.step_generation,
+                is_requested=self.recovery.rest.get(SAVE_DUE, False),
+                pulse=self.watch.pulse,
+            )
             self.watch.injector.reach("data", step)
             rows = batches.read(step)
             seed_step(self._trainer.seed, step, generation.rank)
@@ -343,8 +368,23 @@ class _ResilientRun:
             if step == first and generation.number > 0:
                 self._events.write("rank_resumed", step=step)
             if result.is_stop_requested:
+                self._finish(group, is_forced=True)
                 raise SystemExit(EXIT_STATUS)
+        self._finish(group, is_forced=False)
         self._stop.release()
+
+    def _finish(self, group: WorkerGroup, *, is_forced: bool) -> None:
+        """Let the last checkpoint end, under no deadline but its own."""
+        mark = self.recovery.mark
+        self.watch.begin(mark.step, Place.NOWHERE)
+        self._saves.finish(
+            mark.step,
+            generation=mark.step_generation,
+            is_forced=is_forced,
+            group=group,
+            pulse=self.watch.pulse,
+            check=self.recovery.check,
+        )
 
     def _write_state(
         self, step: int, generation: Generation, group: WorkerGroup, checkpoint: EpochCheckpoint
@@ -375,14 +415,7 @@ class _ResilientRun:
 
     def note_result(self, step: int, result: StepResult) -> None:
         """Let what the step came to go with the state: who replaces this rank may tell it."""
-        self.recovery.pending = {
-            "last": {
-                "step": step,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": self._schedule.lr_at(step),
-            }
-        }
+        self.recovery.pending = describe_step(step, result, self._schedule.lr_at(step))
 
     def _corrupt(self, kind: str) -> None:
         """Flip a bit of the state, as a broken memory would."""
@@ -393,55 +426,6 @@ class _ResilientRun:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         with torch.no_grad():
             local.view(torch.int32).view(-1)[0] ^= 1 << 20
-
-
-class _Watch(StepWatch):
-    """Shows where the worker is, passes the gate, and lets faults in."""
-
-    def __init__(self, run: _ResilientRun) -> None:
-        self._run = run
-        self.step = 0
-        self.is_last_micro_batch = False
-        self._generation: Generation | None = None
-
-    def enter(self, generation: Generation, injector: Injector) -> None:
-        """Take what belongs to the generation."""
-        self._generation = generation
-        self.injector = injector
-        self.splits_update = injector.is_scheduled("within_update")
-
-    def leave(self) -> None:
-        """Keep nothing of a generation that is over, its groups above all."""
-        self._generation = None
-
-    def begin(self, step: int) -> None:
-        """Note which step is taken."""
-        self.step = step
-
-    def forward(self, micro_batch: int, *, is_last: bool) -> None:
-        assert self._generation is not None
-        self.is_last_micro_batch = is_last
-        self._generation.mark(Place.FORWARD, self.step, micro_batch)
-        self.injector.reach("forward", self.step)
-
-    def backward(self, micro_batch: int) -> None:
-        assert self._generation is not None
-        self._generation.mark(Place.BACKWARD, self.step, micro_batch)
-
-    def diverged(self) -> None:
-        """End for it only if no rank's state is corrupt, which can make any gradient so."""
-        self._run.recovery.check()
-        dist.barrier()
-
-    @contextmanager
-    def commit(self, result: StepResult) -> Iterator[None]:
-        assert self._generation is not None
-        self._run.note_result(self.step, result)
-        with self._run.recovery.commit(self._generation):
-            yield
-
-    def within_update(self) -> None:
-        self.injector.reach("within_update", self.step)
 
 
 def _read_place() -> WorkerPlace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from resilience.events import EventLog
-from training.data.loading import check_same_samples, open_samples
+from training.data.loading import check_begun_with, check_same_samples, open_samples
 from training.data.tokens import Samples, check_num_samples
 from training.environment import WorkerEnvironment
 from training.group import DATA_TIMEOUT, WorkerGroup, open_group
@@ -32,6 +33,12 @@ from training.plan import (
 )
 from training.stop import EXIT_STATUS, StopSignal
 from training.torch_trainer.checkpoint import write_checkpoint
+from training.torch_trainer.checkpoint_backend import open_checkpoints
+from training.torch_trainer.checkpoints import (
+    SAVE_DUE,
+    STALL_S,
+    Checkpoints,
+)
 from training.torch_trainer.model import SpreadModel, build_model
 from training.torch_trainer.step import Stepper, StepResult, StepWatch
 
@@ -51,6 +58,7 @@ def run_training(
     check_world_size(job, environment.world_size)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(trainer.threads_per_worker)
+    saves = open_checkpoints(job, run_dir=run_dir, node=node, events=events)
     with open_group(environment, node=node, device_type=plan_device_type(job)) as group:
         if group.device.type == "cuda":
             _choose_fixed_order()
@@ -62,32 +70,109 @@ def run_training(
         events.write("data_ready", num_samples=samples.num_samples)
         model = build_model(job, trainer, group)
         events.write("model_ready", num_parameters=model.num_parameters)
-        _take_steps(job, model, samples, group, events, stop)
+        run = _PlainRun(job, model, samples, group, events, stop, saves)
+        run.take_steps(run.begin())
         if trainer.save_checkpoint:
             write_checkpoint(model.core, run_dir, group=group, events=events)
+    saves.close()
 
 
-def _take_steps(
-    job: Job,
-    model: SpreadModel,
-    samples: Samples,
-    group: WorkerGroup,
-    events: EventLog,
-    stop: StopSignal,
-) -> None:
-    trainer, schedule = job.trainer, plan_schedule(job)
-    batches = Batches(job, samples, group)
-    stepper = make_stepper(job, model, group, stop)
-    log = StepLog(job, events if group.environment.rank == 0 else None)
-    stop.defer()
-    for step in range(trainer.max_steps):
-        lr = schedule.lr_at(step)
-        result = stepper.run(batches.read(step), step=step, lr=lr)
-        stop.last_step = step
-        log.report(step, result, lr)
-        if result.is_stop_requested:
-            raise SystemExit(EXIT_STATUS)
-    stop.release()
+class _PlainRun(StepWatch):
+    """The steps of a run without recovery, which may begin from a checkpoint."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: SpreadModel,
+        samples: Samples,
+        group: WorkerGroup,
+        events: EventLog,
+        stop: StopSignal,
+        saves: Checkpoints,
+    ) -> None:
+        self.rest: dict[str, Any] = {}
+        self._job = job
+        self._model = model
+        self._samples = samples
+        self._group = group
+        self._stop = stop
+        self._saves = saves
+        self._generation = -1
+        """Which start of the workers made the last update; -1 where none of this run did."""
+        self._stepper = make_stepper(
+            job, model, group, stop, watch=self, wants_save=saves.wants_save
+        )
+        self._log = StepLog(job, events if group.environment.rank == 0 else None)
+
+    def begin(self) -> int:
+        """Return the first step to be taken, with its state in memory."""
+        job, group = self._job, self._group
+        if job.resilience.tiered is None:
+            return 0
+        from training.torch_trainer.plain_state import open_state
+
+        view = open_state(job, self._model.core, self._stepper.optimizer, group, progress=self)
+        self._saves.bind(view, self, group, state=view.state, stall_s=STALL_S)
+        begun = self._saves.load_newest(group, newer_than=None)
+        if begun is None:
+            view.make_first()
+            self.rest = {}
+        check_begun_with(self.rest, self._samples, group.node)
+        first = begun.step if begun else 0
+        self._saves.begin_run(group, first)
+        return first
+
+    def take_steps(self, first: int) -> None:
+        """Take all steps from this one on."""
+        schedule = plan_schedule(self._job)
+        batches = Batches(self._job, self._samples, self._group)
+        self._log.go_on(self.rest.get("last"))
+        self._stop.defer()
+        for step in range(first, self._job.trainer.max_steps):
+            lr = schedule.lr_at(step)
+            self._saves.begin_step(
+                step,
+                generation=self._generation,
+                is_requested=self.rest.get(SAVE_DUE, False),
+                pulse=_go_on,
+            )
+            result = self._stepper.run(batches.read(step), step=step, lr=lr)
+            self._generation = self._group.environment.generation
+            self.rest = {**self.rest, **describe_step(step, result, lr)}
+            self._stop.last_step = step
+            self._log.report(step, result, lr)
+            if result.is_stop_requested:
+                self._finish(step + 1, is_forced=True)
+                raise SystemExit(EXIT_STATUS)
+        self._finish(self._job.trainer.max_steps, is_forced=False)
+        self._stop.release()
+
+    @contextmanager
+    def commit(self, result: StepResult) -> Iterator[None]:
+        """Let the update begin: all workers have ended the one before, or this had no sum."""
+        self._saves.before_update(_go_on)
+        self._saves.keep()
+        yield
+
+    def _finish(self, step: int, *, is_forced: bool) -> None:
+        self._saves.finish(
+            step,
+            generation=self._generation,
+            is_forced=is_forced,
+            group=self._group,
+            pulse=_go_on,
+            check=_go_on,
+        )
+
+
+def describe_step(step: int, result: StepResult, lr: float) -> dict[str, Any]:
+    """Return what goes with the state that a step has made."""
+    last = {"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr}
+    return {"last": last, SAVE_DUE: result.is_save_requested}
+
+
+def _go_on() -> None:
+    """Show nobody that the worker gets on, and check nothing: no agent is watching."""
 
 
 class Batches:
@@ -172,6 +257,7 @@ def make_stepper(
     group: WorkerGroup,
     stop: StopSignal,
     watch: StepWatch | None = None,
+    wants_save: Callable[[], bool] = lambda: False,
 ) -> Stepper:
     """Return what takes the job's steps, with a fresh optimizer."""
     is_sharded = model.num_sharded_copies is not None
@@ -184,6 +270,7 @@ def make_stepper(
         device=group.device,
         world_size=group.environment.world_size,
         is_stop_requested=lambda: stop.is_requested,
+        is_save_requested=wants_save,
         watch=watch or StepWatch(),
     )
 

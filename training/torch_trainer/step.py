@@ -22,6 +22,9 @@ from training.errors import DivergedError
 from training.torch_trainer.initial import local_part
 from training.torch_trainer.model import SpreadModel
 
+_SAVE = 1 << 24
+"""What a request to save counts in the sum of requests; each worker's stop counts 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -33,6 +36,8 @@ class StepResult:
     """Norm over all parameters before clipping."""
     is_stop_requested: bool
     """At least one worker was asked to stop."""
+    is_save_requested: bool = False
+    """At least one worker wants a checkpoint of the state after this step."""
 
 
 class StepWatch:
@@ -75,6 +80,7 @@ class Stepper:
     device: torch.device
     world_size: int
     is_stop_requested: Callable[[], bool]
+    is_save_requested: Callable[[], bool] = lambda: False
     watch: StepWatch = field(default_factory=StepWatch)
 
     def run(self, micro_batches: Sequence[Tensor], *, step: int, lr: float) -> StepResult:
@@ -85,7 +91,7 @@ class Stepper:
         """
         self.optimizer.zero_grad()
         loss_sum = self._accumulate(micro_batches)
-        loss, is_stop_requested = self._reduce(loss_sum, len(micro_batches))
+        loss, num_stops, num_saves = self._reduce(loss_sum, len(micro_batches))
         gradients = self.gradients()
         norm = gradient_norm(gradients, self.model.num_sharded_copies)
         grad_norm = norm.item()
@@ -94,7 +100,12 @@ class Stepper:
         check_norm(grad_norm, step)
         if self.clip_norm is not None:
             clip_gradients(gradients, norm, self.clip_norm)
-        result = StepResult(loss=loss, grad_norm=grad_norm, is_stop_requested=is_stop_requested)
+        result = StepResult(
+            loss=loss,
+            grad_norm=grad_norm,
+            is_stop_requested=num_stops > 0,
+            is_save_requested=num_saves > 0,
+        )
         with self.watch.commit(result):
             self.update(lr)
         return result
@@ -133,12 +144,14 @@ class Stepper:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def _reduce(self, loss_sum: Tensor, num_micro_batches: int) -> tuple[float, bool]:
-        """Return the mean loss, and whether any worker wants to stop after this step."""
-        totals = torch.stack([loss_sum, torch.full_like(loss_sum, self.is_stop_requested())])
+    def _reduce(self, loss_sum: Tensor, num_micro_batches: int) -> tuple[float, int, int]:
+        """Return the mean loss, and how many workers want to stop, and to save, after this step."""
+        requests = self.is_stop_requested() + _SAVE * self.is_save_requested()
+        totals = torch.stack([loss_sum, torch.full_like(loss_sum, requests)])
         dist.all_reduce(totals)
-        loss, num_stops = totals.tolist()
-        return loss / (num_micro_batches * self.world_size), num_stops > 0
+        loss, num_requests = totals.tolist()
+        num_saves, num_stops = divmod(int(num_requests), _SAVE)
+        return loss / (num_micro_batches * self.world_size), num_stops, num_saves
 
     def gradients(self) -> list[Tensor]:
         """Return this worker's reduced gradients, sharing memory with them."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from launcher.clusters.k8s.check import check_manifest
+from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_files
 from launcher.clusters.k8s.start import start_values
 from launcher.clusters.k8s.values import manifest_values
 from launcher.job import Job
@@ -34,6 +35,9 @@ def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     if job.cluster.pre_script is not None:
         texts["pre.sh"] = job.cluster.pre_script
     texts["start.sh"] = start
+    if sidecar := sidecar_files(job):
+        texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", sidecar)
+        texts[PEERS_FILE] = sidecar["peers"]
     values = manifest_values(job) | {"files": [_file(*item) for item in texts.items()]}
     text = fill_template(templates, f"k8s/{job.cluster.job_kind}.yaml.j2", values)
     check_manifest(text)

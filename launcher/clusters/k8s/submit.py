@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.clusters.k8s.manifest import MANIFEST
+from launcher.clusters.k8s.sidecar import needs_token, secret_name, token_secret
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 
 _KINDS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs.sagemaker.amazonaws.com"}
+
+_OLD_SECRET_S = 30.0
+"""How long the Secret of an earlier job of this name may take to go with it."""
+_PAUSE_S = 1.0
 
 
 def submit_k8s(run_dir: Path, job: Job) -> Submission:
@@ -36,6 +43,50 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
             f"{shlex.join(remove)}"
         ) from error
     output = run_program(command, run_dir)
-    return Submission(
-        command=command, job_id=f"{_KINDS[cluster.job_kind]}/{job.name}", output=output
-    )
+    job_id = f"{_KINDS[cluster.job_kind]}/{job.name}"
+    if needs_token(job):
+        _create_token(kubectl, job_id, job, run_dir)
+    return Submission(command=command, job_id=job_id, output=output)
+
+
+def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path) -> None:
+    """Create the Secret that the pods wait for; it goes with the job that exists by now."""
+    fields = ("apiVersion", "kind", "metadata.name", "metadata.uid")
+    path = "{'\\n'}".join(f"{{.{field}}}" for field in fields)
+    end_s = time.monotonic() + _OLD_SECRET_S
+    try:
+        found = run_program((*kubectl, "get", job_id, f"--output=jsonpath={path}"), run_dir)
+        owner = dict(zip(("apiVersion", "kind", "name", "uid"), found.split(), strict=True))
+        while not _has_token(kubectl, owner, job, run_dir):
+            if time.monotonic() >= end_s:
+                raise OutsideError(  # noqa: TRY301
+                    f"the Secret {secret_name(job)} of an earlier job is still there after "
+                    f"{_OLD_SECRET_S:.0f} s"
+                )
+            # Kubernetes collects it some time after its job; nothing tells when.
+            time.sleep(_PAUSE_S)
+    except (OutsideError, ValueError) as error:
+        remove = shlex.join((*kubectl[:2], "delete", job_id))
+        raise OutsideError(
+            f"{job_id} exists, but its pods wait for a token: {error}\nremove it: {remove}"
+        ) from error
+
+
+def _has_token(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run_dir: Path) -> bool:
+    """Create the Secret; returns False while that of an earlier job, which goes, has its name.
+
+    One that belongs to no job is the user's own, and stays.
+    """
+    try:
+        # By standard input: arguments and files may be read by others.
+        run_program((*kubectl, "create", "--filename=-"), run_dir, token_secret(job, dict(owner)))
+    except OutsideError as error:
+        if "already exists" not in str(error):
+            raise
+    else:
+        return True
+    path = "{.metadata.ownerReferences[*].uid}"
+    command = (*kubectl, "get", f"secret/{secret_name(job)}", "--ignore-not-found")
+    found = run_program((*command, f"--output=jsonpath=there {path}"), run_dir).split()
+    # Nothing at all: it went just now.
+    return bool(found) and (found[1:] == [] or owner["uid"] in found[1:])

@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.clusters.k8s.sidecar import (
+    K8S_NAMESPACE,
+    K8S_NODE,
+    shm_size,
+    sidecar_values,
+    sidecar_variables,
+)
 from launcher.clusters.k8s.start import (
     CONFIG_PATH,
     POD_IP,
@@ -49,6 +56,8 @@ def manifest_values(job: Job) -> dict[str, Any]:
         **_metadata(job, cluster),
         "env": _env(job, cluster),
         "ports": [_port(cluster)],
+        "memoryd": sidecar_values(job),
+        "shm_size": shm_size(job),
         "requests": requests,
         "limits": limits,
         "node_selector": _node_selector(job.instance, cluster),
@@ -98,6 +107,9 @@ def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
         if job.resilience.checkpointless is None:
             texts["PET_RDZV_CONF"] = _TORCHRUN_PATIENCE
         fields = {POD_IP: "status.podIP"}
+    if variables_of_memoryd := sidecar_variables(job):
+        texts |= variables_of_memoryd
+        fields |= {K8S_NODE: "spec.nodeName", K8S_NAMESPACE: "metadata.namespace"}
     variables: dict[str, dict[str, Any]] = {
         **{name: {"field": field} for name, field in fields.items()},
         **{name: {"value": literal(text)} for name, text in (texts | job.env).items()},

@@ -10,7 +10,8 @@ from typing import Any
 from resilience.errors import BrokenError
 from training import __main__ as program
 from training.group import WorkerGroup
-from training.torch_trainer import checkpoint, epoch_checkpoint, resilient
+from training.torch_trainer import checkpoint, epoch_checkpoint
+from training.torch_trainer.watch import RunWatch
 
 
 def _die_once(name: str) -> None:
@@ -102,14 +103,14 @@ def never_end_state() -> None:
 
 def die_always() -> None:
     """Let rank 2 die at step 3 whenever it gets there."""
-    begin = resilient._Watch.begin
+    begin = RunWatch.begin
 
-    def begin_or_die(watch: Any, step: int) -> None:
-        begin(watch, step)
+    def begin_or_die(watch: Any, step: int, place: Any) -> None:
+        begin(watch, step, place)
         if step == 3 and watch._generation.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    resilient._Watch.begin = begin_or_die  # type: ignore[method-assign]
+    RunWatch.begin = begin_or_die  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

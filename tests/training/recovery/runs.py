@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,9 +133,18 @@ class Run:
 
 @contextmanager
 def start_run(
-    folder: Path, job: Job, *, nodes: Sequence[str] = ("n0",), module: str = "training", **env: str
+    folder: Path,
+    job: Job,
+    *,
+    nodes: Sequence[str] = ("n0",),
+    module: str = "training",
+    by_node: Mapping[str, Mapping[str, str]] | None = None,
+    **env: str,
 ) -> Iterator[Run]:
-    """Start an agent for each node; nothing of them is left when the block has ended."""
+    """Start an agent for each node; nothing of them is left when the block has ended.
+
+    `by_node` and `env` are variables for one node and for all.
+    """
     write_job(folder, job)
     run = Run(folder, uuid.uuid4().hex)
     endpoint = f"127.0.0.1:{_free_port()}"
@@ -152,6 +161,7 @@ def start_run(
                         MARK: run.mark,
                         "TEST_NODE": node,
                         **env,
+                        **(by_node or {}).get(node, {}),
                     },
                     stdin=subprocess.DEVNULL,
                     stdout=log,

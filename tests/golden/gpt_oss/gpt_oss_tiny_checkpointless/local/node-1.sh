@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest 18e28cdb13c13e29392144c82431ac290f3729c1b169f27886970a3d6e69c3bb.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest 044cda3dae77009bee00429384e3d01cf92833f4c8e4321fe32221309f80c316.
 # A small GPT-OSS in two sharded copies that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

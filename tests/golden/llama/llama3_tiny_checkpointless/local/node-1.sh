@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest 9fdcdaf37b6b24d9c5fd1e51464fccb854a4ca690af047c16f5dfa4e084d83b9.
+# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest b1980445640b492ee8171d8f6dc1a9256216151ce2b37cf588379624962ca1f9.
 # A small Llama 3 that meets an exception and a killed worker, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

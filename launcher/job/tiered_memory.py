@@ -1,0 +1,83 @@
+"""How much of a node's memory checkpoints take, from the model's size alone. Pure."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+from launcher.job.content import JobContent
+from launcher.job.parameters import count_parameters
+from launcher.job.workload import MegatronTrainer, TorchTrainer
+from resilience.settings import TieredSettings
+
+DAEMON_MIB = 1024
+"""What memoryd takes beside the checkpoints, parts on their way to S3 among it."""
+
+# Two moments and, where the weights are none themselves, a copy of the weights, 4 bytes each.
+_OPTIMIZER_BYTES = 8
+_COPY_BYTES = 4
+_SLACK = Fraction(105, 100)
+# Descriptions, and segments of whole pages.
+_SLACK_MIB = 16
+
+
+def state_bytes(job: JobContent) -> int:
+    """Return the bytes of one copy of the training state: weights and Adam's moments."""
+    trainer = job.trainer
+    # Plain PyTorch keeps its weights in 32 bits, whatever it computes in.
+    is_copied = isinstance(trainer, MegatronTrainer) and trainer.precision == "bf16"
+    weight_bytes = 2 + _COPY_BYTES if is_copied else 4
+    return count_parameters(job.model) * (weight_bytes + _OPTIMIZER_BYTES)
+
+
+def own_bytes(job: JobContent) -> int:
+    """Return the bytes that one node's workers write in a checkpoint, equal shards once."""
+    ranks = _ranks_of_replica(job.trainer)
+    return math.ceil(state_bytes(job) * Fraction(min(job.trainer.num_devices, ranks), ranks))
+
+
+def num_writers(trainer: TorchTrainer | MegatronTrainer) -> int:
+    """Return on how many nodes each shard is without a copy to another."""
+    ranks = _ranks_of_replica(trainer)
+    if ranks <= trainer.num_devices:
+        return trainer.num_nodes
+    return min(trainer.num_nodes, max(1, trainer.world_size // ranks))
+
+
+def budget_min_mib(job: JobContent, settings: TieredSettings) -> int:
+    """Return below which budget a node has no room for the steps that it is to keep."""
+    return math.ceil(_held_bytes(job, settings, settings.ram.keep + 1) / 2**20)
+
+
+def budget_mib(job: JobContent, settings: TieredSettings) -> int:
+    """Return the memory in MiB of all checkpoints on a node.
+
+    That is what the recipe says, or room for the steps kept, the one being written and those
+    that may wait for the store, each with what other nodes have sent, and a twentieth more.
+    """
+    if settings.ram.budget_mib is not None:
+        return settings.ram.budget_mib
+    waiting = (settings.store.waiting_max or 1) if settings.store else 0
+    needed = _held_bytes(job, settings, settings.ram.keep + 1 + waiting)
+    return math.ceil(needed * _SLACK / 2**20) + _SLACK_MIB
+
+
+def tiered_mib(job: JobContent) -> int:
+    """Return the memory in MiB that checkpoints and their daemon take on a node, 0 without."""
+    settings = job.resilience.tiered
+    if settings is None or not settings.starts_memoryd:
+        return 0
+    return budget_mib(job, settings) + DAEMON_MIB
+
+
+def _held_bytes(job: JobContent, settings: TieredSettings, num_steps: int) -> int:
+    state, own = state_bytes(job), own_bytes(job)
+    others = min(settings.ram.replicas * own, state)
+    if settings.ram.peers_hold == "instead":
+        # What a node has written stays only until a peer has it.
+        return own + num_steps * others
+    return num_steps * min(own + others, state)
+
+
+def _ranks_of_replica(trainer: TorchTrainer | MegatronTrainer) -> int:
+    return max(1, trainer.world_size // trainer.replicas)

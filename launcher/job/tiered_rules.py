@@ -1,0 +1,217 @@
+"""Rules about checkpoints in tiers. Nothing here reads anything but the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.cluster import K8sCluster, SlurmCluster
+from launcher.job.content import JobContent
+from launcher.job.tiered_memory import (
+    DAEMON_MIB,
+    budget_mib,
+    budget_min_mib,
+    num_writers,
+    own_bytes,
+)
+from resilience.settings import RamTier, StoreTier, TieredSettings
+
+_WHERE = "resilience.tiered"
+
+
+def tiered_rules(job: JobContent) -> Iterator[str]:
+    """Yield what checkpoints in tiers cannot be."""
+    settings = job.resilience.tiered
+    if settings is None:
+        return
+    yield from _frequency("ram", settings.ram)
+    if settings.store:
+        yield from _frequency("store", settings.store)
+        yield from _store(settings, settings.store)
+        yield from _store_steps(settings.ram, settings.store)
+    if settings.backend == "aws":
+        yield from _aws(job, settings)
+        return
+    yield from _copies(job, settings.ram)
+    yield from _ports(job, settings)
+    yield from _budget(job, settings)
+
+
+def _frequency(tier: str, given: RamTier | StoreTier) -> Iterator[str]:
+    if (given.every_n_steps is None) == (given.every_s is None):
+        yield (
+            f"{_WHERE}.{tier}.every_n_steps {_shown(given.every_n_steps)} and "
+            f"{_WHERE}.{tier}.every_s {_shown(given.every_s)}; allowed: one of them, "
+            "the other null"
+        )
+
+
+def _store(settings: TieredSettings, store: StoreTier) -> Iterator[str]:
+    if store.url is None:
+        yield (
+            f"{_WHERE}.store.url null; allowed: s3://BUCKET/PREFIX or folder:/PATH, as "
+            f"{_WHERE}.store.url=s3://BUCKET/PREFIX; resilience/tiered=ram needs none"
+        )
+        return
+    of_s3 = {
+        "endpoint": store.endpoint,
+        "region": store.region,
+        "path_style": store.path_style or None,
+        "part_size_mib": store.part_size_mib,
+        "attempts": store.attempts,
+    }
+    if store.url.startswith("folder:"):
+        for name, value in of_s3.items():
+            if value is not None:
+                yield (
+                    f"{_WHERE}.store.{name} {value!r} does not fit {_WHERE}.store.url "
+                    f"{store.url!r}; allowed with a folder: "
+                    f"{'false' if name == 'path_style' else 'null'}"
+                )
+
+
+def _store_steps(ram: RamTier, store: StoreTier) -> Iterator[str]:
+    """Refuse a store that waits for steps which memory never takes."""
+    if store.every_n_steps and ram.every_n_steps and store.every_n_steps % ram.every_n_steps:
+        yield (
+            f"{_WHERE}.store.every_n_steps {store.every_n_steps} is no multiple of "
+            f"{_WHERE}.ram.every_n_steps {ram.every_n_steps}, and the store gets only steps "
+            "that memory has"
+        )
+    if store.every_n_steps and ram.every_s:
+        yield (
+            f"{_WHERE}.store.every_n_steps {store.every_n_steps} does not fit "
+            f"{_WHERE}.ram.every_s {ram.every_s:g}, as memory may never have such a step; "
+            f"set {_WHERE}.store.every_s"
+        )
+    if store.every_s and ram.every_s and store.every_s < ram.every_s:
+        yield (
+            f"{_WHERE}.store.every_s {store.every_s:g} is less than {_WHERE}.ram.every_s "
+            f"{ram.every_s:g}, and the store gets only steps that memory has"
+        )
+
+
+def _copies(job: JobContent, ram: RamTier) -> Iterator[str]:
+    nodes = job.trainer.num_nodes
+    if ram.replicas > nodes - 1:
+        yield (
+            f"{_WHERE}.ram.replicas {ram.replicas} is more than the {nodes - 1} other nodes of "
+            f"trainer.num_nodes {nodes}"
+        )
+    domains = max(1 + ram.replicas, num_writers(job.trainer))
+    if ram.peers_hold == "instead" and ram.replicas:
+        domains = ram.replicas
+    if ram.domains_min > domains:
+        yield (
+            f"{_WHERE}.ram.domains_min {ram.domains_min} is more than the {domains} nodes that "
+            f"have a shard with {_WHERE}.ram.replicas {ram.replicas}, so that no step would ever "
+            "be complete"
+        )
+    if ram.peers_hold == "instead" and not ram.replicas:
+        yield (
+            f"{_WHERE}.ram.peers_hold 'instead' needs {_WHERE}.ram.replicas of at least 1; "
+            "without a peer nobody would hold a shard"
+        )
+
+
+def _ports(job: JobContent, settings: TieredSettings) -> Iterator[str]:
+    if settings.peer_port is not None and settings.peer_port == settings.http_port:
+        yield (
+            f"{_WHERE}.peer_port and {_WHERE}.http_port are both {settings.peer_port}; "
+            "choose two ports"
+        )
+    if settings.http_port and job.cluster.kind == "local" and job.num_nodes_started > 1:
+        yield (
+            f"{_WHERE}.http_port {settings.http_port} would be opened by each of the "
+            f"{job.num_nodes_started} nodes of this machine; allowed with cluster.kind 'local': "
+            "null, or trainer.num_nodes 1"
+        )
+
+
+def _budget(job: JobContent, settings: TieredSettings) -> Iterator[str]:
+    ram, needed = settings.ram, budget_min_mib(job, settings)
+    if ram.budget_mib is not None and ram.budget_mib < needed:
+        yield (
+            f"{_WHERE}.ram.budget_mib {ram.budget_mib} is less than the {needed} MiB that "
+            f"{ram.keep} steps and one being written take with {ram.replicas} replicas, a node's "
+            f"part of the training state being {own_bytes(job) >> 20} MiB; null works it out"
+        )
+        return
+    yield from _memory(job, budget_mib(job, settings))
+
+
+def _memory(job: JobContent, budget: int) -> Iterator[str]:
+    """Hold the budget against what a node, or the job's part of it, has."""
+    asked, instance = job.resources, job.instance
+    taken = (
+        f"{_WHERE}.ram.budget_mib {_shown_budget(job, budget)} with {DAEMON_MIB} MiB for memoryd"
+    )
+    tiered_mib = budget + DAEMON_MIB
+    is_within = isinstance(job.cluster, SlurmCluster) and asked.memory_gib is not None
+    if is_within and asked.memory_gib is not None:
+        if (left_mib := (asked.memory_gib - asked.shm_gib) * 1024) < tiered_mib:
+            yield (
+                f"{taken} is more than resources.memory_gib {asked.memory_gib} leaves beside "
+                f"resources.shm_gib {asked.shm_gib}: {left_mib} MiB"
+            )
+        return
+    # A pod's daemon has memory of its own beside that of the workers' container.
+    workers_gib = asked.memory_gib if isinstance(job.cluster, K8sCluster) else None
+    used_mib = (workers_gib or asked.shm_gib) * 1024 + asked.hugepages_2mi_mib
+    if used_mib + tiered_mib > instance.memory_gib * 1024:
+        name = "resources.memory_gib" if workers_gib else "resources.shm_gib"
+        yield (
+            f"{taken} and {name} {workers_gib or asked.shm_gib} are more than the "
+            f"{instance.memory_gib} GiB of instance {instance.type!r}"
+        )
+
+
+def _shown_budget(job: JobContent, budget: int) -> str:
+    settings = job.resilience.tiered
+    is_given = settings is not None and settings.ram.budget_mib is not None
+    return str(budget) if is_given else f"null, which is {budget} here,"
+
+
+def _aws(job: JobContent, settings: TieredSettings) -> Iterator[str]:
+    """Refuse what AWS's library and its daemon cannot be told."""
+    if not isinstance(job.cluster, K8sCluster):
+        yield (
+            f"{_WHERE}.backend 'aws' needs cluster.kind 'k8s', whose HyperPod runs the daemon, "
+            f"and not {job.cluster.kind!r}; allowed here: 'memoryd'"
+        )
+    store = settings.store
+    if store and store.url and not store.url.startswith("s3://"):
+        yield f"{_WHERE}.store.url {store.url!r} does not fit backend 'aws'; allowed: s3://..."
+    ram = settings.ram
+    fixed: dict[str, tuple[object, object]] = {
+        "ram.keep": (ram.keep, 3),
+        "ram.replicas": (ram.replicas, 0),
+        "ram.domains_min": (ram.domains_min, 1),
+        "ram.budget_mib": (ram.budget_mib, None),
+        "ram.peers_hold": (ram.peers_hold, "copies"),
+        "token_file": (settings.token_file, None),
+        "peer_port": (settings.peer_port, None),
+        "http_port": (settings.http_port, None),
+    }
+    if store:
+        fixed |= {
+            "store.keep": (store.keep, None),
+            "store.waiting_max": (store.waiting_max, None),
+            "store.deadline_s": (store.deadline_s, 60.0),
+            "store.endpoint": (store.endpoint, None),
+            "store.region": (store.region, None),
+            "store.path_style": (store.path_style, False),
+            "store.part_size_mib": (store.part_size_mib, None),
+            "store.attempts": (store.attempts, None),
+        }
+    for name, (value, allowed) in fixed.items():
+        if value != allowed:
+            yield (
+                f"{_WHERE}.{name} {_shown(value)} is nothing that AWS's library can be told; "
+                f"allowed with backend 'aws': {_shown(allowed)}"
+            )
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,186 @@
+"""Reads what AWS's library has saved, on any number of ranks.
+
+Their own reader finds nothing in memory once the number of ranks has changed, and takes
+all shards from one tier or none. This one needs nothing of theirs installed.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from resilience.tiered.aws_door import Source
+from resilience.tiered.aws_format import (
+    METADATA_BYTES_MAX,
+    StorageInfo,
+    check_plain,
+    decode_metadata,
+    decode_tensor,
+)
+from resilience.tiered.errors import FormatError, LostError, TieredError
+
+T = TypeVar("T")
+
+
+class AwsReader(StorageReader):
+    """A StorageReader of one step, the newest by default: `dcp.load(state, storage_reader=...)`.
+
+    Sources are asked in their order, for each shard anew. Ranks of several nodes may see
+    different newest steps for a moment: give them one. Raises LostError where no source has
+    a step or shard intact, and FormatError for a metadata that is none, a pickle bomb among
+    them.
+
+    What is no tensor is stored as bytes that DCP's own planner unpickles: they are looked
+    through first, and what is more than plain data is refused. `allows_pickles` hands them
+    over as they are: for checkpoints that only trusted people can have written.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        *,
+        step: int | None = None,
+        allows_pickles: bool = False,
+        metadata_bytes_max: int = METADATA_BYTES_MAX,
+    ) -> None:
+        self._sources = tuple(sources)
+        self._step = step
+        self._allows_pickles = allows_pickles
+        self._metadata_bytes_max = metadata_bytes_max
+        self._metadata = Metadata({})
+
+    @property
+    def step(self) -> int | None:
+        """Return the step that was asked for, or found by `read_metadata`."""
+        return self._step
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forget the metadata of an earlier load."""
+        self._metadata = Metadata({})
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the step's metadata, from the first source that has it."""
+        if self._step is None:
+            self._step = self._newest_step()
+        blob = self._read_metadata(self._step)
+        return decode_metadata(blob, bytes_max=self._metadata_bytes_max)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take over where the items lie."""
+        self._metadata = metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy all items of the plan into the planner's tensors; done when this returns."""
+        by_rank: dict[int, list[ReadItem]] = {}
+        for each in plan.items:
+            by_rank.setdefault(self._place(each).rank, []).append(each)
+        for rank, items in by_rank.items():
+            self._read_items(rank, items, planner)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Accept any: the sources say where to read."""
+        return True
+
+    def _newest_step(self) -> int:
+        """Return the newest step of all sources that answer."""
+        found: set[int] = set()
+        errors: list[str] = []
+        for source in self._sources:
+            try:
+                found.update(source.steps())
+            except TieredError as error:
+                errors.append(str(error))
+        if not found:
+            why = errors or [f"{each.name}: none" for each in self._sources]
+            raise LostError(f"there is no step to load: {'; '.join(why)}")
+        return max(found)
+
+    def _read_metadata(self, step: int) -> bytes:
+        def read(source: Source) -> bytes | None:
+            return source.read_metadata(step, self._metadata_bytes_max)
+
+        return self._first(read, f"the metadata of step {step}")
+
+    def _read_items(self, rank: int, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        step = self._step
+        assert step is not None
+        places = [self._place(each) for each in items]
+        begin = min(each.offset for each in places)
+        end = max(each.offset + each.length for each in places)
+
+        def take(source: Source) -> bool | None:
+            memory = source.read(step, rank, begin, end)
+            if memory is None:
+                return None
+            for item, place in zip(items, places, strict=True):
+                at = place.offset - begin
+                content = bytes(memory[at : at + place.length])
+                self._give(content, item, planner, checks=not source.is_checked)
+            return True
+
+        self._first(take, f"what rank {rank} saved of step {step}")
+
+    def _give(self, content: bytes, item: ReadItem, planner: LoadPlanner, *, checks: bool) -> None:
+        """Bring an item, or the part of it that is wanted, where the planner wants it."""
+        if item.type is LoadItemType.BYTE_IO:
+            if not self._allows_pickles:
+                check_plain(content, checks=checks)
+            planner.load_bytes(item, io.BytesIO(content))
+            return
+        wanted = _cut(decode_tensor(content, checks=checks), item)
+        target = planner.resolve_tensor(item)
+        target.detach().copy_(wanted)
+        planner.commit_tensor(item, target)
+
+    def _first(self, ask: Callable[[Source], T | None], what: str) -> T:
+        """Return the first answer of a source; what went wrong before is forgotten then."""
+        errors: list[str] = []
+        for source in self._sources:
+            try:
+                if (found := ask(source)) is not None:
+                    return found
+                errors.append(f"{source.name}: not there")
+            except TieredError as error:
+                errors.append(str(error))
+        raise LostError(f"{what} cannot be had: {'; '.join(errors)}")
+
+    def _place(self, item: ReadItem) -> StorageInfo:
+        place: StorageInfo = self._metadata.storage_data[item.storage_index]
+        return place
+
+
+def _cut(tensor: Tensor, item: ReadItem) -> Tensor:
+    """Return the part of a stored tensor that an item asks for."""
+    if tensor.dim() != len(item.lengths):
+        raise FormatError(f"{item.storage_index.fqn} has {tensor.dim()} dims where it is stored")
+    for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        if begin + length > tensor.size(dim):
+            raise FormatError(
+                f"{item.storage_index.fqn} has the shape {tuple(tensor.shape)} where it is stored"
+            )
+        tensor = tensor.narrow(dim, begin, length)
+    return tensor

@@ -1,0 +1,491 @@
+"""A worker's side of the local door: shards of shared memory to fill and to read.
+
+Mappings are kept between saves: mapping a gigabyte anew costs some 0.1 s. Without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from resilience.tiered.errors import LostError, TieredError
+from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
+from resilience.tiered.segment_map import Map
+from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta
+
+TIMEOUT_S = 30.0
+"""How long a call may take, to connect included."""
+
+_SLOWEST_BYTES_PER_S = 128 << 20
+"""How slowly memory may be made; a begin gets as much more time."""
+
+_CLOSE_TIMEOUT_S = 2.0
+"""How long a close waits for another thread's call before it ends that, and again after it."""
+_CHECK_S = 0.1
+"""How often a call that waits asks whether it is still wanted."""
+
+_MAPS_MAX = 32
+"""How many segments stay mapped; what is mapped and free costs page tables, no memory."""
+
+Check = Callable[[], None]
+"""Raises to end a wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOnOffer:
+    """A step of which there are shards."""
+
+    step: int
+    generation: int
+    num_shards: int
+    """How many make it whole."""
+    shards: tuple[str, ...]
+    """Those that can be read, by name."""
+
+
+class Draft:
+    """A shard that is being written. A context manager: left without a commit, it never was."""
+
+    def __init__(self, client: TieredClient, link: _Link, segment: int, memory: memoryview) -> None:
+        self.segment = segment
+        self.memory = memory
+        """The shard's bytes, to be filled; not to be written to after commit or abort."""
+        self._client = client
+        self._link = link
+        self._is_open = True
+
+    def commit(self, meta: ShardMeta, *, timeout_s: float = TIMEOUT_S) -> ShardMeta:
+        """Make the shard visible.
+
+        Raises LostError where the daemon ended meanwhile: nothing is visible then, unless
+        only its answer was lost. ValueError for a meta that is not of what was begun.
+        """
+        if not self._is_open:
+            raise ValueError("the writing is over")
+        self._is_open = False
+        content = json.loads(encode_meta(meta))
+        request = {"op": "commit", "segment": self.segment, "meta": content}
+        self._client.ask_on(self._link, request, timeout_s)
+        return meta
+
+    def abort(self) -> None:
+        """Give it up; a no-op after a commit or an abort. Never raises for a lost daemon."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(TieredError):
+                self._client.ask_on(self._link, {"op": "abort", "segment": self.segment}, TIMEOUT_S)
+
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class Loan:
+    """A shard that is being read. A context manager that releases it.
+
+    Should the daemon end meanwhile, the memory may be used again: check what was copied.
+    """
+
+    def __init__(
+        self,
+        client: TieredClient,
+        link: _Link,
+        segment: int,
+        memory: memoryview,
+        answer: Mapping[str, Any],
+    ) -> None:
+        self.segment = segment
+        self.memory = memory
+        """The shard's bytes, read-only."""
+        self.meta = decode_meta(json.dumps(answer["meta"]).encode())
+        self.source = str(answer["source"])
+        """Where it came from: "ram" for this node's own memory."""
+        self._client = client
+        self._link = link
+        self._is_open = True
+
+    def bad(self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None) -> bool:
+        """Say that the bytes do not fit their checksums; returns whether they were dropped.
+
+        The daemon hashes them again, and keeps what it finds intact. `check` is as in `read`.
+        """
+        size_s = self.meta.num_bytes / _SLOWEST_BYTES_PER_S
+        request = {"op": "bad", "segment": self.segment}
+        limit_s = timeout_s + size_s
+        return bool(self._client.ask_on(self._link, request, limit_s, check)["is_dropped"])
+
+    def release(self) -> None:
+        """Let it go; a no-op the second time. Never raises for a lost daemon."""
+        if self._is_open:
+            self._is_open = False
+            with suppress(TieredError):
+                request = {"op": "release", "segment": self.segment}
+                self._client.ask_on(self._link, request, TIMEOUT_S)
+
+    def __enter__(self) -> Loan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class TieredClient:
+    """Speaks to the daemon of this node. Thread-safe: calls take turns.
+
+    Connects on the first call, and once more where the daemon was started again
+    meanwhile. Every call has a deadline and raises LostError after it, or where nobody
+    listens; RefusedError for a wrong token or a namespace of another job. Without a
+    namespace only `status` works. In a forked child it has a connection of its own.
+
+    A `check` is called every now and then while a call waits. What it raises ends the call,
+    and with it the connection: what was being written or read on that is given up.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        token: str = "",
+        namespace: str | None = None,
+        job: str = "",
+        node: str = "",
+    ) -> None:
+        self._path = path
+        self._hello = {"op": "hello", "token": token, "node": node}
+        if namespace is not None:
+            self._hello |= {"namespace": namespace, "job": job}
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._is_closing = False
+        self._maps: OrderedDict[tuple[int, int, bool], Map] = OrderedDict()
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace that the client's shards are in; empty without one."""
+        return str(self._hello.get("namespace", ""))
+
+    def begin(
+        self,
+        *,
+        step: int,
+        generation: int,
+        shard: str,
+        num_shards: int,
+        num_bytes: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Draft:
+        """Return memory for a shard, to be filled and committed.
+
+        The deadline grows by 8 s a GiB, for memory that has to be made. Raises HeldError,
+        StaleError and VaultFullError as the vault does.
+        """
+        request = {
+            "op": "begin",
+            "step": step,
+            "generation": generation,
+            "shard": shard,
+            "num_shards": num_shards,
+            "num_bytes": num_bytes,
+        }
+        limit_s = timeout_s + max(0, num_bytes) / _SLOWEST_BYTES_PER_S
+        with self._turn(limit_s) as end_s:
+            link, frame = self._ask(request, end_s)
+            memory = self._open(frame, num_bytes, is_writable=True)
+        return Draft(self, link, int(frame.message["segment"]), memory)
+
+    def steps(
+        self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None
+    ) -> list[StepOnOffer]:
+        """Return the steps of the namespace that can be read, newest first."""
+        with self._turn(timeout_s, check) as end_s:
+            _, frame = self._ask({"op": "steps"}, end_s, check)
+        return [
+            StepOnOffer(
+                step=row["step"],
+                generation=row["generation"],
+                num_shards=row["num_shards"],
+                shards=tuple(row["shards"]),
+            )
+            for row in frame.message["steps"]
+        ]
+
+    def read(
+        self,
+        *,
+        step: int,
+        generation: int,
+        shard: str,
+        timeout_s: float = TIMEOUT_S,
+        check: Check | None = None,
+    ) -> Loan:
+        """Return a shard's memory; KeyError where nobody has it.
+
+        One that comes from elsewhere first takes as long as that takes: give it time.
+        """
+        request = {"op": "read", "step": step, "generation": generation, "shard": shard}
+        with self._turn(timeout_s, check) as end_s:
+            link, frame = self._ask(request, end_s, check)
+            num_bytes = int(frame.message["meta"]["num_bytes"])
+            memory = self._open(frame, num_bytes, is_writable=False)
+        return Loan(self, link, int(frame.message["segment"]), memory, frame.message)
+
+    def go_back(
+        self,
+        *,
+        step: int,
+        first_generation: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        check: Check | None = None,
+    ) -> int:
+        """Say that a run begins, and goes on from a step; returns where its generations begin.
+
+        To be called before the first save by each rank of a run that was started anew, with
+        step 0 where it has found nothing. The rank that decides names no number and gives the
+        others the one that it gets: each save is then of that number plus the generation of
+        the gate. From then on this node offers no later step of an older run, drops it, and
+        refuses with StaleError who still writes one; the daemons tell each other. Idempotent
+        with the number. Raises StaleError where a newer run has begun.
+        """
+        request = {"op": "go_back", "step": step, "first_generation": first_generation}
+        with self._turn(timeout_s, check) as end_s:
+            return int(self._ask(request, end_s, check)[1].message["first_generation"])
+
+    def first_generation(self, *, timeout_s: float = TIMEOUT_S) -> int:
+        """Return where the generations of the newest run begin, as `go_back` has said; else 0.
+
+        For a process that is started into a run that goes on.
+        """
+        with self._turn(timeout_s) as end_s:
+            return int(self._ask({"op": "go_back"}, end_s)[1].message["first_generation"])
+
+    def flush(self, *, step: int, generation: int, timeout_s: float = TIMEOUT_S) -> None:
+        """Have a step sent to the store whatever its cadence says, as the last of a run.
+
+        To be called on each node with shards of it, once they are committed. Returns at once:
+        a daemon that is told to end sends it first, for a while. A no-op without a store.
+        """
+        request = {"op": "flush", "step": step, "generation": generation}
+        with self._turn(timeout_s) as end_s:
+            self._ask(request, end_s)
+
+    def status(self, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """Return what the daemon says of itself: node, budget, and what it holds of whom."""
+        with self._turn(timeout_s) as end_s:
+            return self._ask({"op": "status"}, end_s)[1].message
+
+    def ask_on(
+        self,
+        link: _Link,
+        request: Mapping[str, Any],
+        timeout_s: float,
+        check: Check | None = None,
+    ) -> dict[str, Any]:
+        """Ask on the connection that something was begun on; for Draft and Loan alone."""
+        with self._turn(timeout_s, check) as end_s:
+            if link is not self._link or link.pid != os.getpid():
+                raise LostError("the daemon was started again, or the connection lost, meanwhile")
+            try:
+                return link.ask(request, end_s, check).message
+            except LostError:
+                self._hang_up()
+                raise
+
+    def close(self) -> None:
+        """End the connection; what is being written is aborted. Memory goes with its last view.
+
+        Takes at most 4 s, also where another thread's call waits for the daemon: that ends.
+        """
+        if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+            self._is_closing = True
+            if (link := self._link) is not None:
+                link.shut_down()
+            if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
+                return  # it is just connecting, and ends at its own deadline
+        try:
+            self._is_closing = False
+            self._hang_up()
+            self._maps.clear()
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> TieredClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _turn(self, timeout_s: float, check: Check | None = None) -> _Turn:
+        return _Turn(self._lock, timeout_s, check)
+
+    def _ask(
+        self, request: Mapping[str, Any], end_s: float, check: Check | None = None
+    ) -> tuple[_Link, Frame]:
+        """Ask for something that may be asked for twice."""
+        may_retry = self._link is not None
+        while True:
+            try:
+                if self._link is None or self._link.pid != os.getpid():
+                    self._link = None  # a parent's is left alone
+                    self._link = _Link(self._path, self._hello, end_s, check)
+                return self._link, self._link.ask(request, end_s, check)
+            except LostError as error:
+                self._hang_up()
+                is_slow = isinstance(error.__cause__, TimeoutError)
+                if not may_retry or is_slow or self._is_closing:
+                    raise
+                may_retry = False
+
+    def _open(self, frame: Frame, num_bytes: int, *, is_writable: bool) -> memoryview:
+        """Return the memory behind the descriptor of an answer, from a map that is kept."""
+        try:
+            (file,) = frame.files
+            status = os.fstat(file)
+            if status.st_size < num_bytes:
+                raise LostError(f"a segment of {status.st_size} bytes cannot hold {num_bytes}")
+            key = (status.st_dev, status.st_ino, is_writable)
+            known = self._maps.pop(key, None)
+            if known is None and not is_writable:
+                # What this process has written it can read where it lies.
+                known = self._maps.get((*key[:2], True))
+            if known is None:
+                known = Map(file, status.st_size, is_writable=is_writable)
+            if known.is_writable == is_writable:
+                self._maps[key] = known
+            self._let_go_of_old()
+        except (OSError, ValueError) as error:
+            self._hang_up()
+            raise LostError(f"cannot map the memory that the daemon gave: {error}") from error
+        finally:
+            frame.close()
+        memory = known.memory[:num_bytes]
+        return memory if is_writable else memory.toreadonly()
+
+    def _let_go_of_old(self) -> None:
+        """Forget the maps of segments that are gone, and of those not used for long."""
+        for key, each in list(self._maps.items()):
+            if each.is_removed():
+                del self._maps[key]
+        while len(self._maps) > _MAPS_MAX:
+            self._maps.popitem(last=False)
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class _Link:
+    """One connection to a daemon that has accepted our hello."""
+
+    def __init__(
+        self, path: Path, hello: Mapping[str, Any], end_s: float, check: Check | None
+    ) -> None:
+        self.pid = os.getpid()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._frames = FrameSocket(connection)
+        try:
+            connection.settimeout(_rest(end_s))
+            connection.connect(str(path))
+            check_owner(connection, path)
+            self.ask(hello, end_s, check)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                raise LostError(f"no daemon answers at {path}: {error}") from error
+            raise
+
+    def ask(self, request: Mapping[str, Any], end_s: float, check: Check | None = None) -> Frame:
+        """Return the answer, whose files the caller has to close; raises what it says."""
+        try:
+            # A daemon that refuses a connection answers before it is asked.
+            with suppress(BrokenPipeError):
+                self._frames.send(request, timeout_s=_rest(end_s))
+            if check is not None:
+                self._await_answer(end_s, check)
+            frame = self._receive(end_s)
+        except OSError as error:
+            raise LostError(f"lost the daemon in {request['op']}: {error}") from error
+        try:
+            raise_error(frame.message)
+        except BaseException:
+            frame.close()
+            raise
+        return frame
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def shut_down(self) -> None:
+        """End whatever another thread waits for on this connection."""
+        self._frames.shut_down()
+
+    def _await_answer(self, end_s: float, check: Check) -> None:
+        """Return when an answer has begun to come, or its deadline is over."""
+        poll = select.poll()
+        poll.register(self._frames.socket, select.POLLIN)
+        while not poll.poll(1000 * min(_CHECK_S, _rest(end_s))):
+            try:
+                check()
+            except BaseException:
+                self.close()  # the answer would be taken for that to the next request
+                raise
+
+    def _receive(self, end_s: float) -> Frame:
+        try:
+            return self._frames.receive(timeout_s=_rest(end_s), takes_files=True)
+        except ValueError as error:
+            raise ConnectionError(f"what answers is no memoryd: {error}") from error
+
+
+class _Turn:
+    """A call's turn on the connection, and the moment at which it has to be over."""
+
+    def __init__(self, lock: threading.Lock, timeout_s: float, check: Check | None) -> None:
+        self._lock = lock
+        self._timeout_s = timeout_s
+        self._check = check
+
+    def __enter__(self) -> float:
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            rest_s = max(0.0, end_s - time.monotonic())
+            wait_s = rest_s if self._check is None else min(_CHECK_S, rest_s)
+            if self._lock.acquire(timeout=wait_s):
+                return end_s
+            if wait_s == rest_s:
+                raise LostError(f"another call has not ended within {self._timeout_s:.0f} s")
+            assert self._check is not None
+            self._check()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def _rest(end_s: float) -> float:
+    rest_s = end_s - time.monotonic()
+    if rest_s <= 0:
+        raise TimeoutError("no time is left")
+    return rest_s

@@ -1,0 +1,1 @@
+"""The daemon of one node: keeps checkpoints in memory and outlives the workers."""

@@ -1,0 +1,163 @@
+"""One node's daemon: an arena, the vault in it, and the doors to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from typing import Protocol
+
+from resilience.tiered.arena import Arena
+from resilience.tiered.expiry import remove_expired
+from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.http import HttpDoor, Others
+from resilience.tiered.memoryd.keeper import Keeper
+from resilience.tiered.memoryd.local import SOCKET_NAME, LocalDoor
+from resilience.tiered.memoryd.notes import BoardNotes
+from resilience.tiered.memoryd.offer import TieredOffer
+from resilience.tiered.memoryd.options import MemorydOptions
+from resilience.tiered.memoryd.output import complain
+from resilience.tiered.memoryd.peering import NoPeers, Peers
+from resilience.tiered.memoryd.peers import PeerDoor
+from resilience.tiered.memoryd.room import Room
+from resilience.tiered.memoryd.session import LocalSettings
+from resilience.tiered.vault import Vault
+
+CLOSE_TIMEOUT_S = 30.0
+"""How long the end may take once the store has what it is to get; then the process ends with
+status 1."""
+
+REMOVE_SIGNAL = signal.SIGUSR1
+"""Ends the daemon and takes the arena away: its job is over."""
+
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, REMOVE_SIGNAL)
+
+
+class Door(Protocol):
+    """A way to the vault, or somebody who works in it. Has threads of its own."""
+
+    def start(self) -> None:
+        """Begin; does not block. Raises OSError where it cannot, say for a port in use."""
+        ...
+
+    def close(self) -> None:
+        """End all it has begun, within some seconds. Called once, also where start failed."""
+        ...
+
+
+OpenDoors = Callable[[MemorydOptions, Vault], Sequence[Door]]
+"""Makes the doors that options ask for; none is started yet."""
+
+
+def open_doors(options: MemorydOptions, vault: Vault) -> list[Door]:
+    """Make the doors that the options ask for. This is where further ones are plugged in."""
+    settings = LocalSettings(
+        node=options.node,
+        domain=options.domain,
+        token=options.token,
+        connections_max=options.connections_max,
+        idle_s=options.idle_s,
+    )
+    door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
+    peers: Peers = door or NoPeers()
+    board = Board(
+        vault,
+        Own(node=options.node, domain=options.domain),
+        options.kept.settings,
+        peers=peers,
+        shelf=options.kept.open_shelf(),
+    )
+    vault.on_change = peers.on_change = board.wake
+    if door:
+        door.tell_complete(board.complete)
+        board.on_complete, board.is_passing = door.wake, door.is_passing
+    keeper, room = Keeper(board), Room(board)
+    offer = TieredOffer(board, room)
+    local = LocalDoor(
+        vault,
+        options.folder / SOCKET_NAME,
+        settings,
+        offer=offer,
+        begin=room.begin,
+        go_back=board.go_back,
+        flush=board.flush,
+        describe=keeper.describe,
+    )
+    doors: list[Door] = [keeper, local]
+    spaces = None
+    if options.http:
+        others = Others(peers=peers, offer=offer, ask_room=room.ask, safe=board.safe)
+        token = None if options.http_open else options.token or None
+        http = HttpDoor(vault, options.folder, *options.http, token=token, others=others)
+        spaces, keeper.settle_others = http.spaces, http.spaces.settle_all
+        doors.append(http)
+    if door:
+        door.begin = room.begin
+        door.tell_notes(BoardNotes(board, spaces))
+        doors.insert(2, door)
+    return doors
+
+
+def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit status. For the main thread alone.
+
+    SIGUSR1 ends it, too, and the arena goes. Before, the store gets for some time what it has to
+    get, for longer where the arena goes. Arenas beside it that nobody has used for long
+    go once the doors are open.
+
+    Says on one line of standard output when all doors are open. Raises ArenaError where
+    the folder cannot be used, OSError where a door cannot be opened.
+    """
+    # Threads inherit the mask: the signals wait for this thread, whatever it does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    with ExitStack() as stack:
+        arena = Arena(options.folder, options.budget_bytes)
+        is_removed = options.remove_on_exit
+        stack.callback(lambda: arena.remove() if is_removed else arena.close())
+        vault = Vault(arena)
+        opened = doors(options, vault)
+        for door in opened:
+            stack.callback(_close, door)
+            door.start()
+        _announce(options, vault)
+        # Memory of many gigabytes takes minutes, and nobody waits for it.
+        threading.Thread(target=_expire, args=(options,), name="expiry", daemon=True).start()
+        has_to_go = signal.sigwait(END_SIGNALS) == REMOVE_SIGNAL
+        is_removed |= has_to_go
+        drain_s = options.kept.remove_s if has_to_go else options.kept.drain_s
+        watchdog = threading.Timer(drain_s + CLOSE_TIMEOUT_S, _give_up, (drain_s,))
+        watchdog.daemon = True
+        watchdog.start()
+        for keeper in (each for each in opened if isinstance(each, Keeper)):
+            keeper.drain(drain_s)
+    return 0
+
+
+def _expire(options: MemorydOptions) -> None:
+    for path in remove_expired(options.folder, expire_s=options.expire_s):
+        complain(f"removed the arena {path}: not used for {options.expire_s:g} s")
+
+
+def _close(door: Door) -> None:
+    try:
+        door.close()
+    except Exception as error:  # noqa: BLE001 - the others have to be closed, too
+        complain(f"{type(door).__name__} did not close: {error!r}")
+
+
+def _announce(options: MemorydOptions, vault: Vault) -> None:
+    with suppress(OSError):  # nobody reads
+        sys.stdout.write(
+            f"memoryd {os.getpid()} of {options.node} is ready in {options.folder}: "
+            f"{len(vault.metas())} shards, {vault.total_bytes >> 20} of "
+            f"{vault.budget_bytes >> 20} MiB\n"
+        )
+        sys.stdout.flush()
+
+
+def _give_up(drain_s: float) -> None:
+    complain(f"the end took longer than {drain_s + CLOSE_TIMEOUT_S:.0f} s")
+    os._exit(1)

@@ -1,0 +1,150 @@
+"""What a daemon is told on its command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resilience.tiered.memoryd.arguments import positive, read_token, seconds
+from resilience.tiered.memoryd.endpoints import is_loopback, parse_endpoint
+from resilience.tiered.memoryd.peer_options import (
+    PeerSettings,
+    add_peer_arguments,
+    read_peer_settings,
+)
+from resilience.tiered.memoryd.store_options import (
+    KeepOptions,
+    add_store_arguments,
+    read_keep_options,
+)
+from resilience.tiered.uploads import Settings
+
+_SOCKET_PATH_BYTES_MAX = 107
+_SETTLE_S = 1.0
+"""With other nodes, how long a step is whole before it is sent to the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorydOptions:
+    """What a daemon is told on its command line, once it is read and checked."""
+
+    folder: Path
+    """Where the segments are; belongs on tmpfs."""
+    budget_bytes: int
+    http: tuple[str, int] | None
+    """Host and port of the HTTP door; None: there is none."""
+    http_open: bool = False
+    """The HTTP door asks for no token, as AWS's client sends none."""
+    token: str
+    """What everybody has to know who comes through a door; empty: nothing."""
+    node: str
+    domain: str
+    """What fails together with this node."""
+    connections_max: int
+    idle_s: float
+    remove_on_exit: bool
+    expire_s: float = 86400.0
+    """Arenas beside this one that nobody has used for so long are removed."""
+    kept: KeepOptions = field(default_factory=lambda: KeepOptions(settings=Settings()))
+    """What stays in memory, and the store below it."""
+    peers: PeerSettings | None = None
+    """The daemons of other nodes and the door to them; None: this node is alone."""
+
+
+def default_folder() -> Path:
+    """Return where the daemon of this user keeps its segments, if it is not told."""
+    return Path(f"/dev/shm/memoryd-{os.geteuid()}")
+
+
+def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
+    """Return the options; ends the process with status 2 and one message where they are wrong."""
+    parser = _make_parser()
+    given = parser.parse_args(arguments)
+    folder: Path = given.dir.absolute()
+    token: str = given.token_file or ""
+    if len(os.fsencode(folder / "memoryd.sock")) > _SOCKET_PATH_BYTES_MAX:
+        parser.error(
+            f"argument --dir: {str(given.dir)!r} is too long; with memoryd.sock in it, it may "
+            f"have {_SOCKET_PATH_BYTES_MAX} bytes"
+        )
+    size_mib = _size_mib(folder)
+    if given.budget_mib > size_mib:
+        parser.error(
+            f"argument --budget-mib: {given.budget_mib} is more than the {size_mib} MiB of the "
+            f"file system of {folder}"
+        )
+    if given.http and not token and not is_loopback(given.http[0]):
+        parser.error(
+            f"argument --http: {given.http[0]!r} can be reached from other machines, which needs "
+            "--token-file; without it, an address of loopback is allowed, as 127.0.0.1:9200"
+        )
+    if given.http_open and not (given.http and is_loopback(given.http[0])):
+        parser.error(
+            "argument --http-open: allowed only with --http on an address of loopback, as "
+            "127.0.0.1:9200"
+        )
+    node: str = given.node or socket.gethostname()
+    domain: str = given.domain or node
+    peers = read_peer_settings(parser, given, node=node, domain=domain, token=token)
+    return MemorydOptions(
+        folder=folder,
+        budget_bytes=given.budget_mib << 20,
+        http=given.http,
+        http_open=given.http_open,
+        token=token,
+        node=node,
+        domain=domain,
+        connections_max=given.connections_max,
+        idle_s=given.idle_s,
+        remove_on_exit=given.remove_on_exit,
+        expire_s=given.expire_s,
+        kept=read_keep_options(parser, given, settle_s=_SETTLE_S if peers else 0.0),
+        peers=peers,
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m resilience.tiered.memoryd",
+        description="Keep this node's checkpoints in memory, whatever happens to its workers.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--budget-mib", type=positive, required=True, metavar="N",
+        help="how much memory all segments may take")  # fmt: skip
+    add("--dir", type=Path, default=default_folder(),
+        help="folder of segments and socket, on tmpfs (default /dev/shm/memoryd-UID)")  # fmt: skip
+    add("--http", type=parse_endpoint, metavar="HOST:PORT",
+        help="listen for the protocol of AWS's client library; its own port is 9200")  # fmt: skip
+    add("--http-open", action="store_true",
+        help="that door asks for no token: AWS's library sends none; on loopback only")  # fmt: skip
+    add("--token-file", type=read_token, metavar="FILE",
+        help="file with what everybody has to know (default: nothing, and the user alone "
+             "may come in)")  # fmt: skip
+    add("--node", help="name of this node (default: its host name)")
+    add("--domain", help="what fails together with this node (default: the node alone)")
+    add("--connections-max", type=positive, default=128,
+        help="connections at a time of processes of this node (default 128)")  # fmt: skip
+    add("--idle-s", type=seconds, default=3600.0,
+        help="a connection that is silent for so long is ended, and with it what it was "
+             "writing (default 3600)")  # fmt: skip
+    add("--remove-on-exit", action="store_true",
+        help="take the segments away at the end; else the next daemon finds them")  # fmt: skip
+    add("--expire-s", type=seconds, default=86400.0, metavar="S",
+        help="remove arenas of this user beside --dir that no daemon has used for so long "
+             "(default 86400)")  # fmt: skip
+    add_store_arguments(parser)
+    add_peer_arguments(parser)
+    return parser
+
+
+def _size_mib(folder: Path) -> int:
+    """Return the size of the file system that a folder is in, or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_frsize * status.f_blocks >> 20

@@ -1,0 +1,180 @@
+"""What a daemon is told of the daemons of other nodes."""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.tiered.memoryd.endpoints import is_loopback, parse_endpoint
+from resilience.tiered.placement import Node
+
+PEERS_MAX = 4096
+_PEERS_BYTES_MAX = 1 << 20
+_NAME_CHARS_MAX = 256
+_FORM = "NAME=HOST:PORT, or NAME=HOST:PORT;domain=D;switch=S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    """Who this node is, and whom it believes."""
+
+    cert: Path
+    key: Path
+    ca: Path
+    """Its certificates are given to nodes alone: whoever has one and the token is a node."""
+
+    def make_context(self, *, is_server: bool) -> ssl.SSLContext:
+        """Return what makes TLS of a connection; both sides show a certificate.
+
+        Names are not compared, since nodes are known by address and token. Raises OSError
+        where a file cannot be read or is none.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(self.cert, self.key)
+            context.load_verify_locations(self.ca)
+        except OSError as error:
+            raise OSError(
+                f"the files of TLS cannot be used ({self.cert}, {self.key}, {self.ca}): {error}"
+            ) from error
+        return context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """What the door to other nodes is told."""
+
+    own: Node
+    listen: tuple[str, int]
+    peers: tuple[Node, ...]
+    """The others, each with the address of its door; a domain that is not known is empty."""
+    replicas: int = 1
+    """How many of them are to have a copy of each shard."""
+    holds_instead: bool = False
+    """They are to have it instead of this node, which lets go of what was written to it."""
+    token: str = ""
+    """What everybody has to know; without it, the door belongs on loopback."""
+    tls: TlsFiles | None = None
+    gone_s: float = 10.0
+    """Who is silent for so long is gone."""
+
+
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a command line."""
+    add = parser.add_argument_group("other nodes").add_argument
+    add("--peer-listen", type=parse_endpoint, metavar="HOST:PORT",
+        help="listen for the daemons of other nodes")  # fmt: skip
+    add("--peer", type=parse_peer, action="append", default=[], metavar="NAME=HOST:PORT;...",
+        help=f"another node's daemon, once for each: {_FORM}; domain is what fails together "
+             "with it (default: what it says itself), switch what it is plugged into")  # fmt: skip
+    add("--peers-file", type=_read_peers, default=[], metavar="FILE",
+        help="file with one peer a line, written likewise; this node's own is skipped")  # fmt: skip
+    add("--replicas", type=_replicas, default=1, metavar="N",
+        help="how many other nodes get a copy of each shard (default 1)")  # fmt: skip
+    add("--peers-hold", choices=("copies", "instead"), default="copies",
+        help="copies of what this node has (the default), or what it saves instead of it: for "
+             "states of which memory has no room for two")  # fmt: skip
+    add("--switch", default="", help="what this node is plugged into; others there are near")
+    add("--tls-cert", type=Path, metavar="FILE", help="this node's certificate, for other nodes")
+    add("--tls-key", type=Path, metavar="FILE", help="its key")
+    add("--tls-ca", type=Path, metavar="FILE",
+        help="certificates of the authority that certifies nodes, and nobody else")  # fmt: skip
+    add("--peer-gone-s", type=_gone_s, default=10.0, metavar="S",
+        help="a node that is silent for so long is gone (default 10)")  # fmt: skip
+
+
+def read_peer_settings(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    *,
+    node: str,
+    domain: str,
+    token: str,
+) -> PeerSettings | None:
+    """Return what the options say; ends the process with one message where they are wrong."""
+    peers = tuple(each for each in (*given.peer, *given.peers_file) if each.name != node)
+    listen = given.peer_listen
+    if listen is None:
+        if peers:
+            parser.error("argument --peer: needs --peer-listen, since other nodes connect, too")
+        if given.peers_hold == "instead":
+            parser.error("argument --peers-hold: instead needs --peer-listen and other nodes")
+        return None
+    if given.peers_hold == "instead" and not given.replicas:
+        parser.error(
+            "argument --replicas: 0 is not allowed with --peers-hold instead; want at least 1"
+        )
+    if not token and not is_loopback(listen[0]):
+        parser.error(
+            f"argument --peer-listen: {listen[0]!r} can be reached from other machines, which "
+            "needs --token-file; without it, an address of loopback is allowed"
+        )
+    if len({each.name for each in peers}) < len(peers) or len(peers) > PEERS_MAX:
+        parser.error(f"argument --peer: want each name once, and {PEERS_MAX} at most")
+    files = (given.tls_cert, given.tls_key, given.tls_ca)
+    if any(files) and not all(files):
+        parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
+    return PeerSettings(
+        own=Node(name=node, domain=domain, switch=given.switch),
+        listen=listen,
+        peers=peers,
+        replicas=given.replicas,
+        holds_instead=given.peers_hold == "instead",
+        token=token,
+        tls=TlsFiles(cert=files[0], key=files[1], ca=files[2]) if all(files) else None,
+        gone_s=given.peer_gone_s,
+    )
+
+
+def parse_peer(text: str) -> Node:
+    """Return a node of NAME=HOST:PORT[;domain=D][;switch=S]; raises ArgumentTypeError."""
+    first, *more = text.strip().split(";")
+    name, _, address = first.partition("=")
+    labels = dict(each.partition("=")[::2] for each in more if each)
+    if not 0 < len(name) <= _NAME_CHARS_MAX or not address or labels.keys() - {"domain", "switch"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is no peer; want {_FORM}")
+    parse_endpoint(address)
+    return Node(
+        name=name,
+        domain=labels.get("domain", ""),
+        switch=labels.get("switch", ""),
+        address=address,
+    )
+
+
+def _read_peers(text: str) -> Sequence[Node]:
+    try:
+        with Path(text).open("rb") as file:
+            content = file.read(_PEERS_BYTES_MAX + 1).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error}") from error
+    if len(content) > _PEERS_BYTES_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is longer than {_PEERS_BYTES_MAX} bytes")
+    return [parse_peer(line) for line in _without_comments(content.splitlines())]
+
+
+def _without_comments(lines: Iterable[str]) -> Iterable[str]:
+    stripped = (line.partition("#")[0].strip() for line in lines)
+    return (line for line in stripped if line)
+
+
+def _replicas(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > PEERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
+    return int(text)
+
+
+def _gone_s(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.1 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+    return number

@@ -1,0 +1,402 @@
+"""The other end of the connections between daemons: takes what others hold and send."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from resilience.tiered.errors import RefusedError, TieredError
+from resilience.tiered.frames import FRAME_BYTES_MAX, describe_error
+from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.memoryd.output import complain
+from resilience.tiered.memoryd.peer_house import (
+    HELLO_TIMEOUT_S,
+    PeerHouse,
+    check_id,
+    read_complete,
+    read_copies,
+    read_id,
+    read_ids,
+    read_jobs,
+    read_text,
+)
+from resilience.tiered.memoryd.peer_wire import (
+    REPLY_TIMEOUT_S,
+    VERSION,
+    PeerSocket,
+    describe_shard,
+    read_shard,
+    receive_shard,
+    step_back,
+)
+from resilience.tiered.shard import ShardMeta, content_digest
+from resilience.tiered.vault import show
+
+_HELLO_BYTES_MAX = 64 << 10
+_STRANGER_S = 5.0
+"""How long each part of the greeting may take from somebody who has not said the token."""
+_STRANGERS_MAX = 64
+"""So many of those there may be, and one for each other node: all may begin at once."""
+_IDLE_S = 60.0
+"""How long a connection that is no link may wait for its next request."""
+_CLOSE_TIMEOUT_S = 5.0
+OWNER = "peers"
+"""Who has the memory of what comes from other nodes."""
+
+
+class PeerSession:
+    """One connection of another daemon. One thread."""
+
+    def __init__(
+        self,
+        house: PeerHouse,
+        connection: PeerSocket,
+        on_known: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._house = house
+        self._connection = connection
+        self._on_known = on_known
+        """Called when it has said who it is, and the token."""
+        self._peer = ""
+        self._is_link = False
+        self._is_over = False
+        self._answers: dict[str, Callable[[Mapping[str, Any]], dict[str, Any] | None]] = {
+            "ping": lambda message: {},
+            "inventory": self._inventory,
+            "changes": self._changes,
+            "notes": self._notes,
+            "push": self._push,
+            "fetch": self._fetch,
+            "check": self._check,
+            "drop": self._drop,
+            "bye": self._bye,
+        }
+
+    def serve(self, is_closed: threading.Event) -> None:
+        """Answer until the connection ends."""
+        try:
+            with suppress(OSError):  # the other side is gone or too slow: nobody to tell
+                if not self._greet():
+                    return
+                idle_s = self._house.settings.gone_s if self._is_link else _IDLE_S
+                while not is_closed.is_set() and not self._is_over:
+                    self._answer_next(idle_s)
+        finally:
+            if self._is_link:
+                self._house.directory.leave(self._peer, self, is_end=self._is_over)
+
+    def _greet(self) -> bool:
+        """Take the first frame; says whether it is one of another node."""
+        connection = self._connection
+        try:
+            frame = connection.receive(timeout_s=_STRANGER_S, bytes_max=_HELLO_BYTES_MAX)
+            reply = self._hello(frame.message)
+        except (TieredError, ValueError) as error:
+            connection.send(describe_error(error), timeout_s=_STRANGER_S)
+            return False
+        self._on_known()
+        connection.send(reply, timeout_s=HELLO_TIMEOUT_S)
+        return True
+
+    def _hello(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        settings = self._house.settings
+        token = message.get("token")
+        if message.get("op") != "hello" or not isinstance(token, str):
+            raise RefusedError("the first request has to be hello")
+        if not hmac.compare_digest(token.encode(errors="replace"), settings.token.encode()):
+            raise RefusedError("wrong token")
+        if message.get("version") != VERSION:
+            raise RefusedError(f"version {message.get('version')!r:.40}, where {VERSION} is spoken")
+        name, boot = read_text(message.get("node")), read_text(message.get("boot"))
+        if message.get("is_link"):
+            self._house.directory.enter(
+                name,
+                boot,
+                self,
+                domain=read_text(message.get("domain")),
+                switch=read_text(message.get("switch")),
+            )
+            self._is_link = True
+            step_back()
+            self._house.on_peer(name)
+        elif name not in {each.name for each in settings.peers}:
+            raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
+        self._peer = name
+        return {"node": settings.own.name, "version": VERSION}
+
+    def _answer_next(self, idle_s: float) -> None:
+        try:
+            frame = self._connection.receive(timeout_s=idle_s, bytes_max=FRAME_BYTES_MAX)
+        except ValueError as error:
+            # Where the next frame begins is not known.
+            self._connection.send(describe_error(error), timeout_s=REPLY_TIMEOUT_S)
+            raise ConnectionError(str(error)) from error
+        self._house.directory.hear(self._peer)
+        try:
+            op = frame.message.get("op")
+            answer = self._answers.get(op) if isinstance(op, str) else None
+            if answer is None:
+                raise ValueError(f"no request: op {op!r:.40}")  # noqa: TRY301
+            reply = answer(frame.message)
+        except (TieredError, KeyError, ValueError) as error:
+            reply = describe_error(error)
+        if reply is not None:
+            self._connection.send(reply, timeout_s=REPLY_TIMEOUT_S)
+
+    def _inventory(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        copies = read_copies(message.get("copies"), self._peer)
+        directory = self._house.directory
+        directory.note_jobs(self._peer, read_jobs(message.get("jobs")))
+        directory.take(
+            self._peer,
+            self,
+            copies,
+            is_first=bool(message.get("is_first")),
+            is_last=bool(message.get("is_last")),
+        )
+        directory.lose(self._peer, read_ids(message.get("lost", [])))
+        return {}
+
+    def _changes(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        copies = read_copies(message.get("copies"), self._peer)
+        gone = read_ids(message.get("gone"))
+        directory = self._house.directory
+        directory.note_jobs(self._peer, read_jobs(message.get("jobs")))
+        if "complete" in message:
+            directory.note_complete(self._peer, self, read_complete(message["complete"]))
+        directory.change(self._peer, self, copies, gone)
+        directory.lose(self._peer, read_ids(message.get("lost", [])))
+        return {}
+
+    def _check(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Hash a shard again that somebody has got damaged; it may have been the way."""
+        shard_id = read_id(message.get("shard"))
+        is_intact = self._house.vault.check(shard_id)
+        if not is_intact:
+            complain(f"{show(shard_id)} is damaged here and was dropped")
+        return {"is_intact": is_intact}
+
+    def _drop(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Drop a shard of the HTTP door that a client has deleted."""
+        shard_id = read_id(message.get("shard"))
+        if not shard_id.namespace.startswith(HTTP_PREFIX):
+            raise ValueError("only the HTTP door deletes shards")
+        return {"is_dropped": self._house.vault.drop(shard_id)}
+
+    def _notes(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        notes, known = message.get("notes"), self._house.notes
+        if not self._is_link or not isinstance(notes, dict):
+            raise ValueError(f"no notes: {notes!r:.40}")
+        if known:
+            try:
+                known.hear(self._peer, notes)
+            except (TypeError, AttributeError) as error:
+                raise ValueError(f"no notes: {error}") from error
+        return {}
+
+    def _bye(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        del message
+        self._is_over = True
+        return {}
+
+    def _push(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take a shard; None where it did not come intact, which is said already."""
+        if not self._is_link:
+            raise ValueError("only a link may push")
+        house = self._house
+        meta, origin = read_shard(message.get("shard")), read_text(message.get("origin"))
+        check_id(meta.id)
+        with ExitStack() as stack:
+            self._claim(stack, meta, message.get("job"))
+            held = house.vault.find(meta.id)
+            if held is not None and content_digest(held) == content_digest(meta):
+                if house.is_passing(meta.id):
+                    self._note(meta, origin)
+                return {"is_held": True}
+            with house.directory.busy(self._peer):
+                if house.vault.adopt(meta):
+                    self._note(meta, origin)
+                    return {"is_held": True}
+                writing = house.begin(meta.id, meta.num_bytes, owner=OWNER, is_copy=True)
+            stack.enter_context(writing)
+            self._connection.send({"is_held": False}, timeout_s=REPLY_TIMEOUT_S)
+            if not receive_shard(self._connection, writing.memory, meta, self._hear):
+                complain(f"a shard did not come intact from node {self._peer}")
+                return None
+            with house.directory.busy(self._peer):
+                self._note(meta, origin)
+                writing.commit(meta)
+                self._drop_older(meta)
+        return {}
+
+    def _claim(self, stack: ExitStack, meta: ShardMeta, job: object) -> None:
+        """Take the namespace for the shard's job; raises RefusedError where another has it."""
+        namespace = meta.id.namespace
+        own = self._house.vault.job_of(namespace)
+        if isinstance(job, str) and job:
+            stack.callback(self._house.vault.claim(namespace, job).close)
+        elif own is not None:
+            raise RefusedError(f"the namespace {namespace!r} belongs to the job {own!r}")
+
+    def _note(self, meta: ShardMeta, origin: str) -> None:
+        held = {each.id for each in self._house.vault.metas()}
+        self._house.origins.note(meta.id, origin, held)
+        self._house.directory.notify()
+        self._house.directory.wake()
+
+    def _drop_older(self, meta: ShardMeta) -> None:
+        """Drop copies of the HTTP door's that their writer's node has dropped for newer ones."""
+        name = meta.id.namespace
+        if not name.startswith(HTTP_PREFIX):
+            return
+        there = [
+            each.meta_id.step
+            for each in self._house.directory.copies({})
+            if each.place == self._peer
+            and (each.meta_id.namespace, each.meta_id.shard) == (name, meta.id.shard)
+        ]
+        for each in self._house.vault.metas():
+            if (
+                (each.id.namespace, each.id.shard) == (name, meta.id.shard)
+                and self._house.origins.of(each.id) == self._peer
+                and each.id.step < min(there, default=0)
+            ):
+                self._house.vault.drop(each.id)
+
+    def _hear(self) -> None:
+        self._house.directory.hear(self._peer)
+
+    def _fetch(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Send a shard; the connection ends where the other side does not want the rest."""
+        shard_id = read_id(message.get("shard"))
+        own, job = self._house.vault.job_of(shard_id.namespace), message.get("job")
+        if job is not None and own not in (None, job):
+            raise RefusedError(f"the namespace {shard_id.namespace!r} belongs to the job {own!r}")
+        with self._house.vault.read(shard_id) as reading:
+            num_bytes = reading.meta.num_bytes
+            self._connection.send(
+                {"shard": describe_shard(reading.meta)}, timeout_s=REPLY_TIMEOUT_S
+            )
+            deadline_s = self._connection.begin_bytes(num_bytes)
+            self._connection.send_bytes(reading, 0, num_bytes, deadline_s)
+            # Until then its pages may lie in the socket.
+            self._connection.receive(timeout_s=_IDLE_S, bytes_max=_HELLO_BYTES_MAX)
+        return None
+
+
+class PeerListener:
+    """Takes connections, so many at a time, a thread each."""
+
+    def __init__(self, house: PeerHouse, *, connections_max: int) -> None:
+        self._house = house
+        self._connections_max = connections_max
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._strangers: set[threading.Thread] = set()
+        self._strangers_max = _STRANGERS_MAX + len(house.settings.peers)
+        self._is_closed = threading.Event()
+        self._listening: socket.socket | None = None
+        self._thread = threading.Thread(target=self._accept, name="peer-listener", daemon=True)
+
+    def start(self) -> None:
+        """Listen; raises OSError where the address cannot be had."""
+        host, port = self._house.settings.listen
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._listening = socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, end all connections and wait some seconds for their threads."""
+        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        self._is_closed.set()
+        if self._listening is not None:
+            with suppress(OSError):
+                self._listening.shutdown(socket.SHUT_RDWR)
+            if self._thread.ident is not None:
+                self._thread.join(_CLOSE_TIMEOUT_S)
+            self._listening.close()
+        with self._lock:
+            open_ = dict(self._open)
+            for connection in open_:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        for thread in open_.values():
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        while not self._is_closed.is_set():
+            try:
+                accepted, _ = self._listening.accept()
+            except OSError as error:
+                # Without descriptors the next try fails at once; some may be closed in a second.
+                if not self._is_closed.wait(1.0):
+                    complain(f"cannot accept connections of other nodes: {error}")
+                continue
+            if not self._give_thread(accepted):
+                accepted.close()
+
+    def _give_thread(self, connection: socket.socket) -> bool:
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name="peer-connection", daemon=True
+        )
+        with self._lock:
+            if (
+                len(self._open) >= self._connections_max
+                or len(self._strangers) >= self._strangers_max
+            ):
+                return False
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more of them
+                return False
+            self._open[connection] = thread
+            self._strangers.add(thread)
+            return True
+
+    def _welcome(self) -> None:
+        with self._lock:
+            self._strangers.discard(threading.current_thread())
+
+    def _serve(self, accepted: socket.socket) -> None:
+        connection = accepted
+        try:
+            with suppress(OSError):
+                connection = self._wrap(accepted)
+                peer = PeerSocket(connection, stall_s=self._house.settings.gone_s)
+                PeerSession(self._house, peer, self._welcome).serve(self._is_closed)
+        except Exception:  # noqa: BLE001 - one connection's fault is not the daemon's
+            complain(traceback.format_exc())
+        finally:
+            with self._lock:
+                self._open.pop(accepted, None)
+                self._open.pop(connection, None)
+                self._strangers.discard(threading.current_thread())
+            connection.close()
+
+    def _wrap(self, accepted: socket.socket) -> socket.socket:
+        context = self._house.server_tls
+        if context is None:
+            return accepted
+        accepted.settimeout(_STRANGER_S)
+        wrapped = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        # The old object has no descriptor any more.
+        with self._lock:
+            self._open[wrapped] = self._open.pop(accepted)
+        try:
+            wrapped.do_handshake()
+        except BaseException:
+            with self._lock:
+                del self._open[wrapped]
+            wrapped.close()
+            raise
+        return wrapped

@@ -1,0 +1,150 @@
+"""What the daemon of one node knows of the others, and how it gets shards from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from resilience.tiered.catalog import Copy, StepAt
+from resilience.tiered.errors import LostError
+from resilience.tiered.shard import ShardId, ShardMeta
+
+OnPiece = Callable[[ShardMeta, int], None]
+"""Told of each piece that has arrived: the shard's meta and the number of the piece."""
+
+
+class Notes(Protocol):
+    """What nodes tell each other beside what they hold. Any thread."""
+
+    def tell(self) -> Mapping[str, Any]:
+        """Return what other nodes are to know, as JSON data; equal where nothing has changed."""
+        ...
+
+    def hear(self, node: str, notes: Mapping[str, Any]) -> None:
+        """Take what another node has told last; raises ValueError for what is none."""
+        ...
+
+
+class Peers(Protocol):
+    """The daemons of the other nodes. Any thread."""
+
+    on_change: Callable[[], None]
+    """Called when `copies` or `living` would answer something else, by any thread and with no
+    lock held; it neither blocks nor raises. Set once, before the start; does nothing before."""
+
+    def copies(self) -> Sequence[Copy]:
+        """Return what other living nodes have in memory, as they last said. Never blocks."""
+        ...
+
+    def living(self) -> Mapping[str, str]:
+        """Return the failure domain of each other node that is there. Never blocks."""
+        ...
+
+    def wait_known(self, timeout_s: float | None = None) -> bool:
+        """Block until each node that may be there has said what it holds, or counts as gone.
+
+        Says whether it is so; False only where there is a time-out.
+
+        A daemon that has just begun knows of nobody yet; who asks it then would take an
+        older step, or ask the store for what a peer has in memory.
+        """
+        ...
+
+    def unheard(self) -> Sequence[str]:
+        """Return who never said what it holds since this daemon began. Never blocks.
+
+        It may hold anything. Who was heard and is silent now is another matter.
+        """
+        ...
+
+    def missing(self) -> Sequence[str]:
+        """Return who is not there now, or has not said yet what it holds. Never blocks."""
+        ...
+
+    def complete(self) -> Mapping[str, frozenset[StepAt]]:
+        """Return by namespace the steps that other nodes have seen complete. Never blocks."""
+        ...
+
+    def wake(self) -> None:
+        """Let the others know soon what the notes say now. Never blocks."""
+        ...
+
+    def fetch(self, copy: Copy, into: memoryview, on_piece: OnPiece) -> ShardMeta:
+        """Fill `into`, of `copy.num_bytes`, from the node that has the copy.
+
+        The meta is what that node says; it comes before the bytes, and its id is the
+        copy's. `on_piece` is called when a piece (of shard.PIECE_BYTES) is in `into`, in
+        their order, by the calling thread; what it raises ends the transfer and is passed
+        on. Nothing is compared but sizes: the caller compares checksums and digest.
+
+        Blocks, with a deadline on every wait. Raises LostError where the node is gone or
+        silent, KeyError where it has the shard no longer, and other TieredErrors that it
+        answers. Nothing is written to `into` once this has returned or raised.
+        """
+        ...
+
+    def doubt(self, copy: Copy) -> None:
+        """Let the node that has a copy look whether it is intact, and drop it if it is not.
+
+        Blocks as `fetch` does; who cannot be asked is left alone.
+        """
+        ...
+
+    def drop(self, shard_ids: Sequence[ShardId]) -> None:
+        """Let all nodes that are there drop shards. Blocks as `doubt` does."""
+        ...
+
+    def wait_told(self, timeout_s: float) -> bool:
+        """Block until all nodes that are there have heard the notes as they are now, or longer.
+
+        Says whether they have. Those that this node cannot connect to are left out.
+        """
+        ...
+
+
+class NoPeers:
+    """The peers of a node that is alone."""
+
+    def wake(self) -> None:
+        """Return: there is nobody."""
+
+    def doubt(self, copy: Copy) -> None:
+        """Return: there is nobody."""
+
+    def drop(self, shard_ids: Sequence[ShardId]) -> None:
+        """Return: there is nobody."""
+
+    def wait_told(self, timeout_s: float) -> bool:
+        """Return: there is nobody."""
+        return True
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+
+    def copies(self) -> Sequence[Copy]:
+        """Return nothing."""
+        return ()
+
+    def living(self) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
+
+    def wait_known(self, timeout_s: float | None = None) -> bool:
+        """Return: there is nobody."""
+        return True
+
+    def unheard(self) -> Sequence[str]:
+        """Return nobody."""
+        return ()
+
+    def missing(self) -> Sequence[str]:
+        """Return nobody."""
+        return ()
+
+    def complete(self) -> Mapping[str, frozenset[StepAt]]:
+        """Return nothing."""
+        return {}
+
+    def fetch(self, copy: Copy, into: memoryview, on_piece: OnPiece) -> ShardMeta:
+        """Raise LostError: there is nobody."""
+        raise LostError(f"node {copy.place} is not known here")

@@ -1,0 +1,333 @@
+"""One connection of the local door: the process at its other end, and what it has open."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from resilience.tiered.catalog import StepAt
+from resilience.tiered.errors import RefusedError, TieredError
+from resilience.tiered.frames import describe_error
+from resilience.tiered.memoryd.offer import Offer, describe_vault
+from resilience.tiered.namespaces import Claim
+from resilience.tiered.paths import check_namespace, step_key
+from resilience.tiered.shard import ShardId, decode_meta, encode_meta
+from resilience.tiered.vault import Reading, Vault, Writing, show
+
+VERSION = 1
+
+_END_TIMEOUT_S = 2.0
+_NUMBER_MAX = (1 << 63) - 1
+
+Reply = tuple[dict[str, Any], tuple[int, ...]]
+"""What is answered, and the descriptors that go with it."""
+
+
+GoBack = Callable[[str, int, int | None], int]
+"""Notes that a run of a namespace goes on from a step, with generations from a number on, or
+from one that it chooses; returns the number."""
+
+Flush = Callable[[str, StepAt], None]
+"""Has a step of a namespace sent to the store whatever its cadence says."""
+
+Describe = Callable[[], Mapping[str, Any]]
+"""Returns what else the status says, as JSON data."""
+
+
+class Begin(Protocol):
+    """Begins to write a shard, as `Vault.begin` does; may make room for it."""
+
+    def __call__(self, shard_id: ShardId, num_bytes: int, *, owner: str = "") -> Writing:
+        """Return a segment to be filled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """What the door is told."""
+
+    node: str = ""
+    domain: str = ""
+    token: str = ""
+    """What everybody has to know; nothing: who can open the socket (0600) may come in."""
+    connections_max: int = 128
+    idle_s: float = 3600.0
+    """A connection that is silent for so long is ended, with what it has open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What all connections of a door share."""
+
+    vault: Vault
+    offer: Offer
+    settings: LocalSettings
+    count_connections: Callable[[], int]
+    begin: Begin
+    go_back: GoBack
+    flush: Flush
+    describe: Describe
+
+
+class Peer:
+    """The process at the other end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("iII", credentials)
+        self.owner = f"process-{pid}" if pid else ""
+        self._file: int | None = None
+        self._is_over: bool | None = None
+        # No number where it lives in a process namespace that this one does not see.
+        if pid:
+            with suppress(OSError):
+                self._file = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._socket_file = connection.fileno()
+        self._poll.register(self._socket_file, select.POLLIN)
+        if self._file is not None:
+            self._poll.register(self._file, select.POLLIN)
+
+    def waits_for_answer(self, timeout_s: float) -> bool:
+        """Block until there is something to receive; False where the process has ended.
+
+        False after `timeout_s`, too. A connection may outlive its process in a child.
+        """
+        return any(file == self._socket_file for file, _ in self._poll.poll(timeout_s * 1000))
+
+    def is_over(self) -> bool:
+        """Say whether the process has ended and with it all its mappings.
+
+        Waits 2 s the first time: the kernel ends a process after its connections.
+        """
+        if self._is_over is None:
+            self._is_over = False
+            if self._file is not None:
+                poll = select.poll()
+                poll.register(self._file, select.POLLIN)
+                self._is_over = bool(poll.poll(_END_TIMEOUT_S * 1000))
+        return self._is_over
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+
+class Session:
+    """What one connection has open, and the answers to its requests. One thread."""
+
+    def __init__(self, house: House, peer: Peer) -> None:
+        self.is_known = False
+        """A hello was accepted."""
+        self._house = house
+        self._peer = peer
+        self._namespace = ""
+        self._claim: Claim | None = None
+        self._writings: dict[int, tuple[Writing, int]] = {}
+        self._readings: dict[int, list[Reading]] = {}
+        self._given: set[int] = set()
+        self._answers: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
+            "begin": self._begin,
+            "commit": self._commit,
+            "abort": self._abort,
+            "steps": self._steps,
+            "read": self._read,
+            "release": self._release,
+            "bad": self._bad,
+            "go_back": self._go_back,
+            "flush": self._flush,
+            "status": self._status,
+        }
+
+    def answer(self, request: Mapping[str, Any]) -> Reply:
+        """Do what is asked; returns the reply and the descriptors that go with it."""
+        name = request.get("op")
+        try:
+            if not self.is_known:
+                return self._hello(request)
+            answer = self._answers.get(name) if isinstance(name, str) else None
+            if answer is None:
+                raise ValueError(f"no request: op {name!r:.40}")  # noqa: TRY301
+            return answer(request)
+        except (TieredError, KeyError, ValueError, OSError) as error:
+            return describe_error(error), ()
+
+    def close(self) -> None:
+        """Abort what was being written and release what was being read."""
+        with ExitStack() as stack:
+            if self._claim is not None:
+                stack.callback(self._claim.close)
+            for writing, _ in self._writings.values():
+                stack.callback(writing.abort, self._peer.is_over)
+            for readings in self._readings.values():
+                for reading in readings:
+                    stack.callback(reading.close)
+
+    def _hello(self, request: Mapping[str, Any]) -> Reply:
+        if request.get("op") != "hello":
+            raise RefusedError("the first request has to be hello")
+        settings = self._house.settings
+        token = request.get("token", "")
+        if settings.token and not (
+            isinstance(token, str)
+            and hmac.compare_digest(token.encode(errors="replace"), settings.token.encode())
+        ):
+            raise RefusedError("wrong token")
+        if request.get("namespace") is not None:
+            namespace, job = check_namespace(_text(request, "namespace")), request.get("job")
+            if not isinstance(job, str) or not 0 < len(job) <= 256:
+                raise ValueError(f"job is {job!r:.40}, not a text of 1 to 256 characters")
+            self._claim = self._house.vault.claim(namespace, job)
+            self._namespace = namespace
+        self.is_known = True
+        return {"version": VERSION, "node": settings.node, "pid": os.getpid()}, ()
+
+    def _begin(self, request: Mapping[str, Any]) -> Reply:
+        num_bytes, num_shards = _whole(request, "num_bytes"), _whole(request, "num_shards", 1)
+        writing = self._house.begin(self._shard_id(request), num_bytes, owner=self._peer.owner)
+        segment = writing.segment
+        self._writings[segment.number] = (writing, num_shards)
+        is_new = segment.number not in self._given
+        self._given.add(segment.number)
+        return {
+            "segment": segment.number,
+            "size": segment.size_bytes,
+            "is_new": is_new,
+        }, (writing.file,)
+
+    def _commit(self, request: Mapping[str, Any]) -> Reply:
+        number = _whole(request, "segment")
+        if number not in self._writings:
+            raise ValueError(f"segment {number} is not being written here")
+        writing, num_shards = self._writings.pop(number)
+        with writing:
+            meta = decode_meta(json.dumps(request.get("meta")).encode())
+            if meta.num_shards != num_shards:
+                raise ValueError(f"{meta.num_shards} shards, where {num_shards} were begun")
+            writing.commit(meta)
+        return {}, ()
+
+    def _abort(self, request: Mapping[str, Any]) -> Reply:
+        writing, _ = self._writings.pop(_whole(request, "segment"), (None, 0))
+        if writing is not None:
+            writing.abort()
+        return {}, ()
+
+    def _steps(self, request: Mapping[str, Any]) -> Reply:
+        steps = self._house.offer.steps(self._own_namespace())
+        rows = [
+            {
+                "step": each.step,
+                "generation": each.generation,
+                "num_shards": each.num_shards,
+                "shards": each.shards,
+            }
+            for each in steps
+        ]
+        return {"steps": rows}, ()
+
+    def _read(self, request: Mapping[str, Any]) -> Reply:
+        shard_id = self._shard_id(request)
+        try:
+            source, reading = self._house.offer.bring(shard_id)
+        except KeyError:
+            raise KeyError(f"{show(shard_id)} is not held") from None
+        try:
+            file = reading.file
+        except OSError:
+            reading.close()
+            raise
+        segment = reading.segment
+        self._readings.setdefault(segment.number, []).append(reading)
+        meta = json.loads(encode_meta(reading.meta))
+        return {
+            "segment": segment.number,
+            "size": segment.size_bytes,
+            "meta": meta,
+            "source": source,
+        }, (file,)
+
+    def _release(self, request: Mapping[str, Any]) -> Reply:
+        number = _whole(request, "segment")
+        readings = self._readings.get(number, [])
+        if readings:
+            readings.pop().close()
+        if not readings:
+            self._readings.pop(number, None)
+        return {}, ()
+
+    def _bad(self, request: Mapping[str, Any]) -> Reply:
+        """Hash it again: a worker whose own memory is at fault must not cost a good copy."""
+        readings = self._readings.get(_whole(request, "segment"), [])
+        if not readings:
+            raise ValueError("the segment is not being read here")
+        try:
+            return {"is_dropped": not self._house.vault.check(readings[-1].meta.id)}, ()
+        except KeyError:
+            return {"is_dropped": True}, ()
+
+    def _go_back(self, request: Mapping[str, Any]) -> Reply:
+        """Note a run that goes on from a step; without one, only tell where the newest did."""
+        namespace, first = self._own_namespace(), None
+        if "step" not in request:
+            _, runs = self._house.vault.runs().get(namespace, (None, {}))
+            return {"first_generation": max(runs, default=0)}, ()
+        if request.get("first_generation") is not None:
+            first = _whole(request, "first_generation")
+        number = self._house.go_back(namespace, _whole(request, "step"), first)
+        return {"first_generation": number}, ()
+
+    def _flush(self, request: Mapping[str, Any]) -> Reply:
+        step, generation = _whole(request, "step"), _whole(request, "generation")
+        self._house.flush(self._own_namespace(), StepAt(step=step, generation=generation))
+        return {}, ()
+
+    def _status(self, request: Mapping[str, Any]) -> Reply:
+        return describe_vault(self._house.vault) | {
+            "node": self._house.settings.node,
+            "domain": self._house.settings.domain,
+            "pid": os.getpid(),
+            "num_connections": self._house.count_connections(),
+            **self._house.describe(),
+        }, ()
+
+    def _own_namespace(self) -> str:
+        if not self._namespace:
+            raise ValueError("this connection has no namespace")
+        return self._namespace
+
+    def _shard_id(self, request: Mapping[str, Any]) -> ShardId:
+        shard_id = ShardId(
+            namespace=self._own_namespace(),
+            step=_whole(request, "step"),
+            generation=_whole(request, "generation", -1),
+            shard=_text(request, "shard"),
+        )
+        # What could not be written to a lower tier is not taken.
+        step_key(shard_id)
+        return shard_id
+
+
+def _whole(request: Mapping[str, Any], name: str, least: int = 0) -> int:
+    value = request.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _NUMBER_MAX:
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number of at least {least}")
+    return value
+
+
+def _text(request: Mapping[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r:.40}, not a text")  # noqa: TRY004 - a wrong value
+    return value

@@ -1,0 +1,186 @@
+"""What a stored shard is: its name, its tensors and its checksums. Pure.
+
+A shard is the bytes of one rank's tensors, side by side in the order of its
+`StateView`, with 64 bytes' alignment. It is hashed in pieces, so that it can be
+copied, sent and checked piece by piece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+ALIGNMENT_BYTES = 64
+PIECE_BYTES = 8 << 20
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ShardId:
+    """Which shard of which step of which job."""
+
+    namespace: str
+    step: int
+    """Updates that the state has seen."""
+    generation: int
+    """Whose gradients made the last update: two histories of one step never mix."""
+    shard: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """Where a tensor lies in its shard."""
+
+    name: str
+    dtype: str
+    """As torch names it, without `torch.`."""
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+    full_shape: tuple[int, ...]
+    """Shape of the whole tensor that this is a part of."""
+    begin: tuple[int, ...]
+    """Where in the whole tensor this part begins, by dim."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardMeta:
+    """All that is known of a shard without its bytes."""
+
+    id: ShardId
+    num_shards: int
+    """How many shards make the step whole."""
+    num_bytes: int
+    tensors: tuple[TensorPlace, ...]
+    checksums: tuple[int, ...]
+    """xxh3_64 of each piece of PIECE_BYTES, the last may be shorter."""
+    rest: Mapping[str, Any]
+    """The small rest of the state, as JSON data."""
+
+
+def num_pieces(num_bytes: int) -> int:
+    """Return how many pieces a shard of so many bytes has."""
+    return -(-num_bytes // PIECE_BYTES)
+
+
+def piece_bounds(num_bytes: int) -> list[tuple[int, int]]:
+    """Return where each piece begins and ends."""
+    starts = range(0, num_bytes, PIECE_BYTES)
+    return [(begin, min(begin + PIECE_BYTES, num_bytes)) for begin in starts]
+
+
+def content_digest(meta: ShardMeta) -> str:
+    """Return what is equal for shards of the same bytes under the same names, in 32 hex digits."""
+    layout = [[each.name, each.dtype, each.shape, each.offset] for each in meta.tensors]
+    content = json.dumps([layout, meta.num_bytes, meta.checksums], separators=(",", ":"))
+    return xxhash.xxh3_128(content.encode()).hexdigest()
+
+
+def encode_meta(meta: ShardMeta) -> bytes:
+    """Return the meta as JSON; equal metas give equal bytes."""
+    content = {
+        "format": FORMAT,
+        **_values(meta),
+        "id": _values(meta.id),
+        "tensors": [_values(each) for each in meta.tensors],
+    }
+    return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
+
+
+def decode_meta(text: bytes) -> ShardMeta:
+    """Read a meta back; raises ValueError for what is none."""
+    try:
+        content = _check_format(json.loads(text))
+        tensors = tuple(_place(each) for each in content.pop("tensors"))
+        checksums = tuple(_whole(each) for each in content.pop("checksums"))
+        meta = ShardMeta(
+            id=_id(content.pop("id")),
+            num_shards=_whole(content.pop("num_shards")),
+            num_bytes=_whole(content.pop("num_bytes")),
+            tensors=tensors,
+            checksums=checksums,
+            rest=_mapping(content.pop("rest")),
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        raise ValueError(f"no description of a shard: {error}") from error
+    if content:
+        raise ValueError(f"no description of a shard: unknown {', '.join(content)}")
+    _check(meta)
+    return meta
+
+
+def check_bounds(tensors: Sequence[TensorPlace], num_bytes: int) -> None:
+    """Raise ValueError for a tensor that does not lie in the shard."""
+    for each in tensors:
+        if each.offset < 0 or each.num_bytes < 0 or each.offset + each.num_bytes > num_bytes:
+            raise ValueError(f"tensor {each.name} does not lie in a shard of {num_bytes} bytes")
+
+
+def _values(value: ShardMeta | ShardId | TensorPlace) -> dict[str, Any]:
+    """Return the fields by name; `asdict` copies all that is in them, ten times as slowly."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _check_format(content: Any) -> Any:
+    if content.pop("format") != FORMAT:
+        raise ValueError("another format")
+    return content
+
+
+def _check(meta: ShardMeta) -> None:
+    if len(meta.checksums) != num_pieces(meta.num_bytes):
+        raise ValueError(
+            f"no description of a shard: {len(meta.checksums)} checksums for {meta.num_bytes} bytes"
+        )
+    if meta.num_shards < 1:
+        raise ValueError(f"no description of a shard: {meta.num_shards} shards")
+    check_bounds(meta.tensors, meta.num_bytes)
+
+
+def _id(fields: Mapping[str, Any]) -> ShardId:
+    return ShardId(
+        namespace=_text(fields["namespace"]),
+        step=_whole(fields["step"]),
+        generation=_integer(fields["generation"]),
+        shard=_text(fields["shard"]),
+    )
+
+
+def _place(fields: Mapping[str, Any]) -> TensorPlace:
+    return TensorPlace(
+        name=_text(fields["name"]),
+        dtype=_text(fields["dtype"]),
+        shape=tuple(_whole(each) for each in fields["shape"]),
+        offset=_whole(fields["offset"]),
+        num_bytes=_whole(fields["num_bytes"]),
+        full_shape=tuple(_whole(each) for each in fields["full_shape"]),
+        begin=tuple(_whole(each) for each in fields["begin"]),
+    )
+
+
+def _integer(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r:.40} is no integer")  # noqa: TRY004 - a value of JSON
+    return value
+
+
+def _whole(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError(f"{value} is negative")
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.40} is no object")  # noqa: TRY004
+    return value

@@ -1,0 +1,1 @@
+"""The lower tiers: stores that outlive every node, a plain folder or S3."""

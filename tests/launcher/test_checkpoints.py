@@ -1,0 +1,120 @@
+"""What a run's tiers did, as its events tell it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from launcher.checkpoints import Tally, list_checkpoints, next_tally, source_text
+from launcher.progress import render_line
+from launcher.report import summary_text
+from launcher.report.page import build_page, summary_rows
+from launcher.report.record import RunRecord, build_record
+from resilience.events import Event
+from tests.launcher.local_job import local_job
+from tests.launcher.run_events import event, tiered_run, whole_run
+
+TEXT = (
+    "2 checkpoints, newest of step 3 (2.0 MB on rank 0), 1 failed, "
+    "loaded step 3 from own memory and memory of node-1"
+)
+
+
+def record_of(events: Sequence[Event]) -> RunRecord:
+    return build_record(local_job("trainer.max_steps=4"), events)
+
+
+def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
+    """Return the marks of the row of checkpoints, by name."""
+    page = build_page(record_of(events), [], "/* plotly */")
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert found
+    timeline: Any = json.loads(found[1])["timeline"]
+    first_row = timeline["layout"]["yaxis"]["categoryarray"][0]
+    assert (first_row == "checkpoints") == bool(record_of(events).checkpoints)
+    return {
+        trace["name"]: list(zip(trace["x"], trace["text"], strict=True))
+        for trace in timeline["data"]
+        if trace["type"] == "scatter"
+    }
+
+
+def test_time_line_shows_what_became_of_each_checkpoint() -> None:
+    assert marks(tiered_run()) == {
+        "checkpoint taken": [
+            (5.5, "checkpoint of step 1: 1.5 MB in 0.4 s on rank 0"),
+            (7.5, "checkpoint of step 3: 2.0 MB in 0.5 s on rank 0"),
+        ],
+        "checkpoint failed": [(6.5, "checkpoint of step 2 failed: no room")],
+        "checkpoint loaded": [
+            (
+                9.3,
+                (
+                    "step 3 loaded from own memory and memory of node-1: 8.0 MB in 0.25 s, "
+                    "bad copies left out: 1"
+                ),
+            )
+        ],
+    }
+    assert marks(whole_run()) == {}
+
+
+def test_summary_says_how_many_and_the_newest() -> None:
+    record = record_of(tiered_run())
+
+    assert dict(summary_rows(record))["tiers"] == TEXT
+    assert f"  tiers       {TEXT}\n" in summary_text(record.state, None)
+    assert "tiers" not in summary_text(record_of(whole_run()).state, None)
+
+
+def test_progress_names_the_newest() -> None:
+    running = [each for each in tiered_run() if each.time < 108.0]
+
+    assert render_line(record_of(running).state).endswith(", checkpoint of step 3")
+
+
+def test_fallback_names_the_tier() -> None:
+    (recovery,) = record_of(tiered_run()).recoveries
+
+    assert (
+        recovery.fallback == "back to the checkpoint in own memory and memory of node-1: no replica"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sources", "text"),
+    [
+        (["ram"], "own memory"),
+        (["peer:b", "peer:a"], "memory of a, b"),
+        ([f"peer:{number}" for number in range(9)], "memory of 9 other nodes"),
+        (["s3"], "S3"),
+        (["folder", "ram"], "own memory and the folder"),
+        ([], "a checkpoint"),
+    ],
+)
+def test_sources_in_words(sources: list[str], text: str) -> None:
+    assert source_text(sources) == text
+
+
+def test_what_means_nothing_changes_nothing() -> None:
+    tally = reduce(next_tally, whole_run(), Tally())
+
+    assert (tally, tally.text) == (Tally(), None)
+    assert list_checkpoints([event("checkpoint_saved", 1.0, 0)]) == ()
+    odd = event("checkpoint_saved", 1.0, 0, step=1, num_bytes="many", seconds="NaN")
+    assert list_checkpoints([odd])[0].what == "checkpoint of step 1: 0.0 MB in 0 s on rank 0"
+
+
+def test_a_load_after_another_fault_counts_again() -> None:
+    loads = [
+        event("checkpoint_loaded", time, rank, step=3, generation=generation, source="s3")
+        for time, generation in ((1.0, 1), (9.0, 2))
+        for rank in range(4)
+    ]
+
+    assert reduce(next_tally, loads, Tally()).text == "0 checkpoints, 2 loaded, last step 3 from S3"

@@ -1,0 +1,154 @@
+"""Runs on this machine with checkpoints in memory: what is beside the workers, and what stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.command import TIMEOUT_S
+from tests.launcher.local_job import local_job
+from tests.launcher.shipped import rendered
+from tests.launcher.test_local_run import descendants, wait_for_end
+
+SHM = Path("/dev/shm")
+# Takes the agent's place: it says that it is there, and does as it is told.
+AGENT = f"""#!{sys.executable}
+import os, pathlib, sys
+if sys.argv[1:3] != ["-m", "torch.distributed.run"]:
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+run_dir = pathlib.Path(next(w for w in sys.argv if w.startswith("--run-dir="))[10:])
+name = sys.argv[-1].partition("=")[2]
+(run_dir / name).write_text(os.environ["MEMORYD_DIR"] + " " + os.environ["MEMORYD_TOKEN_FILE"])
+with open(run_dir / "told", "rb", buffering=0) as told:
+    sys.exit(int(told.read(1)))
+"""
+RUN = """
+import sys
+from pathlib import Path
+from launcher.clusters.local_run import run_nodes
+from launcher.job import read_job
+folder = Path(sys.argv[1])
+sys.executable = str(folder / "python")
+sys.exit(run_nodes(read_job(folder / "job.json"), folder))
+"""
+
+
+class Run:
+    """A launcher in a process of its own, with the nodes it has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        job = local_job("resilience/tiered=ram")
+        (folder / "job.json").write_text(job.to_json())
+        for name, text in rendered(job).items():
+            (folder / name).write_text(text)
+        os.mkfifo(folder / "told")
+        (folder / "python").write_text(AGENT)
+        (folder / "python").chmod(0o755)
+        self._told = os.open(folder / "told", os.O_RDWR)
+        self.process = subprocess.Popen([sys.executable, "-c", RUN, str(folder)],
+                                        stdout=subprocess.DEVNULL)  # fmt: skip
+
+    def wait_for_agents(self) -> None:
+        """Block until both agents run."""
+        deadline = 2 * TIMEOUT_S
+        while len(self.arenas()) < 2:
+            deadline -= 1
+            assert deadline, self.log()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+
+    def arenas(self) -> list[Path]:
+        """Return the folders that the agents were told of."""
+        texts = [path.read_text() for path in self.folder.glob("node-?") if path.stat().st_size]
+        return [Path(text.split()[0]) for text in texts]
+
+    def tell(self, status: int) -> None:
+        os.write(self._told, f"{status}{status}".encode())
+
+    def close(self) -> None:
+        """Let go of what the agents read."""
+        os.close(self._told)
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted((self.folder / "logs").glob("*")))
+
+    def daemons(self) -> list[int]:
+        """Return the daemons that have said they are ready, oldest first."""
+        return [int(pid) for pid in re.findall(r"memoryd (\d+) of node-\d is ready", self.log())]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    started = Run(tmp_path)
+    try:
+        started.wait_for_agents()
+        yield started
+    finally:
+        started.close()
+        started.process.kill()
+        started.process.wait()
+        for folder in started.arenas():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_run_that_succeeds_leaves_no_memory_behind(run: Run) -> None:
+    arenas = run.arenas()
+    token = run.folder / "memoryd.token"
+    assert [folder.parent for folder in arenas] == [SHM, SHM]
+    assert all((folder / "memoryd.sock").exists() for folder in arenas)
+    assert token.stat().st_mode & 0o777 == 0o600
+
+    run.tell(0)
+
+    assert run.process.wait(TIMEOUT_S) == 0, run.log()
+    assert not any(folder.exists() for folder in arenas)
+
+
+@pytest.mark.slow
+def test_run_that_fails_leaves_its_checkpoints_and_nothing_else(run: Run) -> None:
+    started = descendants(run.process.pid)
+
+    run.tell(7)
+
+    assert run.process.wait(TIMEOUT_S) == 7
+    wait_for_end(started)
+    for folder in run.arenas():
+        assert folder.is_dir()
+        assert not (folder / "memoryd.sock").exists()
+
+
+def test_nothing_but_checkpoints_outlives_a_killed_launcher(run: Run) -> None:
+    started = descendants(run.process.pid)
+    assert set(run.daemons()) <= started
+
+    run.process.kill()
+
+    wait_for_end(started)
+    assert all(folder.is_dir() for folder in run.arenas())
+
+
+@pytest.mark.slow
+def test_daemon_that_is_killed_is_there_again(run: Run) -> None:
+    before = run.daemons()
+
+    os.kill(before[0], signal.SIGKILL)
+    wait_for_end({before[0]})
+
+    for _ in range(2 * TIMEOUT_S):
+        if len(run.daemons()) > len(before):
+            break
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.5)
+    assert len(run.daemons()) == len(before) + 1, run.log()
+    run.tell(0)
+    assert run.process.wait(TIMEOUT_S) == 0, run.log()

@@ -1,0 +1,138 @@
+"""The daemon's command as each kind of cluster renders it, read by the daemon's own parser."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.memoryd.options import MemorydOptions, parse_options
+from resilience.tiered.stores.s3 import S3Settings
+from tests.launcher.k8s_job import documents
+from tests.launcher.shipped import rendered, shipped_job
+
+TINY = "llama/llama3_tiny_pretrain"
+STORE = "resilience.tiered.store.url=s3://bucket/a"
+PEERS = {
+    "local": {"node-1": "127.0.0.1:9202"},
+    "slurm": {"n2": "n2:9201"},
+    "job": {
+        "llama3-tiny-pretrain-1": "llama3-tiny-pretrain-1.llama3-tiny-pretrain:9201",
+    },
+    "hyperpod": {"llama3-tiny-pretrain-pods-1": "llama3-tiny-pretrain-pods-1:9201"},
+}
+
+
+def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]:
+    """Return the daemon's arguments on the first node, as a shell expands them."""
+    job = shipped_job(TINY, cluster, overrides)
+    files = rendered(job)
+    values = {
+        "MEMORYD_DIR": "/dev/shm/memoryd-test", "MEMORYD_TOKEN_FILE": str(folder / "token"),
+        "SLURMD_NODENAME": "n1", "peer_listen": "0.0.0.0:9201", "switch": "s1",
+        "peers_file": str(folder / "peers"), "JOB_COMPLETION_INDEX": "0",
+        "LAUNCHER_POD_NAME": "llama3-tiny-pretrain-pods-0", "LAUNCHER_K8S_NODE": "k1",
+        "peer_ports[0]": "9201", "peer_ports[1]": "9202",
+    }  # fmt: skip
+    (folder / "token").write_text("secret")
+    (folder / "peers").write_text("n1=n1:9201\nn2=n2:9201\n")
+    if cluster in ("job", "hyperpod"):
+        data = documents(job)["ConfigMap"]["data"]
+        text = data["memoryd.sh"].partition("exec ")[2]
+        (folder / "memoryd.peers").write_text(data["memoryd.peers"])
+        text = text.replace("/etc/training", str(folder))
+    else:
+        text = files["node-0.sh" if cluster == "local" else "job.sbatch"]
+        text = re.split(r"launcher\.clusters\.beside", text)[1].split("\n}")[0].split(")\n")[0]
+    text = re.sub(r"\$\{?([\w\[\]]+)\}?", lambda found: values.get(found[1], ""), text)
+    words = shlex.split(text.replace("\\\n", " "))
+    return words[words.index("resilience.tiered.memoryd") + 1 :]
+
+
+def options(
+    cluster: str, overrides: Sequence[str], folder: Path, group: str = "ram"
+) -> MemorydOptions:
+    return parse_options(arguments(cluster, [f"resilience/tiered={group}", *overrides], folder))
+
+
+@pytest.mark.parametrize("cluster", PEERS)
+def test_daemon_learns_of_its_node_and_the_others(cluster: str, tmp_path: Path) -> None:
+    read = options(cluster, [], tmp_path)
+
+    assert read.folder == Path("/dev/shm/memoryd-test")
+    assert read.token == "secret"
+    assert read.http is None
+    assert read.peers is not None
+    assert {each.name: each.address for each in read.peers.peers} == PEERS[cluster]
+    assert read.peers.replicas == 1
+    assert read.domain == ("k1" if cluster in ("job", "hyperpod") else read.node)
+    assert read.peers.own.switch == ("s1" if cluster == "slurm" else "")
+    assert (read.kept.settings.keep, read.kept.settings.domains_min) == (1, 2)
+
+
+@pytest.mark.parametrize("cluster", PEERS)
+def test_store_arrives_with_all_that_is_said_of_it(cluster: str, tmp_path: Path) -> None:
+    url = 'resilience.tiered.store.url="s3://bucket/it\'s"'
+    overrides = [url, *(f"resilience.tiered.store.{each}" for each in (
+        "every_n_steps=20", "keep=4", "waiting_max=3", "deadline_s=7.5", "part_size_mib=32",
+        "endpoint=http://127.0.0.1:8333", "region=eu-west-1", "path_style=true", "attempts=2",
+    ))]  # fmt: skip
+
+    read = options(cluster, overrides, tmp_path, "ram_s3")
+
+    store, lower = read.kept.store, read.kept.settings.lower["s3"]
+    assert isinstance(store, S3Settings)
+    assert (store.bucket, store.prefix, store.region) == ("bucket", "it's", "eu-west-1")
+    assert (store.deadline_s, store.attempts, store.part_size_mib) == (7.5, 2, 32)
+    assert (store.endpoint, store.force_path_style) == ("http://127.0.0.1:8333", True)
+    assert (lower.keep, lower.waiting_max, lower.cadence.every_n_steps) == (4, 3, 20)
+
+
+def test_one_node_has_no_door_for_others(tmp_path: Path) -> None:
+    alone = ["trainer.num_nodes=1", "resilience.tiered.ram.replicas=0",
+             "resilience.tiered.ram.domains_min=1", "resilience.tiered.http_port=9200"]  # fmt: skip
+
+    read = options("local", alone, tmp_path)
+
+    assert read.peers is None
+    assert read.http == ("127.0.0.1", 9200)
+    # AWS's library sends none.
+    assert read.http_open
+
+
+def test_peers_that_hold_instead_are_told_so(tmp_path: Path) -> None:
+    overrides = ["resilience/tiered=ram", "resilience.tiered.ram.peers_hold=instead",
+                 "resilience.tiered.ram.domains_min=1"]  # fmt: skip
+
+    assert "--peers-hold=instead" in arguments("slurm", overrides, tmp_path)
+    assert not any("peers-hold" in word for word in arguments("slurm", overrides[:1], tmp_path))
+
+
+@pytest.mark.parametrize("cluster", ["hyperpod", "job"])
+def test_library_of_aws_gets_no_daemon(cluster: str) -> None:
+    text = rendered(shipped_job(TINY, cluster, ["resilience/tiered=aws", STORE]))["manifest.yaml"]
+
+    assert "MEMORYD_DIR" not in text
+    assert "resilience.tiered.memoryd" not in text
+
+
+def test_daemon_of_slurm_runs_after_the_pre_script_as_the_agent_does() -> None:
+    """Which may be what makes Python known."""
+    job = shipped_job(
+        TINY, "slurm", ["resilience/tiered=ram", "cluster.pre_script=. /venv/activate"]
+    )
+
+    script = rendered(job)["job.sbatch"]
+
+    for name in ("on_node", "beside_node"):
+        body = script.split(f"\n{name}() {{")[1].split("\n}\n")[0]
+        assert "eval '. /venv/activate'" in body
+        assert body.index("eval") < body.index("-m resilience.tiered")
+
+
+def test_daemon_on_kubernetes_has_time_for_the_store_at_its_end(tmp_path: Path) -> None:
+    assert options("job", [STORE], tmp_path, "ram_s3").kept.drain_s == 60
+    assert options("slurm", [STORE], tmp_path, "ram_s3").kept.drain_s == 20

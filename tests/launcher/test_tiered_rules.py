@@ -1,0 +1,219 @@
+"""What checkpoints in tiers cannot be, and how much memory they take."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from launcher.errors import RecipeError
+from launcher.job import Job
+from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
+from launcher.messages import validation_problems
+from launcher.support import check_runnable
+from resilience.tiered.paths import check_namespace
+from tests.launcher.shipped import shipped_job
+
+TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_70b_pretrain_tiered"
+STORE = "resilience.tiered.store.url=s3://bucket/runs"
+FOLDER = "resilience.tiered.store.url=folder:/mnt/runs"
+
+
+@functools.cache
+def sound(cluster: str, group: str) -> str:
+    store = {"ram": [], "folder": [FOLDER]}.get(group, [STORE])
+    return shipped_job(TINY, cluster, [f"resilience/tiered={group}", *store]).to_json()
+
+
+def changed(cluster: str, group: str, *changes: str) -> Job:
+    """Return a sound job with changes, those that begin with a dot below resilience.tiered."""
+    content = json.loads(sound(cluster, group))
+    for change in changes:
+        path, _, value = change.partition("=")
+        *parents, last = (f"resilience.tiered{path}" if path[0] == "." else path).split(".")
+        functools.reduce(lambda node, key: node[key], parents, content)[last] = yaml.safe_load(
+            value
+        )
+    return Job.model_validate_json(json.dumps(content), strict=True)
+
+
+def refusal(cluster: str, group: str, *changes: str) -> str:
+    """Return what a person is told."""
+    with pytest.raises(ValidationError) as refused:
+        changed(cluster, group, *changes)
+    return "\n".join(validation_problems(refused.value, Job))
+
+
+REFUSED = [
+    pytest.param("ram", [".ram.every_n_steps=null"],
+                 "resilience.tiered.ram.every_n_steps null and resilience.tiered.ram.every_s null; "
+                 "allowed: one of them, the other null", id="no-frequency"),
+    pytest.param("ram", [".ram.every_s=3"],
+                 "ram.every_n_steps 10 and resilience.tiered.ram.every_s 3.0; allowed: one of them",
+                 id="two-frequencies"),
+    pytest.param("ram_s3", [".store.every_s=3"],
+                 "store.every_n_steps 500 and resilience.tiered.store.every_s 3.0; allowed: one",
+                 id="two-frequencies-of-the-store"),
+    *[pytest.param(group, [".store.url=null"],
+                   "resilience.tiered.store.url null; allowed: s3://BUCKET/PREFIX or folder:/PATH, "
+                   "as resilience.tiered.store.url=", id=f"no-url-{group}")
+      for group in ("ram_s3", "s3", "folder")],
+    pytest.param("s3", [".store.url=https://bucket"],
+                 "store.url 'https://bucket': allowed: s3://BUCKET/PREFIX or folder:/PATH",
+                 id="url-of-another-kind"),
+    pytest.param("folder", [".store.url=folder:here"],
+                 "store.url 'folder:here': allowed: s3://BUCKET/PREFIX or folder:/PATH",
+                 id="folder-that-is-not-absolute"),
+    pytest.param("folder", [".store.region=eu-west-1", ".store.path_style=true"],
+                 "store.region 'eu-west-1' does not fit resilience.tiered.store.url "
+                 "'folder:/mnt/runs'; allowed with a folder: null", id="region-of-a-folder"),
+    pytest.param("s3", [".store.endpoint='http://me:word@host'"],
+                 "store.endpoint", id="endpoint-with-a-password"),
+    pytest.param("ram_s3", [".store.every_n_steps=15"],
+                 "store.every_n_steps 15 is no multiple of resilience.tiered.ram.every_n_steps 10, "
+                 "and the store gets only steps that memory has", id="no-multiple"),
+    pytest.param("ram_s3", [".ram.every_n_steps=null", ".ram.every_s=5"],
+                 "store.every_n_steps 500 does not fit resilience.tiered.ram.every_s 5",
+                 id="steps-of-seconds"),
+    pytest.param("ram", [".ram.replicas=2"],
+                 "ram.replicas 2 is more than the 1 other nodes of trainer.num_nodes 2",
+                 id="more-replicas-than-nodes"),
+    pytest.param("ram", [".ram.domains_min=3"],
+                 "ram.domains_min 3 is more than the 2 nodes that have a shard with "
+                 "resilience.tiered.ram.replicas 1", id="more-domains-than-copies"),
+    pytest.param("ram", [".ram.peers_hold=instead"],
+                 "ram.domains_min 2 is more than the 1 nodes that have a shard with "
+                 "resilience.tiered.ram.replicas 1", id="more-domains-than-keepers"),
+    pytest.param("s3", [".ram.peers_hold=instead"],
+                 "ram.peers_hold 'instead' needs resilience.tiered.ram.replicas of at least 1",
+                 id="instead-of-nobody"),
+    pytest.param("ram", [".ram.budget_mib=10"],
+                 "ram.budget_mib 10 is less than the 16 MiB that 1 steps and one being written "
+                 "take with 1 replicas", id="budget-below-the-model"),
+    pytest.param("ram", [".ram.budget_mib=4194304"],
+                 "ram.budget_mib 4194304 with 1024 MiB for memoryd and resources.shm_gib 0 are "
+                 "more than the 4096 GiB of instance 'cpu'", id="budget-beyond-the-node"),
+    pytest.param("ram", [".namespace=../other"],
+                 "namespace '../other': allowed: 1 to 200 letters", id="namespace"),
+    pytest.param("ram", [".http_port=9200"],
+                 "http_port 9200 would be opened by each of the 2 nodes of this machine",
+                 id="one-port-for-two-nodes"),
+    pytest.param("ram", [".peer_port=80"], "peer_port 80: allowed: at least 1024", id="port"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "overrides", "message"), REFUSED)
+def test_settings_that_do_not_fit_are_refused(
+    group: str, overrides: list[str], message: str
+) -> None:
+    assert message in refusal("local", group, *overrides)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "A-1.b_c", "_", "-", "..", ".a", "a/b", "", "a" * 201, "a b"]
+)
+def test_namespace_is_what_the_daemons_take(name: str) -> None:
+    def is_taken() -> bool:
+        try:
+            check_namespace(name)
+        except ValueError:
+            return False
+        return True
+
+    override = f".namespace='{name}'"
+    if is_taken():
+        assert changed("local", "ram", override)
+    else:
+        assert "namespace" in refusal("local", "ram", override)
+
+
+def test_memory_that_a_slurm_job_asked_for_has_to_hold_the_budget() -> None:
+    message = refusal("slurm", "ram", "resources.memory_gib=3", "resources.shm_gib=1",
+                      ".ram.budget_mib=1100")  # fmt: skip
+
+    assert "is more than resources.memory_gib 3 leaves beside resources.shm_gib 1: 2048" in message
+
+
+@pytest.mark.parametrize("override", [
+    ".ram.keep=1", ".ram.replicas=1", ".ram.budget_mib=100", ".token_file=/etc/token",
+    ".http_port=9200", ".store.endpoint=http://s3.example", ".store.keep=2", ".store.deadline_s=5",
+    ".store.path_style=true",
+])  # fmt: skip
+def test_what_the_library_of_aws_cannot_be_told_is_refused(override: str) -> None:
+    name = re.escape(f"resilience.tiered{override.partition('=')[0]}")
+
+    message = refusal("hyperpod", "aws", override)
+
+    assert re.search(f"{name} .*is nothing that AWS's library can be told; allowed", message)
+
+
+def test_library_of_aws_needs_its_cluster() -> None:
+    assert "resilience.tiered.backend 'aws' needs cluster.kind 'k8s'" in refusal(
+        "slurm", "s3", ".backend=aws"
+    )
+    assert changed("hyperpod", "aws")
+    assert changed("job", "aws", ".store=null")
+
+
+@pytest.mark.parametrize("group", ["ram", "ram_s3", "s3", "folder"])
+@pytest.mark.parametrize("cluster", ["local", "slurm", "job"])
+def test_each_kind_fits_a_small_job(cluster: str, group: str) -> None:
+    assert changed(cluster, group)
+
+
+def test_state_of_a_known_model_has_the_bytes_that_its_trainer_keeps() -> None:
+    """70,553,706,496 parameters: in bfloat16 with a copy and two moments in 32 bits."""
+    assert state_bytes(shipped_job(LARGE, "slurm")) == 70_553_706_496 * 14
+
+
+def test_nodes_part_of_the_state_is_each_different_shard_once() -> None:
+    """2 replicas over 16 nodes of 8 ranks: a node has 8 of the 64 shards, another has them too."""
+    job = shipped_job(LARGE, "slurm")
+
+    assert own_bytes(job) == state_bytes(job) // 8
+    assert num_writers(job.trainer) == 2
+    everywhere = shipped_job(TINY, "local")
+    assert own_bytes(everywhere) == state_bytes(everywhere)
+    assert num_writers(everywhere.trainer) == 2
+
+
+@pytest.mark.parametrize(("overrides", "num_held"), [
+    pytest.param([], 3 * 2, id="kept-written-and-waiting-each-with-a-peers"),
+    pytest.param([".ram.keep=2"], 4 * 2, id="two-steps"),
+    pytest.param([".ram.replicas=0", ".ram.domains_min=1"], 3, id="no-copies"),
+    pytest.param([".store=null"], 2 * 2, id="no-store-to-wait-for"),
+    pytest.param([".ram.peers_hold=instead", ".ram.domains_min=1"], 1 + 3, id="peers-hold-it"),
+])  # fmt: skip
+def test_budget_follows_from_the_model(overrides: list[str], num_held: int) -> None:
+    full = [f"resilience.tiered{each}" for each in overrides]
+    job = shipped_job(LARGE, "local", full)
+    settings = job.resilience.tiered
+    assert settings is not None
+
+    ideal = num_held * own_bytes(job) * 1.05 / 2**20
+
+    assert ideal <= budget_mib(job, settings) <= ideal + 32
+
+
+def test_folder_of_a_store_that_goes_with_the_pods_is_not_submitted() -> None:
+    claim = "cluster.volume_claims=[{claim_name: fsx, mount_path: /fsx}]"
+    tiered = ["resilience/tiered=folder", claim, "cluster.run_path=/fsx/runs"]
+    lost = shipped_job(TINY, "job", [*tiered, FOLDER])
+
+    with pytest.raises(RecipeError, match="checkpoints would be lost with the pods"):
+        check_runnable(lost, "submit")
+
+    kept = shipped_job(TINY, "job", [*tiered, "resilience.tiered.store.url=folder:/fsx/store"])
+    check_runnable(kept, "submit")
+
+
+def test_daemons_in_pods_of_hyperpods_operator_are_not_submitted() -> None:
+    claim = "cluster.volume_claims=[{claim_name: fsx, mount_path: /fsx}]"
+    job = shipped_job(TINY, "hyperpod", ["resilience/tiered=ram", claim, "cluster.run_path=/fsx"])
+
+    with pytest.raises(RecipeError, match=r"resilience\.tiered\.backend 'memoryd' with cluster"):
+        check_runnable(job, "submit")

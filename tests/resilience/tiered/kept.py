@@ -1,0 +1,51 @@
+"""Daemons with a store, and waits for what they do by themselves."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from resilience.tiered.client import TieredClient
+from tests.resilience.tiered.daemons import LIMIT_S, Daemon
+
+NODE = ("--node", "node-a")
+
+
+def wait_until(is_so: Callable[[], object], tell: Callable[[], object] = str) -> None:
+    """Wait for what another process does by itself."""
+    end_s = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < end_s, tell()
+        time.sleep(0.01)
+
+
+def held(client: TieredClient, name: str = "run") -> list[int]:
+    """Return the steps that the daemon has in memory, newest first."""
+    return [each["step"] for each in client.status()["namespaces"].get(name, [])]
+
+
+def waiting(client: TieredClient, name: str = "run") -> list[int]:
+    """Return the steps that wait for the store."""
+    space: dict[str, Any] = client.status()["store"]["namespaces"].get(name, {})
+    return list(space.get("steps_waiting", []))
+
+
+def stored(folder: Path, kind: str = "data", name: str = "run") -> list[Path]:
+    """Return the files of one kind in a store that is a folder."""
+    return sorted(each for each in (folder / name / kind).rglob("*") if each.is_file())
+
+
+def lose_memory(daemon: Daemon) -> str:
+    """End the node as a power cut would; returns what its daemon has said."""
+    daemon.end(signal.SIGKILL)
+    rmtree(daemon.folder)
+    return daemon.outputs[-1]
+
+
+def say(client: TieredClient) -> str:
+    """Return the last error of the store."""
+    return str(client.status()["store"]["last_error"])

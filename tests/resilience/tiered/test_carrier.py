@@ -1,0 +1,173 @@
+"""Nodes that share a store: who sends what, and who deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.arena import Arena
+from resilience.tiered.catalog import Copy
+from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.keeper import Keeper
+from resilience.tiered.memoryd.peering import NoPeers
+from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.shard import content_digest
+from resilience.tiered.stores.folder import FolderObjects, FolderSettings
+from resilience.tiered.stores.store import ShardStore
+from resilience.tiered.uploads import Cadence, Settings, TierSettings
+from resilience.tiered.vault import Vault
+from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
+from tests.resilience.tiered.kept import wait_until
+
+LOWER = TierSettings(cadence=Cadence(every_n_steps=1), keep=2)
+
+
+class Neighbour(NoPeers):
+    """The other node, whose vault is looked into."""
+
+    def __init__(self, node: str, vault: Vault) -> None:
+        super().__init__()
+        self._node, self._vault = node, vault
+
+    def copies(self) -> Sequence[Copy]:
+        return [
+            Copy(
+                meta_id=each.meta.id, num_shards=each.meta.num_shards, digest=each.digest,
+                num_bytes=each.meta.num_bytes, place=self._node, tier="ram",
+            )
+            for each in self._vault.holdings()
+        ]  # fmt: skip
+
+    def living(self) -> Mapping[str, str]:
+        return {self._node: self._node}
+
+
+class CountingStore(ShardStore):
+    """Counts what is sent."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(FolderObjects(FolderSettings(folder=folder)))
+        self.sent: list[str] = []
+
+    def put_data(
+        self,
+        namespace: str,
+        digest: str,
+        num_bytes: int,
+        pieces: Iterable[memoryview],
+        *,
+        replaces: bool = False,
+    ) -> bool:
+        is_sent = super().put_data(namespace, digest, num_bytes, pieces, replaces=replaces)
+        self.sent += [digest] * is_sent
+        return is_sent
+
+
+class Pair:
+    """Two nodes and their store."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.vaults: dict[str, Vault] = {}
+        for node in ("a", "b"):
+            arena = Arena(folder / node, 16 * MIB)
+            opened.callback(arena.close)
+            self.vaults[node] = Vault(arena)
+        self.stores = {node: CountingStore(folder / "store") for node in self.vaults}
+        self._opened = opened
+
+    def start(self) -> None:
+        boards = []
+        for node, other in (("a", "b"), ("b", "a")):
+            settings = Settings(lower={"folder": LOWER}, settle_s=0.1)
+            board = Board(
+                self.vaults[node],
+                Own(node=node, domain=node),
+                settings,
+                peers=Neighbour(other, self.vaults[other]),
+                shelf=Shelf(self.stores[node], "folder", "disk"),
+            )
+            boards.append(board)
+            keeper = Keeper(board)
+            self._opened.callback(keeper.close)
+            keeper.start()
+
+        def tell() -> None:
+            for each in boards:
+                each.wake()
+
+        for vault in self.vaults.values():
+            vault.on_change = tell
+        tell()
+
+    def put(self, node: str, step: int, shard: str, content: bytes) -> None:
+        shard_id = make_id(step, shard)
+        with self.vaults[node].begin(shard_id, len(content)) as writing:
+            writing.memory[:] = content
+            writing.commit(make_meta(shard_id, content, num_shards=2))
+
+    def steps(self) -> set[int]:
+        return {each.step for each in self.stores["a"].list_steps("run")}
+
+    def sent(self) -> list[str]:
+        return [*self.stores["a"].sent, *self.stores["b"].sent]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with ExitStack() as opened:
+        yield Pair(tmp_path, opened)
+
+
+def test_each_node_sends_its_part_and_the_older_steps_go(pair: Pair) -> None:
+    def has_sent(number: int) -> bool:
+        return len(set(pair.sent())) == number
+
+    pair.start()
+    for step in range(1, 5):
+        pair.put("a", step, "0", make_content(MIB, step))
+        pair.put("b", step, "1", make_content(MIB, 10 + step))
+        wait_until(partial(has_sent, 2 * step))
+
+    wait_until(lambda: pair.steps() == {3, 4})
+    assert len(pair.sent()) == len(set(pair.sent())) == 8
+    assert (len(pair.stores["a"].sent), len(pair.stores["b"].sent)) == (4, 4)
+
+
+def test_copies_on_both_nodes_are_sent_once(pair: Pair) -> None:
+    for node in pair.vaults:
+        for shard in ("0", "1"):
+            pair.put(node, 1, shard, make_content(MIB, int(shard)))
+    pair.start()
+
+    wait_until(lambda: len(pair.stores["a"].list_steps("run")) == 2)
+
+    assert len(pair.sent()) == 2
+
+
+def test_what_was_deleted_while_it_was_put_is_put_again(pair: Pair) -> None:
+    """Its bytes were those of a step that went: they were there, and were not sent."""
+    store = pair.stores["a"]
+    delete_step, lost = store.delete_step, []
+
+    def delete_late(name: str, step: int, generation: int, **spare: Collection[str]) -> set[str]:
+        deleted = delete_step(name, step, generation, **spare)
+        if step == 1 and not lost:
+            # As an entry of step 3 that named data which went.
+            lost.extend(each for each in store.list_steps(name) if each.step == 3)
+            metas = [meta for each in lost if (meta := store.get_meta(each))]
+            deleted |= {content_digest(each) for each in metas}
+            delete_step(name, 3, generation)
+        return deleted
+
+    store.delete_step = delete_late  # type: ignore[method-assign]
+    pair.start()
+    for step in range(1, 4):
+        for shard in ("0", "1"):
+            pair.put("a", step, shard, make_content(MIB, 10 * step + int(shard)))
+
+    wait_until(lambda: lost and len(pair.stores["b"].list_steps("run")) == 4)
+    assert pair.steps() == {2, 3}

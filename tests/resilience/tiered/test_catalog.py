@@ -1,0 +1,337 @@
+"""Which steps are complete, which are stale, and where a shard is read from."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.tiered.catalog import (
+    Copy,
+    StepAt,
+    StepState,
+    choose_source,
+    complete_steps,
+    find_stale,
+    judge_steps,
+)
+from tests.resilience.tiered.inventories import (
+    NAMESPACE,
+    Living,
+    at,
+    clusters,
+    copy,
+    everywhere,
+    inventories,
+    is_complete,
+    shard_id,
+)
+
+LIVING = {"a": "x", "b": "x", "c": "y", "d": "z"}
+
+
+def complete(copies: Sequence[Copy], living: Living = LIVING, domains_min: int = 2) -> list[StepAt]:
+    return list(complete_steps(copies, living, namespace=NAMESPACE, domains_min=domains_min))
+
+
+def state(copies: Sequence[Copy], step: StepAt, living: Living = LIVING) -> StepState:
+    return judge_steps(copies, living, namespace=NAMESPACE, domains_min=2).states[step]
+
+
+@pytest.mark.parametrize(
+    ("copies", "reason"),
+    [
+        pytest.param(
+            everywhere("ac", 10, of=2), "complete: all 2 shards are safe", id="two-domains"
+        ),
+        pytest.param(
+            everywhere("ab", 10, of=2),
+            "shard 0 in 1, shard 1 in 1 of 2 failure domains",
+            id="two-nodes-of-one-domain",
+        ),
+        pytest.param(everywhere("acd", 10, of=2)[::2], "1 of 2 shards", id="a-shard-is-nowhere"),
+        pytest.param(
+            [*everywhere("ac", 10, of=2)[:3], copy("b", 10, shard="1", of=2)],
+            "shard 1 in 1 of 2 failure domains",
+            id="one-shard-in-one-domain",
+        ),
+        pytest.param(
+            everywhere(["the-s3"], 10, of=2, tier="s3"), "complete: all 2 shards are safe", id="s3"
+        ),
+        pytest.param(
+            everywhere(["f"], 10, of=2, tier="folder"),
+            "complete: all 2 shards are safe",
+            id="folder",
+        ),
+        pytest.param(
+            [copy("the-s3", 10, shard="0", of=2, tier="s3"), copy("a", 10, shard="1", of=2)],
+            "shard 1 in 1 of 2 failure domains",
+            id="half-in-s3-half-in-one-domain",
+        ),
+        pytest.param(
+            [copy("the-s3", 10, shard="0", of=2, tier="s3")]
+            + [copy(place, 10, shard="1", of=2) for place in "ad"],
+            "complete: all 2 shards are safe",
+            id="half-in-s3-half-in-two-domains",
+        ),
+        pytest.param(
+            [*everywhere("ac", 10, of=2), *everywhere("ac", 10, of=3)[::3]],
+            "complete: all 2 shards are safe",
+            id="another-number-of-shards-does-not-count",
+        ),
+        pytest.param(
+            [*everywhere("ac", 10, of=2), *everywhere("abcd", 10, of=4)[1::2]],
+            "complete: all 2 shards are safe",
+            id="nor-does-one-with-more-copies-and-not-all-shards",
+        ),
+        pytest.param(
+            [copy(place, 10, shard=shard, of=2) for place in "ac" for shard in ("0", "1", "2")],
+            "3 of 2 shards",
+            id="more-shards-than-there-may-be",
+        ),
+        pytest.param(
+            [copy("a", 10, digest="1"), copy("c", 10, digest="2")],
+            "shard 0 in 1 of 2 failure domains",
+            id="two-contents-are-not-two-copies",
+        ),
+    ],
+)
+def test_when_a_step_is_complete(copies: Sequence[Copy], reason: str) -> None:
+    for order in (copies, list(reversed(copies))):
+        assert complete(order) == ([at(10)] if "complete" in reason else [])
+        assert state(order, at(10)).reason == reason
+
+
+def test_shards_of_two_histories_make_no_step() -> None:
+    halves = [copy(place, 10, 1, "0", of=2) for place in "ac"]
+    halves += [copy(place, 10, 2, "1", of=2) for place in "ac"]
+
+    assert complete(halves) == []
+
+
+def test_the_newer_history_wins() -> None:
+    copies = [each for step in (10, 20, 30) for each in everywhere("ac", step, 1)]
+    copies += everywhere("ac", 20, 2)
+
+    assert complete(copies) == [at(20, 2), at(10, 1)]
+
+
+def test_an_unfinished_newer_history_already_makes_the_older_one_stale() -> None:
+    copies = [each for step in (10, 20, 30) for each in everywhere("ac", step, 1)]
+
+    assert complete([*copies, copy("a", 20, 2)]) == [at(10, 1)]
+    assert state([*copies, copy("a", 20, 2)], at(30)).reason.startswith("stale, as a newer")
+
+
+def test_a_history_that_was_seen_counts_though_nothing_is_left_of_it() -> None:
+    copies = everywhere("ac", 20, 1)
+    seen = [at(20, 2)]
+
+    assert complete(copies) == [at(20, 1)]
+    assert complete_steps(copies, LIVING, namespace=NAMESPACE, domains_min=2, seen=seen) == ()
+
+
+@given(st.sets(st.builds(StepAt, step=st.integers(0, 6), generation=st.integers(-1, 4))))
+def test_stale_is_what_a_newer_generation_has_gone_over(steps: set[StepAt]) -> None:
+    expected = {
+        one
+        for one in steps
+        for other in steps
+        if other.generation > one.generation and other.step <= one.step
+    }
+
+    assert find_stale(steps) == expected
+
+
+def test_inventories_of_nodes_that_are_gone_count_no_more() -> None:
+    copies = everywhere("ac", 10)
+
+    assert complete(copies) == [at(10)]
+    assert complete(copies, {"a": "x", "d": "z"}) == []
+
+
+def test_fewer_domains_than_asked_for_are_enough() -> None:
+    copies = everywhere("ab", 10)
+
+    assert complete(copies, {"a": "x", "b": "x"}, domains_min=3) == [at(10)]
+    assert complete(copies, {"a": "x", "b": "y"}, domains_min=3) == [at(10)]
+    assert complete(copies, {"a": "x", "b": "y", "c": "z"}, domains_min=3) == []
+
+
+def test_nothing_is_complete_where_nobody_lives() -> None:
+    assert complete(everywhere("ab", 10), {}) == []
+    assert complete(everywhere(["s"], 10, tier="s3"), {}) == [at(10)]
+
+
+def test_where_nobody_lives_memory_completes_nothing() -> None:
+    assert state(everywhere(["s"], 10, tier="s3"), at(10), {}).whole_tiers == {"s3"}
+
+
+def test_step_zero_counts() -> None:
+    assert complete(everywhere(["s"], 0, 0, tier="s3")) == [at(0, 0)]
+    assert complete(everywhere("ac", 0, 0)) == [at(0, 0)]
+
+
+def test_another_namespace_counts_for_nothing() -> None:
+    assert complete_steps(everywhere("ac", 10), LIVING, namespace="other", domains_min=2) == ()
+
+
+def test_no_failure_domain_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 failure domains is not allowed; want at least 1"):
+        complete([], domains_min=0)
+
+
+@pytest.mark.parametrize("num", range(1, 5))
+def test_all_small_worlds(num: int) -> None:
+    """Two shards, four nodes in three domains, every way to spread `num` copies."""
+    spots = [*itertools.product("01", "abcd"), ("0", "the-s3"), ("1", "the-s3")]
+    for chosen in itertools.combinations(spots, num):
+        copies = [
+            copy(place, 10, shard=shard, of=2, tier="s3" if place == "the-s3" else "ram")
+            for shard, place in chosen
+        ]
+
+        assert (complete(copies) == [at(10)]) == is_complete(copies, LIVING, at(10), 2)
+
+
+@given(st.data(), clusters(), st.integers(1, 4))
+def test_complete_is_what_the_words_say(data: st.DataObject, living: Living, domains: int) -> None:
+    copies = data.draw(inventories(living))
+    shuffled = data.draw(st.permutations(copies))
+
+    catalog = judge_steps(shuffled, living, namespace=NAMESPACE, domains_min=domains)
+
+    assert catalog == judge_steps(copies, living, namespace=NAMESPACE, domains_min=domains)
+    known = {
+        at(c.meta_id.step, c.meta_id.generation)
+        for c in copies
+        if c.tier != "ram" or c.place in living
+    }
+    assert [each.at for each in catalog.steps] == sorted(known, reverse=True)
+    for each in catalog.steps:
+        assert each.is_complete == is_complete(copies, living, each.at, domains)
+        in_ram = is_complete(copies, living, each.at, domains, ram_only=True)
+        assert ("ram" in each.whole_tiers) == in_ram
+        assert each.is_stale == (each.at in find_stale(known))
+        assert each.is_whole or not each.is_complete
+    offered = [each.at for each in catalog.steps if each.is_complete and not each.is_stale]
+    assert complete(copies, living, domains) == offered
+
+
+def test_sources_from_near_to_far() -> None:
+    copies = [copy("f", 10, tier="folder"), copy("s", 10, tier="s3"), *everywhere("dba", 10)]
+
+    choice = choose_source(copies, shard_id(10), LIVING, own="a")
+
+    assert [each.place for each in choice.sources] == ["a", "b", "d", "s", "f"]
+    assert choice.first == copy("a", 10)
+    assert choice.reason == "from own memory"
+
+
+@pytest.mark.parametrize(
+    ("bad", "place", "reason"),
+    [
+        ([("ram", "a")], "b", "from memory of b in the same failure domain; 1 bad"),
+        ([("ram", "a"), ("ram", "b")], "d", "from memory of d; 2 bad"),
+        ([("ram", "a"), ("ram", "b"), ("ram", "d")], "s", "from S3 s; 3 bad"),
+        ([("ram", x) for x in "abd"] + [("s3", "s")], "f", "from folder f; 4 bad"),
+    ],
+)
+def test_a_bad_copy_is_left_for_the_next(
+    bad: list[tuple[str, str]], place: str, reason: str
+) -> None:
+    copies = [copy("f", 10, tier="folder"), copy("s", 10, tier="s3"), *everywhere("dba", 10)]
+
+    choice = choose_source(copies, shard_id(10), LIVING, own="a", bad=bad)  # type: ignore[arg-type]
+
+    assert choice.first is not None
+    assert (choice.first.place, choice.reason) == (place, reason)
+
+
+def test_no_source_is_said() -> None:
+    choice = choose_source(everywhere("a", 10), shard_id(20), LIVING, own="a")
+    bad = choose_source(everywhere("a", 10), shard_id(10), LIVING, own="b", bad=[("ram", "a")])
+
+    assert (choice.first, choice.reason) == (None, "no copy of this shard is left")
+    assert (bad.first, bad.reason) == (None, "no copy of this shard is left; 1 bad")
+
+
+def test_a_source_is_never_of_another_history_shard_or_namespace() -> None:
+    copies = [copy("a", 10, 2), copy("a", 10, 1, "1", of=2), copy("a", 20, 1)]
+
+    assert choose_source(copies, shard_id(10, 1), LIVING, own="a").sources == ()
+
+
+def test_a_source_is_never_of_a_node_that_is_gone() -> None:
+    choice = choose_source(everywhere("ab", 10), shard_id(10), {"c": "y"}, own="c")
+
+    assert choice.sources == ()
+
+
+def test_own_memory_counts_before_the_others_know_this_node() -> None:
+    choice = choose_source(everywhere("ac", 10), shard_id(10), {"c": "y"}, own="a")
+
+    assert [each.place for each in choice.sources] == ["a", "c"]
+
+
+def test_a_copy_with_other_content_is_no_source() -> None:
+    """Of two contents all nodes take the same, so that replicas stay equal."""
+    copies = [copy("a", 10, digest="1"), copy("b", 10, digest="2"), copy("c", 10, digest="2")]
+
+    choices = [choose_source(copies, shard_id(10), LIVING, own=own) for own in LIVING]
+
+    assert {each.digest for choice in choices for each in choice.sources} == {"2"}
+    assert choices[0].reason.endswith("; 1 with other content left out")
+
+
+def test_content_that_a_lower_tier_has_outweighs_the_most_nodes() -> None:
+    copies = [copy("s", 10, digest="2", tier="s3"), *everywhere("abcd", 10)]
+
+    choice = choose_source(copies, shard_id(10), LIVING, own="a")
+
+    assert [each.place for each in choice.sources] == ["s"]
+
+
+def test_shards_of_another_number_of_shards_are_no_source() -> None:
+    copies = [*everywhere("ac", 10, of=2), copy("a", 10, 1, "0", of=4, digest="of-4")]
+
+    choice = choose_source(copies, shard_id(10), LIVING, own="a")
+
+    assert {each.num_shards for each in choice.sources} == {2}
+
+
+def test_not_all_nodes_ask_the_same_peer() -> None:
+    living = {f"n{number}": f"d{number}" for number in range(16)}
+    copies = everywhere(["n0", "n1", "n2", "n3"], 10)
+    asked = Counter(
+        choice.first.place
+        for own in list(living)[4:]
+        if (choice := choose_source(copies, shard_id(10), living, own=own)).first
+    )
+
+    assert len(asked) == 4
+    assert max(asked.values()) <= 6
+
+
+@given(st.data(), clusters())
+def test_sources_are_all_that_is_there_near_ones_first(data: st.DataObject, living: Living) -> None:
+    copies = data.draw(inventories(living))
+    wanted = data.draw(st.sampled_from(copies)).meta_id if copies else shard_id(0)
+    own = data.draw(st.sampled_from(sorted(living)))
+
+    def rank(each: Copy) -> int:
+        if each.tier != "ram":
+            return 3 if each.tier == "s3" else 4
+        return 0 if each.place == own else 1 if living[each.place] == living[own] else 2
+
+    sources = choose_source(copies, wanted, living, own=own).sources
+
+    there = {c for c in copies if c.meta_id == wanted and (c.tier != "ram" or c.place in living)}
+    assert set(sources) == there
+    assert len(sources) == len(there)
+    assert [rank(each) for each in sources] == sorted(map(rank, sources))
+    assert choose_source(reversed(copies), wanted, living, own=own).sources == sources

@@ -1,0 +1,113 @@
+"""How an arena ends: it stays for the next daemon, or goes with its job, or for want of use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.arena import Arena
+from resilience.tiered.expiry import remove_expired
+from tests.resilience.tiered.cluster import wait_until
+from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save, segments
+
+DAY_S = 86400.0
+
+
+def leave(folder: Path, *, age_s: float = 2 * DAY_S) -> None:
+    """Leave an arena with a sealed segment that was used so long ago."""
+    arena = Arena(folder, MIB)
+    arena.seal(arena.take(5), b"a shard")
+    (folder / "jobs.json").write_text("{}")
+    arena.close()
+    make_old(folder, age_s)
+
+
+def make_old(folder: Path, age_s: float = 2 * DAY_S) -> None:
+    used_s = time.time() - age_s
+    for each in (folder / "lock", folder):
+        os.utime(each, (used_s, used_s))
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("number", "stays"),
+    [
+        pytest.param(signal.SIGTERM, True, id="sigterm"),
+        pytest.param(signal.SIGUSR1, False, id="sigusr1"),
+    ],
+)
+def test_a_signal_says_whether_the_arena_stays(
+    tmp_path: Path, number: signal.Signals, stays: bool
+) -> None:
+    with Daemon(folder=tmp_path / "arena").start() as daemon:
+        save(daemon.client(), make_id(), make_content(MIB))
+        assert daemon.end(number) == 0
+
+        assert len(segments(daemon.folder)) == stays
+        assert daemon.folder.exists() == stays
+        if stays:
+            assert load(daemon.start().client(), make_id()) == make_content(MIB)
+
+
+def test_a_daemon_removes_what_has_expired_beside_it(tmp_path: Path) -> None:
+    leave(tmp_path / "old")
+    leave(tmp_path / "young", age_s=DAY_S / 2)
+    with Daemon(folder=tmp_path / "arena").start() as daemon:
+        wait_until(lambda: names(tmp_path) == {"arena", "young"})
+        with Daemon(folder=tmp_path / "other", options=["--expire-s", "9"]).start() as other:
+            wait_until(lambda: names(tmp_path) == {"arena", "other"})
+            assert "removed the arena" in (other.end(), other.outputs[-1])[1]
+        save(daemon.client(), make_id(), make_content(MIB))
+
+
+def test_a_living_daemons_arena_is_not_removed_however_old(tmp_path: Path) -> None:
+    arena = Arena(tmp_path / "arena", MIB)
+    make_old(tmp_path / "arena")
+
+    assert remove_expired(tmp_path / "own", expire_s=DAY_S) == []
+    arena.close()
+    # The end is a use, too.
+    assert remove_expired(tmp_path / "own", expire_s=DAY_S) == []
+    make_old(tmp_path / "arena")
+    assert remove_expired(tmp_path / "arena", expire_s=DAY_S) == []
+    assert remove_expired(tmp_path / "own", expire_s=DAY_S) == [tmp_path / "arena"]
+    assert names(tmp_path) == set()
+
+
+def test_what_is_no_arena_stays(tmp_path: Path) -> None:
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    beside.mkdir()
+    leave(elsewhere / "arena")
+    (beside / "link").symlink_to(elsewhere / "arena")
+    (beside / "file").write_text("hello")
+    for name, text in (("folder", "12\n"), ("lockless", None)):
+        (beside / name).mkdir()
+        (beside / name / "jobs.json").write_text("{}")
+        (beside / name / ("lock" if text else "segment-0")).write_text(text or "")
+    os.utime(beside / "lockless", (1, 1))
+    make_old(beside / "folder")
+
+    assert remove_expired(beside / "own", expire_s=DAY_S) == []
+    assert names(beside) == {"link", "file", "folder", "lockless"}
+    assert names(elsewhere / "arena") == {"lock", "jobs.json", "segment-0", "segment-0.meta"}
+
+
+def test_what_somebody_has_put_into_an_arena_stays(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hello")
+    folder = tmp_path / "beside" / "arena"
+    leave(folder)
+    (folder / "notes.txt").write_text("mine")
+    (folder / "segment-7").symlink_to(secret)
+    make_old(folder)
+
+    assert remove_expired(tmp_path / "beside" / "own", expire_s=DAY_S) == []
+    assert names(folder) == {"lock", "notes.txt", "segment-7"}
+    assert secret.read_text() == "hello"

@@ -1,0 +1,287 @@
+"""The door over raw sockets: connections, deadlines, the token, and garbage."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.memoryd.http_connection import Limits
+from tests.resilience.tiered.http_client import (
+    DEADLINE_S,
+    MIB,
+    Client,
+    Doors,
+    OpenDoor,
+    head,
+    shard_meta,
+    shard_path,
+)
+
+
+@pytest.fixture
+def doors(tmp_path: Path) -> Doors:
+    return Doors(tmp_path / "arena")
+
+
+@pytest.fixture
+def opened(doors: Doors) -> Iterator[OpenDoor]:
+    with doors.open() as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(opened: OpenDoor) -> Iterator[Client]:
+    with opened.client() as client:
+        yield client
+
+
+# Connections, deadlines, the token
+
+BEARER = {"Authorization": "Bearer secret"}
+
+
+def test_connections_beyond_the_limit_are_503(doors: Doors) -> None:
+    with doors.open(limits=Limits(connections_max=2)) as opened:
+        first, second = opened.client(), opened.client()
+        assert first.create("job", 1).status == 201
+        assert second.latest("job") == []
+        with opened.client() as third:
+            assert third.answer().status == 503
+            assert third.is_ended()
+        first.close()
+        second.close()
+
+
+def test_thousand_connections_leave_the_door_as_it_was(doors: Doors) -> None:
+    num_threads = threading.active_count()
+    with doors.open(budget_bytes=4 * MIB, limits=Limits(connections_max=64)) as opened:
+        clients = [opened.client() for _ in range(1000)]
+        statuses = []
+        for each in clients[:32]:
+            each.send(head("GET", "/v1/cp/namespaces/job"))
+            statuses.append(each.answer().status)
+        assert threading.active_count() <= num_threads + 66
+        for each in clients:
+            each.close()
+
+        assert statuses == [404] * 32
+        _eventually_served(opened)
+        assert opened.vault.total_bytes <= 4 * MIB
+    assert threading.active_count() == num_threads
+
+
+def _eventually_served(opened: OpenDoor) -> None:
+    """Wait for a free place: the door has to read first that a client is gone."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        with opened.client() as client:
+            client.send(head("GET", "/v1/cp/namespaces/none"))
+            if client.answer().status == 404:
+                return
+        threading.Event().wait(0.02)
+    raise AssertionError("no place became free")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(b"GET /v1/cp/", 408, id="head"),
+        pytest.param(
+            head("POST", shard_path("job", 0, 1), Content_Length="9", Shard_Meta=shard_meta(b""))
+            + b"half",
+            408,
+            id="body",
+        ),
+    ],
+)
+def test_slow_request_is_408(doors: Doors, sent: bytes, status: int) -> None:
+    limits = Limits(head_s=0.05, stall_s=0.05)
+    with doors.open(limits=limits) as opened, opened.client() as client:
+        client.create("job", 1)
+        client.send(sent)
+        assert client.answer().status == status
+        assert client.is_ended()
+        assert opened.vault.metas() == []
+
+
+def test_body_that_trickles_is_408(doors: Doors) -> None:
+    """Each byte comes in time, all of them do not."""
+    limits = Limits(stall_s=0.1)
+    with doors.open(limits=limits) as opened, opened.client() as client:
+        client.create("job", 1)
+        client.send(head("POST", shard_path("job", 0, 1), Content_Length="1000000",
+                         Shard_Meta=shard_meta(b"")))  # fmt: skip
+        client.socket.settimeout(0.01)
+        while True:
+            client.send(b"x")
+            try:
+                if client.socket.recv(1, socket.MSG_PEEK):
+                    break
+            except TimeoutError:
+                continue
+        client.socket.settimeout(60)
+        assert client.answer().status == 408
+
+
+def test_idle_connection_is_ended(doors: Doors) -> None:
+    with doors.open(limits=Limits(idle_s=0.05)) as opened, opened.client() as client:
+        assert client.is_ended()
+
+
+def test_client_that_reads_nothing_is_left(doors: Doors) -> None:
+    limits = Limits(stall_s=0.1, connections_max=1)
+    with doors.open(limits=limits, budget_bytes=128 * MIB) as opened, opened.client() as client:
+        client.create("job", 1)
+        client.put("job", 0, 1, bytes(60 * MIB))
+        client.send(head("GET", shard_path("job", 0, 1)))
+        _eventually_served(opened)
+
+
+def test_token_is_asked_for_on_every_request(doors: Doors) -> None:
+    with doors.open(token="secret") as opened, opened.client() as client:
+        path = "/v1/cp/namespaces/job"
+        refused = client.ask("GET", path)
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        for wrong in ("Bearer secre", "Bearer secret2", "secret", "Basic secret", "Bearer \xe9"):
+            assert client.ask("GET", path, Authorization=wrong).status == 401
+        assert client.ask("GET", path, Authorization="Bearer secret").status == 404
+        assert client.ask("GET", path).status == 401
+        assert client.ask("GET", "/health").content == {"status": "healthy"}
+
+
+def test_closed_door_ends_its_connections(doors: Doors) -> None:
+    with doors.open() as opened:
+        client = opened.client()
+        assert client.create("job", 1).status == 201
+        address = opened.door.address
+    assert client.is_ended()
+    client.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+
+
+def test_door_may_be_named_as_a_proxy(client: Client) -> None:
+    """A client whose address cannot be set is led here by http_proxy."""
+    client.create("job", 1)
+    url = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
+    assert client.ask("GET", f"{url}/v1/cp/namespaces/job").content["num_ranks"] == 1
+    assert client.ask("GET", f"{url}/v1/cp/namespaces/none").status == 404
+
+
+# Garbage
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(b"\r\n\r\n", 400, id="nothing"),
+        pytest.param(b"hello\r\n\r\n", 400, id="no-http"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400, id="tls"),
+        pytest.param(b"GET  / HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="two-blanks"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", 400, id="no-host"),
+        pytest.param(b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505, id="version"),
+        pytest.param(head("GET", "/") + b"", 404, id="root"),
+        pytest.param(head("GET", "/v1/cp/checkpoints/job"), 404, id="unknown-path"),
+        pytest.param(head("GET", "/v1/cp/namespaces/job/"), 404, id="slash-behind"),
+        pytest.param(head("PUT", "/v1/cp/namespaces/job"), 405, id="method"),
+        pytest.param(head("POST", "/v1/cp/checkpoints/job/latest"), 405, id="post-latest"),
+        pytest.param(head("GET", "/v1/cp/cluster/reset"), 405, id="get-reset"),
+        pytest.param(head("GET", "/v1/cp/namespaces/..%2f..%2fetc"), 400, id="dots-encoded"),
+        pytest.param(head("GET", "/v1/cp/namespaces/a%2fb"), 400, id="slash-encoded"),
+        pytest.param(head("GET", "/v1/cp/namespaces/%252e"), 400, id="encoded-twice"),
+        pytest.param(head("GET", "/v1/cp/namespaces/.."), 400, id="dots"),
+        pytest.param(head("GET", "/v1/cp/namespaces/.hidden"), 400, id="dot-first"),
+        pytest.param(head("GET", "/v1/cp/namespaces/a\\b"), 400, id="backslash"),
+        pytest.param(head("GET", "/v1/cp/namespaces/a%00b"), 400, id="nul-encoded"),
+        pytest.param(head("GET", "/v1/cp/namespaces/a\0b"), 400, id="nul"),
+        pytest.param(head("GET", "/v1/cp/namespaces/" + "n" * 10_000), 400, id="long-name"),
+        pytest.param(head("GET", "/v1/cp/namespaces/"), 400, id="no-name"),
+        pytest.param(head("GET", "/v1/cp/checkpoints/job/-1/3"), 400, id="negative-rank"),
+        pytest.param(head("GET", "/v1/cp/checkpoints/job/1/3.0"), 400, id="step-no-number"),
+        pytest.param(head("GET", "/v1/cp/checkpoints/job/1/" + "9" * 40), 400, id="huge-step"),
+        pytest.param(head("GET", "/v1/cp/checkpoints/job/latest?limit=0"), 400, id="limit"),
+        pytest.param(head("POST", "/v1/cp/namespaces/job?num_ranks=0"), 400, id="no-ranks"),
+        pytest.param(head("POST", "/v1/cp/namespaces/job"), 400, id="ranks-missing"),
+        pytest.param(head("GET", "/" + "a" * 40_000), 431, id="huge-head"),
+        pytest.param(head("GET", "/", **{f"X{i}": "y" for i in range(100)}), 431, id="headers"),
+        pytest.param(head("GET", "/", X="a\r\nHost: two"), 400, id="host-twice"),
+        pytest.param(head("GET", "/", X="a\r\n folded"), 400, id="folded"),
+        pytest.param(head("GET", "/", X="a\nb"), 400, id="line-feed"),
+        pytest.param(head("GET", "/", X="a\0b"), 400, id="nul-in-header"),
+        pytest.param(head("POST", shard_path("job", 0, 1)), 411, id="no-length"),
+        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="-1"), 400, id="minus"),
+        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="1e3"), 400, id="float"),
+        pytest.param(
+            head("POST", shard_path("job", 0, 1), Transfer_Encoding="chunked"), 501, id="chunked"
+        ),
+        pytest.param(
+            head("POST", shard_path("job", 0, 1), Transfer_Encoding="chunked", Content_Length="1"),
+            400,
+            id="two-lengths",
+        ),
+        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="1"), 400, id="no-meta"),
+        pytest.param(head("CONNECT", "door:443"), 400, id="tunnel"),
+        pytest.param(head("GET", "http://door"), 400, id="proxy-without-path"),
+        pytest.param(head("GET", "ftp://door/health"), 400, id="other-scheme"),
+        pytest.param(head("GET", "/", Expect="200-maybe"), 417, id="expectation"),
+        pytest.param(head("DELETE", "/v1/cp/namespaces/job", Content_Length="1"), 400, id="body"),
+    ],
+)
+def test_garbage_is_refused_and_the_door_lives(
+    opened: OpenDoor, client: Client, data: bytes, status: int
+) -> None:
+    client.create("job", 1)
+    with opened.client() as other:
+        other.send(data)
+        assert other.answer().status == status
+    assert client.latest("job") == []
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        "", "{", "[]", "1", "null", '{"checksum": "AAAA"}', '{"algorithm": "xxh3_128"}',
+        '{"checksum": 1, "algorithm": "xxh3_128"}', '{"checksum": "?", "algorithm": "xxh3_128"}',
+        '{"checksum": "AAAA", "algorithm": "xxh3_128"}', "[" * 4000, "x" * 5000,
+        json.dumps({"checksum": "A" * 22 + "==", "algorithm": "md5"}),
+    ],
+)  # fmt: skip
+def test_shard_meta_that_is_none_is_refused(client: Client, meta: str) -> None:
+    client.create("job", 1)
+    assert client.ask("POST", shard_path("job", 0, 1), b"x", Shard_Meta=meta).status == 400
+
+
+def test_random_bytes_do_not_end_the_door(opened: OpenDoor, client: Client) -> None:
+    rng = random.Random(3)
+    for _ in range(50):
+        with opened.client() as other:
+            other.send(rng.randbytes(rng.randrange(1, 3000)) + b"\r\n\r\n")
+            assert other.answer().status == 400
+    assert client.create("job", 1).status == 201
+
+
+def test_who_does_not_say_the_token_takes_no_place_of_who_does(doors: Doors) -> None:
+    limits = Limits(strangers_max=2, stranger_s=0.2)
+    with doors.open(token="secret", limits=limits) as opened:
+        known = []
+        for _ in range(3):
+            known.append(opened.client())
+            assert known[-1].ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
+        silent = [opened.client() for _ in range(2)]
+        with opened.client() as one_more:
+            assert one_more.answer().status == 503
+        for each in silent:
+            assert each.is_ended()
+            each.close()
+        with opened.client() as comes_then:
+            assert comes_then.ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
+        for each in known:
+            assert each.ask("GET", "/v1/cp/namespaces/job", **BEARER).status == 404
+            each.close()

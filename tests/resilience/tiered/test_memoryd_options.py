@@ -1,0 +1,88 @@
+"""What the daemon's command line says, and how it is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.memoryd.__main__ import main
+from resilience.tiered.memoryd.options import default_folder, parse_options
+
+
+def test_defaults_are_a_local_daemon_in_shared_memory() -> None:
+    options = parse_options(["--budget-mib", "1"])
+
+    assert options.folder == default_folder() == Path(f"/dev/shm/memoryd-{os.geteuid()}")
+    assert (options.budget_bytes, options.http, options.token) == (1 << 20, None, "")
+    assert options.node == options.domain != ""
+    assert not options.remove_on_exit
+
+
+def test_a_token_is_the_files_text(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret\n")
+
+    assert parse_options(["--budget-mib", "1", "--token-file", str(tmp_path / "token")]).token == (
+        "secret"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param([], "required: --budget-mib", id="no-budget"),
+        pytest.param(["--budget-mib", "0"], "--budget-mib: '0' is no whole number of", id="zero"),
+        pytest.param(["--budget-mib", "1.5"], "'1.5' is no whole number", id="broken"),
+        pytest.param(["--budget-mib", "-1"], "expected one argument|no whole", id="negative"),
+        pytest.param(["--budget-mib", "9" * 12], "is more than the .* MiB of", id="beyond-memory"),
+        pytest.param(["--budget-mib", "9" * 99], "is no whole number", id="huge"),
+        pytest.param(["--dir", "x" * 100], "--dir: 'x+' is too long; .* 107 bytes", id="long-dir"),
+        pytest.param(["--http", "9200"], "--http: '9200' is not HOST:PORT", id="no-host"),
+        pytest.param(["--http", "h:x"], "'h:x' is not HOST:PORT", id="no-port"),
+        pytest.param(["--http", "h:0"], "'h:0' is not HOST:PORT", id="port-0"),
+        pytest.param(["--http", "h:65536"], "'h:65536' is not HOST:PORT", id="high-port"),
+        pytest.param(["--http", "0.0.0.0:1"], "--http: '0.0.0.0' .* --token-file", id="open-http"),
+        pytest.param(["--http", "[::]:1"], "'::' can be reached .* --token-file", id="open-v6"),
+        pytest.param(
+            ["--http-open"], "--http-open: allowed only with --http .* loopback", id="open"
+        ),
+        pytest.param(
+            ["--http", "0.0.0.0:1", "--token-file", "token", "--http-open"],
+            "--http-open: allowed only with --http .* loopback",
+            id="open-to-all",
+        ),
+        pytest.param(["--token-file", "gone"], "--token-file: 'gone' cannot be read", id="no-file"),
+        pytest.param(["--token-file", "empty"], "'empty' holds no token; 1 to", id="empty-file"),
+        pytest.param(["--token-file", "large"], "'large' holds no token", id="large-file"),
+        pytest.param(["--token-file", "binary"], "'binary' cannot be read", id="binary-file"),
+        pytest.param(["--connections-max", "0"], "'0' is no whole number", id="no-connections"),
+        pytest.param(["--idle-s", "nan"], "--idle-s: 'nan' is no number of seconds", id="nan"),
+        pytest.param(["--idle-s", "0"], "'0' is no number of seconds above 0", id="no-time"),
+        pytest.param(["--idle-s", "inf"], "'inf' is no number of seconds", id="for-ever"),
+        pytest.param(["--budget", "1"], "unrecognized arguments: --budget", id="abbreviation"),
+        pytest.param(["more"], "unrecognized arguments: more", id="word"),
+    ],
+)
+def test_wrong_options_end_with_status_2_and_one_message(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "large").write_text("x" * 5000)
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    needs_budget = words and words[0] not in {"--budget-mib", "--budget"}
+    budget = ["--budget-mib", "1"] if needs_budget or "--budget" in words else []
+
+    with pytest.raises(SystemExit) as caught:
+        main([*budget, *words])
+
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "error:" in each]
+    assert caught.value.code == 2
+    assert re.search(message, line), line

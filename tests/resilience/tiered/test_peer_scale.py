@@ -1,0 +1,244 @@
+"""What hundreds of links cost: what they tell is made once, and few of them look at others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.tiered.arena import Arena
+from resilience.tiered.memoryd import peer_targets
+from resilience.tiered.memoryd.peer_directory import Directory
+from resilience.tiered.memoryd.peer_house import PeerHouse
+from resilience.tiered.memoryd.peer_link import Link, Talk
+from resilience.tiered.memoryd.peer_options import PeerSettings
+from resilience.tiered.memoryd.peer_origins import Origins
+from resilience.tiered.memoryd.peer_targets import Targets
+from resilience.tiered.memoryd.peers import PeerDoor
+from resilience.tiered.placement import Node
+from resilience.tiered.vault import Vault
+from tests.resilience.tiered.cluster import find_ports, wait_until
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_id, make_meta
+
+NUM_NODES = 40
+GONE_S = 1000.0
+
+
+class Connection:
+    """The other end of a link, which agrees to everything."""
+
+    def __init__(self) -> None:
+        self.asked: list[Mapping[str, Any]] = []
+
+    def ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.asked.append(message)
+        return {"is_held": True}
+
+    def names(self) -> set[int]:
+        """Return the steps of which it was told."""
+        return {row[1] for each in self.asked for row in each.get("copies", ())}
+
+
+class Counted:
+    """Notes that count how often they were asked for, and by how many threads looked at."""
+
+    def __init__(self) -> None:
+        self.num_told = 0
+
+    def tell(self) -> Mapping[str, Any]:
+        self.num_told += 1
+        return {"runs": {}}
+
+    def hear(self, node: str, notes: Mapping[str, Any]) -> None:
+        raise AssertionError(f"{node} says {notes}")
+
+
+class Scene:
+    """One node with a link to each of many, all of them there."""
+
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
+        arena = Arena(folder, MIB)
+        opened.callback(arena.close)
+        self.vault = Vault(arena)
+        nodes = [Node(name=f"n{each:02}", domain=f"n{each:02}") for each in range(NUM_NODES)]
+        self.settings = PeerSettings(
+            own=nodes[0], listen=("127.0.0.1", 1), peers=tuple(nodes[1:]), gone_s=GONE_S
+        )
+        self.directory = Directory(nodes[1:], gone_s=GONE_S, on_change=lambda: None)
+        self.notes = Counted()
+        self.house = PeerHouse(
+            vault=self.vault, settings=self.settings, directory=self.directory,
+            origins=Origins(folder), boot="1", begin=self.vault.begin, notes=self.notes,
+        )  # fmt: skip
+        self.vault.on_change = self.directory.wake
+        self.sessions: dict[str, object] = {}
+        for each in nodes[1:]:
+            session = self.sessions[each.name] = object()
+            self.directory.enter(each.name, "1", session, domain=each.domain, switch="")
+            self.directory.take(each.name, session, [], is_first=True, is_last=True)
+        self.links = {each.name: Connection() for each in nodes[1:]}
+        self._is_closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._talk, args=(name,), daemon=True) for name in self.links
+        ]
+        opened.callback(self.close)
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: all(each.asked for each in self.links.values()))
+
+    def _talk(self, name: str) -> None:
+        connection: Any = self.links[name]
+        Talk(self.house, name, connection, {}, print).go_on(self._is_closed)
+
+    def commit(self, step: int) -> None:
+        with self.vault.begin(make_id(step), 1) as writing:
+            writing.memory[:] = b"%d" % step
+            writing.commit(make_meta(make_id(step), b"%d" % step))
+
+    def wait_told(self, steps: set[int]) -> None:
+        wait_until(lambda: all(each.names() == steps for each in self.links.values()))
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self.directory.wake()
+        for thread in self._threads:
+            thread.join(LIMIT_S)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as opened:
+        yield Scene(tmp_path / "arena", opened)
+
+
+def test_what_is_told_to_all_is_made_once(scene: Scene) -> None:
+    before = scene.notes.num_told
+    for step in range(3):
+        scene.commit(step)
+    scene.wait_told({0, 1, 2})
+
+    # Once for each change, and here and there because what is told may not grow old.
+    assert scene.notes.num_told - before < NUM_NODES
+
+
+def test_what_others_hold_wakes_only_links_that_send(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.commit(1)
+    scene.wait_told({1})
+    looking: set[str] = set()
+    views = scene.directory.views
+
+    def counted(*args: Any) -> Any:
+        looking.add(threading.current_thread().name)
+        return views(*args)
+
+    names = {thread.name for thread in scene._threads}
+    rounds: list[str] = []
+    own_state = PeerHouse.own_state
+
+    def state(house: PeerHouse) -> Any:
+        rounds.append(threading.current_thread().name)
+        return own_state(house)
+
+    monkeypatch.setattr(scene.directory, "views", counted)
+    monkeypatch.setattr(PeerHouse, "own_state", state)
+    (target,) = scene.house.targets.names()
+    for name, session in scene.sessions.items():
+        scene.directory.change(name, session, [], [])
+    wait_until(lambda: bool(looking))
+
+    assert looking < names
+    assert len(looking) == 1
+    assert set(rounds) == looking
+    assert any(each["op"] == "push" for each in scene.links[target].asked)
+
+
+def test_many_nodes_that_come_are_placed_once_they_have_settled() -> None:
+    now_s = [0.0]
+    peers = [Node(name=f"n{each:03}", domain="") for each in range(100)]
+    own = Node(name="own", domain="own")
+    settings = PeerSettings(own=own, listen=("127.0.0.1", 1), peers=tuple(peers))
+    directory = Directory(peers, gone_s=10, on_change=lambda: None, clock=lambda: now_s[0])
+    targets = Targets(directory, settings, clock=lambda: now_s[0])
+    (first,) = targets.names()
+    assert targets.rest_s() is None
+
+    directory.enter(first, "1", object(), domain="own", switch="")
+    assert targets.names() == {first}
+    assert targets.rest_s() == 1.0
+    now_s[0] = 1.0
+    assert not targets.names() & {first}, "it turned out to be of this failure domain"
+    assert targets.rest_s() is None
+
+
+def test_links_that_ask_together_have_their_targets_found_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers = tuple(Node(name=f"n{number}", domain=f"d{number}") for number in range(1, 16))
+    settings = PeerSettings(own=Node(name="n0", domain="d0"), listen=("127.0.0.1", 1), peers=peers)
+    directory = Directory(peers, gone_s=10.0, on_change=lambda: None)
+    targets, begin, calls = Targets(directory, settings), threading.Barrier(8), []
+    choose = peer_targets.choose_targets
+
+    def counted(*given: Any, **options: Any) -> frozenset[str]:
+        calls.append(1)
+        return choose(*given, **options)
+
+    def ask() -> frozenset[str]:
+        begin.wait()
+        return targets.names()
+
+    monkeypatch.setattr(peer_targets, "choose_targets", counted)
+    with ThreadPoolExecutor(8) as pool:
+        found = [each.result() for each in [pool.submit(ask) for _ in range(8)]]
+
+    assert found == found[:1] * 8
+    assert len(calls) == 1
+
+
+def test_who_cannot_be_connected_to_is_not_waited_for(tmp_path: Path) -> None:
+    listen, nobody = find_ports(2)
+    peer = Node(name="b", domain="b", address=f"127.0.0.1:{nobody}")
+    settings = PeerSettings(
+        own=Node(name="a", domain="a"), listen=("127.0.0.1", listen), peers=(peer,)
+    )
+    arena = Arena(tmp_path / "arena", MIB)
+    door = PeerDoor(Vault(arena), tmp_path / "arena", settings)
+    directory = door._directory
+    session = object()
+    directory.enter("b", "1", session, domain="b", switch="")
+    directory.take("b", session, [], is_first=True, is_last=True)
+    door.start()
+    door.wake()
+
+    assert list(door.living()) == ["b"]
+    assert door.wait_told(LIMIT_S)
+    door.close()
+    arena.close()
+
+
+def test_a_link_connects_though_it_may_not_be_less_urgent(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    dialed = threading.Event()
+
+    def dial(*_: Any, **__: Any) -> Any:
+        dialed.set()
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr("os.setpriority", refuse)
+    monkeypatch.setattr(PeerHouse, "dial", dial)
+    link = Link(scene.house, scene.settings.peers[0])
+    link.start()
+    assert dialed.wait(LIMIT_S)
+    link.close()
+    link.join(0.0, LIMIT_S)

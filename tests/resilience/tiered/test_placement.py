@@ -1,0 +1,289 @@
+"""Who keeps copies of whose shards: near and far, as many as each gives, few moves."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.tiered.placement import Node, PeerChoice, choose_peers, exchange_groups
+
+Choices = Mapping[str, PeerChoice]
+
+
+def racks(*sizes: int) -> list[Node]:
+    """Nodes in racks, each with its switch, each a failure domain."""
+    return [
+        Node(name=f"n{rack}-{place}", domain=f"rack{rack}", switch=f"switch{rack}")
+        for rack, size in enumerate(sizes)
+        for place in range(size)
+    ]
+
+
+def choose_all(nodes: Sequence[Node], replicas: int) -> Choices:
+    return {node.name: choose_peers(nodes, node.name, replicas) for node in nodes}
+
+
+def kinds(choice: PeerChoice) -> list[str]:
+    return [peer.kind for peer in choice.peers]
+
+
+def names(choice: PeerChoice) -> set[str]:
+    return {peer.node.name for peer in choice.peers}
+
+
+@st.composite
+def uneven_racks(draw: st.DrawFn) -> list[Node]:
+    """Up to 64 nodes in racks of any sizes, some without a switch or in a rack of two domains."""
+    sizes = draw(st.lists(st.integers(1, 16), min_size=1, max_size=12))
+    nodes = racks(*sizes)[:64]
+    if draw(st.booleans()):
+        return nodes
+    return [
+        Node(
+            name=node.name,
+            domain=draw(st.sampled_from([node.domain, node.name, "other"])),
+            switch=draw(st.sampled_from([node.switch, node.switch, ""])),
+        )
+        for node in nodes
+    ]
+
+
+def test_one_near_and_one_far() -> None:
+    for own, choice in choose_all(racks(4, 4, 4), 2).items():
+        near, far = choice.peers
+
+        assert (near.kind, far.kind) == ("near", "far")
+        assert near.node.name[:2] == own[:2]
+        assert far.node.name[:2] != own[:2]
+        assert choice.reason == f"near {near.node.name}, far {far.node.name}"
+
+
+def test_the_only_peer_is_far() -> None:
+    assert {kinds(choice)[0] for choice in choose_all(racks(5, 4, 3), 1).values()} == {"far"}
+
+
+def test_three_peers_are_in_three_failure_domains() -> None:
+    for own, choice in choose_all(racks(4, 4, 4, 4), 3).items():
+        assert kinds(choice) == ["near", "far", "far"]
+        assert len({own[:2], *(peer.node.domain[-1:] for peer in choice.peers)}) >= 3
+        assert len({peer.node.domain for peer in choice.peers}) == 3
+
+
+def test_near_and_far_where_each_node_is_a_failure_domain() -> None:
+    """Far leaves the switch where it can, as switches fail too."""
+    nodes = [Node(name=each.name, domain=each.name, switch=each.switch) for each in racks(3, 3, 3)]
+
+    for own, choice in choose_all(nodes, 2).items():
+        near, far = choice.peers
+
+        assert (near.kind, far.kind) == ("near", "far")
+        assert near.node.switch == f"switch{own[1]}"
+        assert far.node.switch != near.node.switch
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas", "expected", "reason"),
+    [
+        (racks(1), 2, [], "no peer; 0 of 2 replicas, as there are 1 nodes"),
+        (racks(1, 1), 2, ["far"], "far n1-0; 1 of 2 replicas, as there are 2 nodes"),
+        (
+            racks(2),
+            1,
+            ["near"],
+            "near n0-1; none in another failure domain is left",
+        ),
+        (racks(1, 1), 0, [], "no peer"),
+    ],
+)
+def test_as_many_peers_as_there_are(
+    nodes: list[Node], replicas: int, expected: list[str], reason: str
+) -> None:
+    choice = choose_peers(nodes, "n0-0", replicas)
+
+    assert kinds(choice) == expected
+    assert choice.reason == reason
+
+
+def test_a_node_without_a_far_peer_says_so() -> None:
+    """Three of four nodes are in one rack: one far peer is there to be had, of its nodes."""
+    choices = choose_all(racks(3, 1), 1)
+    without = [each for each in choices.values() if "far" not in kinds(each)]
+
+    assert len(without) == 2
+    assert all("none in another failure domain is left" in each.reason for each in without)
+
+
+def test_who_has_no_far_peer_gets_far_instead_of_near() -> None:
+    choices = choose_all(racks(4, 2), 2)
+
+    assert all({"far"} <= {peer.kind for peer in choices[node.name].peers} for node in racks(4, 2))
+
+
+@given(uneven_racks(), st.integers(1, 4), st.randoms(use_true_random=False))
+def test_each_node_receives_as_many_as_it_gives(
+    nodes: list[Node], replicas: int, rng: random.Random
+) -> None:
+    choices = choose_all(nodes, replicas)
+
+    wanted = min(replicas, len(nodes) - 1)
+    received = Counter(name for choice in choices.values() for name in names(choice))
+    for node in nodes:
+        choice = choices[node.name]
+        assert len(names(choice)) == len(choice.peers) == wanted == received[node.name]
+        assert node.name not in names(choice)
+        for peer in choice.peers:
+            assert peer.kind != "near" or peer.node.switch == node.switch != ""
+            assert peer.kind != "far" or peer.node.domain != node.domain
+            assert peer.kind != "other" or peer.node.domain == node.domain
+    shuffled = rng.sample(nodes, len(nodes))
+    assert choose_peers(shuffled, nodes[0].name, replicas) == choices[nodes[0].name]
+
+
+@given(uneven_racks())
+def test_as_many_nodes_have_a_far_peer_as_can_have_one(nodes: list[Node]) -> None:
+    biggest = max(Counter(node.domain for node in nodes).values())
+
+    far = [name for name, each in choose_all(nodes, 1).items() if "far" in kinds(each)]
+
+    assert len(far) == min(len(nodes), 2 * (len(nodes) - biggest))
+
+
+@given(st.lists(st.integers(2, 8), min_size=2, max_size=8))
+def test_every_node_of_a_rack_of_two_or_more_has_a_near_peer(sizes: list[int]) -> None:
+    biggest = max(sizes)
+    choices = choose_all(racks(*sizes), 2)
+
+    if 2 * biggest <= sum(sizes):
+        assert {tuple(kinds(each)) for each in choices.values()} == {("near", "far")}
+
+
+@pytest.mark.parametrize("sizes", [(8,) * 8, (4, 4), (16, 16), (5, 3, 8, 1), (1,) * 20, (12,)])
+def test_a_node_that_leaves_moves_few(sizes: tuple[int, ...]) -> None:
+    """Two have to move, those that gave to it; others as their failure domains want it."""
+    nodes = racks(*sizes)
+    before = choose_all(nodes, 2)
+    moves = []
+    for gone in nodes:
+        after = choose_all([node for node in nodes if node != gone], 2)
+        moves.append(sum(len(names(after[name]) - names(before[name])) for name in after))
+
+    assert min(moves) >= 1
+    assert sum(moves) / len(moves) <= 10
+    assert max(moves) <= max(12, len(nodes) // 4)
+
+
+def test_names_decide_and_not_their_order_alone() -> None:
+    """Racks of neighbours do not give to each other one to one: losses spread."""
+    given_to = {
+        next(peer.node.domain for peer in choice.peers)
+        for own, choice in choose_all(racks(8, 8, 8, 8), 1).items()
+        if own.startswith("n0")
+    }
+
+    assert len(given_to) >= 2
+
+
+def test_unknown_and_double_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="node x is not among 2 nodes; want it among them"):
+        choose_peers(racks(2), "x", 1)
+    with pytest.raises(ValueError, match="n0-0 more than once among the nodes; want each once"):
+        choose_peers(racks(1) * 2, "n0-0", 1)
+    with pytest.raises(ValueError, match="-1 replicas is not allowed; want 0 or more"):
+        choose_peers(racks(2), "n0-0", -1)
+
+
+@given(uneven_racks())
+def test_groups_exchange_in_pairs_and_at_most_one_three(nodes: list[Node]) -> None:
+    exchange = exchange_groups(nodes)
+
+    members = [name for group in exchange.groups for name in group]
+    assert sorted(members) == sorted(node.name for node in nodes)
+    sizes = Counter(map(len, exchange.groups))
+    if len(nodes) > 1:
+        assert sizes[3] == len(nodes) % 2
+        assert sizes[2] == (len(nodes) - 3 * sizes[3]) // 2
+        keepers = [exchange.keeper_of(node.name) for node in nodes]
+        assert sorted(filter(None, keepers)) == sorted(members)
+        assert all(keeper != node.name for keeper, node in zip(keepers, nodes, strict=True))
+
+
+@given(uneven_racks())
+def test_who_exchanges_is_in_another_failure_domain_where_that_can_be(nodes: list[Node]) -> None:
+    domains = {node.name: node.domain for node in nodes}
+    biggest = max(Counter(domains.values()).values())
+    groups = exchange_groups(nodes).groups
+
+    shared = [
+        group for group in groups if len(group) == 2 and len({domains[n] for n in group}) == 1
+    ]
+
+    others = len(nodes) - biggest
+    assert len(shared) <= max(0, (biggest - others) // 2)
+
+
+def test_a_pair_keeps_each_others_shards() -> None:
+    exchange = exchange_groups(racks(1, 1))
+
+    assert exchange.groups == (("n0-0", "n1-0"),)
+    assert exchange.keeper_of("n0-0") == "n1-0"
+    assert exchange.keeper_of("n1-0") == "n0-0"
+    assert exchange.reason == "2 nodes in 1 groups"
+
+
+def test_nobody_to_exchange_with() -> None:
+    alone = exchange_groups(racks(1))
+
+    assert alone.keeper_of("n0-0") is None
+    assert alone.reason == "1 nodes: nobody to exchange with"
+    assert exchange_groups([]).groups == ()
+    assert "2 nodes have their shards in their own" in exchange_groups(racks(2)).reason
+
+
+def test_a_pair_that_leaves_parts_few_others() -> None:
+    nodes = racks(8, 8, 8, 8)
+    before = set(exchange_groups(nodes).groups)
+
+    gone = before.pop()
+    after = set(exchange_groups([node for node in nodes if node.name not in gone]).groups)
+
+    assert len(before - after) <= 4
+
+
+@pytest.mark.parametrize("sizes", [(16,) * 10, (1,) * 150, (50, 50, 40), (100, 40, 20), (140,)])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_hundreds_of_nodes_give_and_receive_as_few_do(
+    sizes: tuple[int, ...], replicas: int
+) -> None:
+    nodes = racks(*sizes)
+    choices = choose_all(nodes, replicas)
+
+    received = Counter(name for choice in choices.values() for name in names(choice))
+    assert set(received.values()) == {replicas}
+    assert all(len(names(each) - {own}) == replicas for own, each in choices.items())
+    others = len(nodes) - max(sizes)
+    has_far = sum("far" in kinds(each) for each in choices.values())
+    assert has_far >= min(len(nodes), 2 * others)
+    if 1 < max(sizes) <= others and replicas > 1:
+        expected = ("near", *["far"] * (replicas - 1))
+        assert {tuple(kinds(each)) for each in choices.values()} == {expected}
+
+
+def test_a_node_that_leaves_hundreds_moves_few() -> None:
+    nodes = racks(*(16,) * 9)
+    before = choose_all(nodes, 2)
+
+    for gone in nodes[::24]:
+        after = choose_all([node for node in nodes if node != gone], 2)
+        assert sum(len(names(after[name]) - names(before[name])) for name in after) <= 12
+
+
+def test_hundreds_exchange_in_pairs_of_other_failure_domains() -> None:
+    groups = exchange_groups(racks(*(16,) * 9)).groups
+
+    assert Counter(map(len, groups)) == {2: 72}
+    assert all(one.partition("-")[0] != other.partition("-")[0] for one, other in groups)

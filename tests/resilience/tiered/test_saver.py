@@ -1,0 +1,332 @@
+"""A rank's state into the node's memory and back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from resilience.state.view import NamedTensor
+from resilience.tiered import packing
+from resilience.tiered.errors import LostError, StaleError, VaultFullError
+from resilience.tiered.loader import load, newest_whole
+from resilience.tiered.saver import AbandonedError, Saver
+from tests.resilience.rank_processes import CONTEXT
+from tests.resilience.state.nodes import PlainView
+from tests.resilience.state.programs import odd_tensors
+from tests.resilience.tiered.daemons import Daemon, segments
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(folder=tmp_path / "arena", budget_mib=64) as running:
+        yield running.start()
+
+
+def state(seed: int, **options: object) -> PlainView:
+    """Return tensors of many types, sizes and strides, empty ones and scalars among them."""
+    return PlainView(odd_tensors(seed), {"seed": seed}, **options)  # type: ignore[arg-type]
+
+
+def large(value: int, *, mib: int = 24) -> PlainView:
+    return PlainView([torch.full((mib << 20,), value, dtype=torch.uint8)], {"value": value})
+
+
+def test_state_comes_back_with_its_rest(daemon: Daemon) -> None:
+    client, other = daemon.client(), state(9)
+
+    saved = Saver(client, num_shards=1).save(state(3), step=5, generation=2)
+    loaded = load(client, other, step=5, generation=2)
+
+    assert saved.is_written
+    assert other.content() == state(3).content()
+    assert other.rest == {"seed": 3}
+    assert (loaded.step, loaded.generation, loaded.source, loaded.num_bad) == (5, 2, "ram", 0)
+    assert loaded.num_bytes == saved.num_bytes
+
+
+def test_layout_aligns_tensors_and_says_which_differs() -> None:
+    tensors = state(3).tensors()
+    places, num_bytes = packing.place_tensors(tensors)
+    memory = np.zeros(num_bytes, dtype=np.uint8)
+
+    packing.pack(tensors, memory)
+
+    assert all(each.offset % 64 == 0 for each in places)
+    for each, place in zip(tensors, places, strict=True):
+        part = memory[place.offset : place.offset + place.num_bytes].tobytes()
+        assert part == PlainView([each.tensor]).content()[0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        pytest.param([torch.zeros(3)], r"t0 as float32 \[2\], and this rank t0 as float32 \[3\]"),
+        pytest.param([torch.zeros(2).double()], r"t0 as float32 \[2\], and .* t0 as float64 \[2\]"),
+        pytest.param([torch.zeros(2), torch.zeros(1)], "step 1 has no t1, or not all of it"),
+    ],
+)
+def test_another_layout_is_refused_and_changes_nothing(
+    daemon: Daemon, tensors: list[torch.Tensor], words: str
+) -> None:
+    client, other = daemon.client(), PlainView(tensors)
+    before = other.content()
+    Saver(client, num_shards=1).save(PlainView([torch.ones(2)]), step=1, generation=0)
+
+    with pytest.raises(ValueError, match=words):
+        load(client, other, step=1, generation=0)
+
+    assert other.content() == before
+
+
+def test_copy_that_changed_is_given_back_and_counts_as_lost(daemon: Daemon) -> None:
+    client = daemon.client()
+    Saver(client, num_shards=1).save(large(7), step=1, generation=0)
+    (segment,) = segments(daemon.folder)
+    with segment.open("r+b") as file:
+        file.seek(10 << 20)
+        file.write(b"\x06")
+
+    with pytest.raises(LostError, match="shard 0 of step 1 can be read: 1 copies were not intact"):
+        load(client, large(0), step=1, generation=0)
+
+    assert newest_whole(client) is None
+
+
+def test_step_that_nobody_has_is_lost(daemon: Daemon) -> None:
+    with pytest.raises(LostError, match="no copy of shard 0 of step 4 can be read: nobody has it"):
+        load(daemon.client(), state(1), step=4, generation=0)
+
+
+def test_newest_whole_step_is_offered(daemon: Daemon) -> None:
+    client = daemon.client()
+    for step, shards in ((1, "01"), (2, "01"), (3, "0")):
+        for shard in shards:
+            saver = Saver(client, num_shards=2)
+            saver.save(state(step, shard=shard), step=step, generation=0)
+
+    found = newest_whole(client)
+
+    assert found is not None
+    assert (found.step, found.shards) == (2, ("0", "1"))
+
+
+def test_replica_of_a_shard_is_kept_once(daemon: Daemon) -> None:
+    first = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
+    second = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
+
+    assert (first.is_written, second.is_written) == (True, False)
+    assert len(segments(daemon.folder)) == 1
+
+
+def test_errors_of_the_daemon_reach_the_saver(daemon: Daemon) -> None:
+    saver = Saver(daemon.client(), num_shards=1)
+    saver.save(state(1), step=5, generation=2)
+
+    with pytest.raises(StaleError):
+        saver.save(state(1), step=5, generation=1)
+    with pytest.raises(VaultFullError):
+        saver.save(large(1, mib=65), step=6, generation=2)
+    with pytest.raises(VaultFullError):
+        saver.start(large(1, mib=65), step=6, generation=2).wait()
+
+
+def test_save_in_a_thread_keeps_what_a_forward_writes(daemon: Daemon) -> None:
+    """The update has to wait; running statistics cannot."""
+    client = daemon.client()
+    names = {"t1"}
+    view = PlainView([torch.full((24 << 20,), 1, dtype=torch.uint8), torch.tensor([1.0, 2.0])])
+
+    saving = Saver(client, num_shards=1, volatile=names).start(view, step=1, generation=0)
+    view.values[1].fill_(9.0)
+    saved = saving.wait()
+
+    view.values[0].fill_(5)
+    load(client, view, step=1, generation=0)
+    assert saved.is_written
+    assert view.values[1].tolist() == [1.0, 2.0]
+    assert set(view.values[0].tolist()) == {1}
+
+
+def test_draft_is_visible_from_its_commit_on(daemon: Daemon) -> None:
+    client = daemon.client()
+
+    saving = Saver(client, num_shards=1).start(state(3), step=5, generation=2, is_stable=False)
+    is_copied = saving.wait_copied(stall_s=60, pulse=lambda: None)
+    before = newest_whole(client)
+    saving.commit()
+    saving.abandon()
+    saved = saving.wait(60)
+
+    assert is_copied
+    assert before is None
+    assert saved.is_written
+    assert newest_whole(client) is not None
+
+
+def test_abandoned_draft_never_was_and_its_memory_is_free_again(daemon: Daemon) -> None:
+    client = daemon.client()
+    saver = Saver(client, num_shards=1)
+    for value in range(8):
+        saving = saver.start(large(value), step=5, generation=0, is_stable=False)
+        if value % 2:
+            saving.wait_copied(stall_s=60, pulse=lambda: None)
+        saving.abandon()
+        saving.commit()
+        with pytest.raises(AbandonedError):
+            saving.wait(60)
+
+    assert newest_whole(client) is None
+    assert client.status()["held_bytes"] == 0
+    assert saver.save(large(9), step=5, generation=0).is_written
+
+
+def test_copy_that_stands_still_is_given_up(daemon: Daemon) -> None:
+    """A daemon that does not answer holds an update up no longer than it may."""
+    client, pulses = daemon.client(), []
+    saver = Saver(client, num_shards=1)
+    saver.save(state(1), step=1, generation=0)
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        saving = saver.start(state(2), step=2, generation=0, is_stable=False)
+
+        is_copied = saving.wait_copied(stall_s=0.2, pulse=lambda: pulses.append(1))
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)
+
+    assert not is_copied
+    assert pulses == [1]
+    with pytest.raises(AbandonedError):
+        saving.wait(60)
+    found = newest_whole(client)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_pulse_may_end_the_wait(daemon: Daemon) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    saving = Saver(daemon.client(), num_shards=1).start(large(1), step=2, generation=0)
+
+    with pytest.raises(KeyboardInterrupt):
+        saving.wait_copied(stall_s=60, pulse=end)
+    saving.wait(60)
+
+
+class PartView(PlainView):
+    """Rows of one tensor."""
+
+    begin = 0
+    num_rows = 40
+
+    def tensors(self) -> list[NamedTensor]:
+        (part,) = self.values
+        return [
+            NamedTensor(
+                name="rows",
+                tensor=part,
+                full_shape=(self.num_rows, *part.shape[1:]),
+                begin=(self.begin, *(0 for _ in part.shape[1:])),
+            )
+        ]
+
+
+def part(begin: int, end: int, *, shard: str, whole: torch.Tensor) -> PartView:
+    view = PartView([whole[begin:end].clone()], {"from": begin}, shard=shard)
+    view.begin, view.num_rows = begin, len(whole)
+    return view
+
+
+def test_only_shards_that_hold_a_part_are_read(daemon: Daemon) -> None:
+    client, whole = daemon.client(), torch.arange(40 * 300_000, dtype=torch.int16).view(40, -1)
+    for number in range(4):
+        view = part(10 * number, 10 * number + 10, shard=str(number), whole=whole)
+        Saver(client, num_shards=4).save(view, step=1, generation=0)
+    with segments(daemon.folder)[0].open("r+b") as file:
+        file.write(b"\xff\xff\xff")  # of shard 0, which nobody needs here
+
+    view = part(15, 33, shard="1", whole=torch.zeros_like(whole))
+    loaded = load(client, view, step=1, generation=0, shards=("0", "1", "2", "3"), num_shards=2)
+
+    assert torch.equal(view.values[0], whole[15:33])
+    assert loaded.num_bad == 0
+    assert loaded.num_bytes == view.values[0].nbytes
+
+
+def test_part_of_a_shard_that_changed_is_not_taken(daemon: Daemon) -> None:
+    client, whole = daemon.client(), torch.ones(40, 300_000, dtype=torch.int16)
+    Saver(client, num_shards=1).save(part(0, 40, shard="0", whole=whole), step=1, generation=0)
+    with segments(daemon.folder)[0].open("r+b") as file:
+        file.seek(23 * 600_000)
+        file.write(b"\x09")
+
+    def take(begin: int, end: int) -> PartView:
+        view = part(begin, end, shard="0", whole=torch.zeros_like(whole))
+        load(client, view, step=1, generation=0, shards=("0",), num_shards=4)
+        return view
+
+    assert torch.equal(take(0, 10).values[0], whole[0:10])
+    with pytest.raises(LostError, match="1 copies were not intact"):
+        take(20, 30)
+
+
+class SlowView(PlainView):
+    """A view whose rest cannot be read twice, and only by the thread that owns it."""
+
+    def read_rest(self) -> dict[str, object]:
+        assert threading.current_thread() is threading.main_thread()
+        return super().read_rest()
+
+
+def test_view_is_read_by_the_thread_that_owns_it(daemon: Daemon) -> None:
+    view = SlowView([torch.ones(4)], {"a": 1})
+
+    Saver(daemon.client(), num_shards=1).start(view, step=1, generation=0).wait()
+
+
+def die_in_mid_save(path: str) -> None:
+    from resilience.tiered import saver
+    from resilience.tiered.client import TieredClient
+
+    def pack_and_die(tensors: object, memory: np.ndarray, **options: object) -> None:  # type: ignore[type-arg]
+        memory[: len(memory) // 2] = 9
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    saver.pack = pack_and_die  # type: ignore[assignment]
+    client = TieredClient(Path(path), namespace="run", job="job")
+    Saver(client, num_shards=1).save(large(8), step=2, generation=0)
+
+
+def test_worker_killed_in_mid_save_leaves_the_newest_whole_step(daemon: Daemon) -> None:
+    client, other = daemon.client(), large(0)
+    Saver(client, num_shards=1).save(large(7), step=1, generation=0)
+
+    process = CONTEXT.Process(target=die_in_mid_save, args=(str(daemon.socket_path),))
+    process.start()
+    process.join(60)
+
+    assert process.exitcode == -signal.SIGKILL
+    found = newest_whole(client)
+    assert found is not None
+    assert found.step == 1
+    load(client, other, step=1, generation=0)
+    assert other.content() == large(7).content()
+
+
+def test_state_outlives_a_killed_daemon(daemon: Daemon) -> None:
+    client, other = daemon.client(), state(9)
+    Saver(client, num_shards=1).save(state(3), step=5, generation=2)
+    daemon.kill()
+    daemon.start()
+
+    load(client, other, step=5, generation=2)
+
+    assert other.content() == state(3).content()

@@ -1,0 +1,86 @@
+"""Two real daemons and a store: what a node gets back whose memory is gone."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from resilience.tiered.client import TieredClient
+from tests.resilience.tiered.cluster import make_cluster, wait_held
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, make_content, make_id, save
+from tests.resilience.tiered.kept import held, lose_memory, stored, wait_until, waiting
+
+SIZE = 5 * MIB + 3
+
+
+def make_pair(folder: Path) -> list[Daemon]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    daemons = []
+    for own, other in ((0, 1), (1, 0)):
+        (folder / f"node-{own}").mkdir()
+        words = (
+            *("--node", f"node-{own}", "--peer-listen", addresses[own]),
+            *("--peer", f"node-{other}={addresses[other]}", "--peer-gone-s", "2"),
+            *("--store", f"folder:{folder / 'store'}"),
+        )
+        arena = folder / f"node-{own}" / "arena"
+        daemons.append(Daemon(folder=arena, budget_mib=64, options=words))
+    return daemons
+
+
+def read(client: TieredClient, shard: str) -> tuple[str, bytes]:
+    with client.read(step=4, generation=0, shard=shard) as loan:
+        return loan.source, bytes(loan.memory)
+
+
+def test_a_lost_node_reads_from_its_peer_and_two_lost_nodes_from_the_store(tmp_path: Path) -> None:
+    first, second = make_pair(tmp_path)
+    with first, second:
+        clients = [each.start().client() for each in (first, second)]
+        for step in range(1, 5):
+            for number, client in enumerate(clients):
+                content = make_content(SIZE, 10 * number + step)
+                save(client, make_id(step, str(number)), content, num_shards=2)
+        contents = {"0": make_content(SIZE, 4), "1": make_content(SIZE, 14)}
+        wait_until(lambda: [held(each) for each in clients] == [[4], [4]])
+        wait_until(lambda: not any(waiting(each) for each in clients))
+        assert len(stored(tmp_path / "store")) == len(stored(tmp_path / "store", "steps")) == 8
+
+        lose_memory(first)
+        client = first.start().client()
+        wait_until(lambda: [each.step for each in client.steps()][:1] == [4])
+        for shard, content in contents.items():
+            source, loaded = read(client, shard)
+            assert loaded == content
+            # The peer may have been faster than the reader, the store never is.
+            assert source in {"peer:node-1", "ram"}
+
+        for each in (first, second):
+            lose_memory(each)
+        client = first.start().client()
+        assert [each.step for each in client.steps()] == [4, 3, 2, 1]
+        for shard, content in contents.items():
+            assert read(client, shard) == (f"folder:{tmp_path / 'store'}", content)
+
+
+def test_a_reader_waits_for_what_a_peer_holds(tmp_path: Path) -> None:
+    """A daemon that has just begun knows of nobody: it must not offer less than there is."""
+    with make_cluster(tmp_path, wired=[("b", "a")]) as cluster:
+        cluster.start()
+        save(cluster["a"].client(), make_id(), make_content(MIB))
+        wait_held(cluster["b"], make_id())
+        wire = cluster.wires["b", "a"]
+        lose_memory(cluster["a"])
+        wire.stop_at = 1
+        client = cluster["a"].start().client()
+        assert wire.is_stopped.wait(LIMIT_S)
+
+        with ThreadPoolExecutor() as pool:
+            steps = pool.submit(client.steps)
+            wait_until(steps.running)
+            wire.go_on()
+            assert [each.step for each in steps.result(LIMIT_S)] == [1]

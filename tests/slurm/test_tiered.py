@@ -1,0 +1,89 @@
+"""A job on a real Slurm with a checkpoint daemon beside each node's agent."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.command import launch
+from tests.slurm.jobs import Slurm
+
+pytest.importorskip("torch", reason="a worker needs torch")
+SHM = Path("/dev/shm")
+
+
+def submit(folder: Path, *overrides: str) -> str:
+    """Submit the small Llama with checkpoints in memory; return the job's id."""
+    done = launch(
+        "recipe=llama/llama3_tiny_tiered",
+        "cluster=slurm",
+        "cluster.rdzv_host=127.0.0.1",
+        f"cluster.python={sys.executable}",
+        "action=submit",
+        f"run.dir={folder}",
+        *overrides,
+        folder=folder.parent,
+    )
+    assert done.status == 0, done.err
+    job_id = json.loads((folder / "submitted.json").read_text())["job_id"]
+    assert isinstance(job_id, str)
+    return job_id
+
+
+def logs(folder: Path) -> str:
+    return "".join(path.read_text() for path in sorted(folder.rglob("*.log")))
+
+
+def arenas(folder: Path) -> dict[str, Path]:
+    """Return where each node's daemon of a job said that it keeps shards."""
+    found = re.findall(r"memoryd \d+ of (\w+) is ready in (\S+):", logs(folder))
+    return {node: Path(path) for node, path in found}
+
+
+@pytest.mark.slow
+def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
+    slurm: Slurm, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    job_id = submit(run_dir, "trainer.max_steps=30")
+
+    state = slurm.wait_for_end(job_id)
+
+    assert state == "COMPLETED", logs(run_dir)
+    assert len(arenas(run_dir)) == 2, logs(run_dir)
+    assert all(path.parent == SHM and not path.exists() for path in arenas(run_dir).values())
+    assert (run_dir / "memoryd.token").stat().st_mode & 0o777 == 0o600
+    events = (run_dir / "events.jsonl").read_text()
+    assert '"event":"checkpoint_saved"' in events, logs(run_dir)
+
+
+@pytest.mark.slow
+def test_job_that_is_queued_again_goes_on_from_the_memory_of_its_nodes(
+    slurm: Slurm, tmp_path: Path
+):
+    run_dir = tmp_path / "run"
+    job_id = submit(run_dir, "trainer.max_steps=150")
+    events = run_dir / "events.jsonl"
+    slurm.wait_until(
+        lambda: events.exists() and events.read_text().count('"event":"checkpoint_saved"') >= 3,
+        "three checkpoints",
+    )
+
+    slurm.ask("scontrol", "requeue", job_id)
+    slurm.wait_until(
+        lambda: '"event":"checkpoint_loaded"' in events.read_text(), "a checkpoint is loaded"
+    )
+    state = slurm.wait_for_end(job_id)
+
+    assert state == "COMPLETED", logs(run_dir)
+    (loaded, *_) = (
+        json.loads(line)
+        for line in events.read_text().splitlines()
+        if '"event":"checkpoint_loaded"' in line
+    )
+    assert loaded["step"] >= 20
+    assert not any(path.exists() for path in arenas(run_dir).values())
