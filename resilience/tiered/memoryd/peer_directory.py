@@ -161,7 +161,7 @@ class Directory:
             for each in gone:
                 copy = peer.copies.pop(each, None)
                 # What was only passing, it takes again.
-                if copy is not None and not copy.is_passing:
+                if copy is None or not copy.is_passing:
                     peer.dropped.add(each)
             for copy in new:
                 peer.copies[copy.meta_id] = copy
@@ -192,12 +192,16 @@ class Directory:
         with self._condition:
             self._own(name, session).complete = complete
 
-    def note_copy(self, name: str, copy: Copy) -> None:
-        """Take note of a copy that was just sent there; the node itself will say so, too."""
+    def note_copy(self, name: str, copy: Copy, version: int) -> None:
+        """Take note of a copy that was just sent there; the node itself will say so, too.
+
+        Unless it has said something since `version`: that may be that the copy is gone again.
+        """
         with self._condition:
-            copies = self._peers[name].copies
-            if copy.meta_id not in copies or copies[copy.meta_id].is_passing:
-                copies[copy.meta_id] = copy
+            peer = self._peers[name]
+            known = peer.copies.get(copy.meta_id)
+            if peer.version == version and (known is None or known.is_passing):
+                peer.copies[copy.meta_id] = copy
         self._tell_held()
 
     def forget_dropped(self, held: Sequence[ShardId]) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
@@ -91,6 +92,8 @@ class PeerHouse:
     """How often the notes may have changed."""
     num_told: dict[str, int] = field(default_factory=dict)
     """Up to which change each other node has heard them."""
+    taken: defaultdict[str, set[ShardId]] = field(default_factory=lambda: defaultdict(set))
+    """What came from each other node, which counts it as held here until it is told otherwise."""
     unreachable: set[str] = field(default_factory=set)
     """The nodes to which this one could not connect when it tried last."""
     targets: Targets = field(init=False)
@@ -129,6 +132,21 @@ class PeerHouse:
             jobs=self.jobs(),
             complete=write_complete(self.complete()),
         )
+
+    def note_taken(self, peer: str, shard_id: ShardId) -> None:
+        """Take note that a node knows a shard to be held here, since it has sent it.
+
+        It may have gone again before that node was ever told of it.
+        """
+        with self._lock:
+            self.taken[peer].add(shard_id)
+        if self.vault.find(shard_id) is None:
+            self.directory.wake()
+
+    def pop_taken(self, peer: str) -> set[ShardId]:
+        """Return what was noted, once; to be called before `own_state`."""
+        with self._lock:
+            return self.taken.pop(peer, set())
 
     def jobs(self) -> dict[str, str]:
         """Return whose the namespaces are that this node holds something of."""

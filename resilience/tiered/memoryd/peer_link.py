@@ -214,8 +214,10 @@ class Talk:
 
     def _tell(self) -> None:
         """Tell what is held here: all of it first, then what has changed."""
-        house, state = self._house, self._house.own_state()
-        if state is self._told_state:
+        house = self._house
+        taken = house.pop_taken(self._peer)
+        state = house.own_state()
+        if state is self._told_state and taken <= state.copies.keys():
             return
         # Notes first: they say how what is held is to be taken.
         if state.notes is not self._told_notes and state.notes != self._told_notes:
@@ -225,13 +227,13 @@ class Talk:
             house.num_told[self._peer] = state.num_notes
             house.directory.stir()
         self._tell_complete(state)
-        self._tell_copies(state)
+        self._tell_copies(state, taken)
         self._told_state = state
 
-    def _tell_copies(self, state: OwnState) -> None:
+    def _tell_copies(self, state: OwnState, taken: set[ShardId]) -> None:
         copies = state.copies
         new = [each for name, each in copies.items() if self._told.get(name) is not each]
-        gone = [each for each in self._told if each not in copies]
+        gone = [each for each in {*self._told, *taken} if each not in copies]
         parts = [new[begin : begin + ROWS_MAX] for begin in range(0, len(new), ROWS_MAX)]
         if not self._is_known_there:
             for number, part in enumerate(parts or [[]]):
@@ -319,9 +321,8 @@ class Talk:
             self._pause(shard.id, _PAUSE_FULL_S, version)
         else:
             if is_intact:
-                self._house.directory.note_copy(
-                    self._peer, replace(self._told[shard.id], place=self._peer, is_passing=False)
-                )
+                copy = replace(self._told[shard.id], place=self._peer, is_passing=False)
+                self._house.directory.note_copy(self._peer, copy, version)
             else:
                 self._distrust(shard.id)
         self._asked_s = time.monotonic()

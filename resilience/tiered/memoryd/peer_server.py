@@ -218,10 +218,12 @@ class PeerSession:
             if held is not None and content_digest(held) == content_digest(meta):
                 if house.is_passing(meta.id):
                     self._note(meta, origin)
+                house.note_taken(self._peer, meta.id)
                 return {"is_held": True}
             with house.directory.busy(self._peer):
                 if house.vault.adopt(meta):
                     self._note(meta, origin)
+                    house.note_taken(self._peer, meta.id)
                     return {"is_held": True}
                 writing = house.begin(meta.id, meta.num_bytes, owner=OWNER, is_copy=True)
             stack.enter_context(writing)
@@ -233,6 +235,7 @@ class PeerSession:
                 self._note(meta, origin)
                 writing.commit(meta)
                 self._drop_older(meta)
+        house.note_taken(self._peer, meta.id)
         return {}
 
     def _claim(self, stack: ExitStack, meta: ShardMeta, job: object) -> None:
