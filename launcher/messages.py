@@ -100,7 +100,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 _UNIONS = {
     "model": {"llama", "gpt_oss"},
     "trainer": {"torch", "megatron"},
-    "data": {"stdlib_text", "jsonl"},
+    "data": {"stdlib_text", "jsonl", "s3_jsonl"},
     "cluster": {"local", "slurm", "k8s"},
 }
 

@@ -9,7 +9,7 @@ from launcher.clusters.memoryd import memoryd_settings
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
-from launcher.job.workload import Jsonl, MegatronTrainer
+from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
 
 def check_runnable(job: Job, action: str) -> None:
@@ -84,7 +84,9 @@ def unmounted_inputs(job: Job) -> str | None:
     mounted += [folder.mount_path for folder in cluster.host_paths]
     inputs = {"model.weights": job.model.weights}
     if isinstance(job.data, Jsonl):
-        inputs |= {"data.path": job.data.path, "data.tokenizer": job.data.tokenizer}
+        inputs["data.path"] = job.data.path
+    if isinstance(job.data, (Jsonl, S3Jsonl)):
+        inputs["data.tokenizer"] = job.data.tokenizer
     missing = [
         f"{key} {path!r}"
         for key, path in inputs.items()

@@ -219,12 +219,57 @@ class TieredSettings(_Settings):
         return self.backend == "memoryd"
 
 
+class CacheEncryption(_Settings):
+    """The key of cached batches, which are then encrypted with AES-GCM."""
+
+    kind: Literal["file", "kms"]
+    """`file`: a key in a file, such as a mounted Secret; `kms`: one that AWS KMS wraps."""
+    key_file: AbsolutePath | None
+    """File, on every node, with 32 bytes, as they are or in hexadecimal or base64."""
+    kms_key_id: Annotated[str, _form(r"[ -~]{1,2048}", "a key's id, ARN or alias")] | None
+    """Key that wraps the cache's own."""
+    endpoint: HttpUrl | None
+    """URL of a server of KMS' protocol that is not AWS's."""
+    region: Region | None
+    """Region of the key; null: as AWS's own settings say."""
+
+
+class MmapSettings(_Settings):
+    """Batches in files that are mapped: made ahead, shared on a node, there after a restart."""
+
+    folder: AbsolutePath | None
+    """Folder on each node in which the run has one of its own, by its name; null: /dev/shm."""
+    prefetch_length: Count
+    """Batches that are ready ahead of the slowest worker in training."""
+    val_prefetch_length: Count
+    """The same in validation; so many of its first batches stay for the next one."""
+    lookback_length: Whole
+    """Batches that stay behind the slowest worker in training."""
+    val_lookback_length: Whole
+    """The same in validation."""
+    checkpoint_frequency: Count | None
+    """Checkpoints are taken every n steps: batches since the last one stay; null: none are."""
+    budget_mib: Count
+    """Memory of the batches of one data-parallel position on a node; never passed."""
+    keep_s: Count
+    """How long the files stay when the run's last process on a node has ended."""
+    deadline_s: Seconds
+    """How long a worker waits for a batch before it ends with an error."""
+    encryption: CacheEncryption | None
+
+    def shm_mib(self, num_positions: int) -> int:
+        """Return the shared memory in MiB that the batches of so many positions may take."""
+        is_shared = self.folder is None or f"{self.folder}/".startswith("/dev/shm/")
+        return self.budget_mib * num_positions if is_shared else 0
+
+
 class ResilienceSettings(_Settings):
     """The features that a run has."""
 
     checkpointless: CheckpointlessSettings | None
     elastic: ElasticSettings | None
     faults: FaultsSettings | None
+    mmap: MmapSettings | None
     tiered: TieredSettings | None
 
     @property
@@ -241,6 +286,10 @@ class ResilienceSettings(_Settings):
         """Return the features that are on, in the order of their fields."""
         return tuple(name for name in type(self).model_fields if getattr(self, name) is not None)
 
-    def shm_mib(self, num_workers: int) -> int:
-        """Return the shared memory in MiB that the features need on one node."""
-        return self.checkpointless.shm_mib(num_workers) if self.checkpointless else 0
+    def shm_mib(self, num_workers: int, num_positions: int) -> int:
+        """Return the shared memory in MiB that the features need on one node.
+
+        `num_positions` counts the data-parallel positions of its workers.
+        """
+        recovery_mib = self.checkpointless.shm_mib(num_workers) if self.checkpointless else 0
+        return recovery_mib + (self.mmap.shm_mib(num_positions) if self.mmap else 0)

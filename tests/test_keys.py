@@ -54,6 +54,18 @@ TIERED: dict[str, Any] = {
     "peer_port": None,
     "http_port": None,
 }
+MMAP: dict[str, Any] = {
+    "folder": None,
+    "prefetch_length": 10,
+    "val_prefetch_length": 10,
+    "lookback_length": 2,
+    "val_lookback_length": 0,
+    "checkpoint_frequency": None,
+    "budget_mib": 256,
+    "keep_s": 3600,
+    "deadline_s": 600.0,
+    "encryption": None,
+}
 OTHER: dict[str, Any] = {
     "name": "other",
     "recipe.name": "other/recipe",
@@ -114,6 +126,15 @@ OTHER: dict[str, Any] = {
         "kinds": ["exception"],
         "places": ["forward"],
     },
+    "resilience.mmap": MMAP,
+    "resilience.mmap.budget_mib": 32,
+    "resilience.mmap.encryption": {
+        **dict.fromkeys(["kms_key_id", "endpoint", "region"]),
+        "kind": "file",
+        "key_file": "/etc/key",
+    },
+    "resilience.mmap.checkpoint_frequency": 5,
+    "resilience.mmap.folder": "/dev/shm/other",
     "resilience.tiered": TIERED,
     "resilience.tiered.backend": "aws",
     "resilience.tiered.store": STORE,
@@ -215,6 +236,10 @@ TIERED_LOOP = {"resilience.tiered.copy_while", "resilience.tiered.namespace",
 # test them, and that faults and checks change no bit.
 AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.faults.random",
               "resilience.checkpointless.self_check_every_n_steps"}  # fmt: skip
+# Read at run time by workers and by who makes their batches, tested in tests/resilience/data, and
+# that they change no bit in tests/training.
+MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in MMAP)}
+LOOPS = SHARED_LOOP | AGENT_LOOP | TIERED_LOOP | MMAP_LOOP
 # Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU.
 TESTED_ALONE = {"trainer.activation_checkpointing", "trainer.precision"}
 SMALL = ("trainer.num_nodes=1", "trainer.num_devices=1", "trainer.max_steps=5",
@@ -355,19 +380,19 @@ def silent_keys(recipe: str, clusters: Iterable[str]) -> dict[str, Any]:
 def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
     recipe: str,
 ) -> None:
-    assert set(silent_keys(recipe, CLUSTERS)) - SHARED_LOOP - AGENT_LOOP - TIERED_LOOP == set()
+    assert set(silent_keys(recipe, CLUSTERS)) - LOOPS == set()
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if name.endswith(("tiny_checkpointless", "tiny_tiered"))]
+    "recipe", [name for name in RECIPES if re.search("tiny_checkpointless|tiny_tiered", name)]
 )
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
     """What changes no text here changes none in the recipe it begins with, and training there."""
-    begins_with = recipe.replace("checkpointless", "pretrain").replace("tiered", "pretrain")
+    begins_with = re.sub("checkpointless(_mmap)?|tiered", "pretrain", recipe)
 
-    silent = set(silent_keys(recipe, CLUSTERS)) - AGENT_LOOP - TIERED_LOOP
+    silent = set(silent_keys(recipe, CLUSTERS)) - LOOPS
 
     assert silent <= set(silent_keys(begins_with, CLUSTERS))
 
@@ -384,7 +409,7 @@ def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(
     before = trained.run(small)
     assert isinstance(before, tuple), before
 
-    asked = set(silent_keys(recipe, CLUSTERS)) - TESTED_ALONE
+    asked = set(silent_keys(recipe, CLUSTERS)) - TESTED_ALONE - MMAP_LOOP
     silent = [
         path
         for path, value in leaves(small)

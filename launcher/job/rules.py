@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.job.cluster_rules import k8s_rules, slurm_rules
 from launcher.job.content import JobContent
+from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.secrets import env_secrets, text_secrets
 from launcher.job.tiered_rules import tiered_rules
@@ -219,7 +220,7 @@ def _memory(job: JobContent) -> Iterator[str]:
     resources, instance = job.resources, job.instance
     workers, spares = job.trainer.num_devices, job.resilience.spares_per_node
     processes = f"{workers} workers and {spares} spares" if spares else f"{workers} workers"
-    needed_shm = math.ceil(job.resilience.shm_mib(workers) / 1024)
+    needed_shm = math.ceil(job.resilience.shm_mib(workers, num_positions(job)) / 1024)
     if resources.shm_gib < needed_shm:
         yield (
             f"resources.shm_gib {resources.shm_gib} is less than the {needed_shm} GiB that "
@@ -354,6 +355,7 @@ _RULES: tuple[Rule, ...] = (
     _elastic,
     recovery_rules,
     fault_rules,
+    mmap_rules,
     tiered_rules,
     _environment,
     slurm_rules,

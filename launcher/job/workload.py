@@ -6,9 +6,10 @@ otherwise; steps are optimizer updates.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from launcher.job.fields import (
     AbsolutePath,
@@ -20,6 +21,15 @@ from launcher.job.fields import (
     Share,
     Whole,
 )
+from resilience.settings import HttpUrl, Region
+
+_S3_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?")
+
+
+def _check_s3_url(value: str) -> str:
+    if not _S3_URL.fullmatch(value) or not value.isprintable():
+        raise ValueError("allowed: s3://BUCKET or s3://BUCKET/PREFIX, of printable text")
+    return value
 
 
 class Transformer(Section):
@@ -196,7 +206,25 @@ class Jsonl(Section):
     """`bytes`, or a folder that Hugging Face's AutoTokenizer reads."""
 
 
-Data = Annotated[StdlibText | Jsonl, Field(discriminator="kind")]
+class S3Jsonl(Section):
+    """Objects of JSON lines in a bucket of S3, in the order of their keys."""
+
+    kind: Literal["s3_jsonl"]
+    seq_length: Count
+    url: Annotated[str, AfterValidator(_check_s3_url)]
+    """s3://BUCKET/PREFIX: all objects whose keys begin so; end it with / to mean a folder."""
+    text_key: OneLine
+    tokenizer: Literal["bytes"] | AbsolutePath
+    """`bytes`, or a folder that Hugging Face's AutoTokenizer reads."""
+    endpoint: HttpUrl | None
+    """URL of a server of S3's protocol that is not AWS's."""
+    region: Region | None
+    """Region of the bucket; null: us-east-1."""
+    path_style: bool
+    """Name the bucket in the path of the URL, not in its host."""
+
+
+Data = Annotated[StdlibText | Jsonl | S3Jsonl, Field(discriminator="kind")]
 
 
 class Instance(Section):

@@ -16,13 +16,17 @@ from training.__main__ import main
 
 def write_norms(arguments: list[str]) -> int:
     """Take two steps and write the norm before and after clipping, by rank."""
+    import torch
+
     from launcher.job import read_job
+    from training.data.batches import RankBatches
     from training.data.loading import open_samples
     from training.environment import parse_environment
     from training.group import open_group
+    from training.plan import plan_split
     from training.stop import StopSignal
     from training.torch_trainer.model import build_model
-    from training.torch_trainer.run import Batches, make_stepper
+    from training.torch_trainer.run import make_stepper
     from training.torch_trainer.step import gradient_norm
 
     job = read_job(Path(arguments[0].removeprefix("--job=")))
@@ -32,10 +36,12 @@ def write_norms(arguments: list[str]) -> int:
         samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
         model = build_model(job, job.trainer, group)
         stepper = make_stepper(job, model, group, StopSignal())
-        batches = Batches(job, samples, group)
+        split = plan_split(job, environment.world_size)
+        batches = RankBatches(samples, seed=job.trainer.seed, split=split, rank=environment.rank)
         norms = []
         for step in range(2):
-            before = stepper.run(batches.read(step), step=step, lr=1e-3).grad_norm
+            rows = list(torch.from_numpy(batches.read(step)))
+            before = stepper.run(rows, step=step, lr=1e-3).grad_norm
             after = gradient_norm(stepper.gradients(), model.num_sharded_copies)
             norms.append([before.hex(), after.item().hex()])
     (run_dir / f"norms-{environment.rank}.json").write_text(json.dumps(norms))

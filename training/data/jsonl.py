@@ -1,10 +1,11 @@
-"""A file of JSON lines, tokenised once for all who see the folder into a file of its own.
+"""JSON lines, tokenised once for all who see the folder into a file of its own.
 
-The token file lies in the run's folder and is mapped, never read as a whole:
-data may be far larger than memory, but not than the disk (4 bytes a token; one
-document has to fit into memory). Its name holds a digest of everything that its
-content depends on; it appears by rename, so a name that exists is complete, and
-a restarted run finds it again.
+The lines are those of a file, or of objects in S3. The token file lies in the
+run's folder and is mapped, never read as a whole: data may be far larger than
+memory, but not than the disk (4 bytes a token; one document has to fit into
+memory). Its name holds a digest of everything that its content depends on; it
+appears by rename, so a name that exists is complete, and a restarted run finds
+it again.
 """
 
 from __future__ import annotations
@@ -19,34 +20,44 @@ from typing import BinaryIO
 
 import numpy as np
 
-from launcher.job.workload import Jsonl
+from launcher.job.workload import Jsonl, S3Jsonl
+from training.data.s3 import Line, describe_objects, list_objects, read_lines
 from training.data.tokens import NUM_BYTE_TOKENS, Tokens, encode_bytes
 from training.errors import DataError, first_line
 
+CACHE_FOLDER = "cache"
+"""Folder of token files in a run's own."""
 _DOCUMENTS_PER_CALL = 256
+_UNCHANGED = "leave the data as it is while a run begins"
 _TOKEN_TYPE = np.dtype("<u4")
 
 Encoder = Callable[[list[str]], Iterable[Tokens]]
+JsonLines = Jsonl | S3Jsonl
 
 
-def token_file(data: Jsonl, folder: Path) -> Path:
-    """Return where the tokens of the data are, or are to be; reads only the files' status."""
+def token_file(data: JsonLines, folder: Path) -> Path:
+    """Return where the tokens of the data are, or are to be.
+
+    Reads only the status of the files, or a listing of the bucket.
+    """
+    content = _describe_file(data) if isinstance(data, Jsonl) else _describe_bucket(data)
+    parts = (*content, data.text_key, data.tokenizer, _tokenizer_files(data.tokenizer))
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return folder / f"tokens-{digest}.bin"
+
+
+def _describe_file(data: Jsonl) -> tuple[str, int, int]:
     try:
         status = Path(data.path).stat()
     except OSError as error:
         raise DataError(
             f"cannot read data.path {data.path}: {(error.strerror or str(error)).lower()}"
         ) from error
-    parts = (
-        data.path,
-        status.st_size,
-        status.st_mtime_ns,
-        data.text_key,
-        data.tokenizer,
-        _tokenizer_files(data.tokenizer),
-    )
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    return folder / f"tokens-{digest}.bin"
+    return data.path, status.st_size, status.st_mtime_ns
+
+
+def _describe_bucket(data: S3Jsonl) -> tuple[str, str | None, list[tuple[str, int, str]]]:
+    return data.url, data.endpoint, describe_objects(list_objects(data))
 
 
 def _tokenizer_files(tokenizer: str) -> list[tuple[str, int, int]]:
@@ -58,13 +69,18 @@ def _tokenizer_files(tokenizer: str) -> list[tuple[str, int, int]]:
     return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
 
 
-def write_token_file(data: Jsonl, path: Path, *, node: str, encode: Encoder) -> None:
-    """Tokenise the whole file; a name of its own a node keeps nodes apart on a shared disk."""
+def write_token_file(data: JsonLines, path: Path, *, node: str, encode: Encoder) -> None:
+    """Tokenise all of the data; a name of its own a node keeps nodes apart on a shared disk.
+
+    Raises DataError, also where the data is not what it was when `path` got its name.
+    """
     unfinished = path.with_name(f"{path.name}.{node}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
             _write_tokens(file, _read_texts(data), encode)
+        if token_file(data, path.parent) != path:
+            raise DataError(f"the data changed while it was read; {_UNCHANGED}")
         unfinished.replace(path)
     except OSError as error:
         raise DataError(f"cannot write tokens to {unfinished}: {error.strerror}") from error
@@ -73,8 +89,14 @@ def write_token_file(data: Jsonl, path: Path, *, node: str, encode: Encoder) -> 
 
 
 def map_token_file(path: Path) -> Tokens:
-    """Return the tokens as a memory map."""
-    if path.stat().st_size == 0:
+    """Return the tokens as a memory map; raises DataError where there is no such file."""
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError as error:
+        raise DataError(
+            f"no tokens at {path}: the data changed since they were written; {_UNCHANGED}"
+        ) from error
+    if num_bytes == 0:
         return np.empty(0, dtype=_TOKEN_TYPE)
     return np.memmap(path, dtype=_TOKEN_TYPE, mode="r")
 
@@ -118,12 +140,20 @@ def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
     return encode, len(tokenizer)
 
 
-def _read_texts(data: Jsonl) -> Iterator[str]:
+def _read_texts(data: JsonLines) -> Iterator[str]:
+    lines = _read_file(data) if isinstance(data, Jsonl) else read_lines(data)
+    return (
+        _parse_text(line.content, data.text_key, line.where)
+        for line in lines
+        if line.content.strip()
+    )
+
+
+def _read_file(data: Jsonl) -> Iterator[Line]:
     try:
         with Path(data.path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _parse_text(line, data.text_key, f"data.path {data.path}, line {number}")
+            for number, content in enumerate(file, start=1):
+                yield Line(f"data.path {data.path}, line {number}", content)
     except OSError as error:
         raise DataError(f"cannot read data.path {data.path}: {error.strerror}") from error
 

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any
 
-from launcher.job.workload import Data, Jsonl, Model
-from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
+from launcher.job.workload import Data, Model, StdlibText
+from training.data.jsonl import (
+    CACHE_FOLDER,
+    JsonLines,
+    map_token_file,
+    open_encoder,
+    token_file,
+    write_token_file,
+)
 from training.data.stdlib_text import read_stdlib_tokens
-from training.data.tokens import NUM_BYTE_TOKENS, Samples, Tokens
+from training.data.tokens import NUM_BYTE_TOKENS, Samples, Tokens, describe_samples
 from training.errors import DataError
 from training.group import DATA_TIMEOUT, WorkerGroup
 from training.plan import check_vocabulary
 
-CACHE_FOLDER = "cache"
 _FIRST = "tokens"
 
 
 def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup) -> Samples:
     """Return the job's samples when all workers can read theirs."""
-    if isinstance(data, Jsonl):
-        tokens = _open_jsonl(data, model, run_dir / CACHE_FOLDER, group)
-    else:
+    if isinstance(data, StdlibText):
         check_vocabulary(model, NUM_BYTE_TOKENS, "bytes")
         tokens = read_stdlib_tokens(data.max_bytes)
+    else:
+        tokens = _open_jsonl(data, model, run_dir / CACHE_FOLDER, group)
     return Samples(tokens=tokens, seq_length=data.seq_length)
 
 
-def _open_jsonl(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> Tokens:
+def _open_jsonl(data: JsonLines, model: Model, folder: Path, group: WorkerGroup) -> Tokens:
     """Rank 0 tokenises first: on a shared folder the other nodes find its file there."""
     of_node = _of_node(group)
     if group.environment.rank == 0:
@@ -48,7 +53,7 @@ def _of_node(group: WorkerGroup) -> str:
     return f"{_FIRST}/{group.node}"
 
 
-def _tokenise(data: Jsonl, model: Model, folder: Path, group: WorkerGroup) -> None:
+def _tokenise(data: JsonLines, model: Model, folder: Path, group: WorkerGroup) -> None:
     encode, num_tokens = open_encoder(data.tokenizer)
     check_vocabulary(model, num_tokens, data.tokenizer)
     path = token_file(data, folder)
@@ -61,7 +66,7 @@ def announce_samples(data: Data, samples: Samples, group: WorkerGroup) -> None:
     environment = group.environment
     if environment.rank == 0:
         group.first_text("samples", describe_samples(samples), DATA_TIMEOUT)
-    if not isinstance(data, Jsonl):
+    if isinstance(data, StdlibText):
         return
     if environment.rank == 0:
         with group.lead(_FIRST):
@@ -69,12 +74,6 @@ def announce_samples(data: Data, samples: Samples, group: WorkerGroup) -> None:
     if environment.local_rank == 0:
         with group.lead(_of_node(group)):
             pass
-
-
-def describe_samples(samples: Samples) -> str:
-    """Return a text that is another one for other samples, as far as two of them tell."""
-    checksum = zlib.crc32(samples.read([0, samples.num_samples - 1]).tobytes())
-    return f"{samples.num_samples} samples with checksum {checksum:08x}"
 
 
 def check_same_samples(samples: Samples, group: WorkerGroup) -> None:

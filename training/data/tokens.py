@@ -7,6 +7,7 @@ packed, one after the other with an end token between; attention crosses them.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,12 @@ def check_num_samples(samples: Samples, global_batch_size: int) -> None:
             f"step takes trainer.global_batch_size {global_batch_size}; give more text, or "
             "lower data.seq_length or trainer.global_batch_size"
         )
+
+
+def describe_samples(samples: Samples) -> str:
+    """Return a text that is another one for other samples, as far as two of them tell."""
+    checksum = zlib.crc32(samples.read([0, samples.num_samples - 1]).tobytes())
+    return f"{samples.num_samples} samples with checksum {checksum:08x}"
 
 
 def encode_bytes(text: bytes) -> Tokens:

@@ -49,6 +49,7 @@ from training.errors import (
 from training.group import WorkerGroup, open_device
 from training.plan import check_world_size, plan_device_type, plan_placement, plan_schedule
 from training.stop import EXIT_STATUS, StopSignal
+from training.torch_trainer.batches import Batches, open_batches
 from training.torch_trainer.checkpoint import write_checkpoint
 from training.torch_trainer.checkpoint_backend import open_checkpoints
 from training.torch_trainer.checkpoints import SAVE_DUE, STALL_S
@@ -62,7 +63,7 @@ from training.torch_trainer.model import (
     spread_core,
 )
 from training.torch_trainer.rebind import clear_step, take_groups
-from training.torch_trainer.run import Batches, StepLog, describe_step, make_stepper
+from training.torch_trainer.run import StepLog, describe_step, make_stepper
 from training.torch_trainer.step import Stepper, StepResult
 from training.torch_trainer.watch import RunWatch
 
@@ -113,6 +114,7 @@ class _ResilientRun:
         self._place = _read_place()
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
+        self._batches: Batches | None = None
         self._model: SpreadModel | None = None
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
@@ -198,6 +200,8 @@ class _ResilientRun:
     def end(self) -> None:
         """Remove what only a run that goes on needs; all ranks have finished."""
         self._saves.close()
+        if self._batches:
+            self._batches.close()
         if self._rank == 0:
             self._open_checkpoint().remove()
 
@@ -250,6 +254,21 @@ class _ResilientRun:
         check_same_samples(samples, group)
         self._events.write("data_ready", num_samples=samples.num_samples)
         self._samples = samples
+
+    def _open_batches(self, group: WorkerGroup) -> Batches:
+        """Open the batches of this rank, which goes on reading where another generation ended."""
+        assert self._samples is not None
+        if self._batches is None:
+            self._batches = open_batches(
+                self._job,
+                self._samples,
+                group,
+                first=self.recovery.mark.step,
+                run_dir=self._run_dir,
+                owner_pid=self._place.agent_pid,
+                events=self._events,
+            )
+        return self._batches
 
     def _check_samples(self) -> None:
         """Refuse data that has changed since the run began; the state knows which that was."""
@@ -341,7 +360,7 @@ class _ResilientRun:
     ) -> None:
         assert self._stepper is not None
         assert self._samples is not None
-        batches = Batches(self._job, self._samples, group)
+        batches = self._open_batches(group)
         log = StepLog(self._job, self._events if generation.rank == 0 else None)
         first, num_samples = self.recovery.mark.step, self._samples.num_samples
         batch_size = self._trainer.global_batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from launcher.job import Job
@@ -20,7 +21,6 @@ from training.data.loading import check_begun_with, check_same_samples, open_sam
 from training.data.tokens import Samples, check_num_samples
 from training.environment import WorkerEnvironment
 from training.group import DATA_TIMEOUT, WorkerGroup, open_group
-from training.order import SampleOrder
 from training.plan import (
     aux_loss_coef,
     check_world_size,
@@ -29,9 +29,9 @@ from training.plan import (
     plan_adamw,
     plan_device_type,
     plan_schedule,
-    plan_split,
 )
 from training.stop import EXIT_STATUS, StopSignal
+from training.torch_trainer.batches import Batches, open_batches
 from training.torch_trainer.checkpoint import write_checkpoint
 from training.torch_trainer.checkpoint_backend import open_checkpoints
 from training.torch_trainer.checkpoints import (
@@ -71,7 +71,18 @@ def run_training(
         model = build_model(job, trainer, group)
         events.write("model_ready", num_parameters=model.num_parameters)
         run = _PlainRun(job, model, samples, group, events, stop, saves)
-        run.take_steps(run.begin())
+        first = run.begin()
+        batches = open_batches(
+            job,
+            samples,
+            group,
+            first=first,
+            run_dir=run_dir,
+            owner_pid=os.getppid(),
+            events=events,
+        )
+        run.take_steps(first, batches)
+        batches.close()
         if trainer.save_checkpoint:
             write_checkpoint(model.core, run_dir, group=group, events=events)
     saves.close()
@@ -122,10 +133,9 @@ class _PlainRun(StepWatch):
         self._saves.begin_run(group, first)
         return first
 
-    def take_steps(self, first: int) -> None:
+    def take_steps(self, first: int, batches: Batches) -> None:
         """Take all steps from this one on."""
         schedule = plan_schedule(self._job)
-        batches = Batches(self._job, self._samples, self._group)
         self._log.go_on(self.rest.get("last"))
         self._stop.defer()
         for step in range(first, self._job.trainer.max_steps):
@@ -173,25 +183,6 @@ def describe_step(step: int, result: StepResult, lr: float) -> dict[str, Any]:
 
 def _go_on() -> None:
     """Show nobody that the worker gets on, and check nothing: no agent is watching."""
-
-
-class Batches:
-    """Hands out this worker's part of each global batch."""
-
-    def __init__(self, job: Job, samples: Samples, group: WorkerGroup) -> None:
-        self._samples = samples
-        self._order = SampleOrder(num_samples=samples.num_samples, seed=job.trainer.seed)
-        self._split = plan_split(job, group.environment.world_size)
-        self._rank = group.environment.rank
-
-    def read(self, step: int) -> list[Tensor]:
-        """Return the rows of tokens of each micro batch."""
-        return [self._read_rows(step, number) for number in range(self._split.num_micro_batches)]
-
-    def _read_rows(self, step: int, micro_batch: int) -> Tensor:
-        positions = self._split.positions(step=step, rank=self._rank, micro_batch=micro_batch)
-        numbers = [self._order.sample_at(position) for position in positions]
-        return torch.from_numpy(self._samples.read(numbers))
 
 
 class StepLog:

@@ -36,6 +36,7 @@ def make_fault_job(
     num_devices: int = 4,
     standby_nodes: int = 0,
     settings: dict[str, Any] | None = None,
+    mmap: dict[str, Any] | None = None,
     **parts: Any,
 ) -> Job:
     """Return a job of four ranks whose learning rates do not depend on its number of steps."""
@@ -61,7 +62,7 @@ def make_fault_job(
         "max_steps": max_steps,
         "optimizer": {"decay_steps": 400},
     }
-    resilience: dict[str, Any] = {"checkpointless": all_settings}
+    resilience: dict[str, Any] = {"checkpointless": all_settings, "mmap": mmap}
     if faults:
         resilience["faults"] = {"injected": list(faults), "random": None}
     return make_job(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest 044cda3dae77009bee00429384e3d01cf92833f4c8e4321fe32221309f80c316.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest fa6265a1fad09b69e6380683caff2ef03dd6044f0909f302e923ae8fce6df19d.
 # A small GPT-OSS in two sharded copies that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

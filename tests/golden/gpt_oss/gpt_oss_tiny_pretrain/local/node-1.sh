@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 4ff6a840d184ed81d62e9b8272d1b6a2bdcc37371e31ed54ccba4940885d1375.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest f40bcf666b844e00c6a8e74b8aa47f043994d82d9c02d3896b44bc2c13cc59b3.
 # A small GPT-OSS on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

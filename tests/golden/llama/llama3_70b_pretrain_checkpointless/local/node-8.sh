@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-8 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest b7044c998bc0d551418f7e25dcc036b7a2e9dd7df89d4aa3dd393c7bf28301d7.
+# node-8 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 0178cc1f04658839ab47649fd87faf0c52f8a2394723cf8df5e238a335c69858.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-4 of 16 of llama/llama3_8b_pretrain version 1, digest 1ff2801ea13057f4f92079f1f4e960555ad06d94a94157c6f34521970a65f1f2.
+# node-4 of 16 of llama/llama3_8b_pretrain version 1, digest 512daec7387c8f3947577e2def37673ebcd5c211e007982fd35319bdcd617059.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

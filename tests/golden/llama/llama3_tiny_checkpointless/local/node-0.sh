@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of llama/llama3_tiny_checkpointless version 1, digest b1980445640b492ee8171d8f6dc1a9256216151ce2b37cf588379624962ca1f9.
+# node-0 of 2 of llama/llama3_tiny_checkpointless version 1, digest f266df5c377e8b2c6db40cb2d3025ca8eb88b0c30f94ea3890a667a4b300e505.
 # A small Llama 3 that meets an exception and a killed worker, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

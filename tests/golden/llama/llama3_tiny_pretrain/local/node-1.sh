@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest 0353eac8ad3b1485eaa93169624ace4dc303e88c33014ac7f90ae4d066f52866.
+# node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest 98594bd6a8259f0b29d139625a8f473d7b54f180b82f5cdfc97b02e1abaf3af0.
 # A small Llama 3 on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of llama/llama3_tiny_tiered version 1, digest 03ba95369bf0b7e589642d04e76936e74c988e99c5c983c205f9fc99bcf77e75.
+# node-0 of 2 of llama/llama3_tiny_tiered version 1, digest fc93e0f8937d3119347345d776a00e8163559b95af4ac2ba716276ce8af70f31.
 # A small Llama 3 with a checkpoint in the memory of two nodes every 10 steps
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,0 +1,90 @@
+"""Rules about batches in mapped files. Nothing here reads anything but the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.cluster import K8sCluster
+from launcher.job.content import JobContent
+from launcher.job.workload import MegatronTrainer
+from resilience.settings import CacheEncryption, MmapSettings
+
+_WHERE = "resilience.mmap"
+_TOKEN_BYTES = 8
+"""A token in a batch is an int64."""
+_PAGE_BYTES = 4096
+
+
+def num_positions(job: JobContent) -> int:
+    """Return how many data-parallel positions the workers of a node have, at most."""
+    trainer = job.trainer
+    if not isinstance(trainer, MegatronTrainer):
+        return trainer.num_devices
+    # Tensor- and context-parallel ranks are neighbours, and see the same samples.
+    return max(1, trainer.num_devices // (trainer.tensor_parallel * trainer.context_parallel))
+
+
+def mmap_rules(job: JobContent) -> Iterator[str]:
+    """Yield what batches in mapped files cannot be."""
+    settings = job.resilience.mmap
+    if settings is None:
+        return
+    if settings.encryption:
+        yield from _encryption(settings.encryption)
+    yield from _budget(job, settings)
+    yield from _folder(job, settings)
+
+
+def _encryption(encryption: CacheEncryption) -> Iterator[str]:
+    where = f"{_WHERE}.encryption"
+    given = {
+        "key_file": encryption.key_file,
+        "kms_key_id": encryption.kms_key_id,
+        "endpoint": encryption.endpoint,
+        "region": encryption.region,
+    }
+    wanted = "key_file" if encryption.kind == "file" else "kms_key_id"
+    if given[wanted] is None:
+        yield f"{where}.{wanted} null; {where}.kind {encryption.kind!r} needs it"
+    others = ("kms_key_id", "endpoint", "region") if encryption.kind == "file" else ("key_file",)
+    for name in others:
+        if given[name] is not None:
+            yield (
+                f"{where}.{name} {given[name]!r} has no effect with {where}.kind "
+                f"{encryption.kind!r}; set it to null"
+            )
+
+
+def _budget(job: JobContent, settings: MmapSettings) -> Iterator[str]:
+    """Refuse what could never hold what it is told to; batches are known here."""
+    rows = max(1, job.trainer.global_batch_size // max(1, job.trainer.data_parallel_size))
+    batch_bytes = rows * (job.data.seq_length + 1) * _TOKEN_BYTES + _PAGE_BYTES
+    num_kept = settings.prefetch_length + max(
+        settings.lookback_length, 2 * (settings.checkpoint_frequency or 0)
+    )
+    needed_mib = -(-num_kept * batch_bytes // (1 << 20)) + 1
+    if settings.budget_mib < needed_mib:
+        yield (
+            f"{_WHERE}.budget_mib {settings.budget_mib} is less than the {needed_mib} MiB that "
+            f"{num_kept} batches of {rows} samples take ({_WHERE}.prefetch_length "
+            f"{settings.prefetch_length}, lookback_length {settings.lookback_length}, "
+            f"checkpoint_frequency {_shown(settings.checkpoint_frequency)})"
+        )
+
+
+def _folder(job: JobContent, settings: MmapSettings) -> Iterator[str]:
+    if settings.folder is None or not isinstance(job.cluster, K8sCluster):
+        return
+    paths = [each.mount_path for each in job.cluster.host_paths if not each.read_only]
+    paths += [each.mount_path for each in job.cluster.volume_claims if not each.read_only]
+    paths.append("/dev/shm")
+    if not any(f"{settings.folder}/".startswith(f"{each.rstrip('/')}/") for each in paths):
+        yield (
+            f"{_WHERE}.folder {settings.folder!r} is on no volume, so it would go with its "
+            "container; allowed: null, or below /dev/shm or a mount_path of cluster.host_paths "
+            "or cluster.volume_claims"
+        )
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,222 @@
+"""A consumer's side of the socket: keeps in touch with the producer, starts another if need be."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from resilience.data.errors import LateBatchError, ProducerError
+from resilience.data.spawn import await_end, connect_producer, reap_producers, start_producer
+from resilience.data.spec import ProducerSpec
+from resilience.data.wire import (
+    MESSAGE_BYTES_MAX,
+    FromConsumer,
+    Message,
+    encode_message,
+    parse_message,
+)
+
+_DEATHS_MAX = 5
+"""So many producers in a row may end without an answer."""
+_EXPLAIN_S = 1.0
+"""How long a producer may take to say why it is late."""
+_END_S = 10.0
+_RETRY_S = 0.002
+_REAP_S = 1.0
+
+
+class Link:
+    """The connection to whoever is the producer of a cache. One thread."""
+
+    def __init__(self, spec: ProducerSpec, *, deadline_s: float) -> None:
+        self._spec = spec
+        self._folder = Path(spec.folder)
+        self._deadline_s = deadline_s
+        self._socket: socket.socket | None = None
+        self._num_deaths = 0
+        self._checkpoint: int | None = None
+
+    def open(self, number: int) -> bool:
+        """Connect, without waiting, and say where this consumer is; starts a missing producer.
+
+        False where somebody else is just starting one: the next message tries again.
+        """
+        if self._socket is not None:
+            return True
+        self._socket = connect_producer(self._folder)
+        if self._socket is None and self._num_deaths > _DEATHS_MAX:
+            return False
+        if self._socket is None and self._start(number):
+            self._socket = connect_producer(self._folder)
+        if self._socket is None:
+            return False
+        self._send("hello", number)
+        if self._checkpoint is not None:
+            # The producer may be a new one.
+            self._send("checkpoint", self._checkpoint)
+        # It may have ended meanwhile, and then there is no connection any more.
+        return self._socket is not None
+
+    def note_checkpoint(self, number: int) -> None:
+        """Say, now and to each later producer, that a resume begins at a batch."""
+        self._checkpoint = number
+        self._send("checkpoint", number)
+
+    def tell(self, verb: FromConsumer, number: int) -> None:
+        """Say something that needs no answer; it is lost where the producer is gone or busy."""
+        self._send(verb, number)
+
+    def ask(self, number: int, *, is_damaged: bool = False) -> Message:
+        """Wait for a batch and return the answer: it is published, has failed, or is the end's.
+
+        A producer that ends meanwhile is replaced. Raises LateBatchError after the deadline,
+        and ProducerError where one after the other ends without an answer.
+        """
+        end_s = time.monotonic() + self._deadline_s
+        # Those that have ended since the last answer were no failure to make this batch.
+        self._num_deaths = 0
+        while True:
+            self._connect(number, end_s)
+            if is_damaged:
+                self._say("bad", number, end_s)
+            self._say("need", number, end_s)
+            answer = self._receive(number, end_s)
+            if answer is not None:
+                self._num_deaths = 0
+                return answer
+            self._hang_up()
+            self._num_deaths += 1
+
+    def explain(self, number: int) -> str:
+        """Return what the producer says that it does."""
+        if not self.open(number):
+            return "the producer is just being started"
+        self._send("why", number)
+        end_s = time.monotonic() + _EXPLAIN_S
+        with suppress(TimeoutError):
+            while message := self._receive_one(end_s - time.monotonic()):
+                if message.verb == "doing":
+                    return f"the producer {message.text}"
+            return "the producer has ended"
+        return "the producer does not answer"
+
+    def close(self, verb: FromConsumer, number: int) -> None:
+        """Leave; with `over`, the producer is told to end, and has ended on return."""
+        self._send(verb, number)
+        if verb == "over":
+            if self._socket is None:
+                # This one's producer is gone, but there may be another.
+                self._socket = connect_producer(self._folder)
+                self._send(verb, number)
+            self._wait_for_end()
+        self._hang_up()
+
+    def _start(self, number: int) -> bool:
+        # A new one plans before it has heard anybody: it must know from what batch on to keep,
+        # and which to make first.
+        return start_producer(replace(self._spec, first=number, checkpoint=self._checkpoint))
+
+    def _check_deaths(self, number: int) -> None:
+        if self._num_deaths > _DEATHS_MAX:
+            self._num_deaths = 0
+            raise ProducerError(
+                f"{_DEATHS_MAX + 1} producers in a row have ended before batch {number} was "
+                "made; what they said is on standard error"
+            )
+
+    def _connect(self, number: int, end_s: float) -> None:
+        while True:
+            self._check_deaths(number)
+            if self.open(number):
+                return
+            # Somebody has the lock and not yet, or no longer, the socket: for that there is
+            # nothing to wait on. It lasts some microseconds, or until a killed process is gone.
+            rest_s = end_s - time.monotonic()
+            if rest_s <= 0:
+                raise self._late(number, "a process holds the producer's lock and does not listen")
+            time.sleep(min(_RETRY_S, rest_s))
+
+    def _receive(self, number: int, end_s: float) -> Message | None:
+        """Return the answer for a batch; None where the producer has ended."""
+        while True:
+            rest_s = end_s - time.monotonic()
+            try:
+                message = self._receive_one(rest_s)
+            except TimeoutError:
+                raise self._late(number, self.explain(number)) from None
+            if message is None:
+                return None
+            is_answer = message.verb in ("published", "failed") and message.number == number
+            if is_answer or (message.verb == "end" and message.number <= number):
+                return message
+
+    def _late(self, number: int, text: str) -> LateBatchError:
+        return LateBatchError(
+            f"batch {number} has not come within {self._deadline_s:g} s: {text}; "
+            "if the data are that slow, raise resilience.mmap.deadline_s"
+        )
+
+    def _receive_one(self, timeout_s: float) -> Message | None:
+        """Return the next message; None where the producer has ended; TimeoutError."""
+        if self._socket is None:
+            return None
+        _wait_until(self._socket, select.POLLIN, timeout_s)
+        try:
+            packet = self._socket.recv(MESSAGE_BYTES_MAX)
+        except ConnectionError:
+            return None
+        return parse_message(packet) if packet else None
+
+    def _send(self, verb: FromConsumer, number: int) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.send(encode_message(Message(verb, number)))
+        except BlockingIOError:
+            return  # It is busy, and a later position makes up for this one.
+        except OSError:
+            # It is gone; the next message starts another.
+            self._hang_up()
+            self._num_deaths += 1
+
+    def _say(self, verb: FromConsumer, number: int, end_s: float) -> None:
+        """Say what must not be lost; a producer that is gone is found out by who waits for it."""
+        assert self._socket is not None, "who speaks is connected"
+        while True:
+            try:
+                self._socket.send(encode_message(Message(verb, number)))
+            except BlockingIOError:
+                try:
+                    _wait_until(self._socket, select.POLLOUT, end_s - time.monotonic())
+                except TimeoutError:
+                    raise self._late(number, "the producer does not listen") from None
+            except OSError:
+                return
+            else:
+                return
+
+    def _wait_for_end(self) -> None:
+        end_s = time.monotonic() + _END_S
+        with suppress(TimeoutError):
+            while self._receive_one(end_s - time.monotonic()):
+                pass
+            await_end(self._folder, _REAP_S)
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        reap_producers()
+
+
+def _wait_until(connection: socket.socket, event: int, timeout_s: float) -> None:
+    """Wait until a socket can be read from or written to; TimeoutError where it is late."""
+    poll = select.poll()
+    poll.register(connection, event)
+    if timeout_s <= 0 or not poll.poll(math.ceil(timeout_s * 1000)):
+        raise TimeoutError

@@ -1,0 +1,348 @@
+"""Batches from the cache: what a worker iterates over in place of its dataloader."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from resilience.data.errors import CacheFullError, DamagedBatchError, DataCacheError
+from resilience.data.failure import parse_failure, rebuild_error
+from resilience.data.fingerprint import cache_name, describe, digest
+from resilience.data.folder import open_cache, open_root
+from resilience.data.json_text import Json
+from resilience.data.link import Link
+from resilience.data.segments import Sealer, Segment
+from resilience.data.sources import Source, make_source
+from resilience.data.spec import Owner, ProducerSpec, read_started
+from resilience.data.states import find_state, parse_state, write_state
+from resilience.data.store import SegmentStore
+from resilience.data.tree import TreeReader
+from resilience.events import EventLog
+from resilience.settings import MmapSettings
+
+_LINGER_S = 30.0
+_TRIES_MAX = 5
+"""So often a batch is made again that is damaged each time."""
+_READERS_MAX = 256
+"""So many forms of batches are remembered."""
+_ROOT = Path("/dev/shm")
+
+
+def cached(
+    dataloader_factory: Callable[..., Iterable[Any]] | Source,
+    settings: MmapSettings,
+    *,
+    identity: Mapping[str, Json],
+    job: str,
+    samples_per_batch: int = 1,
+    samples_consumed: int = 0,
+    rank: int = 0,
+    size: int = 1,
+    stage: Literal["train", "val"] = "train",
+    owner_pid: int | None = None,
+    events: EventLog | None = None,
+) -> CachedLoader:
+    """Return the batches of a dataloader, from a cache that survives this process.
+
+    `dataloader_factory` is called in another process, the producer, which has to import it: a
+    function at the top of a module, a functools.partial of one with JSON arguments, or a Source.
+    If it has a parameter `start`, it gets a Start there and its batches have to begin where that
+    says. `identity` is whatever else the batches depend on, such as dataset, tokenizer and seed:
+    where it differs, nothing that is cached is used. `samples_per_batch` and `samples_consumed`
+    count the samples of all `size` positions together; this is position `rank`. The producer
+    ends with the process `owner_pid`, or without one soon after its last consumer.
+
+    Returns at once, whether there is a batch yet or not. Raises TypeError for a factory that no
+    other process can import, ValueError for a position within a batch, and CacheFolderError.
+    """
+    if job in ("", "..") or Path(job).name != job:
+        raise ValueError(f"job {job!r} is no name of a folder; give one without '/'")
+    source = make_source(dataloader_factory)
+    place: dict[str, Any] = {"stage": stage, "rank": rank, "size": size}
+    text = describe(identity, source=source, samples_per_batch=samples_per_batch, **place)
+    if samples_consumed < 0 or samples_consumed % samples_per_batch:
+        raise ValueError(
+            f"{samples_consumed} samples consumed are no whole number of batches of "
+            f"{samples_per_batch} samples; resume where a batch of all positions begins"
+        )
+    root = Path(settings.folder or _ROOT) / job
+    name = cache_name(text, **place)
+    spec = ProducerSpec(
+        reference=source.reference,
+        arguments=source.arguments,
+        root=str(root),
+        job=job,
+        keep_s=settings.keep_s,
+        folder=str(root / name),
+        fingerprint=digest(text).hex(),
+        samples_per_batch=samples_per_batch,
+        first=samples_consumed // samples_per_batch,
+        **place,
+        **_take_limits(settings, stage),
+        owner=_find_owner(owner_pid),
+        linger_s=_LINGER_S,
+        module_path=tuple(sys.path),
+    )
+    return CachedLoader(spec, text, deadline_s=settings.deadline_s, events=events)
+
+
+class _EndOfStage(IndexError):  # noqa: N818  (as StopIteration, it is no error)
+    """There are no more batches; told apart from an IndexError of the dataset."""
+
+
+class CachedLoader:
+    """The batches of one position and stage; made by `cached`. One thread; a context manager.
+
+    What it returns are views of mapped memory that nobody else's writing can change, and whose
+    own changes nobody else sees. They stay valid after `close`.
+    """
+
+    def __init__(
+        self, spec: ProducerSpec, description: str, *, deadline_s: float, events: EventLog | None
+    ) -> None:
+        self._spec = spec
+        self._events = events
+        self._next = spec.first
+        # The producer hears of a position after so many batches, while the others are there yet.
+        self._tell_every = max(1, spec.prefetch_length // 2)
+        self._told = -self._tell_every
+        self._is_closed = False
+        self._readers: dict[bytes, TreeReader] = {}
+        self._lease = open_root(Path(spec.root), spec.job, spec.keep_s)
+        try:
+            folder = open_cache(self._lease, Path(spec.folder).name, description)
+            self._store = SegmentStore(
+                folder, bytes.fromhex(spec.fingerprint), sealer=_open_sealer(spec, folder)
+            )
+            self._store.refresh()
+            self._segment: Segment | None = self._store.find(self._next)
+            self._link = Link(spec, deadline_s=deadline_s)
+            self._link.open(self._next)
+        except BaseException:
+            self._lease.close()
+            raise
+
+    @property
+    def samples_consumed(self) -> int:
+        """Return the samples, of all positions, before the batch that comes next."""
+        return self._next * self._spec.samples_per_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches from where it is to the end of the stage; validation from 0 on."""
+        if self._spec.stage == "val":
+            self._next = 0
+            self._tell(0)
+        while True:
+            try:
+                batch = self.read(self._next)
+            except _EndOfStage:
+                return
+            yield batch
+
+    def read(self, number: int) -> Any:
+        """Return a batch by its number, and go on behind it; waits for it until the deadline.
+
+        Raises IndexError behind the stage's last batch, what the dataset has raised at this
+        batch, LateBatchError after the deadline, and ProducerError where none can be started.
+        """
+        found = None
+        if self._segment is not None:
+            # Almost every batch lies where the one before it did; `_find` says what is wrong.
+            with suppress(KeyError, DamagedBatchError):
+                found = self._segment.read(number)
+        description, payload = found or self._find(number)
+        reader = self._readers.get(description)
+        if reader is None:
+            reader = self._add_reader(description)
+        batch = reader.build(payload)
+        self._next = number + 1
+        if not 0 <= number - self._told < self._tell_every:
+            self._tell(number)
+        return batch
+
+    def count_ready(self) -> int:
+        """Return how many batches, from the next one on, are in the cache now."""
+        self._store.refresh()
+        number = self._next
+        while segment := self._store.find(number):
+            number = segment.numbers.stop
+        return number - self._next
+
+    def note_checkpoint(self, number: int) -> None:
+        """Say that there is a complete checkpoint which a resume from begins at this batch.
+
+        What stands before it may go from the cache then.
+        """
+        self._link.note_checkpoint(number)
+
+    def explain(self) -> str:
+        """Return what the producer does now, for a person; takes a second where it is busy."""
+        return self._link.explain(self._next)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is, for `load_state_dict` of one with any number of positions."""
+        state = find_state(self._store.folder, self._next)
+        content = None
+        if state is not None:
+            fingerprint = self._spec.fingerprint
+            content = {"batch": state.batch, "state": state.state, "fingerprint": fingerprint}
+        return {"samples_consumed": self.samples_consumed, "source_state": content}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where another was; ValueError where no batch begins there.
+
+        Where the position is known before, `samples_consumed` of `cached` is faster: until it
+        is told, the producer makes what it was told then.
+        """
+        consumed = int(state["samples_consumed"])
+        number, rest = divmod(consumed, self._spec.samples_per_batch)
+        if rest or number < 0:
+            raise ValueError(
+                f"{consumed} samples consumed are no whole number of batches of "
+                f"{self._spec.samples_per_batch} samples"
+            )
+        content = state.get("source_state")
+        # A source's state of another position, or another recipe, would lead to its batches.
+        if content is not None and content.get("fingerprint") == self._spec.fingerprint:
+            with suppress(OSError):  # on a full file system; it only saves the producer time
+                write_state(self._store.folder, parse_state(content))
+        self._next = number
+        self._tell(number)
+
+    def close(self, *, is_over: bool = False) -> None:
+        """Leave the cache; the files stay, and the producer goes on for who comes next.
+
+        `is_over` says that nobody comes: the producer ends with its last consumer, and the
+        files of the job go with the last of all its loaders on the node. A second call does
+        nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._link.close("over" if is_over else "bye", self._next)
+        self._segment = None
+        self._store.close()
+        if is_over:
+            self._lease.end()
+        else:
+            self._lease.close()
+
+    def __enter__(self) -> CachedLoader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _find(self, number: int) -> tuple[bytes, memoryview]:
+        """Return a batch that is not in the segment of the one before, or is damaged there."""
+        if self._is_closed:
+            raise DataCacheError("the loader is closed")
+        if number < 0:
+            raise ValueError(f"there is no batch {number}; the first is 0")
+        # The store closes those that are deleted, perhaps this one.
+        self._segment = None
+        is_damaged = False
+        for tries in range(_TRIES_MAX):
+            segment = self._find_segment(number, is_damaged=is_damaged)
+            if segment is not None:
+                try:
+                    found = segment.read(number)
+                except DamagedBatchError as error:
+                    is_damaged = True
+                    self._note("batch_damaged", number, str(error))
+                else:
+                    self._segment = segment
+                    return found
+            # If it is not there again, somebody has removed what the producer takes for stored.
+            self._wait_for(number, is_damaged=is_damaged or tries > 0)
+        raise DamagedBatchError(
+            f"batch {number} was damaged {_TRIES_MAX} times in a row; the memory or the disk of "
+            f"{self._spec.folder} is bad"
+        )
+
+    def _find_segment(self, number: int, *, is_damaged: bool) -> Segment | None:
+        """Return where a batch lies; the folder is listed only where that is not known yet."""
+        segment = None if is_damaged else self._store.find(number)
+        if segment is None:
+            self._store.refresh()
+            segment = self._store.find(number)
+        return segment
+
+    def _wait_for(self, number: int, *, is_damaged: bool) -> None:
+        """Wait until a batch is published, or raise why it will not be."""
+        self._told = number
+        answer = self._link.ask(number, is_damaged=is_damaged)
+        if answer.verb == "failed" and self._frees_memory(answer.text):
+            answer = self._link.ask(number, is_damaged=is_damaged)
+        if answer.verb == "end":
+            raise _EndOfStage(f"batch {number} does not exist: the stage has {answer.number}")
+        if answer.verb == "failed":
+            raise rebuild_error(parse_failure(answer.text), number=number)
+
+    def _frees_memory(self, failure: str) -> bool:
+        """Let go of deleted segments where the producer finds no room: they still take it."""
+        if parse_failure(failure).name != CacheFullError.__name__:
+            return False
+        self._segment = None
+        self._store.close()
+        return True
+
+    def _tell(self, number: int) -> None:
+        self._told = number
+        if self._link.open(number):
+            self._link.tell("at", number)
+
+    def _add_reader(self, description: bytes) -> TreeReader:
+        if len(self._readers) >= _READERS_MAX:
+            self._readers.clear()
+        reader = TreeReader(description)
+        self._readers[description] = reader
+        return reader
+
+    def _note(self, event: str, number: int, reason: str) -> None:
+        if self._events is not None:
+            self._events.write(event, step=number, reason=reason)
+
+
+def _open_sealer(spec: ProducerSpec, folder: Path) -> Sealer | None:
+    if spec.encryption is None:
+        return None
+    # Here, as only who encrypts has to have what this imports.
+    from resilience.data.sealing import open_sealer
+    from resilience.settings import CacheEncryption
+
+    return open_sealer(CacheEncryption(**spec.encryption), folder, is_producer=False)
+
+
+def _take_limits(settings: MmapSettings, stage: str) -> dict[str, Any]:
+    """Return what of the settings a producer of this stage has to know."""
+    is_validation = stage == "val"
+    return {
+        "prefetch_length": (
+            settings.val_prefetch_length if is_validation else settings.prefetch_length
+        ),
+        "lookback_length": (
+            settings.val_lookback_length if is_validation else settings.lookback_length
+        ),
+        "checkpoint_frequency": settings.checkpoint_frequency,
+        "budget_bytes": settings.budget_mib << 20,
+        "encryption": settings.encryption.model_dump() if settings.encryption else None,
+    }
+
+
+def _find_owner(pid: int | None) -> Owner | None:
+    if pid is None:
+        return None
+    started = read_started(pid)
+    if started is None:
+        raise ValueError(f"there is no process {pid} to be the producer's owner")
+    return Owner(pid=pid, started=started)

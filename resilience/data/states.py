@@ -1,0 +1,60 @@
+"""States of loaders that cannot begin at any batch, kept beside the batches.
+
+A new producer loads the newest at or before its first batch, and a checkpoint takes it along, so
+that neither has to read what stands before. Each is a small JSON file that appears by rename.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from resilience.data.sources import SourceState
+
+EVERY = 16
+"""A state is kept of every batch that this divides."""
+
+_NAME = re.compile(r"state-(\d{1,18})\.json")
+
+
+def write_state(folder: Path, state: SourceState) -> None:
+    """Keep a state; several processes may keep the same one."""
+    path = folder / f"state-{state.batch}.json"
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        hidden.write_text(json.dumps({"batch": state.batch, "state": state.state}))
+        hidden.rename(path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+
+
+def find_state(folder: Path, number: int) -> SourceState | None:
+    """Return the newest state at or before a batch; None where there is none."""
+    for batch in sorted(_batches(folder), reverse=True):
+        if batch <= number:
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                return parse_state(json.loads((folder / f"state-{batch}.json").read_text()))
+    return None
+
+
+def parse_state(content: Mapping[str, Any]) -> SourceState:
+    """Return a state from what a file or a checkpoint has of it."""
+    return SourceState(batch=int(content["batch"]), state=content["state"])
+
+
+def prune_states(folder: Path, oldest: int) -> None:
+    """Delete the states that none needs who begins at the oldest batch or later."""
+    before = sorted(each for each in _batches(folder) if each <= oldest)
+    for batch in before[:-1]:
+        (folder / f"state-{batch}.json").unlink(missing_ok=True)
+
+
+def _batches(folder: Path) -> list[int]:
+    names = os.listdir(folder)  # noqa: PTH208 - as fast as can be
+    return [int(match[1]) for name in names if (match := _NAME.fullmatch(name))]

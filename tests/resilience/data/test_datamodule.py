@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from resilience.data.datamodule import CachedDataModule
+from resilience.data.sources import Source
+from resilience.settings import MmapSettings
+from tests.resilience.data import user_modules
+
+ROOT = Path(__file__).parents[3]
+LIGHTNING = """
+class LightningDataModule:
+    trainer = None
+
+    def __init__(self):
+        self.is_initialised = True
+"""
+IS_LIGHTNING = """
+from lightning.pytorch import LightningDataModule
+from resilience.data.datamodule import CachedDataModule
+from resilience.data.sources import Source
+
+source = Source("tests.resilience.data.user_modules:from_zero", {"folder": "/nowhere"})
+module = CachedDataModule(source, None, identity={}, job="job")
+assert isinstance(module, LightningDataModule) and module.is_initialised
+"""
+
+
+class Job:
+    """A run that may be started again: its cache stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: list[CachedDataModule] = []
+        self._settings = MmapSettings(
+            folder=str(folder / "cache"),
+            prefetch_length=8,
+            val_prefetch_length=8,
+            lookback_length=2,
+            val_lookback_length=0,
+            checkpoint_frequency=None,
+            budget_mib=16,
+            keep_s=600,
+            deadline_s=60.0,
+            encryption=None,
+        )
+
+    def start(self, make: Any = user_modules.from_start, **options: Any) -> CachedDataModule:
+        if not isinstance(make, Source):
+            make = functools.partial(make, folder=str(self.folder))
+        module = CachedDataModule(
+            make,
+            self._settings,
+            **{"identity": {"data": "counted"}, "job": "job", "owner_pid": os.getpid(), **options},
+        )
+        self._open.append(module)
+        return module
+
+    def close(self) -> None:
+        for module in self._open:
+            module.close(is_over=True)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    started = Job(tmp_path)
+    yield started
+    started.close()
+
+
+def numbers(batches: Any, count: int | None = None) -> list[int]:
+    return [int(batch["number"][0]) for batch in islice(iter(batches), count)]
+
+
+@pytest.mark.parametrize(
+    "make", [user_modules.from_start, user_modules.from_zero, user_modules.with_state]
+)
+def test_batches_of_the_users_module_come_in_order(job, make):
+    module = job.start(make)
+
+    assert numbers(module.train_dataloader(), 20) == list(range(20))
+    assert numbers(module.val_dataloader()) == [0, 1, 2]
+    assert numbers(module.val_dataloader()) == [0, 1, 2]
+    assert numbers(module.train_dataloader(), 5) == [20, 21, 22, 23, 24]
+
+
+@pytest.mark.parametrize("make", [user_modules.from_start, user_modules.with_state])
+def test_a_job_that_is_started_again_goes_on_from_its_checkpoint(job, make):
+    first = job.start(make, samples_per_batch=4)
+    numbers(first.train_dataloader(), 10)
+    state = first.state_dict()
+    numbers(first.train_dataloader(), 3)
+    first.teardown("fit")
+
+    second = job.start(make, samples_per_batch=4)
+    second.load_state_dict(state)
+
+    assert state["samples_consumed"] == 40
+    assert numbers(second.train_dataloader(), 3) == [10, 11, 12]
+
+
+def test_an_end_of_the_data_is_an_end(job):
+    arguments = {"folder": str(job.folder), "num_batches": 5}
+
+    module = job.start(Source("tests.resilience.data.user_modules:from_zero", arguments))
+
+    assert numbers(module.train_dataloader()) == [0, 1, 2, 3, 4]
+
+
+def test_a_resume_far_away_reads_nothing_in_between(job):
+    module = job.start(samples_per_batch=2)
+    module.load_state_dict({"samples_consumed": 400})
+
+    assert numbers(module.train_dataloader(), 2) == [200, 201]
+    assert (job.folder / "starts").read_text() == "train 200\n"
+
+
+def test_what_a_trainer_has_read_ahead_is_not_trained(job):
+    """As Lightning does, which reads a batch before it has trained on the one before."""
+    progress = SimpleNamespace(total=SimpleNamespace(processed=7))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+    module = job.start(samples_per_batch=4)
+    module.trainer = SimpleNamespace(fit_loop=loop)
+    batches = module.train_dataloader()
+    assert numbers(batches, 5) == [0, 1, 2, 3, 4]
+
+    progress.total.processed += 3
+
+    assert module.state_dict() == {"samples_consumed": 12}
+    assert numbers(batches, 2) == [3, 4]
+    assert not hasattr(batches, "state_dict")
+
+
+def test_the_batches_of_the_last_complete_checkpoint_are_asked_to_be_kept(job, monkeypatch):
+    module = job.start(samples_per_batch=4)
+    batches = module.train_dataloader()
+    noted: list[int] = []
+    monkeypatch.setattr(module._train, "note_checkpoint", noted.append)
+
+    for _ in range(3):
+        numbers(batches, 5)
+        module.state_dict()
+
+    assert noted == [5, 10]
+
+
+def test_data_is_prepared_by_the_users_module(job):
+    for make in (user_modules.from_zero, user_modules.from_start):
+        job.start(make).prepare_data()
+
+        (job.folder / "prepared").unlink()
+
+
+def test_a_module_without_validation_has_no_batches_of_it(job):
+    assert job.start(has_validation=False).val_dataloader() == []
+
+
+def test_a_module_of_many_loaders_is_refused(job):
+    module = job.start(user_modules.many_loaders)
+
+    with pytest.raises(TypeError, match=r"train_dataloader\(\) has returned a list; want one load"):
+        numbers(module.train_dataloader())
+
+
+def test_where_lightning_is_installed_it_is_a_module_of_it(tmp_path):
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "__init__.py").touch()
+    (tmp_path / "lightning" / "pytorch.py").write_text(LIGHTNING)
+
+    subprocess.run(
+        [sys.executable, "-c", IS_LIGHTNING],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        check=True,
+        timeout=60,
+    )

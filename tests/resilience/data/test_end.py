@@ -1,0 +1,57 @@
+"""What is left when a job is over, and what stays while others still read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.resilience.data.scene import Scene, make_batch, wait_for_end
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def test_nothing_is_left_of_a_job_when_its_last_loader_says_that_it_is_over(scene: Scene) -> None:
+    loaders = [scene.open(rank=rank, size=2) for rank in range(2)] + [scene.open(stage="val")]
+    for loader in loaders:
+        loader.read(0)
+    producers = scene.producers()
+    for loader in loaders[:-1]:
+        loader.close(is_over=True)
+    assert scene.root.exists()
+
+    loaders[-1].close(is_over=True)
+
+    assert list(scene.root.parent.iterdir()) == []
+    assert len(producers) == 3
+    for each in producers:
+        wait_for_end(each)
+
+
+def test_who_ends_first_ends_it_for_nobody_else(scene: Scene) -> None:
+    first, second = scene.open(), scene.open()
+    for loader in (first, second):
+        loader.read(0)
+    first.close(is_over=True)
+
+    assert np.array_equal(second.read(500)["x"], make_batch(500))
+    assert len(scene.producers()) == 1
+    second.close(is_over=True)
+    assert not scene.root.exists()
+
+
+def test_who_leaves_without_a_word_leaves_the_files(scene: Scene) -> None:
+    loader = scene.open()
+    loader.read(3)
+    loader.close()
+
+    assert 3 in scene.held()
+    assert len(scene.open(samples_consumed=3).read(3)) == 2
+    assert len(scene.producers()) == 1

@@ -1,0 +1,273 @@
+"""Faults of the source, of the producer and of the files: no wrong batch, and nothing left.
+
+Each test ends with a count of processes, descriptors, locks and files.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.data.errors import CacheFullError, LateBatchError, ProducerError, SourceError
+from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
+from resilience.data.segments import Segment
+from tests.resilience.data import fault_sources as faults
+from tests.resilience.data.fault_sources import find_processes, read
+from tests.resilience.data.scene import Scene, count_up, end_process
+from tests.resilience.data.segment_files import flip
+
+HEADER_FIRST = 16
+IS_ALIVE = pytest.mark.parametrize("is_alive", [True, False], ids=["alive", "dead"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with faults.watched_scene(tmp_path, monkeypatch) as scene:
+        yield scene
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    path = tmp_path / "marker"
+    path.touch()
+    return path
+
+
+def kill(scene: Scene) -> None:
+    for pid in find_processes(scene.log.parent):
+        end_process(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text", "trace"),
+    [
+        ("index", IndexError, "^list index out of range$", "IndexError"),
+        ("key", KeyError, "^'tokens'$", "KeyError: 'tokens'"),
+        ("file", FileNotFoundError, "No such file or directory: '/nowhere/shard-7'", "touch"),
+        ("chained", faults.ShardError, "^shard 7$", "direct cause of the following"),
+        ("picky", faults.PickyError, "code 1$", "in _raise"),
+        ("mute", faults.MuteError, None, "in _raise"),
+        ("long", ValueError, "\u00e9{1000}", "\u00e9\u00e9"),
+    ],
+)
+def test_an_error_of_the_dataset_comes_as_itself_at_its_batch(
+    scene: Scene,
+    marker: Path,
+    kind: str,
+    error: type[Exception],
+    text: str | None,
+    trace: str,
+) -> None:
+    """Again and again, until the dataset is well; what cannot be made again says what it was."""
+    options = {"kind": kind, "number": 5, "marker": str(marker)}
+    loader = scene.open(faults.raise_at, options, lookback_length=0)
+    for number, batch in zip(range(5), loader, strict=False):
+        assert batch["number"] == number
+
+    for _ in range(3):
+        with pytest.raises((error, SourceError), match=text) as caught:
+            next(iter(loader))
+        if isinstance(caught.value, SourceError):
+            assert f"batch 5 raised {error.__module__}.{error.__qualname__}" in str(caught.value)
+        assert trace in str(caught.value.__cause__)
+        assert loader.samples_consumed == 5
+    marker.unlink()
+    read(loader, *range(5, 20), 3)
+
+
+@pytest.mark.parametrize("kind", sorted(faults.THINGS))
+def test_what_is_no_batch_is_an_error_at_its_place(scene: Scene, kind: str) -> None:
+    loader = scene.open(faults.yield_thing, {"kind": kind})
+    read(loader, 0, 1, 2)
+
+    for _ in range(2):
+        with pytest.raises(TypeError, match="batch"):
+            loader.read(3)
+    read(loader, 4, 5, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "text"),
+    [
+        (faults.give_nothing, ProducerError, "has returned a NoneType, which yields nothing"),
+        (faults.fail_at_once, FileNotFoundError, "corpus.bin"),
+        (faults.fail_to_begin, PermissionError, "corpus.bin"),
+        ("no_such_package.module:make", ProducerError, "cannot import no_such_package.module"),
+        ("json:nothing", ProducerError, "json:nothing does not exist: the module has no nothing"),
+        ("json:__all__", ProducerError, "json:__all__ is a list; want a function"),
+        ("raises_at_import:make", ZeroDivisionError, "division by zero"),
+        ("wrong_syntax:make", (SyntaxError, SourceError), "invalid syntax"),
+    ],
+)
+def test_a_wrong_source_says_what_is_wrong_with_it(
+    scene: Scene,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Any,
+    error: type[Exception],
+    text: str,
+) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "raises_at_import.py").write_text("1 / 0\n")
+    (modules / "wrong_syntax.py").write_text("def make(:\n")
+    monkeypatch.syspath_prepend(modules)
+    more = {"reference": source} if isinstance(source, str) else {"source": source}
+    loader = scene.open(**more)
+
+    for _ in range(2):
+        with pytest.raises(error, match=text):
+            loader.read(0)
+
+
+@pytest.mark.parametrize("num_batches", [0, 5])
+def test_the_end_of_the_data_stays_the_end(scene: Scene, num_batches: int) -> None:
+    loader = scene.open(options={"num_batches": num_batches}, lookback_length=0, prefetch_length=1)
+    assert [batch["number"] for batch in loader] == list(range(num_batches))
+    for is_killed in (False, True, False):
+        if is_killed:
+            kill(scene)
+        assert list(loader) == []
+        with pytest.raises(IndexError, match=f"the stage has {num_batches}"):
+            loader.read(num_batches)
+
+
+def test_a_batch_beyond_the_budget_costs_itself_alone(scene: Scene) -> None:
+    loader = scene.open(faults.grow_at, {"number": 5}, budget_mib=1)
+    read(loader, *range(5))
+
+    for _ in range(2):
+        with pytest.raises(CacheFullError, match=r"batch 5 .* set resilience.mmap.budget_mib to 3"):
+            loader.read(5)
+    read(loader, *range(6, 40))
+
+
+def test_a_stopped_producer_is_an_error_within_the_deadline(scene: Scene) -> None:
+    """However often it is asked; and when it goes on, so does the consumer."""
+    read(scene.open(), 0)
+    loader = scene.open(deadline_s=1)
+    (pid,) = scene.producers()
+    os.kill(pid, signal.SIGSTOP)
+
+    for _ in range(2):
+        with pytest.raises(LateBatchError, match="batch 99 has not come within 1 s: the producer"):
+            loader.read(99)
+    os.kill(pid, signal.SIGCONT)
+    read(scene.open(), 99)
+    read(loader, *range(99, 120))
+
+
+def test_a_stopped_producer_that_is_killed_is_replaced(scene: Scene) -> None:
+    loader = scene.open()
+    read(loader, 0)
+    os.kill(scene.producers()[0], signal.SIGSTOP)
+    kill(scene)
+
+    read(loader, *range(40))
+
+
+def die_and_read(scene: Scene, tmp_path: Path, seed: int, num_deaths: int) -> None:
+    chance = random.Random(seed)
+    plan = tmp_path / "plan"
+    numbers = [chance.randrange(1, 1500) for _ in range(num_deaths)]
+    plan.write_text(" ".join(map(str, numbers)))
+    loader = scene.open(faults.die_at_lines, {"plan": str(plan)}, checkpoint_frequency=5)
+    number = 0
+    while plan.read_text():
+        read(loader, number)
+        number += 1
+    read(loader, *range(number, number + 20))
+    assert len(scene.producers()) == num_deaths + 1
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_producer_killed_at_any_line_costs_no_batch(
+    scene: Scene, tmp_path: Path, seed: int
+) -> None:
+    die_and_read(scene, tmp_path, seed, num_deaths=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 9))
+def test_a_producer_killed_at_any_line_costs_no_batch_ever(
+    scene: Scene, tmp_path: Path, seed: int
+) -> None:
+    die_and_read(scene, tmp_path, seed, num_deaths=40)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_producer_killed_at_any_moment_costs_no_batch(scene: Scene, seed: int) -> None:
+    """Also before it has begun, and without a moment for the kernel to let go of its lock."""
+    chance = random.Random(seed)
+    num_batches = 300 if seed == 1 else 3000
+    kills = set(chance.sample(range(num_batches), num_batches // 40))
+    loader = scene.open(count_up, prefetch_length=2)
+
+    for number in range(num_batches):
+        if number in kills:
+            for _ in range(chance.choice([0, 100, 10_000, 300_000])):
+                os.getppid()
+            for pid in find_processes(scene.log.parent):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        read(loader, number)
+
+
+@IS_ALIVE
+@pytest.mark.parametrize("seed", range(3))
+def test_a_torn_file_costs_no_batch(scene: Scene, seed: int, is_alive: bool) -> None:
+    chance = random.Random(seed)
+    loader = scene.open(lookback_length=100)
+    read(loader, *range(30))
+    if not is_alive:
+        kill(scene)
+    for path in scene.segments():
+        size = path.stat().st_size
+        os.truncate(path, chance.choice([0, 100, TABLE_OFFSET, chance.randrange(size), size - 1]))
+
+    read(loader, *range(40))
+    read(scene.open(lookback_length=100), *range(60))
+    read(loader, *range(40, 60))
+
+
+def find_position(path: Path, part: str, number: int, fingerprint: bytes) -> int:
+    with Segment.open(path, fingerprint) as segment:
+        if number not in segment.numbers:
+            return -1
+        entry = segment._entry(number)
+        return {
+            "payload": entry.offset + entry.num_bytes - 5,
+            "description": entry.offset + 5,
+            "entry": TABLE_OFFSET + (number - segment.first) * 48 + 3,
+            "header": HEADER_FIRST,
+            "count": PUBLISHED_OFFSET,
+        }[part]
+
+
+@IS_ALIVE
+@pytest.mark.parametrize("part", ["payload", "description", "entry", "header", "count"])
+def test_a_flipped_bit_costs_no_batch(scene: Scene, part: str, is_alive: bool) -> None:
+    loader = scene.open(lookback_length=100)
+    # So many that the producer is done with the first segment: it would write the count anew.
+    read(loader, *range(80))
+    fingerprint = bytes.fromhex(loader._spec.fingerprint)
+    if not is_alive:
+        kill(scene)
+    num_flipped = 0
+    for path in scene.segments():
+        position = find_position(path, part, 12, fingerprint)
+        if position >= 0:
+            flip(path, position)
+            num_flipped += 1
+    assert num_flipped == 1
+
+    read(scene.open(lookback_length=100), *range(25))
+    read(loader, *range(40))
+    assert scene.lines("make").count(12) == 2

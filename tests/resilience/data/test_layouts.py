@@ -1,0 +1,141 @@
+"""Parallel layouts: each rank gets the batches of its position, and its peers share one cache.
+
+Each rank is a process, and each node a folder of its own. A rank knows the layout and its number
+and asks nobody: no collective, and no torch at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from resilience.data.placement import Layout
+from tests.resilience.data.job import (
+    Job,
+    expected_digests,
+    find_producers,
+    kill_producers,
+    logged,
+    node_folder,
+)
+
+NUM_BATCHES = 30
+# All of them are still there when the slowest rank arrives.
+SETTINGS = {"lookback_length": NUM_BATCHES}
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[Job]]:
+    """The jobs of a test, which end with it."""
+    made: list[Job] = []
+    yield made
+    for job in made:
+        job.close()
+
+
+def start(folder: Path, jobs: list[Job], layout: Layout) -> Job:
+    for node in range(layout.num_nodes):
+        node_folder(folder, node).mkdir(exist_ok=True)
+    job = Job(
+        folder,
+        num_workers=layout.num_nodes * layout.gpus_per_node,
+        layout=asdict(layout),
+        settings=SETTINGS,
+    )
+    jobs.append(job)
+    job.start()
+    return job
+
+
+def expected_of_position(folder: Path, layout: Layout) -> list[list[str]]:
+    """Return the digests of the batches of each position."""
+    return [
+        expected_digests(folder, NUM_BATCHES, rank=rank, size=layout.dp)
+        for rank in range(layout.dp)
+    ]
+
+
+LAYOUTS = [
+    pytest.param(
+        Layout(tp=2, dp=2, gpus_per_node=4),
+        [0, 0, 1, 1],
+        [{0, 1}],
+        id="tp-smaller-than-a-node",
+    ),
+    pytest.param(
+        Layout(tp=2, pp=2, dp=2, gpus_per_node=8),
+        [0, 0, 1, 1, 0, 0, 1, 1],
+        [{0, 1}],
+        id="stages-share-a-node",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        Layout(tp=2, cp=2, dp=2, num_nodes=2, gpus_per_node=4, order="dp-tp-cp-pp"),
+        [0, 1, 0, 1, 0, 1, 0, 1],
+        [{0, 1}, {0, 1}],
+        id="each-position-on-two-nodes",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        Layout(tp=2, dp=4, num_nodes=2, gpus_per_node=4),
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [{0, 1}, {2, 3}],
+        id="other-positions-on-each-node",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("layout", "dp_ranks", "positions"), LAYOUTS)
+def test_each_rank_gets_its_batches_and_peers_share_them(
+    tmp_path: Path,
+    jobs: list[Job],
+    layout: Layout,
+    dp_ranks: list[int],
+    positions: list[set[int]],
+) -> None:
+    """`positions` are those of each node."""
+    expected = expected_of_position(tmp_path, layout)
+    job = start(tmp_path, jobs, layout)
+
+    for number in range(NUM_BATCHES):
+        answers = job.ask("read", number)
+        assert answers == [expected[rank][number] for rank in dp_ranks]
+
+    assert len({each[0] for each in expected}) == layout.dp
+    assert job.ask("torch") == ["False"] * len(dp_ranks)
+    for node, held in enumerate(positions):
+        folder = node_folder(tmp_path, node)
+        caches = sorted(path.name for path in (folder / "cache" / "job").glob("train-*"))
+        names = [f"train-{rank}of{layout.dp}" for rank in sorted(held)]
+        assert [each.rpartition("-")[0] for each in caches] == names
+        assert len(find_producers(folder)) == len(held)
+        for rank in range(layout.dp):
+            made = logged(folder, "make", rank=rank)
+            assert sorted(set(made)) == made
+            assert bool(made) == (rank in held)
+            assert len(logged(folder, "open", rank=rank)) == (rank in held)
+
+
+def test_a_node_that_is_started_again_finds_its_caches(tmp_path: Path, jobs: list[Job]) -> None:
+    """The other node reads on meanwhile; no source can be opened on either."""
+    layout = Layout(tp=2, num_nodes=2, gpus_per_node=1)
+    (expected,) = expected_of_position(tmp_path, layout)
+    job = start(tmp_path, jobs, layout)
+    for number in range(10):
+        job.ask("read", number)
+
+    kill_producers(node_folder(tmp_path, 1))
+    job.workers[1].end()
+    job.close_gate()
+    job.replace(job.workers[1], 9)
+
+    assert job.ask("read", 9) == [expected[9]] * 2
+    job.open_gate()
+    for number in range(10, NUM_BATCHES):
+        assert job.ask("read", number) == [expected[number]] * 2
+    assert logged(node_folder(tmp_path, 0), "open") == [0]
+    assert logged(node_folder(tmp_path, 1), "make").count(9) == 1

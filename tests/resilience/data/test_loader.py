@@ -1,0 +1,235 @@
+"""What a worker reads: the right batches, from a cache that others share and that survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from resilience.data.errors import CacheFullError, DataCacheError, LateBatchError
+from tests.resilience.data.scene import (
+    LIMIT_S,
+    Scene,
+    count_up,
+    end_process,
+    hold_at,
+    make_batch,
+    run_script,
+)
+
+FLIP_AT = 64
+
+READ = """
+import sys
+from pathlib import Path
+from tests.resilience.data.scene import Scene, make_batch
+scene = Scene(Path(sys.argv[1]))
+with scene.open(lookback_length=100) as loader:
+    for number in range(int(sys.argv[2]), int(sys.argv[3])):
+        assert (loader.read(number)["x"] == make_batch(number)).all()
+print("read", flush=True)
+"""
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.close()
+
+
+def check(batch: dict[str, Any], number: int) -> None:
+    assert batch["number"] == number
+    assert np.array_equal(batch["x"], make_batch(number))
+
+
+def read(loader: Any, *numbers: int) -> None:
+    for number in numbers:
+        check(loader.read(number), number)
+
+
+def test_batches_come_in_order_and_by_number(scene: Scene) -> None:
+    loader = scene.open()
+
+    for number, batch in zip(range(30), loader, strict=False):
+        check(batch, number)
+    read(loader, 29, 28, 40)
+    check(next(iter(loader)), 41)
+    assert loader.samples_consumed == 42
+
+
+def test_the_stage_ends_where_the_source_does(scene: Scene) -> None:
+    loader = scene.open(options={"num_batches": 11})
+
+    assert [batch["number"] for batch in loader] == list(range(11))
+    assert list(loader) == []
+    with pytest.raises(IndexError, match="batch 12 does not exist: the stage has 11"):
+        loader.read(12)
+
+
+def test_a_resume_begins_at_its_sample_and_opens_the_source_there(scene: Scene) -> None:
+    loader = scene.open(samples_per_batch=6, samples_consumed=600_000)
+
+    check(next(iter(loader)), 100_000)
+    assert min(scene.lines("make")) == 100_000
+    loader.load_state_dict({"samples_consumed": 600, "source_state": None})
+    check(next(iter(loader)), 100)
+    assert loader.state_dict() == {"samples_consumed": 606, "source_state": None}
+    with pytest.raises(ValueError, match="7 samples consumed are no whole number of batches of 6"):
+        loader.load_state_dict({"samples_consumed": 7})
+    with pytest.raises(ValueError, match="resume where a batch of all positions begins"):
+        scene.open(samples_per_batch=6, samples_consumed=7)
+
+
+def test_what_is_cached_is_there_without_a_producer(scene: Scene, tmp_path: Path) -> None:
+    """The new producer never makes anything: its source waits for ever before batch 20."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    options = {"number": 20, "gate": str(gate)}
+    first = scene.open(hold_at, options, prefetch_length=30)
+    read(first, *range(20))
+    for pid in scene.producers():
+        end_process(pid, signal.SIGKILL)
+
+    again = scene.open(hold_at, options, prefetch_length=30, samples_consumed=18)
+
+    read(again, 18, 19)
+    assert len(scene.producers()) == 1
+
+
+def test_a_killed_producer_is_replaced_and_the_batches_are_the_same(scene: Scene) -> None:
+    loader = scene.open()
+
+    for number in range(60):
+        if number in (7, 8, 30):
+            end_process(scene.producers()[-1], signal.SIGKILL)
+        read(loader, number)
+
+    assert len(scene.producers()) >= 2
+
+
+def test_consumers_in_other_processes_share_one_producer(scene: Scene) -> None:
+    loader = scene.open(lookback_length=100)
+    read(loader, 0)
+    others = [run_script(READ, str(scene.log.parent), "0", "40") for _ in range(3)]
+
+    read(loader, *range(40))
+
+    for other in others:
+        assert other.communicate(timeout=LIMIT_S)[0] == "read\n"
+    assert len(scene.producers()) == 1
+    assert sorted(set(scene.lines("make"))) == sorted(scene.lines("make"))
+
+
+def test_what_is_written_into_a_batch_stays_with_who_wrote_it(scene: Scene) -> None:
+    loader, other = scene.open(), scene.open()
+    batch = loader.read(3)
+    batch["x"][:] = -1
+
+    read(other, 3)
+    read(loader, 3)
+    assert (batch["x"] == -1).all()
+
+
+def test_batches_outlive_their_files_and_the_loader(scene: Scene) -> None:
+    loader = scene.open()
+    batch = loader.read(0)
+    read(loader, *range(1, 80))
+    loader.close()
+
+    check(batch, 0)
+    with pytest.raises(DataCacheError, match="the loader is closed"):
+        loader.read(500)
+
+
+def test_validation_begins_at_0_each_time_and_is_warm(scene: Scene) -> None:
+    loader = scene.open(stage="val", options={"num_batches": 12})
+
+    assert [batch["number"] for batch in loader] == list(range(12))
+    read(scene.open(stage="val", options={"num_batches": 12}), *range(4))
+    assert [batch["number"] for batch in loader] == list(range(12))
+    made = scene.lines("make")
+    assert [made.count(number) for number in range(4)] == [1] * 4
+
+
+def test_a_changed_recipe_gets_nothing_old(scene: Scene) -> None:
+    with scene.open(options={"num_items": 8}) as loader:
+        assert len(loader.read(0)["x"]) == 8
+
+    assert len(scene.open(options={"num_items": 9}).read(0)["x"]) == 9
+    read(scene.open(identity={"data": "other"}), 0)
+    assert len(scene.producers()) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "header", "remove"])
+def test_a_damaged_batch_is_made_again(scene: Scene, damage: str) -> None:
+    loader = scene.open()
+    read(loader, *range(20))
+    for path in scene.segments():
+        spoil(path, damage)
+
+    other = scene.open(samples_consumed=18)
+    read(other, *range(18, 40))
+    read(loader, *range(20, 40))
+
+    assert scene.lines("make").count(18) == 2
+
+
+def spoil(path: Path, damage: str) -> None:
+    size = path.stat().st_size
+    if damage == "remove":
+        path.unlink()
+    elif damage == "cut":
+        os.truncate(path, 8192)
+    else:
+        with path.open("r+b") as file:
+            for offset in range(0 if damage == "header" else 8192 + FLIP_AT, size, 64):
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 4]))
+                if damage == "header":
+                    break
+
+
+def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
+    scene: Scene, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    loader = scene.open(hold_at, {"number": 3, "gate": str(gate)}, deadline_s=2)
+    read(loader, 0, 1, 2)
+
+    with pytest.raises(
+        LateBatchError,
+        match=r"batch 3 has not come within 2 s: the producer waits for the source's batch 3; "
+        "if the data are that slow, raise resilience.mmap.deadline_s",
+    ):
+        loader.read(3)
+    gate.write_bytes(b"go on")
+    read(loader, 3, 4)
+
+
+def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene) -> None:
+    read(scene.open(), 0)
+    loader = scene.open(deadline_s=1)
+    (pid,) = scene.producers()
+    os.kill(pid, signal.SIGSTOP)
+
+    with pytest.raises(LateBatchError, match="the producer does not answer"):
+        loader.read(1_000)
+    os.kill(pid, signal.SIGCONT)
+    read(loader, 1_000)
+
+
+def test_a_batch_beyond_the_budget_is_an_error_each_time(scene: Scene) -> None:
+    loader = scene.open(count_up, {"num_items": 1 << 18}, budget_mib=1)
+
+    for _ in range(2):
+        with pytest.raises(CacheFullError, match=r"set resilience.mmap.budget_mib to 3 or more"):
+            loader.read(0)

@@ -1,0 +1,272 @@
+"""Text in a bucket, on a real server of S3's protocol."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from pydantic import ValidationError
+
+from launcher.job.workload import S3Jsonl
+from tests.resilience.tiered.s3_server import S3Server, s3_server
+from tests.training.groups import make_group
+from tests.training.jobs import make_job
+from training.data import s3
+from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
+from training.data.loading import open_samples
+from training.errors import DataError
+
+_NUMBERS = count(1)
+
+
+class Bucket:
+    """A bucket of its own."""
+
+    def __init__(self, server: S3Server) -> None:
+        self.name = f"texts-{next(_NUMBERS)}"
+        self._client = boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1")
+        self._endpoint = server.endpoint
+        server.make_bucket(self.name)
+
+    def put(self, key: str, *texts: str) -> None:
+        self.put_bytes(key, "".join(f"{json.dumps({'text': text})}\n" for text in texts).encode())
+
+    def put_bytes(self, key: str, content: bytes) -> None:
+        self._client.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def data(self, prefix: str = "/", **changed: Any) -> S3Jsonl:
+        return make_data(
+            url=f"s3://{self.name}{prefix}", endpoint=self._endpoint, path_style=True, **changed
+        )
+
+
+def make_data(**changed: Any) -> S3Jsonl:
+    options = {
+        "kind": "s3_jsonl",
+        "seq_length": 4,
+        "url": "s3://texts/train/",
+        "text_key": "text",
+        "tokenizer": "bytes",
+        "endpoint": None,
+        "region": None,
+        "path_style": False,
+    }
+    return S3Jsonl(**{**options, **changed})
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as started:
+        yield started
+
+
+@pytest.fixture
+def bucket(server: S3Server) -> Bucket:
+    return Bucket(server)
+
+
+def read_tokens(data: S3Jsonl, folder: Path) -> list[int]:
+    encode, _ = open_encoder(data.tokenizer)
+    path = token_file(data, folder)
+    write_token_file(data, path, node="n", encode=encode)
+    return map_token_file(path).tolist()
+
+
+def test_objects_are_read_in_the_order_of_their_keys(bucket, tmp_path):
+    for key in ("train/b", "train/a", "train/Z", "train/\u00e9", "other/a"):
+        bucket.put(key, key[-1])
+    bucket.put_bytes("train/", b"")
+    bucket.put_bytes("train/c", b'\n{"text": "c"}')
+
+    tokens = read_tokens(bucket.data("/train/"), tmp_path)
+
+    assert tokens == [90, 256, 97, 256, 98, 256, 99, 256, 0xC3, 0xA9, 256]
+
+
+def test_a_url_without_a_prefix_means_the_whole_bucket(bucket, tmp_path):
+    bucket.put("a", "a")
+    bucket.put("b/c", "b")
+
+    assert read_tokens(bucket.data(""), tmp_path) == [97, 256, 98, 256]
+
+
+def test_objects_and_lines_longer_than_a_block(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr(s3, "_BLOCK_BYTES", 1000)
+    texts = ["x" * number for number in (999, 10, 5000, 0, 1)]
+    bucket.put("a", *texts)
+    bucket.put("b", "end")
+
+    tokens = read_tokens(bucket.data(), tmp_path)
+
+    assert tokens == [token for text in [*texts, "end"] for token in (*text.encode(), 256)]
+
+
+def test_a_worker_opens_its_samples(bucket, tmp_path):
+    bucket.put("a", "a long way", "to go")
+
+    samples = open_samples(bucket.data(), make_job().model, run_dir=tmp_path, group=make_group())
+
+    assert samples.num_samples == 4
+    assert bytes(samples.read([0])[0].tolist()) == b"a lon"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda bucket: bucket.put("a", "A"), id="content"),
+        pytest.param(lambda bucket: bucket.put("b", "b"), id="another-object"),
+    ],
+)
+def test_file_of_tokens_is_another_for_other_objects(bucket, tmp_path, change):
+    bucket.put("a", "a")
+    data = bucket.data()
+    first = token_file(data, tmp_path)
+    assert token_file(data, tmp_path) == first
+
+    change(bucket)
+
+    assert token_file(data, tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    "changed", [{"text_key": "body"}, {"tokenizer": "/x"}, {"url": "s3://{}/a"}]
+)
+def test_file_of_tokens_is_another_for_other_options(bucket, tmp_path, changed):
+    bucket.put("a", "a")
+    other = {key: value.format(bucket.name) for key, value in changed.items()}
+
+    data = bucket.data()
+
+    assert token_file(data.model_copy(update=other), tmp_path) != token_file(data, tmp_path)
+    longer = data.model_copy(update={"seq_length": 8})
+    assert token_file(longer, tmp_path) == token_file(data, tmp_path)
+
+
+def test_objects_that_change_while_they_are_read_are_noticed(bucket, tmp_path):
+    bucket.put("a", "a")
+    data = bucket.data()
+    path = token_file(data, tmp_path)
+    bucket.put("b", "b")
+
+    with pytest.raises(DataError, match=r"^the data changed while it was read; leave the data as"):
+        write_token_file(data, path, node="n", encode=open_encoder("bytes")[0])
+
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match=r"^no tokens at .*: the data changed since"):
+        map_token_file(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        pytest.param(b"{", "b, line 2 is no JSON: ", id="no-json"),
+        pytest.param(b'{"body": "a"}', "b, line 2 has no text under data.text_key", id="no-key"),
+        pytest.param(b"\xff", "b, line 2 is no JSON: ", id="no-text"),
+    ],
+)
+def test_broken_line_is_named(bucket, tmp_path, content, complaint):
+    bucket.put("a", "a")
+    bucket.put_bytes("b", b'{"text": "b"}\n' + content + b"\n")
+
+    with pytest.raises(DataError, match=rf"^data.url s3://{bucket.name}/{complaint}"):
+        read_tokens(bucket.data(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prefix_without_text_is_named(bucket, tmp_path):
+    bucket.put_bytes("train/", b"")
+
+    with pytest.raises(DataError, match=rf"^data.url s3://{bucket.name}/train has no object"):
+        token_file(bucket.data("/train"), tmp_path)
+
+
+def test_missing_bucket_is_named_in_the_servers_words(bucket, tmp_path):
+    data = bucket.data().model_copy(update={"url": "s3://nowhere/train"})
+
+    with pytest.raises(
+        DataError, match=r"^cannot read data.url s3://nowhere/train: .*bucket does not exist"
+    ):
+        token_file(data, tmp_path)
+
+
+def test_server_that_is_not_there_is_named(bucket, tmp_path):
+    data = bucket.data().model_copy(update={"endpoint": "http://127.0.0.1:1"})
+
+    with pytest.raises(DataError, match=r"^cannot read data.url s3://texts.*connection refused"):
+        token_file(data, tmp_path)
+
+
+def test_server_that_never_answers_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(s3, "_LISTING_DEADLINE_S", 0.5)
+    monkeypatch.setattr(s3, "_ATTEMPTS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        data = make_data(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}", path_style=True)
+
+        with pytest.raises(
+            DataError, match=r"^cannot read data.url s3://texts/train/: no answer within 0.5 s$"
+        ):
+            token_file(data, tmp_path)
+    # The call that was left ends with the server; it may not outlive the interpreter.
+    for thread in threading.enumerate():
+        if thread.name == "store call":
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_missing_package_is_named(bucket, tmp_path, monkeypatch):
+    bucket.put("a", "a")
+    monkeypatch.setitem(sys.modules, "s3torchconnector", None)
+
+    with pytest.raises(DataError, match=r"^data.kind 's3_jsonl' needs the package's extra s3: "):
+        read_tokens(bucket.data(), tmp_path)
+
+
+def test_where_the_tokens_are_is_told_without_torch(bucket, tmp_path):
+    """A producer of batches asks for it, and has to start fast."""
+    bucket.put("a", "a")
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from launcher.job.workload import S3Jsonl\n"
+        "from training.data.jsonl import token_file\n"
+        "data = S3Jsonl.model_validate_json(sys.argv[1])\n"
+        "print(token_file(data, Path('/')).name, 'torch' in sys.modules)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, bucket.data().model_dump_json()],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert done.stdout.split() == [token_file(bucket.data(), tmp_path).name, "False"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        ({"url": "/data/train"}, "s3://BUCKET or s3://BUCKET/PREFIX"),
+        ({"url": "s3://"}, "s3://BUCKET or s3://BUCKET/PREFIX"),
+        ({"url": "s3://Texts/train"}, "s3://BUCKET or s3://BUCKET/PREFIX"),
+        ({"url": "s3://texts/a\nb"}, "s3://BUCKET or s3://BUCKET/PREFIX"),
+        ({"endpoint": "127.0.0.1:9000"}, "http://HOST:PORT or https://HOST:PORT"),
+        ({"region": "us east"}, "a region's name such as us-east-1"),
+        ({"text_key": ""}, "one line of printable text"),
+    ],
+)
+def test_what_a_recipe_may_not_say_is_refused(changed, allowed):
+    with pytest.raises(ValidationError, match=f"allowed: {allowed}") as refused:
+        make_data(**changed)
+
+    assert [each["loc"] for each in refused.value.errors()] == [(next(iter(changed)),)]

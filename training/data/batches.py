@@ -1,0 +1,110 @@
+"""A rank's part of each global batch: read by the worker, or ahead of it by a process of its own.
+
+Nothing here imports torch: a producer of batches starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from launcher.job import Job
+from launcher.job.workload import Data, StdlibText
+from resilience.data.sources import Source, Start
+from training.data.jsonl import map_token_file
+from training.data.stdlib_text import read_stdlib_tokens
+from training.data.tokens import Samples, describe_samples
+from training.order import SampleOrder, Split
+
+_DATA: TypeAdapter[Data] = TypeAdapter(Data)
+ROWS = "rows"
+"""Name under which a cached batch has its tokens."""
+
+
+class RankBatches:
+    """Reads one rank's samples of any step."""
+
+    def __init__(self, samples: Samples, *, seed: int, split: Split, rank: int) -> None:
+        self._samples = samples
+        self._order = SampleOrder(num_samples=samples.num_samples, seed=seed)
+        self._split = split
+        self._rank = rank
+
+    def read(self, step: int) -> NDArray[np.int64]:
+        """Return the tokens, shape (micro batches, samples of one, sequence + 1)."""
+        micro_batches = range(self._split.num_micro_batches)
+        return np.stack([self._read_rows(step, number) for number in micro_batches])
+
+    def _read_rows(self, step: int, micro_batch: int) -> NDArray[np.int64]:
+        positions = self._split.positions(step=step, rank=self._rank, micro_batch=micro_batch)
+        return self._samples.read(self._order.sample_at(position) for position in positions)
+
+
+def make_source(job: Job, samples: Samples) -> Source:
+    """Return what makes a producer read the batches of a job whose worker has these samples."""
+    trainer = job.trainer
+    tokens = samples.tokens
+    return Source(
+        "training.data.batches:produce",
+        {
+            "data": job.data.model_dump(mode="json"),
+            # Not looked for again: where the data came from may be out of reach by then.
+            "token_file": str(tokens.filename) if isinstance(tokens, np.memmap) else None,
+            "seed": trainer.seed,
+            "global_batch_size": trainer.global_batch_size,
+            "micro_batch_size": trainer.micro_batch_size,
+        },
+    )
+
+
+def make_identity(job: Job, samples: Samples) -> dict[str, Any]:
+    """Return everything that a batch's content depends on, beside the rank and its source."""
+    return {
+        "data": job.data.model_dump(mode="json"),
+        # Its text is the interpreter's own, of which the samples' description tells only a part.
+        "python": python_version() if isinstance(job.data, StdlibText) else None,
+        "samples": describe_samples(samples),
+        "seed": job.trainer.seed,
+        "global_batch_size": job.trainer.global_batch_size,
+        "micro_batch_size": job.trainer.micro_batch_size,
+        "model_parallel_size": job.trainer.model_parallel_size,
+    }
+
+
+def produce(
+    start: Start,
+    *,
+    data: Mapping[str, Any],
+    token_file: str | None,
+    seed: int,
+    global_batch_size: int,
+    micro_batch_size: int,
+) -> Iterator[dict[str, NDArray[np.int64]]]:
+    """Yield a rank's batches from a step on, for ever; for a producer of `resilience.data`."""
+    samples = _map_samples(_DATA.validate_python(data), token_file)
+    split = Split(
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        world_size=start.size,
+    )
+    batches = RankBatches(samples, seed=seed, split=split, rank=start.rank)
+    step = start.batch
+    while True:
+        yield {ROWS: batches.read(step)}
+        step += 1
+
+
+def _map_samples(data: Data, token_file: str | None) -> Samples:
+    """Return the samples that the worker has opened before."""
+    if token_file is None:
+        assert isinstance(data, StdlibText)
+        tokens = read_stdlib_tokens(data.max_bytes)
+    else:
+        tokens = map_token_file(Path(token_file))
+    return Samples(tokens=tokens, seq_length=data.seq_length)

@@ -1,0 +1,106 @@
+"""Hands a worker its part of each global batch, from mapped files where the recipe has them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from launcher.job import Job
+from resilience.events import EventLog
+from training.data.batches import ROWS, RankBatches, make_identity, make_source
+from training.data.tokens import Samples
+from training.group import WorkerGroup
+from training.plan import plan_split
+
+
+class Batches(Protocol):
+    """This worker's part of each global batch. One thread."""
+
+    def read(self, step: int) -> list[Tensor]:
+        """Return the rows of tokens of each micro batch, shape (samples, sequence + 1)."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind: the run is over."""
+        ...
+
+
+def open_batches(
+    job: Job,
+    samples: Samples,
+    group: WorkerGroup,
+    *,
+    first: int,
+    run_dir: Path,
+    owner_pid: int,
+    events: EventLog,
+) -> Batches:
+    """Return the batches of this worker's rank, the first of which is to be that of step `first`.
+
+    `owner_pid` is the process that outlives the worker: what is made ahead ends with it.
+    """
+    if job.resilience.mmap is None:
+        return _ReadBatches(job, samples, group)
+    return _CachedBatches(
+        job, samples, group, first=first, run_dir=run_dir, owner_pid=owner_pid, events=events
+    )
+
+
+class _ReadBatches:
+    def __init__(self, job: Job, samples: Samples, group: WorkerGroup) -> None:
+        environment = group.environment
+        self._batches = RankBatches(
+            samples,
+            seed=job.trainer.seed,
+            split=plan_split(job, environment.world_size),
+            rank=environment.rank,
+        )
+
+    def read(self, step: int) -> list[Tensor]:
+        return list(torch.from_numpy(self._batches.read(step)).unbind())
+
+    def close(self) -> None:
+        pass
+
+
+class _CachedBatches:
+    def __init__(
+        self,
+        job: Job,
+        samples: Samples,
+        group: WorkerGroup,
+        *,
+        first: int,
+        run_dir: Path,
+        owner_pid: int,
+        events: EventLog,
+    ) -> None:
+        from resilience.data import cached
+
+        settings = job.resilience.mmap
+        assert settings is not None
+        # Two runs of one recipe are two jobs; a run that is started again is the same one.
+        place = hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
+        self._loader = cached(
+            make_source(job, samples),
+            settings,
+            identity=make_identity(job, samples),
+            job=f"{job.name}-{place}",
+            samples_per_batch=job.trainer.global_batch_size,
+            samples_consumed=first * job.trainer.global_batch_size,
+            rank=group.environment.rank,
+            size=group.environment.world_size,
+            owner_pid=owner_pid,
+            events=events,
+        )
+        events.write("batches_ready", step=first, num_batches=self._loader.count_ready())
+
+    def read(self, step: int) -> list[Tensor]:
+        return list(torch.from_numpy(self._loader.read(step)[ROWS]).unbind())
+
+    def close(self) -> None:
+        self._loader.close(is_over=True)
