@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def fill_template(templates: Mapping[str, str], name: str, values: Mapping[str, 
 
     Raises RecipeError that names the template and line.
     """
+    try:
+        return _environment(frozenset(templates.items())).get_template(name).render(values)
+    except jinja2.TemplateSyntaxError as error:
+        where = f"template {error.name or name}, line {error.lineno}"
+        raise RecipeError(f"{where}: {error.message}") from error
+    except Exception as error:
+        # A template computes, so anything may come out of it.
+        raise RecipeError(f"template {name}: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _environment(templates: frozenset[tuple[str, str]]) -> jinja2.Environment:
+    """Return where the templates are: each is compiled once, however many nodes there are."""
     # HTML's escaping would be wrong here: the filters below quote for shells and manifests.
     environment = jinja2.Environment(
         loader=jinja2.DictLoader(dict(templates)),
@@ -54,14 +68,7 @@ def fill_template(templates: Mapping[str, str], name: str, values: Mapping[str, 
     )
     environment.filters["sh"] = _quote_shell
     environment.filters["json"] = _quote_json
-    try:
-        return environment.get_template(name).render(values)
-    except jinja2.TemplateSyntaxError as error:
-        where = f"template {error.name or name}, line {error.lineno}"
-        raise RecipeError(f"{where}: {error.message}") from error
-    except Exception as error:
-        # A template computes, so anything may come out of it.
-        raise RecipeError(f"template {name}: {error}") from error
+    return environment
 
 
 def _quote_shell(value: object) -> str:

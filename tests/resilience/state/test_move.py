@@ -80,18 +80,26 @@ def test_changed_bit_is_an_error_on_both_sides(run_node: RunNode, way: str) -> N
     )
 
 
+def is_told_of_death(word: str) -> bool:
+    """Gloo says that the connection is closed or reset, or its deadline ends the wait.
+
+    A wait that begins while the connection breaks on a busy machine may only see its deadline.
+    """
+    return any(each in word for each in ("closed", "reset", "Timed out"))
+
+
 @all_ways
 def test_death_of_the_source_ends_the_target(run_node: RunNode, way: str) -> None:
     outcome = run_node("killed_source", way=way, statuses=[-9, 0])
 
-    assert "closed" in outcome.word(1) or "reset" in outcome.word(1)
+    assert is_told_of_death(outcome.word(1))
 
 
 @all_ways
 def test_death_of_the_target_ends_the_source(run_node: RunNode, way: str) -> None:
     outcome = run_node("killed_target", way=way, statuses=[0, -9])
 
-    assert "closed" in outcome.word(0) or "reset" in outcome.word(0)
+    assert is_told_of_death(outcome.word(0))
 
 
 @pytest.mark.parametrize(
