@@ -125,9 +125,11 @@ class Carrier:
         own = [(view, each) for view, plan in plans for each in plan.of(view.own)]
         if own:
             view, upload = min(own, key=lambda each: self._failures[each[1].digest])
-            self._send(view, upload)
+            # Else a full store would wait for room that only what is to be deleted can give.
+            if not (self._failures[upload.digest] and any(map(self._delete, views))):
+                self._send(view, upload)
             return 0.0
-        if any(self._delete(view) for view in views):
+        if any(map(self._delete, views)):
             return 0.0
         rest_s = self._board.rest_s(views)
         if others := [view for view, plan in plans if plan.uploads]:

@@ -143,8 +143,9 @@ class Scene:
         return [(step, generation) for step, generation, _ in answer.get("steps", [])]
 
     def newest(self) -> StepId:
-        """Return the newest step that any node offers."""
-        return max(offered[0] for name in self.ranks if (offered := self.offered(name)))
+        """Return the newest step that any node offers; (0, 0) where none does in mid-save."""
+        offered = [found[0] for name in self.ranks if (found := self.offered(name))]
+        return max(offered, default=(0, 0))
 
     def wait_complete(self) -> StepId:
         """Wait until each node offers the step that all saved last, or a newer one."""
@@ -278,6 +279,12 @@ class Scene:
 
     def _first(self, name: str, before: StepId) -> tuple[int, int, list[str]]:
         answer = self.ranks[name].ask("steps")
+        if "start memoryd there" in answer.get("text", ""):
+            # A node that is gone for good may have the rest of it, for all this daemon knows.
+            for gone in sorted(self.cluster.nodes.keys() - self.living):
+                self.replace_node(gone)
+            self._wait(lambda: bool(self.offered(name)), f"an offer of {name}")
+            answer = self.ranks[name].ask("steps")
         assert answer.get("steps"), (name, before, answer, self.tell_end())
         step, generation, shards = answer["steps"][0]
         assert (step, generation) >= before, (name, before, answer, self.tell_end())

@@ -11,11 +11,12 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import Copy
+from resilience.tiered.errors import TierError
 from resilience.tiered.memoryd.board import Board, Own
 from resilience.tiered.memoryd.keeper import Keeper
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.memoryd.shelf import Shelf
-from resilience.tiered.shard import content_digest
+from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
 from resilience.tiered.stores.store import ShardStore
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
@@ -71,6 +72,7 @@ class Pair:
     """Two nodes and their store."""
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
+        self.settings = Settings(lower={"folder": LOWER}, settle_s=0.1)
         self.vaults: dict[str, Vault] = {}
         for node in ("a", "b"):
             arena = Arena(folder / node, 16 * MIB)
@@ -82,11 +84,10 @@ class Pair:
     def start(self) -> None:
         boards = []
         for node, other in (("a", "b"), ("b", "a")):
-            settings = Settings(lower={"folder": LOWER}, settle_s=0.1)
             board = Board(
                 self.vaults[node],
                 Own(node=node, domain=node),
-                settings,
+                self.settings,
                 peers=Neighbour(other, self.vaults[other]),
                 shelf=Shelf(self.stores[node], "folder", "disk"),
             )
@@ -173,3 +174,36 @@ def test_what_was_deleted_while_it_was_put_is_put_again(pair: Pair) -> None:
 
     wait_until(lambda: lost and len(pair.stores["b"].list_steps("run")) == 4)
     assert pair.steps() == {2, 3}
+
+
+def test_full_store_gets_room_from_what_is_kept_no_longer(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 1 may go when step 2 is whole, but step 3 is there by then, and finds no room."""
+    store = pair.stores["a"]
+    put_data, put_meta = store.put_data, store.put_meta
+
+    def put_if_room(
+        namespace: str, digest: str, num_bytes: int, pieces: Iterable[memoryview], **rest: bool
+    ) -> bool:
+        if len(store.list_steps("run")) >= 4:
+            raise TierError("no space left")
+        return put_data(namespace, digest, num_bytes, pieces, **rest)
+
+    def put_step_behind(meta: ShardMeta) -> None:
+        put_meta(meta)
+        if (meta.id.step, len(store.list_steps("run"))) == (2, 4):
+            for shard in ("0", "1"):
+                pair.put("a", 3, shard, make_content(MIB, 30 + int(shard)))
+
+    monkeypatch.setattr(store, "put_data", put_if_room)
+    monkeypatch.setattr(store, "put_meta", put_step_behind)
+    keep_one = TierSettings(cadence=Cadence(every_n_steps=1), keep=1)
+    pair.settings = Settings(lower={"folder": keep_one}, settle_s=0.0)
+    pair.start()
+    for step in (1, 2):
+        for shard in ("0", "1"):
+            pair.put("a", step, shard, make_content(MIB, 10 * step + int(shard)))
+        wait_until(lambda: step == 2 or len(store.list_steps("run")) == 2)  # noqa: B023
+
+    wait_until(lambda: pair.steps() == {3})
