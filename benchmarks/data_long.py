@@ -2,7 +2,7 @@
 
     python -m benchmarks.data_long PLAN
 
-It is cut into ten parts. Cost is compared between the first and the last, files and memory
+A lap is cut into ten parts. Cost is compared between the first and the last, files and memory
 between the second, when the first windows are full, and the last.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from benchmarks import data_figures as figures
@@ -59,7 +60,16 @@ class Part:
 
 
 def measure(plan: Plan) -> figures.Measured:
-    """Run once."""
+    """Run the laps, each on an empty cache."""
+    laps: dict[str, list[float]] = defaultdict(list)
+    for _ in range(plan.laps):
+        for name, value in run_lap(plan).items():
+            laps[name].append(value)
+    return figures.Measured(laps)
+
+
+def run_lap(plan: Plan) -> dict[str, float]:
+    """Run once from the first batch to the last."""
     frequency = max(1, plan.num_steps // NUM_PARTS // CHECKPOINTS_PER_PART)
     with fresh_folder(plan) as folder:
         source = make_source("counting", num_tokens=NUM_TOKENS)
@@ -69,18 +79,16 @@ def measure(plan: Plan) -> figures.Measured:
             parts = [run_part(plan, number, loader, folder) for number in range(NUM_PARTS)]
             loader.close(is_over=True)
     first, early, late = parts[0], parts[1], parts[-1]
-    return figures.Measured(
-        {
-            figures.FIRST_COST: [first.elapsed_s / first.num_batches * 1e6],
-            figures.LAST_COST: [late.elapsed_s / late.num_batches * 1e6],
-            figures.FILES_EARLY: [early.num_files],
-            figures.FILES_LATE: [late.num_files],
-            figures.BYTES_EARLY: [early.num_bytes / MIB],
-            figures.BYTES_LATE: [late.num_bytes / MIB],
-            figures.OWN_EARLY: [early.own_bytes / MIB],
-            figures.OWN_LATE: [late.own_bytes / MIB],
-        }
-    )
+    return {
+        figures.FIRST_COST: first.elapsed_s / first.num_batches * 1e6,
+        figures.LAST_COST: late.elapsed_s / late.num_batches * 1e6,
+        figures.FILES_EARLY: early.num_files,
+        figures.FILES_LATE: late.num_files,
+        figures.BYTES_EARLY: early.num_bytes / MIB,
+        figures.BYTES_LATE: late.num_bytes / MIB,
+        figures.OWN_EARLY: early.own_bytes / MIB,
+        figures.OWN_LATE: late.own_bytes / MIB,
+    }
 
 
 def run_part(plan: Plan, number: int, loader: CachedLoader, folder: Path) -> Part:

@@ -248,7 +248,8 @@ class MmapSettings(_Settings):
     val_lookback_length: Whole
     """The same in validation."""
     checkpoint_frequency: Count | None
-    """Checkpoints are taken every n steps: batches since the last one stay; null: none are."""
+    """Checkpoints are taken every n steps: batches since the last one stay; null: as often as
+    the tiers say, if there are any."""
     budget_mib: Count
     """Memory of the batches of one data-parallel position on a node; never passed."""
     keep_s: Count
@@ -281,6 +282,18 @@ class ResilienceSettings(_Settings):
     def spares_per_node(self) -> int:
         """Return the number of warm processes that wait on each node."""
         return self.checkpointless.spares_per_node if self.checkpointless else 0
+
+    @property
+    def batches(self) -> MmapSettings | None:
+        """Return `mmap`; checkpoints are as frequent as the fastest tier's where it does not say.
+
+        A tier that goes by seconds alone says nothing about steps.
+        """
+        if not self.mmap or not self.tiered or self.mmap.checkpoint_frequency is not None:
+            return self.mmap
+        store = self.tiered.store
+        every_n_steps = self.tiered.ram.every_n_steps or (store and store.every_n_steps)
+        return self.mmap.model_copy(update={"checkpoint_frequency": every_n_steps})
 
     def names(self) -> tuple[str, ...]:
         """Return the features that are on, in the order of their fields."""

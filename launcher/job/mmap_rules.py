@@ -26,7 +26,7 @@ def num_positions(job: JobContent) -> int:
 
 def mmap_rules(job: JobContent) -> Iterator[str]:
     """Yield what batches in mapped files cannot be."""
-    settings = job.resilience.mmap
+    settings = job.resilience.batches
     if settings is None:
         return
     if settings.encryption:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -125,6 +126,8 @@ class CachedLoader:
         except BaseException:
             self._lease.close()
             raise
+        # For a loader that nobody closes.
+        weakref.finalize(self, self._lease.close)
 
     @property
     def samples_consumed(self) -> int:

@@ -50,6 +50,14 @@ def test_what_makes_no_sense_is_refused(overrides: Sequence[str], message: str) 
     assert re.search(message, str(refused.value))
 
 
+def test_batches_stay_for_as_long_as_the_tiers_checkpoints_need_them() -> None:
+    on = [*ON, f"{where('budget_mib')}=2", "resilience/tiered=ram"]
+    with pytest.raises(RecipeError, match=r"the 9 MiB that .*, checkpoint_frequency 500\)"):
+        shipped_job(TINY, "local", [*on, "resilience.tiered.ram.every_n_steps=500"])
+    words = [f"{where('checkpoint_frequency')}=1", "resilience.tiered.ram.every_n_steps=500"]
+    shipped_job(TINY, "local", [*on, *words])
+
+
 def test_the_pods_shared_memory_has_room_for_the_batches() -> None:
     words = ["resilience/mmap=default", f"{where('budget_mib')}=1024"]
     with pytest.raises(RecipeError, match=r"shm_gib 1 is less than the 2 GiB that 2 workers"):

@@ -81,7 +81,7 @@ class _CachedBatches:
     ) -> None:
         from resilience.data import cached
 
-        settings = job.resilience.mmap
+        settings = job.resilience.batches
         assert settings is not None
         # Two runs of one recipe are two jobs; a run that is started again is the same one.
         place = hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import gc
+import os
 import resource
 import signal
 import socket
@@ -64,6 +66,18 @@ def test_a_producer_that_cannot_listen_any_more_is_replaced(scene: Scene) -> Non
 
     wait_for_end(pid)
     read(loader, *range(1, 30))
+
+
+def test_a_loader_that_is_dropped_leaves_no_descriptor_open(scene: Scene) -> None:
+    read(scene.open(), 0)
+    before = set(os.listdir("/proc/self/fd"))
+    read(scene.open(), 0, 1)
+
+    with pytest.warns(ResourceWarning, match="unclosed <socket"):
+        scene.loaders.pop()
+        gc.collect()
+
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_producers_that_ended_when_nobody_waited_are_forgotten(scene: Scene) -> None:
