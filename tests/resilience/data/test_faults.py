@@ -19,9 +19,10 @@ from resilience.data.errors import CacheFullError, LateBatchError, ProducerError
 from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
 from resilience.data.segments import Segment
 from tests.resilience.data import fault_sources as faults
-from tests.resilience.data.fault_sources import find_processes, read
+from tests.resilience.data import watch
 from tests.resilience.data.scene import Scene, count_up, end_process
 from tests.resilience.data.segment_files import flip
+from tests.resilience.data.watch import find_processes, read
 
 HEADER_FIRST = 16
 IS_ALIVE = pytest.mark.parametrize("is_alive", [True, False], ids=["alive", "dead"])
@@ -29,7 +30,7 @@ IS_ALIVE = pytest.mark.parametrize("is_alive", [True, False], ids=["alive", "dea
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    with faults.watched_scene(tmp_path, monkeypatch) as scene:
+    with watch.watched_scene(tmp_path, monkeypatch) as scene:
         yield scene
 
 

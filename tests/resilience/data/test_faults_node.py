@@ -24,7 +24,7 @@ from resilience.data.folder import PRODUCER_LOCK_NAME, remove_expired
 from resilience.data.loader import CachedLoader
 from resilience.data.segments import segment_path
 from tests.resilience.data import fault_sources as faults
-from tests.resilience.data.fault_sources import find_processes, mounted, read
+from tests.resilience.data import watch
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
@@ -34,6 +34,7 @@ from tests.resilience.data.scene import (
     run_script,
     wait_for_end,
 )
+from tests.resilience.data.watch import find_processes, mounted, read
 
 NUM_ITEMS_64K = 8192
 
@@ -41,7 +42,7 @@ READ = """
 import sys
 from pathlib import Path
 from resilience.data import loader as loaders
-from tests.resilience.data.fault_sources import read
+from tests.resilience.data.watch import read
 from tests.resilience.data.scene import Scene
 folder, root, job, data, num_items, is_over = sys.argv[1:]
 loaders._LINGER_S = 3.0
@@ -72,7 +73,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    with faults.watched_scene(tmp_path, monkeypatch) as scene:
+    with watch.watched_scene(tmp_path, monkeypatch) as scene:
         yield scene
 
 

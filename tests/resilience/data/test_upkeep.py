@@ -20,7 +20,6 @@ from resilience.data.folder import PRODUCER_LOCK_NAME
 from resilience.data.spawn import _started, connect_producer
 from resilience.data.spec import SOCKET_NAME
 from resilience.data.wire import Message, encode_message, parse_message
-from tests.resilience.data.fault_sources import read
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
@@ -30,6 +29,7 @@ from tests.resilience.data.scene import (
     make_stateful,
     wait_for_end,
 )
+from tests.resilience.data.watch import read
 
 
 @pytest.fixture
