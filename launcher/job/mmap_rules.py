@@ -18,10 +18,17 @@ _PAGE_BYTES = 4096
 def num_positions(job: JobContent) -> int:
     """Return how many data-parallel positions the workers of a node have, at most."""
     trainer = job.trainer
+    num_devices = trainer.num_devices
     if not isinstance(trainer, MegatronTrainer):
-        return trainer.num_devices
-    # Tensor- and context-parallel ranks are neighbours, and see the same samples.
-    return max(1, trainer.num_devices // (trainer.tensor_parallel * trainer.context_parallel))
+        return num_devices
+    # Neighbours see the same samples, and so do the stages of a pipeline, which come last.
+    neighbours = trainer.tensor_parallel * trainer.context_parallel
+    size = max(1, trainer.data_parallel_size)
+    positions = (
+        {rank // neighbours % size for rank in range(first, first + num_devices)}
+        for first in range(0, trainer.num_nodes * num_devices, num_devices)
+    )
+    return max(map(len, positions))
 
 
 def mmap_rules(job: JobContent) -> Iterator[str]:

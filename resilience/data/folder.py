@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -20,25 +19,29 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from resilience.data.errors import CacheFolderError
+from resilience.data.marker import (
+    MARKER_NAME,
+    Marker,
+    is_root,
+    marker_text,
+    read_marker,
+    read_other,
+    write_text,
+)
 
-MARKER_NAME = "batch-cache.json"
-"""The file that makes a folder ours; says whose it is and how long it stays."""
 ALIVE_NAME = "alive.lock"
 DESCRIPTION_NAME = "cache.json"
 PRODUCER_LOCK_NAME = "producer.lock"
 
 Clock = Callable[[], float]
+EndProducer = Callable[[Path], None]
+"""Ends the producer of a cache that nobody reads from."""
 
-_VERSION = 1
 _REMOVED_PREFIX = ".batch-cache-removed-"
-_KEEP_UNKNOWN_S = 24 * 3600.0
-"""How long a folder stays whose marker was cut short when its maker was killed."""
-_MARKER_BYTES_MAX = 1 << 16
 _LOCK_MAX_S = 30.0
 _LOCK_PAUSE_S = 0.005
 _REMOVE_TRIES = 100
@@ -47,18 +50,16 @@ _FOREIGN = {"lost+found"}
 """What a file system puts into an empty volume by itself."""
 
 _REMEDIES = {
+    errno.ENOENT: "set resilience.mmap.folder to a folder that can be made; where somebody has "
+    "removed this one, make the loader anew",
     errno.ENOSPC: "make room there, or set resilience.mmap.folder to another file system",
     errno.EDQUOT: "make room there, or set resilience.mmap.folder to another file system",
 }
 _REMEDY = "set resilience.mmap.folder to a folder that this user can write to"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Marker:
-    """Whose a root is. The job is empty where the file was cut short."""
-
-    job: str
-    keep_s: float
+def _leave(_cache: Path) -> None:
+    pass
 
 
 class RootLease:
@@ -102,12 +103,17 @@ class RootLease:
         self._caches.clear()
         self._file = -1
 
-    def end(self) -> None:
-        """Give the lease back for good: the root goes with the last lease, as the job is over."""
+    def end(self, *, end_producer: EndProducer = _leave) -> None:
+        """Give the lease back for good: the root goes with the last lease, as the job is over.
+
+        `end_producer` is called for each cache, to end a producer that has no consumer.
+        """
         if self._file == -1:
             return
         self.close()
         with explaining(self.path):
+            for path in _caches(self.path):
+                end_producer(path)
             with _locked(self.path / ALIVE_NAME, os.O_RDWR) as file:
                 if file is None:
                     return
@@ -143,11 +149,11 @@ def open_root(
     that holds other files, one that a living job of another name uses, and one that cannot
     be written to.
     """
-    marker = _Marker(job=job, keep_s=keep_s)
+    marker = Marker(job=job, keep_s=keep_s)
     with explaining(root):
         lease = RootLease(root, job, _hold_root(root, marker), clock)
         try:
-            _write_text(root / MARKER_NAME, _marker_text(marker))
+            write_text(root / MARKER_NAME, marker_text(marker))
             lease.touch()
             if removes_expired:
                 remove_expired(root, clock=clock)
@@ -157,19 +163,23 @@ def open_root(
     return lease
 
 
-def open_cache(lease: RootLease, name: str, description: str) -> Path:
+def open_cache(
+    lease: RootLease, name: str, description: str, *, end_producer: EndProducer = _leave
+) -> Path:
     """Make the folder of a cache, or use it again; it is not removed while the lease is held.
 
     Caches of the same stage that are of the same position under another description, or of
     another number of positions, are removed, except those that somebody uses: a changed
-    recipe leaves no old bytes. `name` comes from `cache_name`.
+    recipe leaves no old bytes. `end_producer` is called for each of them first. `name` comes
+    from `cache_name`.
     """
     folder = lease.path / name
     with explaining(folder):
         flags = os.O_RDONLY | os.O_DIRECTORY
         lease.hold(name, _hold(folder, flags, lambda: _make_folder(folder)))
-        _write_text(folder / DESCRIPTION_NAME, description)
+        write_text(folder / DESCRIPTION_NAME, description)
         for path in _old_caches(lease.path, name):
+            end_producer(path)
             _remove_unused(path)
         _finish_removals(lease.path)
     return folder
@@ -187,7 +197,7 @@ def remove_expired(root: Path, *, clock: Clock = time.time) -> tuple[Path, ...]:
         return ()
     for path in beside:
         try:
-            if _is_root(path) and _remove_if_expired(path, clock()):
+            if is_root(path) and _remove_if_expired(path, clock()):
                 removed.append(path)
         except OSError as error:
             _warn_of_rest(path, error)
@@ -195,17 +205,17 @@ def remove_expired(root: Path, *, clock: Clock = time.time) -> tuple[Path, ...]:
     return tuple(removed)
 
 
-def _hold_root(root: Path, marker: _Marker) -> int:
+def _hold_root(root: Path, marker: Marker) -> int:
     """Return a descriptor with the lock of a root that is this job's, or nobody's yet."""
     while True:
         # Looked at before it is locked: a lock for the moment of looking would seem to
         # others the lock of the other job.
-        if other := _read_other(root, marker.job):
+        if other := read_other(root, marker.job):
             with suppress(FileNotFoundError):  # removed in this moment
                 _make_root(root)
                 _take_over(root, other, marker)
         file = _hold(root / ALIVE_NAME, os.O_RDWR | os.O_CREAT, lambda: _make_root(root))
-        if _read_other(root, marker.job) is None:
+        if read_other(root, marker.job) is None:
             return file
         os.close(file)
 
@@ -228,10 +238,10 @@ def _make_root(root: Path) -> None:
             f"{root} belongs to user {status.st_uid}, not to {os.geteuid()}; "
             "set resilience.mmap.folder to a folder of your own, or to a new one"
         )
-    if not _is_root(root):
+    if not is_root(root):
         others = sorted({each.name for each in root.iterdir()} - {ALIVE_NAME} - _FOREIGN)
         # Between these two looks another process may have made it ours.
-        if others and not _is_root(root):
+        if others and not is_root(root):
             raise CacheFolderError(
                 f"{root} holds other files, such as {others[0]}; "
                 "set resilience.mmap.folder to a folder that is empty or new"
@@ -305,7 +315,7 @@ def _locked(path: Path, flags: int, kind: int = fcntl.LOCK_EX) -> Iterator[int |
         os.close(file)
 
 
-def _take_over(root: Path, old: _Marker, new: _Marker) -> None:
+def _take_over(root: Path, old: Marker, new: Marker) -> None:
     """Give the folder of a job that has ended to another; what it holds is removed.
 
     Whoever has the lock alone writes the new marker. So where a shared lock is to be had
@@ -313,16 +323,15 @@ def _take_over(root: Path, old: _Marker, new: _Marker) -> None:
     the caller looks again.
     """
     with _locked(root / ALIVE_NAME, os.O_RDWR | os.O_CREAT) as file:
-        if file is not None and _read_marker(root) == old:
-            for path in _own_folders(root):
-                if _CACHE.fullmatch(path.name):
-                    _hide(path)
-            _write_text(root / MARKER_NAME, _marker_text(new))
+        if file is not None and read_marker(root) == old:
+            for path in _caches(root):
+                _hide(path)
+            write_text(root / MARKER_NAME, marker_text(new))
     if file is not None:
         _finish_removals(root)
         return
     with _locked(root / ALIVE_NAME, os.O_RDWR, fcntl.LOCK_SH) as shared:
-        if shared is not None and _read_marker(root) == old:
+        if shared is not None and read_marker(root) == old:
             raise CacheFolderError(
                 f"{root} is in use by the job {old.job!r}; set resilience.mmap.folder "
                 f"to a folder of its own for the job {new.job!r}"
@@ -332,7 +341,7 @@ def _take_over(root: Path, old: _Marker, new: _Marker) -> None:
 def _remove_if_expired(path: Path, now_s: float) -> bool:
     """Remove a root if nobody holds it and its keep time is over."""
     with _locked(path / ALIVE_NAME, os.O_RDWR | os.O_CREAT) as file:
-        marker = _read_marker(path)
+        marker = read_marker(path)
         if file is None or marker is None or _last_use_s(path, file) + marker.keep_s > now_s:
             return False
         hidden = _hide(path)
@@ -347,7 +356,7 @@ def _last_use_s(root: Path, file: int) -> float:
     A lease is then not given back; but a producer has made files until then.
     """
     times = [os.fstat(file).st_mtime]
-    times += [path.stat().st_mtime for path in _own_folders(root) if _CACHE.fullmatch(path.name)]
+    times += [path.stat().st_mtime for path in _caches(root)]
     return max(times)
 
 
@@ -388,7 +397,14 @@ def _hide_all(root: Path) -> list[Path]:
     try:
         return [_hide(root)]
     except OSError:
-        return [_hide(path) for path in _own_folders(root) if _CACHE.fullmatch(path.name)]
+        return [_hide(path) for path in _caches(root)]
+
+
+def _caches(root: Path) -> list[Path]:
+    try:
+        return [path for path in _own_folders(root) if _CACHE.fullmatch(path.name)]
+    except FileNotFoundError:  # another one has ended the job just before
+        return []
 
 
 def _finish_removals(parent: Path) -> None:
@@ -431,60 +447,6 @@ def _own_folders(parent: Path) -> list[Path]:
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     found.append(parent / entry.name)
     return sorted(found)
-
-
-def _marker_text(marker: _Marker) -> str:
-    content = {"version": _VERSION, "job": marker.job, "keep_s": marker.keep_s}
-    return json.dumps(content, sort_keys=True) + "\n"
-
-
-def _is_root(folder: Path) -> bool:
-    try:
-        return _read_marker(folder) is not None
-    except PermissionError:
-        return False
-
-
-def _read_other(root: Path, job: str) -> _Marker | None:
-    """Return the marker of a root that is another job's."""
-    marker = _read_marker(root)
-    return marker if marker is not None and marker.job not in ("", job) else None
-
-
-def _read_marker(root: Path) -> _Marker | None:
-    """Return whose a root is; None where there is no marker, or another's file of this name."""
-    try:
-        file = os.open(root / MARKER_NAME, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        text = os.read(file, _MARKER_BYTES_MAX)
-    finally:
-        os.close(file)
-    if not text:
-        return _Marker(job="", keep_s=_KEEP_UNKNOWN_S)
-    try:
-        content = json.loads(text)
-        return _Marker(job=str(content["job"]), keep_s=float(content["keep_s"]))
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Write a small file unless it says so already.
-
-    In place: several processes write the same, and it is told from one that was cut short.
-    """
-    content = text.encode()
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        if os.pread(file, len(content) + 1, 0) == content:
-            return
-        if os.pwrite(file, content, 0) != len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.ftruncate(file, len(content))
-    finally:
-        os.close(file)
 
 
 @contextmanager

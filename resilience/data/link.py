@@ -6,6 +6,7 @@ import math
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ _DEATHS_MAX = 5
 """So many producers in a row may end without an answer."""
 _EXPLAIN_S = 1.0
 """How long a producer may take to say why it is late."""
+_PULSE_S = 0.2
+"""How often somebody is told that a consumer still waits."""
 _END_S = 10.0
 _RETRY_S = 0.002
 _REAP_S = 1.0
@@ -33,8 +36,12 @@ _REAP_S = 1.0
 class Link:
     """The connection to whoever is the producer of a cache. One thread."""
 
-    def __init__(self, spec: ProducerSpec, *, deadline_s: float) -> None:
+    def __init__(
+        self, spec: ProducerSpec, *, deadline_s: float, on_wait: Callable[[], None] | None = None
+    ) -> None:
+        """`on_wait` is called now and then while a batch is waited for, and may raise to end it."""
         self._spec = spec
+        self._on_wait = on_wait or _go_on
         self._folder = Path(spec.folder)
         self._deadline_s = deadline_s
         self._socket: socket.socket | None = None
@@ -119,7 +126,12 @@ class Link:
     def _start(self, number: int) -> bool:
         # A new one plans before it has heard anybody: it must know from what batch on to keep,
         # and which to make first.
-        return start_producer(replace(self._spec, first=number, checkpoint=self._checkpoint))
+        try:
+            return start_producer(replace(self._spec, first=number, checkpoint=self._checkpoint))
+        except OSError as error:
+            raise ProducerError(
+                f"cannot start a producer of batches: {error.strerror or error}"
+            ) from error
 
     def _check_deaths(self, number: int) -> None:
         if self._num_deaths > _DEATHS_MAX:
@@ -139,16 +151,19 @@ class Link:
             rest_s = end_s - time.monotonic()
             if rest_s <= 0:
                 raise self._late(number, "a process holds the producer's lock and does not listen")
+            self._on_wait()
             time.sleep(min(_RETRY_S, rest_s))
 
     def _receive(self, number: int, end_s: float) -> Message | None:
         """Return the answer for a batch; None where the producer has ended."""
         while True:
-            rest_s = end_s - time.monotonic()
             try:
-                message = self._receive_one(rest_s)
+                message = self._receive_one(min(end_s - time.monotonic(), _PULSE_S))
             except TimeoutError:
-                raise self._late(number, self.explain(number)) from None
+                if time.monotonic() >= end_s:
+                    raise self._late(number, self.explain(number)) from None
+                self._on_wait()
+                continue
             if message is None:
                 return None
             is_answer = message.verb in ("published", "failed") and message.number == number
@@ -212,6 +227,10 @@ class Link:
             self._socket.close()
             self._socket = None
         reap_producers()
+
+
+def _go_on() -> None:
+    pass
 
 
 def _wait_until(connection: socket.socket, event: int, timeout_s: float) -> None:

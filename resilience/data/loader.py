@@ -18,6 +18,7 @@ from resilience.data.json_text import Json
 from resilience.data.link import Link
 from resilience.data.segments import Sealer, Segment
 from resilience.data.sources import Source, make_source
+from resilience.data.spawn import end_producer
 from resilience.data.spec import Owner, ProducerSpec, read_started
 from resilience.data.states import find_state, parse_state, write_state
 from resilience.data.store import SegmentStore
@@ -26,6 +27,8 @@ from resilience.events import EventLog
 from resilience.settings import MmapSettings
 
 _LINGER_S = 30.0
+_END_S = 3.0
+"""How long a producer that nobody needs may take to end; more than it gives its source."""
 _TRIES_MAX = 5
 """So often a batch is made again that is damaged each time."""
 _READERS_MAX = 256
@@ -46,6 +49,7 @@ def cached(
     stage: Literal["train", "val"] = "train",
     owner_pid: int | None = None,
     events: EventLog | None = None,
+    on_wait: Callable[[], None] | None = None,
 ) -> CachedLoader:
     """Return the batches of a dataloader, from a cache that survives this process.
 
@@ -55,7 +59,8 @@ def cached(
     says. `identity` is whatever else the batches depend on, such as dataset, tokenizer and seed:
     where it differs, nothing that is cached is used. `samples_per_batch` and `samples_consumed`
     count the samples of all `size` positions together; this is position `rank`. The producer
-    ends with the process `owner_pid`, or without one soon after its last consumer.
+    ends with the process `owner_pid`, or without one soon after its last consumer. `on_wait` is
+    called some times a second while a batch is waited for, and may raise to end the wait.
 
     Returns at once, whether there is a batch yet or not. Raises TypeError for a factory that no
     other process can import, ValueError for a position within a batch, and CacheFolderError.
@@ -88,7 +93,7 @@ def cached(
         linger_s=_LINGER_S,
         module_path=tuple(sys.path),
     )
-    return CachedLoader(spec, text, deadline_s=settings.deadline_s, events=events)
+    return CachedLoader(spec, text, deadline_s=settings.deadline_s, events=events, on_wait=on_wait)
 
 
 class _EndOfStage(IndexError):  # noqa: N818  (as StopIteration, it is no error)
@@ -103,7 +108,13 @@ class CachedLoader:
     """
 
     def __init__(
-        self, spec: ProducerSpec, description: str, *, deadline_s: float, events: EventLog | None
+        self,
+        spec: ProducerSpec,
+        description: str,
+        *,
+        deadline_s: float,
+        events: EventLog | None,
+        on_wait: Callable[[], None] | None,
     ) -> None:
         self._spec = spec
         self._events = events
@@ -115,13 +126,15 @@ class CachedLoader:
         self._readers: dict[bytes, TreeReader] = {}
         self._lease = open_root(Path(spec.root), spec.job, spec.keep_s)
         try:
-            folder = open_cache(self._lease, Path(spec.folder).name, description)
+            folder = open_cache(
+                self._lease, Path(spec.folder).name, description, end_producer=_end_producer
+            )
             self._store = SegmentStore(
                 folder, bytes.fromhex(spec.fingerprint), sealer=_open_sealer(spec, folder)
             )
             self._store.refresh()
             self._segment: Segment | None = self._store.find(self._next)
-            self._link = Link(spec, deadline_s=deadline_s)
+            self._link = Link(spec, deadline_s=deadline_s, on_wait=on_wait)
             self._link.open(self._next)
         except BaseException:
             self._lease.close()
@@ -184,6 +197,7 @@ class CachedLoader:
 
     def explain(self) -> str:
         """Return what the producer does now, for a person; takes a second where it is busy."""
+        self._check_open()
         return self._link.explain(self._next)
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,7 +244,7 @@ class CachedLoader:
         self._segment = None
         self._store.close()
         if is_over:
-            self._lease.end()
+            self._lease.end(end_producer=_end_producer)
         else:
             self._lease.close()
 
@@ -247,8 +261,7 @@ class CachedLoader:
 
     def _find(self, number: int) -> tuple[bytes, memoryview]:
         """Return a batch that is not in the segment of the one before, or is damaged there."""
-        if self._is_closed:
-            raise DataCacheError("the loader is closed")
+        self._check_open()
         if number < 0:
             raise ValueError(f"there is no batch {number}; the first is 0")
         # The store closes those that are deleted, perhaps this one.
@@ -300,9 +313,16 @@ class CachedLoader:
         return True
 
     def _tell(self, number: int) -> None:
+        """Say where this consumer is; who waits for a batch hears why there is no producer."""
+        self._check_open()
         self._told = number
-        if self._link.open(number):
-            self._link.tell("at", number)
+        with suppress(DataCacheError):
+            if self._link.open(number):
+                self._link.tell("at", number)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise DataCacheError("the loader is closed")
 
     def _add_reader(self, description: bytes) -> TreeReader:
         if len(self._readers) >= _READERS_MAX:
@@ -314,6 +334,10 @@ class CachedLoader:
     def _note(self, event: str, number: int, reason: str) -> None:
         if self._events is not None:
             self._events.write(event, step=number, reason=reason)
+
+
+def _end_producer(cache: Path) -> None:
+    end_producer(cache, _END_S)
 
 
 def _open_sealer(spec: ProducerSpec, folder: Path) -> Sealer | None:

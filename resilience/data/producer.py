@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from resilience.data.errors import DataCacheError
-from resilience.data.folder import open_root
+from resilience.data.folder import explaining, open_root
 from resilience.data.production import Production
 from resilience.data.reception import Reception
 from resilience.data.segments import Sealer
@@ -125,7 +125,8 @@ def _open_at(spec: ProducerSpec, number: int) -> OpenSource:
         size=spec.size,
         stage=spec.stage,
     )
-    state = find_state(Path(spec.folder), number)
+    with explaining(Path(spec.folder)):
+        state = find_state(Path(spec.folder), number)
     return open_source(Source(spec.reference, spec.arguments), start, state)
 
 

@@ -114,9 +114,15 @@ class Production:
             self._note_change()
 
     def doubt(self, number: int) -> None:
-        """Check a batch that a consumer has found damaged, so that it is made again."""
+        """Check a batch that a consumer has found damaged, so that it is made again.
+
+        Where it is the key that is damaged, all is over: the next producer makes another.
+        """
         with self._changed:
-            if self._shelf.is_damaged(number):
+            if not self._shelf.is_readable():
+                self._is_over = True
+                self._changed.notify()
+            elif self._shelf.is_damaged(number):
                 self._planned = range(0)
 
     def note_checkpoint(self, number: int) -> None:
@@ -289,7 +295,7 @@ class Production:
 
     def _answer(self, consumer: Consumer) -> None:
         """Tell a consumer what it waits for, if there is an answer; the caller has the lock."""
-        if not consumer.is_waiting:
+        if not consumer.is_waiting or self._is_over:
             return
         number = consumer.position
         serial = self._shelf.serial_of(number)

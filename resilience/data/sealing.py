@@ -100,6 +100,13 @@ class Sealer:
             raise DamagedBatchError("an encrypted batch is damaged, or of another key")
         return opened
 
+    def is_current(self) -> bool:
+        """Say whether others get this key from the cache; without that they cannot read it."""
+        try:
+            return self._keys.current() == self._key
+        except CacheKeyError:
+            return False
+
 
 def open_sealer(
     encryption: CacheEncryption,
@@ -149,6 +156,7 @@ class DataKeys:
     def make(self) -> bytes:
         """Return a new data key, and leave no batch in the segments that are there."""
         plain, wrapped = self._service.generate_data_key(self._key_id)
+        text = _wrapped_text(wrapped, self._kind, self._key_id)
         hidden = self._path.with_name(f".{self._path.name}")
         try:
             # First the batches: behind a crash between the two, there is none of another key.
@@ -159,10 +167,11 @@ class DataKeys:
                 segment.touch(0o600)
             hidden.unlink(missing_ok=True)
             with open(hidden, "xb", opener=_open_private) as file:
-                file.write(_wrapped_text(wrapped, self._kind, self._key_id))
+                file.write(text)
             hidden.replace(self._path)
         except OSError as error:
             raise CacheKeyError(f"cannot write {self._path}: {error.strerror}") from error
+        self._text, self._key = text, plain
         return plain
 
     def _read(self) -> bytes | None:

@@ -45,7 +45,7 @@ from resilience.data.format import (
 )
 
 _NAME = re.compile(r"segment-(\d{8,18})\.batches")
-_PARTIAL_GLOB = ".segment-*"
+_PARTIAL_GLOBS = (".segment-*", ".state-*")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 
@@ -57,6 +57,9 @@ class Sealer(Protocol):
 
     def open(self, data: Buffer, associated: bytes) -> bytearray:
         """Return what was sealed; raises DamagedBatchError."""
+
+    def is_current(self) -> bool:
+        """Say whether others can open what is sealed here."""
 
 
 def segment_path(folder: Path, serial: int) -> Path:
@@ -72,8 +75,9 @@ def parse_serial(name: str) -> int | None:
 
 def remove_partial(folder: Path) -> None:
     """Delete what a killed producer had not finished creating. Only for the producer."""
-    for path in folder.glob(_PARTIAL_GLOB):
-        path.unlink(missing_ok=True)
+    for pattern in _PARTIAL_GLOBS:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 class SegmentWriter:

@@ -124,6 +124,10 @@ class Shelf:
                 return True
         return False
 
+    def is_readable(self) -> bool:
+        """Say whether consumers can read what is stored here, as far as encryption goes."""
+        return self._sealer is None or self._sealer.is_current()
+
     def serial_of(self, number: int) -> int | None:
         """Return the newest segment that holds a batch."""
         with self._lock:

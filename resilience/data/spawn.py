@@ -17,8 +17,10 @@ from pathlib import Path
 
 from resilience.data.folder import PRODUCER_LOCK_NAME, explaining
 from resilience.data.spec import SOCKET_NAME, ProducerSpec, encode_spec
+from resilience.data.wire import Message, encode_message
 
 _BACKLOG = 256
+_REAP_S = 1.0
 _started: list[_Detached] = []
 """Producers that this process has started and that may have to be waited for."""
 
@@ -72,6 +74,18 @@ def start_producer(spec: ProducerSpec) -> bool:
     finally:
         os.close(lock_file)
     return True
+
+
+def end_producer(folder: Path, timeout_s: float) -> None:
+    """End a producer that nobody needs, and wait for that; one with consumers ends with them."""
+    connection = connect_producer(folder)
+    if connection is None:
+        return
+    with connection, suppress(OSError):
+        connection.send(encode_message(Message("over", 0)))
+        connection.settimeout(timeout_s)
+        connection.recv(1)
+    await_end(folder, _REAP_S)
 
 
 def reap_producers() -> None:

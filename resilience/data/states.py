@@ -1,7 +1,8 @@
 """States of loaders that cannot begin at any batch, kept beside the batches.
 
 A new producer loads the newest at or before its first batch, and a checkpoint takes it along, so
-that neither has to read what stands before. Each is a small JSON file that appears by rename.
+that neither has to read what stands before. Each is a small file that appears by rename: a
+checksum in hexadecimal, then JSON. One that is damaged counts as none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import xxhash
 
 from resilience.data.sources import SourceState
 
@@ -26,8 +29,9 @@ def write_state(folder: Path, state: SourceState) -> None:
     """Keep a state; several processes may keep the same one."""
     path = folder / f"state-{state.batch}.json"
     hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json.dumps({"batch": state.batch, "state": state.state})
     try:
-        hidden.write_text(json.dumps({"batch": state.batch, "state": state.state}))
+        hidden.write_text(f"{xxhash.xxh3_64_hexdigest(text.encode())} {text}")
         hidden.rename(path)
     except BaseException:
         hidden.unlink(missing_ok=True)
@@ -39,8 +43,19 @@ def find_state(folder: Path, number: int) -> SourceState | None:
     for batch in sorted(_batches(folder), reverse=True):
         if batch <= number:
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                return parse_state(json.loads((folder / f"state-{batch}.json").read_text()))
+                return _read_state(folder / f"state-{batch}.json", batch)
     return None
+
+
+def _read_state(path: Path, batch: int) -> SourceState:
+    """Return what a file holds; ValueError where it is damaged, or was another's."""
+    checksum, _, text = path.read_text().partition(" ")
+    if checksum != xxhash.xxh3_64_hexdigest(text.encode()):
+        raise ValueError(f"{path} is damaged")
+    state = parse_state(json.loads(text))
+    if state.batch != batch:
+        raise ValueError(f"{path} holds the state of batch {state.batch}")
+    return state
 
 
 def parse_state(content: Mapping[str, Any]) -> SourceState:

@@ -9,9 +9,10 @@ Rules:
 3. A segment goes when no resume can need it: it lies before the slowest consumer, connected or
    not, less the lookback, and before the checkpoint that a resume would begin at. None goes by
    its age.
-4. The budget is never passed. Near it nothing is made ahead. For a batch that somebody waits for
-   there goes first what only a resume would need, the oldest before the rest, then what will be
-   needed last and can be made again.
+4. The budget is never passed. Where it is short, what only a resume would need goes first, the
+   newest before the rest: a resume finds its first batches, and the others can be made meanwhile.
+   For a batch that somebody waits for there goes next the lookback, then what will be needed
+   last and can be made again; for a batch that is made ahead nothing else goes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def plan(window: Window) -> Plan:
     if ahead is None:
         return Plan(None, gone, "has made all that may be made ahead")
     if _missing_bytes(window, kept, ahead) > 0:
-        return Plan(None, gone, _budget_text(window, "makes nothing ahead"))
+        return _plan_ahead_in_short(window, kept, gone, ahead)
     count = _count_alike(window, kept, ahead)
     return Plan(ahead, gone, f"makes batch {ahead} ahead", count=count)
 
@@ -213,6 +214,22 @@ def _surplus(window: Window, kept: tuple[Span, ...]) -> list[int]:
     return serials
 
 
+def _plan_ahead_in_short(
+    window: Window, kept: tuple[Span, ...], gone: tuple[int, ...], number: int
+) -> Plan:
+    """Make a batch ahead in the place of what only a resume would need, if that is enough."""
+    missing = _missing_bytes(window, kept, number)
+    serials: list[int] = []
+    for span in _of_resumes(window, kept):
+        if missing > 0:
+            serials.append(span.serial)
+            missing -= span.num_bytes
+    if missing > 0:
+        return Plan(None, gone, _budget_text(window, "makes nothing ahead"))
+    text = _budget_text(window, f"makes batch {number} ahead")
+    return Plan(number, (*gone, *serials), text, is_short=True)
+
+
 def _plan_wanted(
     window: Window, kept: tuple[Span, ...], gone: tuple[int, ...], number: int
 ) -> Plan:
@@ -236,16 +253,26 @@ def _by_need(window: Window, kept: tuple[Span, ...]) -> list[Span]:
     """Return the segments that can be done without, what is needed least first."""
     positions = [reader.position for reader in _leading(window)]
     slowest = min(positions)
-    older = [span for span in kept if span.end <= slowest]
+    of_resumes = _of_resumes(window, kept)
+    recent = [span for span in kept if span.end <= slowest and span not in of_resumes]
     ahead = [
         span
         for span in kept
         if span.end > slowest and not any(span.first <= each < span.end for each in positions)
     ]
     return [
-        *sorted(older, key=lambda span: span.first),
+        *of_resumes,
+        *sorted(recent, key=lambda span: span.first),
         *sorted(ahead, key=lambda span: _distance(span, positions), reverse=True),
     ]
+
+
+def _of_resumes(window: Window, kept: tuple[Span, ...]) -> list[Span]:
+    """Return the segments that nobody needs who goes on, the newest first."""
+    slowest = min(reader.position for reader in _leading(window))
+    behind = slowest - window.limits.lookback_length
+    older = [span for span in kept if span.end <= behind]
+    return sorted(older, key=lambda span: span.first, reverse=True)
 
 
 def _distance(span: Span, positions: list[int]) -> int:

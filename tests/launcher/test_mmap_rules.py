@@ -9,6 +9,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.job.mmap_rules import num_positions
+from resilience.data.placement import Layout, positions_of
 from tests.launcher.shipped import shipped_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_70b_pretrain"
@@ -79,9 +80,58 @@ def test_a_folder_that_goes_with_its_container_is_refused() -> None:
         (LARGE, [], 1),
         (LARGE, ["trainer.tensor_parallel=4"], 2),
         (LARGE, ["trainer.tensor_parallel=2", "trainer.context_parallel=2"], 2),
+        (
+            LARGE,
+            ["trainer.num_nodes=2", "trainer.tensor_parallel=2", "trainer.pipeline_parallel=8"],
+            1,
+        ),
+        (
+            LARGE,
+            ["trainer.num_nodes=2", "trainer.tensor_parallel=2", "trainer.pipeline_parallel=4"],
+            2,
+        ),
     ],
 )
-def test_tensor_and_context_parallel_workers_share_a_position(
+def test_workers_that_see_the_same_samples_share_a_position(
     recipe: str, overrides: Sequence[str], expected: int
 ) -> None:
-    assert num_positions(shipped_job(recipe, "slurm", overrides)) == expected
+    job = shipped_job(recipe, "slurm", overrides)
+    assert num_positions(job) == expected
+    if (trainer := job.trainer).kind == "megatron":
+        layout = Layout(
+            tp=trainer.tensor_parallel,
+            pp=trainer.pipeline_parallel,
+            cp=trainer.context_parallel,
+            dp=trainer.data_parallel_size,
+            num_nodes=trainer.num_nodes,
+            gpus_per_node=trainer.num_devices,
+        )
+        nodes = range(trainer.num_nodes)
+        assert max(len(positions_of(layout, node)) for node in nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param(["resilience/tiered=ram"], 10, id="of-the-memory"),
+        pytest.param(["resilience/tiered=ram", f"{where('checkpoint_frequency')}=7"], 7, id="own"),
+        pytest.param(
+            [
+                "resilience/tiered=ram",
+                "resilience.tiered.ram.every_n_steps=null",
+                "resilience.tiered.ram.every_s=60",
+            ],
+            None,
+            id="by-time",
+        ),
+    ],
+)
+def test_batches_know_how_often_checkpoints_are_taken(
+    overrides: Sequence[str], expected: int | None
+) -> None:
+    settings = shipped_job(TINY, "local", [*ON, *overrides]).resilience
+    assert settings.batches
+    assert settings.batches.checkpoint_frequency == expected
+    assert settings.mmap
+    assert settings.batches.budget_mib == settings.mmap.budget_mib

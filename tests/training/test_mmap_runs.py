@@ -72,12 +72,15 @@ def test_who_replaces_a_worker_finds_its_batches(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_started_again_finds_its_batches(tmp_path: Path) -> None:
-    """All of its processes were killed at once; it begins at the start, which was kept."""
+    """All of its processes were killed at once; it begins at the start, which was kept.
+
+    The steps fill more than two segments of 64 batches.
+    """
     cache = tmp_path / "cache"
-    job = make_fault_job(max_steps=NUM_STEPS, mmap=mmap(cache, checkpoint_frequency=100))
+    job = make_fault_job(max_steps=150, mmap=mmap(cache))
     folder = tmp_path / "run"
     with start_run(folder, job) as run:
-        run.wait_for_step(10)
+        run.wait_for_step(140)
         run.kill_node("n0")
     with start_run(folder, job) as run:
         outcome = finish(run)
@@ -85,5 +88,5 @@ def test_a_run_that_is_started_again_finds_its_batches(tmp_path: Path) -> None:
     assert outcome.statuses == [0]
     ready = [each.fields["num_batches"] for each in outcome.named("batches_ready")]
     assert ready[:4] == [0, 0, 0, 0]
-    assert min(ready[4:]) > 10
+    assert min(ready[4:]) > 140
     assert list(cache.iterdir()) == []

@@ -20,9 +20,10 @@ from launcher.job.workload import S3Jsonl
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 from tests.training.groups import make_group
 from tests.training.jobs import make_job
-from training.data import s3
+from training.data import jsonl, s3
 from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
 from training.data.loading import open_samples
+from training.data.tokens import describe_samples
 from training.errors import DataError
 
 _NUMBERS = count(1)
@@ -117,6 +118,21 @@ def test_a_worker_opens_its_samples(bucket, tmp_path):
 
     assert samples.num_samples == 4
     assert bytes(samples.read([0])[0].tolist()) == b"a lon"
+
+
+def test_who_comes_later_lists_no_bucket(bucket, tmp_path, monkeypatch):
+    """It may be out of reach by then, or hold something else; the run has its tokens."""
+    bucket.put("a", "a long way", "to go")
+    data, model = bucket.data(), make_job().model
+    first = open_samples(data, model, run_dir=tmp_path, group=make_group())
+    monkeypatch.setattr(jsonl, "list_objects", lambda data: pytest.fail("it was listed"))
+
+    again = open_samples(data, model, run_dir=tmp_path, group=make_group())
+
+    assert describe_samples(again) == describe_samples(first)
+    other = data.model_copy(update={"text_key": "body"})
+    with pytest.raises(pytest.fail.Exception, match="it was listed"):
+        open_samples(other, model, run_dir=tmp_path, group=make_group())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,9 +42,30 @@ def token_file(data: JsonLines, folder: Path) -> Path:
     Reads only the status of the files, or a listing of the bucket.
     """
     content = _describe_file(data) if isinstance(data, Jsonl) else _describe_bucket(data)
+    return folder / f"tokens-{_digest(data, *content)}.bin"
+
+
+def find_token_file(data: JsonLines, folder: Path) -> Path:
+    """Return the same; of a bucket, what `write_token_file` has noted in this folder.
+
+    So who comes later to a run lists no bucket, which may be out of reach by then.
+    """
+    if isinstance(data, S3Jsonl):
+        with suppress(FileNotFoundError):
+            path = folder / _note_of(data, folder).read_text()
+            if path.exists():
+                return path
+    return token_file(data, folder)
+
+
+def _note_of(data: S3Jsonl, folder: Path) -> Path:
+    """Return the file that names the token file of a bucket's objects."""
+    return folder / f"tokens-of-{_digest(data, data.url, data.endpoint)}.txt"
+
+
+def _digest(data: JsonLines, *content: object) -> str:
     parts = (*content, data.text_key, data.tokenizer, _tokenizer_files(data.tokenizer))
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    return folder / f"tokens-{digest}.bin"
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _describe_file(data: Jsonl) -> tuple[str, int, int]:
@@ -82,6 +104,9 @@ def write_token_file(data: JsonLines, path: Path, *, node: str, encode: Encoder)
         if token_file(data, path.parent) != path:
             raise DataError(f"the data changed while it was read; {_UNCHANGED}")
         unfinished.replace(path)
+        if isinstance(data, S3Jsonl):
+            unfinished.write_text(path.name)
+            unfinished.replace(_note_of(data, path.parent))
     except OSError as error:
         raise DataError(f"cannot write tokens to {unfinished}: {error.strerror}") from error
     finally:

@@ -9,9 +9,9 @@ from launcher.job.workload import Data, Model, StdlibText
 from training.data.jsonl import (
     CACHE_FOLDER,
     JsonLines,
+    find_token_file,
     map_token_file,
     open_encoder,
-    token_file,
     write_token_file,
 )
 from training.data.stdlib_text import read_stdlib_tokens
@@ -46,7 +46,7 @@ def _open_jsonl(data: JsonLines, model: Model, folder: Path, group: WorkerGroup)
                 _tokenise(data, model, folder, group)
         else:
             group.follow(of_node, DATA_TIMEOUT)
-    return map_token_file(token_file(data, folder))
+    return map_token_file(find_token_file(data, folder))
 
 
 def _of_node(group: WorkerGroup) -> str:
@@ -56,7 +56,7 @@ def _of_node(group: WorkerGroup) -> str:
 def _tokenise(data: JsonLines, model: Model, folder: Path, group: WorkerGroup) -> None:
     encode, num_tokens = open_encoder(data.tokenizer)
     check_vocabulary(model, num_tokens, data.tokenizer)
-    path = token_file(data, folder)
+    path = find_token_file(data, folder)
     if not path.exists():
         write_token_file(data, path, node=group.node, encode=encode)
 

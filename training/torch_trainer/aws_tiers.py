@@ -111,12 +111,13 @@ class AwsCheckpoints(Checkpoints):
         by_seconds = self._cadence.every_s is not None
         return self._is_leader and not self._is_off and by_seconds and self._is_due(0)
 
-    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> None:
+    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> bool:
         """Note whether the state is to be saved when the step's gate is passed."""
         self._settle()
         by_steps = self._cadence.every_n_steps is not None
         is_due = step > 0 and self._is_due(step) if by_steps else is_requested
         self._due = step if is_due and generation >= 0 and not self._is_off else None
+        return self._due is not None
 
     def keep(self) -> None:
         """Stage the state if it is due; what the library has begun can no longer be left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,10 @@ class Batches(Protocol):
         """Return the rows of tokens of each micro batch, shape (samples, sequence + 1)."""
         ...
 
+    def note_checkpoint(self, step: int) -> None:
+        """Take note that a run which loses every copy of its state begins with this step again."""
+        ...
+
     def close(self) -> None:
         """Leave nothing behind: the run is over."""
         ...
@@ -38,15 +43,24 @@ def open_batches(
     run_dir: Path,
     owner_pid: int,
     events: EventLog,
+    on_wait: Callable[[], None] | None = None,
 ) -> Batches:
     """Return the batches of this worker's rank, the first of which is to be that of step `first`.
 
     `owner_pid` is the process that outlives the worker: what is made ahead ends with it.
+    `on_wait` shows that the worker still waits, and may raise to end that.
     """
     if job.resilience.mmap is None:
         return _ReadBatches(job, samples, group)
     return _CachedBatches(
-        job, samples, group, first=first, run_dir=run_dir, owner_pid=owner_pid, events=events
+        job,
+        samples,
+        group,
+        first=first,
+        run_dir=run_dir,
+        owner_pid=owner_pid,
+        events=events,
+        on_wait=on_wait,
     )
 
 
@@ -63,6 +77,9 @@ class _ReadBatches:
     def read(self, step: int) -> list[Tensor]:
         return list(torch.from_numpy(self._batches.read(step)).unbind())
 
+    def note_checkpoint(self, step: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -78,6 +95,7 @@ class _CachedBatches:
         run_dir: Path,
         owner_pid: int,
         events: EventLog,
+        on_wait: Callable[[], None] | None,
     ) -> None:
         from resilience.data import cached
 
@@ -96,11 +114,15 @@ class _CachedBatches:
             size=group.environment.world_size,
             owner_pid=owner_pid,
             events=events,
+            on_wait=on_wait,
         )
         events.write("batches_ready", step=first, num_batches=self._loader.count_ready())
 
     def read(self, step: int) -> list[Tensor]:
         return list(torch.from_numpy(self._loader.read(step)[ROWS]).unbind())
+
+    def note_checkpoint(self, step: int) -> None:
+        self._loader.note_checkpoint(step)
 
     def close(self) -> None:
         self._loader.close(is_over=True)

@@ -80,12 +80,14 @@ class Checkpoints:
         """Say whether this worker asks for a checkpoint after the step that is being taken."""
         return False
 
-    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> None:
+    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> bool:
         """Begin to save the state after `step` updates, if it is due, before a forward begins.
 
         `generation` made the last of them, -1 for a state that was loaded or is the first.
-        Raises nothing but what `pulse` does, as all others.
+        Returns whether it is due, the same on every worker. Raises nothing but what `pulse`
+        does, as all others.
         """
+        return False
 
     def before_update(self, pulse: Pulse) -> None:
         """Return when the update may write: what was begun is copied. The step is stable."""

@@ -115,6 +115,8 @@ class _ResilientRun:
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
         self._batches: Batches | None = None
+        self._newest: int | None = None
+        """Step of the newest checkpoint that has begun, of a state that this worker knows of."""
         self._model: SpreadModel | None = None
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
@@ -267,7 +269,10 @@ class _ResilientRun:
                 run_dir=self._run_dir,
                 owner_pid=self._place.agent_pid,
                 events=self._events,
+                on_wait=self.watch.pulse,
             )
+        if self._newest is not None:
+            self._batches.note_checkpoint(self._newest)
         return self._batches
 
     def _check_samples(self) -> None:
@@ -333,6 +338,7 @@ class _ResilientRun:
             for moments in self._stepper.optimizer.state.values():
                 for tensor in moments.values():
                     tensor.zero_()
+        self._newest = step
         self._saves.begin_run(group, step)
         if generation.number > 0 or source != "start":
             self._events.write(
@@ -370,12 +376,13 @@ class _ResilientRun:
             if ends_epoch(step, global_batch_size=batch_size, num_samples=num_samples):
                 self._write_state(step, generation, group, checkpoint)
             self.watch.begin(step, Place.DATA)
-            self._saves.begin_step(
+            if self._saves.begin_step(
                 step,
                 generation=self.recovery.mark.step_generation,
                 is_requested=self.recovery.rest.get(SAVE_DUE, False),
                 pulse=self.watch.pulse,
-            )
+            ):
+                self._note_saved(step, is_complete=False)
             self.watch.injector.reach("data", step)
             rows = batches.read(step)
             seed_step(self._trainer.seed, step, generation.rank)
@@ -425,8 +432,17 @@ class _ResilientRun:
                 sys.stderr.write(f"training: {text}\n")
                 self._events.write("warning", step=step, text=text)
             return
+        if is_written:
+            self._note_saved(step, is_complete=True)
         if is_written and generation.rank == 0:
             self._events.write("state_written", step=step)
+
+    def _note_saved(self, step: int, *, is_complete: bool) -> None:
+        """Let batches go that no resume needs: it begins at the newest complete checkpoint."""
+        before, self._newest = self._newest, step
+        newest = step if is_complete else before
+        if self._batches is not None and newest is not None:
+            self._batches.note_checkpoint(newest)
 
     def _apply(self, step: int) -> None:
         assert self._stepper is not None

@@ -138,14 +138,19 @@ class _PlainRun(StepWatch):
         schedule = plan_schedule(self._job)
         self._log.go_on(self.rest.get("last"))
         self._stop.defer()
+        newest = first
+        batches.note_checkpoint(first)
         for step in range(first, self._job.trainer.max_steps):
             lr = schedule.lr_at(step)
-            self._saves.begin_step(
+            if self._saves.begin_step(
                 step,
                 generation=self._generation,
                 is_requested=self.rest.get(SAVE_DUE, False),
                 pulse=_go_on,
-            )
+            ):
+                # Until this one is complete, the one before it is the newest.
+                batches.note_checkpoint(newest)
+                newest = step
             result = self._stepper.run(batches.read(step), step=step, lr=lr)
             self._generation = self._group.environment.generation
             self.rest = {**self.rest, **describe_step(step, result, lr)}

@@ -167,11 +167,13 @@ class TieredCheckpoints(Checkpoints):
         """Say whether so many seconds have passed that rank 0 asks for a checkpoint."""
         return self._is_leader and self._cadence.every_s is not None and self._is_due(0)
 
-    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> None:
+    def begin_step(self, step: int, *, generation: int, is_requested: bool, pulse: Pulse) -> bool:
         """Begin to save the state, if it is due."""
         self._settle()
-        if generation >= 0 and self._is_wanted(step, is_requested=is_requested):
+        is_due = generation >= 0 and self._is_wanted(step, is_requested=is_requested)
+        if is_due:
             self._start(step, generation, pulse)
+        return is_due
 
     def before_update(self, pulse: Pulse) -> None:
         """Return when what was begun is copied, and the update may write."""

@@ -91,6 +91,9 @@ class MirrorSealer:
     def seal(self, parts: Iterable[Buffer], associated: bytes) -> bytes:
         return self._tag(associated) + b"".join(parts)[::-1]
 
+    def is_current(self) -> bool:
+        return True
+
     def open(self, data: Buffer, associated: bytes) -> bytearray:
         if data[:16] != self._tag(associated):
             raise DamagedBatchError("of another key")

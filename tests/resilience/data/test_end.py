@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,29 @@ def test_who_leaves_without_a_word_leaves_the_files(scene: Scene) -> None:
     assert 3 in scene.held()
     assert len(scene.open(samples_consumed=3).read(3)) == 2
     assert len(scene.producers()) == 1
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_another_number_of_positions_ends_the_producers_of_the_old_ones(
+    scene: Scene, is_used: bool
+) -> None:
+    """Though their owner lives; those with a consumer go with it."""
+    old = [scene.open(rank=rank, size=2, owner_pid=os.getpid()) for rank in range(2)]
+    for loader in old:
+        loader.read(0)
+    producers = scene.producers()
+    for loader in old[is_used:]:
+        loader.close()
+
+    new = scene.open(owner_pid=os.getpid())
+    new.read(0)
+
+    for each in producers[is_used:]:
+        wait_for_end(each)
+    names = sorted(path.name.rpartition("-")[0] for path in scene.root.glob("train-*"))
+    assert names == ["train-0of1", "train-0of2"][: 1 + is_used]
+    old[0].close()
+    new.close(is_over=True)
+    assert list(scene.root.parent.iterdir()) == []
+    for each in scene.producers():
+        wait_for_end(each)

@@ -20,7 +20,7 @@ from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
 from resilience.data.segments import Segment
 from tests.resilience.data import fault_sources as faults
 from tests.resilience.data import watch
-from tests.resilience.data.scene import Scene, count_up, end_process
+from tests.resilience.data.scene import Scene, count_up, end_process, make_stateful
 from tests.resilience.data.segment_files import flip
 from tests.resilience.data.watch import find_processes, read
 
@@ -272,3 +272,35 @@ def test_a_flipped_bit_costs_no_batch(scene: Scene, part: str, is_alive: bool) -
     read(scene.open(lookback_length=100), *range(25))
     read(loader, *range(40))
     assert scene.lines("make").count(12) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "another"])
+def test_a_damaged_state_of_a_loader_costs_no_batch(scene: Scene, damage: str) -> None:
+    loader = scene.open(make_stateful, lookback_length=100, prefetch_length=4)
+    read(loader, *range(40))
+    kill(scene)
+    states = sorted(scene.root.glob("*/state-*"))
+    for path in states:
+        content = path.read_bytes()
+        if damage == "flip":
+            path.write_bytes(content.replace(b'"number": ', b'"number": 1'))
+        elif damage == "cut":
+            path.write_bytes(content[:-1])
+        else:
+            path.write_bytes(states[0].read_bytes())
+
+    read(loader, *range(40, 60))
+    read(scene.open(make_stateful, lookback_length=100), *range(60))
+
+
+def test_what_a_killed_producer_had_half_written_goes(scene: Scene) -> None:
+    loader = scene.open(make_stateful)
+    read(loader, *range(20))
+    kill(scene)
+    (cache,) = scene.root.glob("train-*")
+    for name in (".state-16.json.123", ".segment-00000009.batches"):
+        (cache / name).write_text("half")
+
+    read(loader, *range(20, 60))
+
+    assert not list(cache.glob(".s*-*"))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from resilience.data.errors import CacheFullError, DataCacheError, LateBatchError
+from resilience.data import link
+from resilience.data.errors import (
+    CacheFullError,
+    DataCacheError,
+    LateBatchError,
+    ProducerError,
+)
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
@@ -202,8 +209,9 @@ def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    loader = scene.open(hold_at, {"number": 3, "gate": str(gate)}, deadline_s=2)
-    read(loader, 0, 1, 2)
+    options = {"number": 3, "gate": str(gate)}
+    read(scene.open(hold_at, options), 0, 1, 2)
+    loader = scene.open(hold_at, options, deadline_s=2)
 
     with pytest.raises(
         LateBatchError,
@@ -212,7 +220,7 @@ def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
     ):
         loader.read(3)
     gate.write_bytes(b"go on")
-    read(loader, 3, 4)
+    read(scene.open(hold_at, options), 3, 4)
 
 
 def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene) -> None:
@@ -224,6 +232,7 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene
     with pytest.raises(LateBatchError, match="the producer does not answer"):
         loader.read(1_000)
     os.kill(pid, signal.SIGCONT)
+    read(scene.open(), 1_000)
     read(loader, 1_000)
 
 
@@ -233,3 +242,92 @@ def test_a_batch_beyond_the_budget_is_an_error_each_time(scene: Scene) -> None:
     for _ in range(2):
         with pytest.raises(CacheFullError, match=r"set resilience.mmap.budget_mib to 3 or more"):
             loader.read(0)
+
+
+def test_who_waits_is_asked_now_and_then_and_may_end_the_wait(scene: Scene, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    num_calls = 0
+
+    def on_wait() -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise InterruptedError("somebody else has failed")
+
+    options = {"number": 3, "gate": str(gate)}
+    loader = scene.open(hold_at, options, on_wait=on_wait)
+
+    with pytest.raises(InterruptedError, match="somebody else"):
+        read(loader, 0, 1, 2, 3)
+    gate.write_bytes(b"go on")
+    read(loader, loader.samples_consumed, 3, 4)
+
+
+def test_a_producer_that_cannot_be_started_costs_no_batch_that_is_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = scene.open()
+    read(loader, 0, 7)
+    end_process(scene.producers()[0], signal.SIGKILL)
+
+    def fail(_spec: object) -> bool:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(link, "start_producer", fail)
+    read(loader, *range(8))
+    with pytest.raises(ProducerError, match="cannot start a producer of batches: Resource temp"):
+        loader.read(500)
+    assert loader.samples_consumed == 8
+    monkeypatch.undo()
+    read(loader, *range(8, 20))
+
+
+def test_a_closed_loader_stays_closed(scene: Scene) -> None:
+    loader = scene.open(stage="val")
+    read(loader, 0)
+    loader.close(is_over=True)
+
+    uses: list[Callable[[], Any]] = [
+        lambda: next(iter(loader)),
+        lambda: loader.read(0),
+        loader.explain,
+        lambda: loader.load_state_dict({"samples_consumed": 3}),
+    ]
+    for use in uses:
+        with pytest.raises(DataCacheError, match="the loader is closed"):
+            use()
+    assert len(scene.producers()) == 1
+    assert not scene.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        pytest.param("train", set(range(30, 34)), id="train"),
+        pytest.param("val", {*range(4), *range(29, 36)}, id="val"),
+    ],
+)
+def test_training_and_validation_have_lengths_of_their_own(
+    scene: Scene, stage: str, expected: set[int]
+) -> None:
+    loader = scene.open(
+        options={"num_items": (1 << 17) + 1},  # so many that a segment holds one batch
+        stage=stage,
+        prefetch_length=2,
+        val_prefetch_length=4,
+        lookback_length=1,
+        val_lookback_length=2,
+    )
+    for number in range(20, 31):
+        loader.read(number)
+    loader.load_state_dict({"samples_consumed": 31})
+
+    def held() -> set[int]:
+        loader._store.refresh()
+        return {number for number in range(60) if loader._store.find(number)}
+
+    end_s = time.monotonic() + LIMIT_S
+    while (found := held()) != expected:
+        assert time.monotonic() < end_s, found
+        time.sleep(0.01)

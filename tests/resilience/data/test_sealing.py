@@ -424,3 +424,18 @@ def test_producer_and_consumer_call_kms_once_each(kms, tmp_path):
             read_all(other)
         assert kms.num_calls() == before + 3
         loader.close(is_over=True)
+
+
+def test_a_key_that_is_damaged_under_a_living_producer_is_made_again(tmp_path, key_file):
+    """Who has read before goes on; who comes anew cannot, until the batches have another key."""
+    with open_loader(tmp_path, by_file(key_file)) as loader:
+        read_all(loader)
+        (path,) = (tmp_path / "cache").rglob(KEY_NAME)
+        content = bytearray(path.read_bytes())
+        content[-3] ^= 1
+        path.write_bytes(content)
+
+        with open_loader(tmp_path, by_file(key_file)) as other:
+            read_all(other)
+        assert next(iter(loader)) == 20
+        loader.close(is_over=True)

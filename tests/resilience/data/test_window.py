@@ -110,8 +110,19 @@ def test_for_what_is_waited_for_old_segments_go_first() -> None:
 
     planned = plan(waiting(state, 12))
 
-    assert (planned.produce, planned.evict, planned.is_short) == (12, (1,), True)
+    assert (planned.produce, planned.evict, planned.is_short) == (12, (2,), True)
     assert "budget" in planned.reason
+
+
+def test_what_only_a_resume_needs_makes_room_ahead_the_newest_of_it_first() -> None:
+    """A resume finds its first batches; what it needs next is made while it takes them."""
+    spans = ((0, 5), (5, 10), (10, 12), (12, 15))
+    state = window(14, spans=spans, budget_bytes=150, checkpoint=0)
+
+    planned = plan(state)
+
+    assert (planned.produce, planned.evict, planned.is_short) == (15, (3,), True)
+    assert plan(replace(state, limits=replace(state.limits, lookback_length=14))).produce is None
 
 
 def test_then_goes_what_is_needed_last() -> None:
@@ -142,7 +153,7 @@ def test_a_smaller_budget_than_before_is_kept_too() -> None:
     state = window(9, spans=((0, 5), (5, 9), (9, 12)), budget_bytes=80, checkpoint=0)
 
     assert plan(state).evict == (1,)
-    assert plan(replace(state, limits=replace(state.limits, budget_bytes=60))).evict == (1, 2)
+    assert plan(replace(state, limits=replace(state.limits, budget_bytes=30))).evict == (1, 2)
 
 
 @pytest.mark.parametrize(
