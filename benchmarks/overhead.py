@@ -35,7 +35,13 @@ START_LIMIT_S = 180.0
 RECIPE = "llama/llama3_tiny_pretrain"
 OFF_STEPS = (2, 5)
 NUM_OFF_RANKS = 2
-ALLOWED_WHEN_OFF = {"resilience", "resilience.events", "resilience.settings"}
+ALLOWED_WHEN_OFF = {
+    "resilience",
+    "resilience.data",
+    "resilience.data.order",  # in which samples come, with the feature or without
+    "resilience.events",
+    "resilience.settings",
+}
 NUM_OFF_BUCKETS = 2
 """Of the recipe's model under DDP; a step reduces these, and the loss with the wish to stop."""
 MIB = 1 << 20

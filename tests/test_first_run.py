@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from resilience.events import read_events
 from tests.launcher.command import launch
 
@@ -22,6 +24,7 @@ def test_the_first_run_learns_and_leaves_a_model_and_a_report(tmp_path: Path) ->
     assert "src=" not in (run / "report.html").read_text().partition("<body")[0]
 
 
+@pytest.mark.slow
 def test_gpt_oss_learns_too(tmp_path: Path) -> None:
     ended = launch("recipe=gpt_oss/gpt_oss_tiny_pretrain", "action=run", "trainer.max_steps=25",
                    "run.dir=out", folder=tmp_path)  # fmt: skip

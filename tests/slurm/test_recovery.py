@@ -83,6 +83,7 @@ class Watch:
         return {each.rank: each for each in self.seen if each.event == "worker_started"}
 
 
+@pytest.mark.slow
 def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
     slurm: Slurm, tmp_path: Path
 ):

@@ -19,8 +19,8 @@ def write_norms(arguments: list[str]) -> int:
     import torch
 
     from launcher.job import read_job
-    from training.data.batches import RankBatches
     from training.data.loading import open_samples
+    from training.data.rank_batches import RankBatches
     from training.environment import parse_environment
     from training.group import open_group
     from training.plan import plan_split

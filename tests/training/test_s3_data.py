@@ -20,7 +20,7 @@ from launcher.job.workload import S3Jsonl
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 from tests.training.groups import make_group
 from tests.training.jobs import make_job
-from training.data import jsonl, s3
+from training.data import s3
 from training.data.jsonl import map_token_file, open_encoder, token_file, write_token_file
 from training.data.loading import open_samples
 from training.data.tokens import describe_samples
@@ -125,7 +125,7 @@ def test_who_comes_later_lists_no_bucket(bucket, tmp_path, monkeypatch):
     bucket.put("a", "a long way", "to go")
     data, model = bucket.data(), make_job().model
     first = open_samples(data, model, run_dir=tmp_path, group=make_group())
-    monkeypatch.setattr(jsonl, "list_objects", lambda data: pytest.fail("it was listed"))
+    monkeypatch.setattr(s3, "list_objects", lambda data: pytest.fail("it was listed"))
 
     again = open_samples(data, model, run_dir=tmp_path, group=make_group())
 

@@ -1,4 +1,4 @@
-"""A rank's part of each global batch: read by the worker, or ahead of it by a process of its own.
+"""A rank's part of each global batch, made ahead of the worker by a process of its own.
 
 Nothing here imports torch: a producer of batches starts in a fraction of a second.
 """
@@ -18,32 +18,14 @@ from launcher.job import Job
 from launcher.job.workload import Data, StdlibText
 from resilience.data.sources import Source, Start
 from training.data.jsonl import map_token_file
+from training.data.rank_batches import RankBatches
 from training.data.stdlib_text import read_stdlib_tokens
 from training.data.tokens import Samples, describe_samples
-from training.order import SampleOrder, Split
+from training.order import Split
 
 _DATA: TypeAdapter[Data] = TypeAdapter(Data)
 ROWS = "rows"
 """Name under which a cached batch has its tokens."""
-
-
-class RankBatches:
-    """Reads one rank's samples of any step."""
-
-    def __init__(self, samples: Samples, *, seed: int, split: Split, rank: int) -> None:
-        self._samples = samples
-        self._order = SampleOrder(num_samples=samples.num_samples, seed=seed)
-        self._split = split
-        self._rank = rank
-
-    def read(self, step: int) -> NDArray[np.int64]:
-        """Return the tokens, shape (micro batches, samples of one, sequence + 1)."""
-        micro_batches = range(self._split.num_micro_batches)
-        return np.stack([self._read_rows(step, number) for number in micro_batches])
-
-    def _read_rows(self, step: int, micro_batch: int) -> NDArray[np.int64]:
-        positions = self._split.positions(step=step, rank=self._rank, micro_batch=micro_batch)
-        return self._samples.read(self._order.sample_at(position) for position in positions)
 
 
 def make_source(job: Job, samples: Samples) -> Source:

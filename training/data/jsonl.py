@@ -22,8 +22,7 @@ from typing import BinaryIO
 import numpy as np
 
 from launcher.job.workload import Jsonl, S3Jsonl
-from training.data.s3 import Line, describe_objects, list_objects, read_lines
-from training.data.tokens import NUM_BYTE_TOKENS, Tokens, encode_bytes
+from training.data.tokens import NUM_BYTE_TOKENS, Line, Tokens, encode_bytes
 from training.errors import DataError, first_line
 
 CACHE_FOLDER = "cache"
@@ -79,6 +78,8 @@ def _describe_file(data: Jsonl) -> tuple[str, int, int]:
 
 
 def _describe_bucket(data: S3Jsonl) -> tuple[str, str | None, list[tuple[str, int, str]]]:
+    from training.data.s3 import describe_objects, list_objects
+
     return data.url, data.endpoint, describe_objects(list_objects(data))
 
 
@@ -166,12 +167,19 @@ def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
 
 
 def _read_texts(data: JsonLines) -> Iterator[str]:
-    lines = _read_file(data) if isinstance(data, Jsonl) else read_lines(data)
+    lines = _read_file(data) if isinstance(data, Jsonl) else _read_bucket(data)
     return (
         _parse_text(line.content, data.text_key, line.where)
         for line in lines
         if line.content.strip()
     )
+
+
+def _read_bucket(data: S3Jsonl) -> Iterator[Line]:
+    # Here, as a run without S3 imports nothing of it.
+    from training.data.s3 import read_lines
+
+    return read_lines(data)
 
 
 def _read_file(data: Jsonl) -> Iterator[Line]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from launcher.job.workload import S3Jsonl
 from resilience.tiered.errors import TierError
 from resilience.tiered.stores.deadline import Calls, Hung, calls_within
 from resilience.tiered.stores.s3 import S3Objects, S3Settings
+from training.data.tokens import Line
 from training.errors import DataError
 
 _REGION = "us-east-1"
@@ -34,14 +34,6 @@ class S3Object(NamedTuple):
     bucket: str
     key: str
     object_info: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line, and the words in which an error says where it is."""
-
-    where: str
-    content: bytes
 
 
 def list_objects(data: S3Jsonl) -> list[S3Object]:

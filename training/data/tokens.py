@@ -23,6 +23,14 @@ NUM_BYTE_TOKENS = 257
 Tokens = NDArray[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line, and the words in which an error says where it is."""
+
+    where: str
+    content: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """A data set; `tokens` may be a memory map far larger than memory."""

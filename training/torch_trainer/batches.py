@@ -12,7 +12,7 @@ from torch import Tensor
 
 from launcher.job import Job
 from resilience.events import EventLog
-from training.data.batches import ROWS, RankBatches, make_identity, make_source
+from training.data.rank_batches import RankBatches
 from training.data.tokens import Samples
 from training.group import WorkerGroup
 from training.plan import plan_split
@@ -97,7 +97,9 @@ class _CachedBatches:
         events: EventLog,
         on_wait: Callable[[], None] | None,
     ) -> None:
+        # Here, as a run without the feature imports nothing of it.
         from resilience.data import cached
+        from training.data.batches import ROWS, make_identity, make_source
 
         settings = job.resilience.batches
         assert settings is not None
@@ -116,10 +118,11 @@ class _CachedBatches:
             events=events,
             on_wait=on_wait,
         )
+        self._rows = ROWS
         events.write("batches_ready", step=first, num_batches=self._loader.count_ready())
 
     def read(self, step: int) -> list[Tensor]:
-        return list(torch.from_numpy(self._loader.read(step)[ROWS]).unbind())
+        return list(torch.from_numpy(self._loader.read(step)[self._rows]).unbind())
 
     def note_checkpoint(self, step: int) -> None:
         self._loader.note_checkpoint(step)

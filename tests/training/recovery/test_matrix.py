@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from tests.cases import slow
 from tests.training.recovery.matrix import all_faults, pack, spread_faults
 from tests.training.recovery.runs import SHARDINGS, check_same, make_fault_job, run_job
 
@@ -14,7 +15,7 @@ NUM_STEPS = 70
 SCHEDULES = list(pack(all_faults(), NUM_STEPS))
 
 
-@pytest.mark.parametrize("trainer", SHARDINGS)
+@pytest.mark.parametrize("trainer", [slow("ddp"), "hybrid"])
 def test_run_survives_faults_of_each_kind_in_each_place(tmp_path, undisturbed, trainer):
     (faults,) = pack(spread_faults(trainer), NUM_STEPS)
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.cases import slow
 from tests.training.recovery.runs import (
     check_no_step_lost,
     check_same_bits,
@@ -38,8 +39,8 @@ def is_start(rank: int):
     return lambda event: event.event == "worker_started" and event.rank == rank
 
 
-@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
-@pytest.mark.parametrize("role", ["coordinator", "member", "standby"])
+@pytest.mark.parametrize("trainer", [slow("ddp"), "hybrid"])
+@pytest.mark.parametrize("role", ["coordinator", slow("member"), slow("standby")])
 def test_run_goes_on_without_a_lost_node(tmp_path, undisturbed, trainer, role):
     job = make_fault_job(trainer, max_steps=NUM_STEPS, num_nodes=2, num_devices=2, standby_nodes=1)
 
@@ -70,11 +71,11 @@ def test_every_node_holds_a_whole_copy_of_the_state():
     ("trainer", "ranks"),
     [
         ("hybrid", (0, 2)),
-        pytest.param("hybrid", (1, 3), marks=pytest.mark.slow),
-        pytest.param("ddp", (0, 1, 2, 3), marks=pytest.mark.slow),
+        slow("hybrid", (1, 3)),
+        slow("ddp", (0, 1, 2, 3)),
     ],
 )
-@pytest.mark.parametrize(("step", "source", "first"), [(25, "checkpoint", 20), (4, "start", 0)])
+@pytest.mark.parametrize(("step", "source", "first"), [slow(25, "checkpoint", 20), (4, "start", 0)])
 def test_run_falls_back_where_no_copy_of_a_shard_is_left(
     tmp_path, undisturbed, trainer, ranks, step, source, first
 ):
@@ -111,6 +112,7 @@ def test_state_of_an_epoch_is_whole_although_a_writer_died(tmp_path, undisturbed
     assert fallbacks == {("checkpoint", 10)}
 
 
+@pytest.mark.slow
 def test_stop_while_a_state_is_written_is_seen(tmp_path, undisturbed):
     """The others wait for the writer under no deadline of their own."""
     job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
@@ -125,6 +127,7 @@ def test_stop_while_a_state_is_written_is_seen(tmp_path, undisturbed):
     assert "rank 1 is stopped (state T), in nowhere of step 10" in found.fields["text"]
 
 
+@pytest.mark.slow
 def test_writers_of_a_state_stop_when_another_rank_dies(tmp_path, undisturbed):
     """Who has the only copies left would be replaced if it did not stop in time."""
     job = make_fault_job(
@@ -143,6 +146,7 @@ def test_writers_of_a_state_stop_when_another_rank_dies(tmp_path, undisturbed):
     assert [each.rank for each in outcome.named("worker_replaced")] == [3]
 
 
+@pytest.mark.slow
 def test_run_goes_on_where_no_state_can_be_written(tmp_path, undisturbed):
     """Its last resort is older than it could be, and it says so."""
     job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.cases import slow
 from tests.training.jobs import GPT_OSS
 from tests.training.recovery.runs import (
-    SHARDINGS,
     check_same,
     check_same_bits,
     finish,
@@ -40,15 +40,17 @@ def check_part(folder, undisturbed, trainer, **parts):
     check_same(outcome, undisturbed(trainer, max_steps=NUM_STEPS, **parts), faults=FAULTS)
 
 
-@pytest.mark.parametrize("trainer", SHARDINGS)
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 def test_faults_in_the_first_and_last_of_several_micro_batches(tmp_path, undisturbed, trainer):
     check_part(tmp_path, undisturbed, trainer, values={"global_batch_size": 24})
 
 
+@pytest.mark.slow
 def test_model_with_experts(tmp_path, undisturbed):
     check_part(tmp_path, undisturbed, "hybrid", model=GPT_OSS)
 
 
+@pytest.mark.slow
 def test_activations_that_are_computed_again(tmp_path, undisturbed):
     check_part(tmp_path, undisturbed, "hybrid", values={"activation_checkpointing": True})
 
@@ -76,7 +78,7 @@ def test_worker_that_takes_over_opens_tokenised_data_alone(tmp_path, undisturbed
     check_part(tmp_path / "run", undisturbed, "ddp", data=data)
 
 
-@pytest.mark.parametrize("trainer", SHARDINGS)
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 @pytest.mark.parametrize(
     ("program", "num_deaths"), [("die_while_writing", 1), ("die_while_waiting", 2)]
 )
@@ -92,8 +94,8 @@ def test_death_while_the_checkpoint_is_written(tmp_path, undisturbed, trainer, p
     assert outcome.named("checkpoint_written")
 
 
-@pytest.mark.parametrize("trainer", SHARDINGS)
-@pytest.mark.parametrize("kind", [None, "exception", "sigkill"])
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
+@pytest.mark.parametrize("kind", [None, slow("exception"), "sigkill"])
 def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, trainer, kind):
     """Also where a fault comes at the same moment."""
     faults = [{"kind": kind, "place": "gate", "step": 5, "rank": 1}] if kind else []
@@ -117,7 +119,7 @@ def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, traine
     assert not outcome.left_behind
 
 
-@pytest.mark.parametrize("trainer", SHARDINGS)
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 def test_run_without_self_checks_or_spares(tmp_path, undisturbed, trainer):
     faults = [each for each in FAULTS if each["kind"] != "corrupt"]
     job = make_fault_job(

@@ -29,9 +29,10 @@ def report(outcome, seeds, faults, steps_per_seed) -> None:
         sys.stdout.write(f"{line}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "seeds"),
-    [pytest.param("ddp", (0, 1, 2), marks=pytest.mark.slow), ("hybrid", (3, 4))],
+    [("ddp", (0, 1, 2)), ("hybrid", (3, 4))],
 )
 def test_run_survives_faults_of_a_few_seeds(tmp_path, undisturbed, trainer, seeds):
     faults = draw(trainer, seeds, steps_per_seed=20, mean_steps_between=2)
