@@ -214,7 +214,8 @@ class Scene:
 
     def producers(self) -> list[int]:
         """Return the producers that have opened a source, by their pid."""
-        return list(dict.fromkeys(int(line.split()[2]) for line in self._words() if "open" in line))
+        opened = [line for line in self._words() if line.startswith("open ")]
+        return list(dict.fromkeys(int(line.split()[2]) for line in opened))
 
     def segments(self) -> list[Path]:
         return sorted(self.root.glob("*/segment-*"))

@@ -267,8 +267,8 @@ def test_who_waits_is_asked_now_and_then_and_may_end_the_wait(scene: Scene, tmp_
 def test_a_producer_that_cannot_be_started_costs_no_batch_that_is_there(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = scene.open()
-    read(loader, 0, 7)
+    loader = scene.open(lookback_length=100)
+    read(loader, *range(8))
     end_process(scene.producers()[0], signal.SIGKILL)
 
     def fail(_spec: object) -> bool:
