@@ -65,7 +65,7 @@ def measure(plan: Plan) -> figures.Measured:
     for _ in range(plan.laps):
         for name, value in run_lap(plan).items():
             laps[name].append(value)
-    return figures.Measured(laps)
+    return figures.Measured(dict(laps))
 
 
 def run_lap(plan: Plan) -> dict[str, float]:
