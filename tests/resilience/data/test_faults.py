@@ -183,8 +183,10 @@ def die_and_read(scene: Scene, tmp_path: Path, seed: int, num_deaths: int) -> No
     loader = scene.open(faults.die_at_lines, {"plan": str(plan)}, checkpoint_frequency=5)
     number = 0
     while plan.read_text():
-        read(loader, number)
-        number += 1
+        # By chance six in a row die over one batch, which is an error; asked again, it comes.
+        with suppress(ProducerError):
+            read(loader, number)
+            number += 1
     read(loader, *range(number, number + 20))
     assert len(scene.producers()) == num_deaths + 1
 
