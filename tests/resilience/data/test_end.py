@@ -63,9 +63,10 @@ def test_another_number_of_positions_ends_the_producers_of_the_old_ones(
     scene: Scene, is_used: bool
 ) -> None:
     """Though their owner lives; those with a consumer go with it."""
-    old = [scene.open(rank=rank, size=2, owner_pid=os.getpid()) for rank in range(2)]
-    for loader in old:
-        loader.read(0)
+    old = []
+    for rank in range(2):  # one after the other, so that the producers are in their order
+        old.append(scene.open(rank=rank, size=2, owner_pid=os.getpid()))
+        old[rank].read(0)
     producers = scene.producers()
     for loader in old[is_used:]:
         loader.close()
