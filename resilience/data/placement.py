@@ -2,7 +2,7 @@
 
 Every rank computes the same from the layout alone, so nobody has to ask, and no collective and
 no process group is needed. The ranks of one data-parallel position get the same batches; those
-of them on one node read one cache, which the first of them starts the producer of.
+of them on one node read one cache, and whoever of them comes first starts its producer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from launcher.clusters.local_run import Happened, Outcome, decide_outcome
 from launcher.clusters.ports import hold_port, unassigned_ports
 from resilience.events import read_events
 from tests.launcher.local_job import local_job, run_scripts, write_run
+from tests.processes import command_of, descendants, wait_for_end
 
 TIMEOUT_S = 120
 FOREVER = "sleep 1000000"
@@ -37,33 +37,6 @@ sys.exit(run_nodes(read_job(folder / "job.json"), folder, grace_s=float(sys.argv
 def last_event(folder: Path) -> tuple[str, dict[str, object]]:
     event = read_events(folder / "events.jsonl")[-1]
     return event.event, dict(event.fields)
-
-
-def descendants(pid: int) -> set[int]:
-    """Return a process's children and their children, by /proc."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found, new = set(), {pid}
-    while new:
-        new = {child for child, parent in parents.items() if parent in new}
-        found |= new
-    return found
-
-
-def wait_for_end(pids: set[int]) -> None:
-    """Return when all processes have ended; fail after a time that none should need."""
-    for pid in pids:
-        try:
-            file = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        ended, _, _ = select.select([file], [], [], TIMEOUT_S)
-        os.close(file)
-        assert ended, Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def is_alive(pid: int) -> bool:
@@ -269,7 +242,8 @@ def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     with running(tmp_path / "run", f"{STRAY}\nwait", FOREVER, grace_s=0.1) as (launcher, pids):
         assert int((tmp_path / "run/stray").read_text()) in pids
         launcher.kill()
-        wait_for_end(pids)
+        for pid in pids:
+            wait_for_end(pid)
 
     assert not [pid for pid in pids if is_alive(pid)]
 
@@ -277,12 +251,14 @@ def test_launcher_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 def test_keeper_that_is_killed_ends_its_node_and_the_run(tmp_path: Path) -> None:
     with running(tmp_path / "run", f"{STRAY}\nwait", FOREVER) as (launcher, pids):
         (keeper,) = (
-            pid for pid in pids if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            and b"node-0.sh" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        )  # fmt: skip
+            pid
+            for pid, command in zip(pids, map(command_of, pids), strict=True)
+            if b"keeper.py" in command and b"node-0.sh" in command
+        )
         os.kill(keeper, signal.SIGKILL)
         launcher.communicate(timeout=TIMEOUT_S)
-        wait_for_end(pids)
+        for pid in pids:
+            wait_for_end(pid)
 
     assert launcher.returncode == 137
 

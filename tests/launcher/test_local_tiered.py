@@ -17,7 +17,7 @@ import pytest
 from tests.launcher.command import TIMEOUT_S
 from tests.launcher.local_job import local_job
 from tests.launcher.shipped import rendered
-from tests.launcher.test_local_run import descendants, wait_for_end
+from tests.processes import descendants, wait_for_end
 
 SHM = Path("/dev/shm")
 # Takes the agent's place: it says that it is there, and does as it is told.
@@ -121,7 +121,8 @@ def test_run_that_fails_leaves_its_checkpoints_and_nothing_else(run: Run) -> Non
     run.tell(7)
 
     assert run.process.wait(TIMEOUT_S) == 7
-    wait_for_end(started)
+    for pid in started:
+        wait_for_end(pid)
     for folder in run.arenas():
         assert folder.is_dir()
         assert not (folder / "memoryd.sock").exists()
@@ -133,7 +134,8 @@ def test_nothing_but_checkpoints_outlives_a_killed_launcher(run: Run) -> None:
 
     run.process.kill()
 
-    wait_for_end(started)
+    for pid in started:
+        wait_for_end(pid)
     assert all(folder.is_dir() for folder in run.arenas())
 
 
@@ -142,7 +144,7 @@ def test_daemon_that_is_killed_is_there_again(run: Run) -> None:
     before = run.daemons()
 
     os.kill(before[0], signal.SIGKILL)
-    wait_for_end({before[0]})
+    wait_for_end(before[0])
 
     for _ in range(2 * TIMEOUT_S):
         if len(run.daemons()) > len(before):

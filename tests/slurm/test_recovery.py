@@ -14,6 +14,7 @@ import pytest
 
 from resilience.events import Event, EventReader, read_events
 from tests.launcher.command import launch
+from tests.processes import command_of
 from tests.slurm.jobs import Slurm
 from tests.slurm.test_run import losses, weights
 
@@ -45,9 +46,7 @@ def processes(job_id: str, node: str) -> list[int]:
 def agent_of(job_id: str, node: str) -> int:
     """Return the agent's process, which its workers' are forked from."""
     (agent,) = (
-        pid
-        for pid in processes(job_id, node)
-        if b"\0resilience.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid for pid in processes(job_id, node) if b"\0resilience.agent\0" in command_of(pid)
     )
     return agent
 

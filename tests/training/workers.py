@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from launcher.job import Job
 from resilience.events import Event, read_events
+from tests.ports import free_ports
 from tests.training.jobs import write_job
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ class Workers:
         """Run all workers of the job to their end."""
         path = write_job(folder, job)
         size = num_workers or job.trainer.world_size
-        port = _free_port()
+        port = free_ports(1)[0]
         request = {
             "target": target,
             "arguments": [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"],
@@ -132,7 +132,7 @@ def run_two_agents(folder: Path, job: Job, *, program: str, max_restarts: int) -
     options = [
         "--nnodes=2",
         "--nproc-per-node=1",
-        f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+        f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}",
         f"--max-restarts={max_restarts}",
     ]
     agents = [
@@ -178,9 +178,3 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from training.data.rank_batches import RankBatches
 from training.data.tokens import Samples
 from training.group import WorkerGroup
 from training.plan import plan_split
+
+if TYPE_CHECKING:
+    from resilience.data import CachedLoader
 
 
 class Batches(Protocol):
@@ -50,18 +53,30 @@ def open_batches(
     `owner_pid` is the process that outlives the worker: what is made ahead ends with it.
     `on_wait` shows that the worker still waits, and may raise to end that.
     """
-    if job.resilience.mmap is None:
+    settings = job.resilience.batches
+    if settings is None:
         return _ReadBatches(job, samples, group)
-    return _CachedBatches(
-        job,
-        samples,
-        group,
-        first=first,
-        run_dir=run_dir,
+    # Here, as a run without the feature imports nothing of it.
+    from resilience.data import cached
+    from training.data.batches import ROWS, make_identity, make_source
+
+    # Two runs of one recipe are two jobs; a run that is started again is the same one.
+    place = hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
+    loader = cached(
+        make_source(job, samples),
+        settings,
+        identity=make_identity(job, samples),
+        job=f"{job.name}-{place}",
+        samples_per_batch=job.trainer.global_batch_size,
+        samples_consumed=first * job.trainer.global_batch_size,
+        rank=group.environment.rank,
+        size=group.environment.world_size,
         owner_pid=owner_pid,
         events=events,
         on_wait=on_wait,
     )
+    events.write("batches_ready", step=first, num_batches=loader.count_ready())
+    return _CachedBatches(loader, ROWS)
 
 
 class _ReadBatches:
@@ -85,44 +100,12 @@ class _ReadBatches:
 
 
 class _CachedBatches:
-    def __init__(
-        self,
-        job: Job,
-        samples: Samples,
-        group: WorkerGroup,
-        *,
-        first: int,
-        run_dir: Path,
-        owner_pid: int,
-        events: EventLog,
-        on_wait: Callable[[], None] | None,
-    ) -> None:
-        # Here, as a run without the feature imports nothing of it.
-        from resilience.data import cached
-        from training.data.batches import ROWS, make_identity, make_source
-
-        settings = job.resilience.batches
-        assert settings is not None
-        # Two runs of one recipe are two jobs; a run that is started again is the same one.
-        place = hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
-        self._loader = cached(
-            make_source(job, samples),
-            settings,
-            identity=make_identity(job, samples),
-            job=f"{job.name}-{place}",
-            samples_per_batch=job.trainer.global_batch_size,
-            samples_consumed=first * job.trainer.global_batch_size,
-            rank=group.environment.rank,
-            size=group.environment.world_size,
-            owner_pid=owner_pid,
-            events=events,
-            on_wait=on_wait,
-        )
-        self._rows = ROWS
-        events.write("batches_ready", step=first, num_batches=self._loader.count_ready())
+    def __init__(self, loader: CachedLoader, name: str) -> None:
+        self._loader = loader
+        self._name = name
 
     def read(self, step: int) -> list[Tensor]:
-        return list(torch.from_numpy(self._loader.read(step)[self._rows]).unbind())
+        return list(torch.from_numpy(self._loader.read(step)[self._name]).unbind())
 
     def note_checkpoint(self, step: int) -> None:
         self._loader.note_checkpoint(step)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.resilience.agent.runs import Run, free_port
+from tests.ports import free_ports
+from tests.resilience.agent.runs import Run
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    each = Run(folder=tmp_path, port=free_port())
+    each = Run(folder=tmp_path, port=free_ports(1)[0])
     yield each
     each.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -20,6 +19,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from resilience.events import Event, read_events
+from tests.ports import free_ports
+from tests.processes import command_of
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("program.py")
@@ -154,8 +155,8 @@ class Run:
         deadline_s = time.monotonic() + 10
         while (living := self.processes()) and time.monotonic() < deadline_s:
             _wait_for_end(living, deadline_s)
-        commands = {each: _command(each) for each in self.processes()}
-        assert commands == {}, f"processes are left\n{self.show()}"
+        commands = [command for each in self.processes() if (command := command_of(each))]
+        assert commands == [], f"processes are left\n{self.show()}"
         ours = [
             name
             for name in _shared_memory() - self.shared_memory
@@ -182,12 +183,6 @@ def _wait_for_end(pids: Sequence[int], deadline_s: float) -> None:
             os.close(file)
 
 
-def _command(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
 def _read_lines(path: Path) -> list[Any]:
     if not path.exists():
         return []
@@ -209,7 +204,7 @@ def plan(*faults: Mapping[str, Any], **variables: Any) -> dict[str, str]:
 def undisturbed(world_size: int, steps: int) -> str:
     """Return the digest that a run without faults ends with."""
     with TemporaryDirectory() as folder:
-        run = Run(folder=Path(folder), port=free_port())
+        run = Run(folder=Path(folder), port=free_ports(1)[0])
         variables = plan(STEPS=steps)
         run.start("n0", "--nproc-per-node", str(world_size), "--spares", "0", variables=variables)
         assert run.wait() == 0, run.show()
@@ -217,19 +212,6 @@ def undisturbed(world_size: int, steps: int) -> str:
         assert len(digests) == world_size
         assert len(set(digests.values())) == 1, digests
         return digests[0]
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, outside the range that the kernel gives away."""
-    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    used = {
-        int(match, 16)
-        for name in ("tcp", "tcp6")
-        for match in re.findall(r":([0-9A-F]{4}) 0", Path(f"/proc/net/{name}").read_text())
-    }
-    offset = os.getpid() * 7 + time.monotonic_ns() // 1000
-    ports = (10_000 + (offset + each) % (low - 10_000) for each in range(1000))
-    return next(port for port in ports if port not in used)
 
 
 def listening_ports(pid: int) -> list[int]:

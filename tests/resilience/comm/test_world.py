@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from resilience.comm.world import World, forget_world, open_axes, open_world
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
+from tests.ports import free_ports
 from tests.resilience.comm.test_sockets import connect
 from tests.resilience.rank_processes import run_ranks
 
@@ -96,9 +97,7 @@ def wait_in_store(world: World) -> None:
 
 
 def run(scene: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     return run_ranks(play, world_size + 1, scene, port, *arguments)[:-1]
 
 

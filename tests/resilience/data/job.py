@@ -25,7 +25,8 @@ import numpy as np
 from resilience.data.loader import CachedLoader, cached
 from resilience.data.placement import Layout, place
 from resilience.data.sources import PositionBatchSampler, Start
-from tests.resilience.data.scene import make_settings, run_script, wait_for_end
+from tests.processes import wait_for_end
+from tests.resilience.data.scene import make_settings, run_script
 
 SAMPLES_PER_BATCH = 8
 NUM_SAMPLES = 1_009

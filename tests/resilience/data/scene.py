@@ -7,7 +7,6 @@ a file, one line each, as another process cannot be asked.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from resilience.data.loader import CachedLoader, cached
 from resilience.data.segments import Segment
 from resilience.data.sources import Source, Start
 from resilience.settings import MmapSettings
+from tests.processes import wait_for_end
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
@@ -248,18 +248,6 @@ def run_script(text: str, *arguments: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
     )
-
-
-def wait_for_end(pid: int) -> None:
-    """Return when a process, perhaps not one of our own children, has ended."""
-    try:
-        file = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([file], [], [], LIMIT_S)[0], f"process {pid} does not end"
-    finally:
-        os.close(file)
 
 
 def end_process(pid: int, number: int) -> None:

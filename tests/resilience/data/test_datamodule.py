@@ -14,8 +14,8 @@ import pytest
 
 from resilience.data.datamodule import CachedDataModule
 from resilience.data.sources import Source
-from resilience.settings import MmapSettings
 from tests.resilience.data import user_modules
+from tests.resilience.data.scene import make_settings
 
 ROOT = Path(__file__).parents[3]
 LIGHTNING = """
@@ -42,17 +42,8 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: list[CachedDataModule] = []
-        self._settings = MmapSettings(
-            folder=str(folder / "cache"),
-            prefetch_length=8,
-            val_prefetch_length=8,
-            lookback_length=2,
-            val_lookback_length=0,
-            checkpoint_frequency=None,
-            budget_mib=16,
-            keep_s=600,
-            deadline_s=60.0,
-            encryption=None,
+        self._settings = make_settings(
+            folder / "cache", val_prefetch_length=8, val_lookback_length=0
         )
 
     def start(self, make: Any = user_modules.from_start, **options: Any) -> CachedDataModule:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.resilience.data.scene import Scene, make_batch, wait_for_end
+from tests.processes import wait_for_end
+from tests.resilience.data.scene import Scene, make_batch
 
 
 @pytest.fixture

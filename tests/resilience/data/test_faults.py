@@ -19,6 +19,7 @@ from resilience.data.errors import CacheFullError, LateBatchError, ProducerError
 from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
 from resilience.data.segments import Segment
 from tests.cases import slow
+from tests.processes import stop, stopped
 from tests.resilience.data import fault_sources as faults
 from tests.resilience.data import watch
 from tests.resilience.data.scene import Scene, count_up, end_process, make_stateful
@@ -156,12 +157,12 @@ def test_a_stopped_producer_is_an_error_within_the_deadline(scene: Scene) -> Non
     read(scene.open(), 0)
     loader = scene.open(deadline_s=1)
     (pid,) = scene.producers()
-    os.kill(pid, signal.SIGSTOP)
 
-    for _ in range(2):
-        with pytest.raises(LateBatchError, match="batch 99 has not come within 1 s: the producer"):
-            loader.read(99)
-    os.kill(pid, signal.SIGCONT)
+    late = "batch 99 has not come within 1 s: the producer"
+    with stopped(pid):
+        for _ in range(2):
+            with pytest.raises(LateBatchError, match=late):
+                loader.read(99)
     read(scene.open(), 99)
     read(loader, *range(99, 120))
 
@@ -169,7 +170,7 @@ def test_a_stopped_producer_is_an_error_within_the_deadline(scene: Scene) -> Non
 def test_a_stopped_producer_that_is_killed_is_replaced(scene: Scene) -> None:
     loader = scene.open()
     read(loader, 0)
-    os.kill(scene.producers()[0], signal.SIGSTOP)
+    stop(scene.producers()[0])
     kill(scene)
 
     read(loader, *range(40))

@@ -23,6 +23,7 @@ from resilience.data.errors import CacheFolderError, CacheFullError, LateBatchEr
 from resilience.data.folder import PRODUCER_LOCK_NAME, remove_expired
 from resilience.data.loader import CachedLoader
 from resilience.data.segments import segment_path
+from tests.processes import parents, wait_for_end
 from tests.resilience.data import fault_sources as faults
 from tests.resilience.data import watch
 from tests.resilience.data.scene import (
@@ -32,7 +33,6 @@ from tests.resilience.data.scene import (
     end_process,
     make_stateful,
     run_script,
-    wait_for_end,
 )
 from tests.resilience.data.watch import find_processes, mounted, read
 
@@ -315,12 +315,8 @@ def test_two_jobs_of_a_node_do_not_meet(scene: Scene, workers: Workers, tmp_path
 
 def living_producers(others: list[subprocess.Popen[str]]) -> set[int]:
     """Return the producers that some processes have started."""
-    parents = {each.pid for each in others}
-    return {
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/stat")
-        if int(path.read_text().rpartition(")")[2].split()[1]) in parents
-    }
+    pids = {each.pid for each in others}
+    return {child for child, parent in parents().items() if parent in pids}
 
 
 def test_two_runs_of_a_job_share_what_is_the_same(
@@ -367,7 +363,8 @@ def test_nothing_goes_by_age(scene: Scene) -> None:
         assert removed == ()
         read(loader, number)
         now_s[0] += year_s
-    assert scene.lines("make") == sorted(set(scene.lines("make")))
+    made = scene.lines("make")
+    assert made == sorted(set(made))
     assert len(scene.producers()) == 1
 
     loader.close(is_over=True)

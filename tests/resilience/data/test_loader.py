@@ -19,6 +19,7 @@ from resilience.data.errors import (
     LateBatchError,
     ProducerError,
 )
+from tests.processes import stopped
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
@@ -227,11 +228,12 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene
     read(scene.open(), 0)
     loader = scene.open(deadline_s=1)
     (pid,) = scene.producers()
-    os.kill(pid, signal.SIGSTOP)
 
-    with pytest.raises(LateBatchError, match="the producer does not answer"):
+    with (
+        stopped(pid),
+        pytest.raises(LateBatchError, match="the producer does not answer"),
+    ):
         loader.read(1_000)
-    os.kill(pid, signal.SIGCONT)
     read(scene.open(), 1_000)
     read(loader, 1_000)
 
@@ -329,5 +331,6 @@ def test_training_and_validation_have_lengths_of_their_own(
 
     end_s = time.monotonic() + LIMIT_S
     while (found := held()) != expected:
-        assert time.monotonic() < end_s, found
-        time.sleep(0.01)
+        # Returns when the producer has answered.
+        assert time.monotonic() < end_s, (found, loader.explain())
+        loader.explain()

@@ -16,6 +16,7 @@ from resilience.data import producer
 from resilience.data.errors import CacheFullError, CacheKeyError, ProducerError, SourceError
 from resilience.data.folder import PRODUCER_LOCK_NAME
 from resilience.data.loader import CachedLoader
+from tests.processes import wait_for_end
 from tests.resilience.data.scene import (
     LIMIT_S,
     SampleError,
@@ -28,7 +29,6 @@ from tests.resilience.data.scene import (
     make_batch,
     make_stateful,
     start_child,
-    wait_for_end,
 )
 
 MIB = 1 << 20
@@ -230,7 +230,6 @@ def test_a_source_whose_place_is_unknown_is_read_from_the_start(scene: Scene) ->
 
 
 def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
     key_file = tmp_path / "key"
     key_file.touch(mode=0o600)
     key_file.write_bytes(bytes(range(32)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ VAL_BATCHES = 25
 """So many batches a validation has."""
 
 
-class Course:
+class Course(ABC):
     """What a job has read so far, and where it goes on after a fault."""
 
     def __init__(self, job: Job, expected: list[str], num_batches: int) -> None:
@@ -46,13 +47,13 @@ class Course:
         self.times_made: dict[int, int] = {}
         """How often a batch had been made when it was read first."""
 
+    @abstractmethod
     def resume(self) -> int:
         """Return where a worker begins that is started now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kept(self) -> range:
         """Return the batches that have to be in the cache now."""
-        raise NotImplementedError
 
     def go_on(self) -> None:
         """Read the next batch."""

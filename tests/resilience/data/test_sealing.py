@@ -21,8 +21,9 @@ from resilience.data.sealing import (
     open_sealer,
     read_key_file,
 )
-from resilience.settings import CacheEncryption, MmapSettings
+from resilience.settings import CacheEncryption
 from tests.resilience.data import source_functions
+from tests.resilience.data.scene import make_settings
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 
 KEY = bytes(range(200, 232))
@@ -378,18 +379,7 @@ def test_kms_that_is_not_there_is_named(kms, cache):
 
 
 def open_loader(folder: Path, encryption: CacheEncryption) -> CachedLoader:
-    settings = MmapSettings(
-        folder=str(folder / "cache"),
-        prefetch_length=8,
-        val_prefetch_length=8,
-        lookback_length=2,
-        val_lookback_length=0,
-        checkpoint_frequency=None,
-        budget_mib=16,
-        keep_s=600,
-        deadline_s=60.0,
-        encryption=encryption,
-    )
+    settings = make_settings(folder / "cache", encryption=encryption)
     factory = functools.partial(source_functions.begins_there, length=1000)
     return cached(factory, settings, identity={}, job="job", owner_pid=os.getpid())
 

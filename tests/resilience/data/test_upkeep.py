@@ -17,9 +17,9 @@ import pytest
 
 from resilience.data.errors import ProducerError
 from resilience.data.folder import PRODUCER_LOCK_NAME
-from resilience.data.spawn import _started, connect_producer
-from resilience.data.spec import SOCKET_NAME
+from resilience.data.spawn import _listen, _started, connect_producer
 from resilience.data.wire import Message, encode_message, parse_message
+from tests.processes import wait_for_end
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
@@ -27,7 +27,6 @@ from tests.resilience.data.scene import (
     fork_in_a_child,
     fork_in_a_thread,
     make_stateful,
-    wait_for_end,
 )
 from tests.resilience.data.watch import read
 
@@ -102,10 +101,7 @@ def test_a_producer_that_hangs_up_at_once_is_given_up(scene: Scene) -> None:
     read(loader, 0)
     end_process(scene.producers()[0], signal.SIGKILL)
     folder = Path(loader._spec.folder)
-    (folder / SOCKET_NAME).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(str(folder / SOCKET_NAME))
-    listener.listen()
+    listener = _listen(folder)
     thread = threading.Thread(target=_hang_up_on_all, args=(listener,))
 
     with (folder / PRODUCER_LOCK_NAME).open("rb+") as lock:

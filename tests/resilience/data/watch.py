@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ import pytest
 from resilience.data.folder import ALIVE_NAME, PRODUCER_LOCK_NAME
 from resilience.data.loader import CachedLoader
 from resilience.data.spawn import connect_producer, reap_producers
-from tests.resilience.data.scene import Scene, make_batch, wait_for_end
+from tests.processes import parents, wait_for_end
+from tests.resilience.data.scene import Scene, make_batch
 from tests.resilience.data.segment_files import open_files
 
 MARK = "BATCH_CACHE_TEST"
@@ -70,12 +72,9 @@ def find_processes(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def _children() -> set[str]:
-    return {pid for each in Path("/proc/self/task").glob("*/children") for pid in _words(each)}
-
-
-def _words(path: Path) -> list[str]:
-    return path.read_text().split()
+def _children() -> set[int]:
+    """Return our own children that have not been waited for."""
+    return {child for child, parent in parents().items() if parent == os.getpid()}
 
 
 def _check_root(root: Path) -> None:

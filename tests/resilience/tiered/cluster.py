@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.tiered.shard import ShardId
+from tests.ports import free_ports
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon, load
 
 _CHUNK_BYTES = 64 << 10
@@ -111,14 +112,6 @@ class Cluster:
             self.nodes[each].start()
 
 
-def find_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
 @contextmanager
 def make_cluster(
     folder: Path,
@@ -130,7 +123,7 @@ def make_cluster(
 ) -> Iterator[Cluster]:
     """Make nodes that are not started; `wired` connect through a wire."""
     cluster = Cluster()
-    ports = find_ports(len(names) + len(wired))
+    ports = free_ports(len(names) + len(wired))
     cluster.ports = dict(zip(names, ports, strict=False))
     wire_ports = dict(zip(wired, ports[len(names) :], strict=True))
     with ExitStack() as stack:

@@ -70,6 +70,12 @@ class Daemon:
     def socket_path(self) -> Path:
         return self.folder / SOCKET_NAME
 
+    @property
+    def pid(self) -> int:
+        """Return the process that runs."""
+        assert self.process is not None
+        return self.process.pid
+
     def spawn(self, *options: str, before: Sequence[str] = ()) -> None:
         """Start it without waiting; `before` is a command that runs it."""
         assert self.process is None, "one is running already"

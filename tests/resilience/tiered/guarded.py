@@ -11,10 +11,10 @@ from typing import Any
 
 from resilience.tiered.client import TieredClient
 from resilience.tiered.frames import FrameSocket
+from tests.ports import free_ports
 from tests.resilience.tiered.cluster import (
     Cluster,
     count_held,
-    find_ports,
     make_cluster,
     wait_until,
 )
@@ -105,7 +105,7 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
     folder.mkdir()
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN + "\n")
-    (port,) = find_ports(1)
+    (port,) = free_ports(1)
     words = ("--token-file", str(token_file), *options)
     with make_cluster(folder, budget_mib=BUDGET_MIB, options=words) as cluster:
         for daemon in cluster.nodes.values():

@@ -24,6 +24,7 @@ import xxhash
 
 from resilience.tiered.client import TieredClient
 from resilience.tiered.shard import ShardId, ShardMeta, decode_meta
+from tests.processes import stop
 from tests.resilience.tiered.cluster import Cluster, make_cluster
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, ROOT, Daemon, segments
 from tests.resilience.tiered.rank_process import make_bytes
@@ -246,10 +247,10 @@ class Scene:
         self.begin_generation()
 
     def stop_daemon(self, name: str) -> None:
-        self._signal(name, signal.SIGSTOP)
+        stop(self.cluster[name].pid)
 
     def continue_daemon(self, name: str) -> None:
-        self._signal(name, signal.SIGCONT)
+        os.kill(self.cluster[name].pid, signal.SIGCONT)
 
     def flip_bit(self, name: str, at: StepId) -> None:
         """Flip a bit of each shard of a step that lies in a node's memory."""
@@ -340,11 +341,6 @@ class Scene:
             daemon.end(signal.SIGKILL)
             lines += [f"{name} said: {each[-2000:]}" for each in daemon.outputs]
         return "\n".join(lines)
-
-    def _signal(self, name: str, number: int) -> None:
-        process = self.cluster[name].process
-        assert process is not None
-        process.send_signal(number)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from resilience.tiered.aws_bucket import BucketSource
 from resilience.tiered.aws_door import DoorSource, Source
 from resilience.tiered.aws_reader import AwsReader
 from resilience.tiered.stores.s3 import S3Settings
+from tests.processes import stopped
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.aws_ranks import LIMIT_S, PYTHON, SAVED, WORLD_SIZE, Workers, loaded
 from tests.resilience.tiered.aws_state import State, is_equal, make_state
@@ -60,9 +60,11 @@ class Daemon:
         self.port = int(self.process.stdout.readline())
         return self
 
-    def send(self, number: signal.Signals) -> None:
+    @property
+    def pid(self) -> int:
+        """Return its process."""
         assert self.process is not None
-        self.process.send_signal(number)
+        return self.process.pid
 
     def kill(self) -> None:
         if self.process is not None:
@@ -174,10 +176,9 @@ def test_steps_are_retained_and_others_are_missing(workers: Workers, daemon: Dae
 def test_save_that_dies_leaves_the_step_before(workers: Workers, daemon: Daemon) -> None:
     job = {"url": daemon.url, "namespace": "job"}
     assert workers.save(**job, step=1, seed=1) == SAVED
-    daemon.send(signal.SIGSTOP)
-    workers.tell(do="save", **job, step=2, seed=2)
-    workers.kill()
-    daemon.send(signal.SIGCONT)
+    with stopped(daemon.pid):
+        workers.tell(do="save", **job, step=2, seed=2)
+        workers.kill()
 
     assert workers.load(**job, seed=1) == loaded(1)
     assert workers.save(**job, step=2, seed=3) == SAVED
@@ -188,10 +189,9 @@ def test_save_that_dies_leaves_the_step_before(workers: Workers, daemon: Daemon)
 def test_daemon_that_is_too_slow_fails_the_save_alone(workers: Workers, daemon: Daemon) -> None:
     job = {"url": daemon.url, "namespace": "job"}
     assert workers.save(**job, step=1, seed=1) == SAVED
-    daemon.send(signal.SIGSTOP)
-    assert all("error" in each for each in workers.save(**job, step=2, seed=2, timeout_s=0.5))
-    workers.tell(do="save", **job, step=3, seed=3)
-    daemon.send(signal.SIGCONT)
+    with stopped(daemon.pid):
+        assert all("error" in each for each in workers.save(**job, step=2, seed=2, timeout_s=0.5))
+        workers.tell(do="save", **job, step=3, seed=3)
 
     assert workers.replies() == SAVED
     assert workers.load(**job, seed=3) == loaded(3)

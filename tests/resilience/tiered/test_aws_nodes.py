@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.resilience.tiered.aws_ranks import PYTHON, SAVED, Workers, loaded
-from tests.resilience.tiered.cluster import find_ports, make_cluster, wait_until
+from tests.resilience.tiered.cluster import make_cluster, wait_until
 from tests.resilience.tiered.http_client import Client
 
 pytestmark = pytest.mark.skipif(
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def test_ranks_load_at_the_other_nodes_door_what_dead_ones_saved(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     options = ("--token-file", str(tmp_path / "token"), "--http-open")
-    first, second = ports = find_ports(2)
+    first, second = ports = free_ports(2)
     there = [f"http://127.0.0.1:{each}" for each in (first, first, second, second)]
     with make_cluster(tmp_path, budget_mib=256, options=options) as cluster:
         for daemon, port in zip(cluster.nodes.values(), ports, strict=True):

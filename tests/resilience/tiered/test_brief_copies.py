@@ -15,7 +15,8 @@ from resilience.tiered.memoryd.peer_options import PeerSettings
 from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.placement import Node
 from resilience.tiered.vault import Vault
-from tests.resilience.tiered.cluster import find_ports, wait_until
+from tests.ports import free_ports
+from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
 
 ONE = make_id(1)
@@ -26,7 +27,7 @@ COPY = Copy(meta_id=ONE, num_shards=1, digest="d", num_bytes=8, place="b", tier=
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[dict[str, Vault], list[PeerDoor]]]:
     """The memory of two nodes, and their doors, which are not open yet."""
-    ports = dict(zip("ab", find_ports(2), strict=True))
+    ports = dict(zip("ab", free_ports(2), strict=True))
     nodes = {
         name: Node(name=name, domain=name, address=f"127.0.0.1:{port}")
         for name, port in ports.items()

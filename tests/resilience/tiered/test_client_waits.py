@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError
 from resilience.tiered.loader import load, newest_whole
 from resilience.tiered.saver import Saver, Saving
+from tests.processes import stopped
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon
 
@@ -39,18 +37,6 @@ def state(value: int) -> PlainView:
     return PlainView([torch.full((9 << 20,), value, dtype=torch.uint8)])
 
 
-@contextmanager
-def stopped(daemon: Daemon) -> Iterator[None]:
-    """Let the daemon answer nobody within the block."""
-    assert daemon.process is not None
-    daemon.process.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, daemon.process.pid, os.WSTOPPED | os.WNOWAIT)
-    try:
-        yield
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
-
-
 def break_at(count: int) -> tuple[list[int], client_module.Check]:
     """Return what raises when it is called for the nth time, and its calls."""
     calls: list[int] = []
@@ -69,7 +55,7 @@ def test_check_ends_a_load_that_waits_and_the_client_goes_on(
     """The answer that comes late is not taken for that to the next request."""
     other = state(0)
     calls, check = break_at(3)
-    with stopped(daemon), pytest.raises(BrokenError):
+    with stopped(daemon.pid), pytest.raises(BrokenError):
         load(client, other, step=1, generation=0, check=check)
 
     found = newest_whole(client)
@@ -123,7 +109,7 @@ def test_close_ends_a_call_of_another_thread(
             errors.append(str(error))
 
     thread = threading.Thread(target=begin)
-    with stopped(daemon):
+    with stopped(daemon.pid):
         thread.start()
         while not client._lock.locked():
             assert thread.is_alive()

@@ -15,7 +15,8 @@ from resilience.tiered.arena import Arena
 from resilience.tiered.memoryd.http_spaces import Spaces
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.vault import Vault
-from tests.resilience.tiered.cluster import Cluster, find_ports, make_cluster, wait_until
+from tests.ports import free_ports
+from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_until
 from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
 from tests.resilience.tiered.http_client import Client, shard_path
 from tests.resilience.tiered.kept import lose_memory
@@ -31,7 +32,7 @@ class Nodes:
     def __init__(self, cluster: Cluster, opened: ExitStack) -> None:
         self.cluster = cluster
         self._opened = opened
-        self._ports = dict(zip("ab", find_ports(2), strict=True))
+        self._ports = dict(zip("ab", free_ports(2), strict=True))
 
     def start(self, *names: str) -> None:
         for each in names:

@@ -14,6 +14,7 @@ from resilience.tiered.errors import TierError, VaultFullError
 from resilience.tiered.memoryd.options import parse_options
 from resilience.tiered.stores.folder import FolderSettings
 from resilience.tiered.stores.s3 import S3Settings
+from tests.ports import free_ports
 from tests.resilience.tiered.daemons import (
     MIB,
     Daemon,
@@ -295,8 +296,7 @@ def test_uploads_go_on_when_the_way_to_s3_is_mended(tmp_path: Path, server: S3Se
 
 
 def test_a_shard_over_http_may_take_the_room_of_older_steps(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     words = ("--http", f"127.0.0.1:{port}", "--keep", "9")
     with make_daemon(tmp_path, *words, budget_mib=3) as daemon:
         client = daemon.client()

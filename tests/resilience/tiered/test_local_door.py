@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
@@ -21,6 +22,7 @@ from resilience.tiered.errors import (
     StaleError,
     VaultFullError,
 )
+from tests.processes import stopped
 from tests.resilience.tiered.daemons import (
     LIMIT_S,
     MIB,
@@ -252,28 +254,22 @@ def test_a_stopped_daemon_costs_a_deadline_not_the_run(
     daemon: Daemon, client: TieredClient
 ) -> None:
     save(client, make_id(1), b"hello")
-    assert daemon.process is not None
-    daemon.process.send_signal(signal.SIGSTOP)
-    for call in (client.status, client.steps):
-        with pytest.raises(LostError):
-            call(timeout_s=0.2)
-    daemon.process.send_signal(signal.SIGCONT)
+    with stopped(daemon.pid):
+        for call in (client.status, client.steps):
+            with pytest.raises(LostError):
+                call(timeout_s=0.2)
 
     assert load(client, make_id(1)) == b"hello"
 
 
 def test_a_second_daemon_on_the_folder_is_refused(daemon: Daemon) -> None:
-    assert daemon.process is not None
     second = Daemon(folder=daemon.folder)
     second.spawn()
 
     assert second.wait() == 1
-    assert (
-        f"{daemon.folder} is in use by the memoryd with pid {daemon.process.pid}"
-        in (second.outputs[0])
-    )
+    assert f"{daemon.folder} is in use by the memoryd with pid {daemon.pid}" in (second.outputs[0])
     assert "Traceback" not in second.outputs[0]
-    assert daemon.client().status()["pid"] == daemon.process.pid
+    assert daemon.client().status()["pid"] == daemon.pid
 
 
 def test_a_budget_below_what_is_held_is_refused(daemon: Daemon, client: TieredClient) -> None:
@@ -365,8 +361,15 @@ def test_a_silent_worker_loses_its_writing_and_may_begin_again(tmp_path: Path) -
         save(client, make_id(2), b"hello")
 
 
-def test_full_tmpfs_costs_a_save_not_the_daemon(tmp_path: Path) -> None:
-    folder = tmp_path / "small"
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder that leaves room for more before it in the path of a socket."""
+    with tempfile.TemporaryDirectory(prefix="door-") as folder:
+        yield Path(folder)
+
+
+def test_full_tmpfs_costs_a_save_not_the_daemon(short_path: Path) -> None:
+    folder = short_path / "small"
     folder.mkdir()
     script = f'mount -t tmpfs -o size=6m tmpfs {folder} && exec "$@"'
     before = ["unshare", "--mount", "sh", "-c", script, "sh"]
@@ -381,7 +384,7 @@ def test_full_tmpfs_costs_a_save_not_the_daemon(tmp_path: Path) -> None:
         assert daemon.process.stdout is not None
         assert daemon.process.stdout.readline()
         # The mount is seen by the daemon alone.
-        path = Path(f"/proc/{daemon.process.pid}/root") / str(daemon.socket_path).lstrip("/")
+        path = Path(f"/proc/{daemon.pid}/root") / str(daemon.socket_path).lstrip("/")
         client = stack.enter_context(TieredClient(path, namespace="run", job="job"))
 
         save(client, make_id(1), make_content(3 * MIB, 1))

@@ -22,7 +22,8 @@ from resilience.tiered.memoryd.peer_targets import Targets
 from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.placement import Node
 from resilience.tiered.vault import Vault
-from tests.resilience.tiered.cluster import find_ports, wait_until
+from tests.ports import free_ports
+from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_id, make_meta
 
 NUM_NODES = 40
@@ -203,7 +204,7 @@ def test_links_that_ask_together_have_their_targets_found_once(
 
 
 def test_who_cannot_be_connected_to_is_not_waited_for(tmp_path: Path) -> None:
-    listen, nobody = find_ports(2)
+    listen, nobody = free_ports(2)
     peer = Node(name="b", domain="b", address=f"127.0.0.1:{nobody}")
     settings = PeerSettings(
         own=Node(name="a", domain="a"), listen=("127.0.0.1", listen), peers=(peer,)

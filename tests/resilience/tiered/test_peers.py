@@ -16,10 +16,11 @@ import pytest
 
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.frames import FrameSocket
+from tests.ports import free_ports
+from tests.processes import stopped
 from tests.resilience.tiered.cluster import (
     Cluster,
     count_held,
-    find_ports,
     load_own,
     make_cluster,
     wait_held,
@@ -250,7 +251,7 @@ def test_the_shards_job_has_the_namespace_on_the_peer_too(pair: Cluster) -> None
 def test_what_the_http_door_took_is_on_the_peer(tmp_path: Path) -> None:
     content = make_content(MIB)
     with make_cluster(tmp_path) as cluster:
-        ports = dict(zip("ab", find_ports(2), strict=True))
+        ports = dict(zip("ab", free_ports(2), strict=True))
         for name, port in ports.items():
             cluster[name].start("--http", f"127.0.0.1:{port}")
             with Client(("127.0.0.1", port)) as client:
@@ -411,17 +412,14 @@ def test_a_peer_that_stands_still_is_gone_until_it_goes_on(tmp_path: Path) -> No
         cluster.start()
         save(cluster["a"].client(), make_id(1), make_content(MIB))
         wait_held(cluster["b"], make_id(1))
-        process = cluster["b"].process
-        assert process is not None
-        process.send_signal(signal.SIGSTOP)
-        save(cluster["a"].client(), make_id(2), make_content(24 * MIB))
-        assert cluster["a"].process is not None
-        assert cluster["a"].process.stderr is not None
-        assert any(
-            "no connection to node b: timed out" in line for line in cluster["a"].process.stderr
-        )
-        assert [each.step for each in cluster["a"].client().steps()] == [2, 1]
-        process.send_signal(signal.SIGCONT)
+        with stopped(cluster["b"].pid):
+            save(cluster["a"].client(), make_id(2), make_content(24 * MIB))
+            assert cluster["a"].process is not None
+            assert cluster["a"].process.stderr is not None
+            assert any(
+                "no connection to node b: timed out" in line for line in cluster["a"].process.stderr
+            )
+            assert [each.step for each in cluster["a"].client().steps()] == [2, 1]
 
         wait_held(cluster["b"], make_id(2))
         assert load_own(cluster["b"], make_id(2)) == make_content(24 * MIB)

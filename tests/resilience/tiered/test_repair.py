@@ -66,6 +66,8 @@ def test_a_node_drops_what_another_one_got_damaged_from_it(tmp_path: Path) -> No
         cluster.start()
         save(cluster["a"].client(), make_id(), CONTENT)
         damage(cluster["a"])
+        with cluster["b"].client() as client:
+            wait_until(lambda: bool(client.steps()), cluster["b"])
 
         with pytest.raises(TierError, match="cannot be had"):
             load_own(cluster["b"], make_id())

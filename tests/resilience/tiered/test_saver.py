@@ -17,6 +17,7 @@ from resilience.tiered import packing
 from resilience.tiered.errors import LostError, StaleError, VaultFullError
 from resilience.tiered.loader import load, newest_whole
 from resilience.tiered.saver import AbandonedError, Saver
+from tests.processes import stopped
 from tests.resilience.rank_processes import CONTEXT
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.state.programs import odd_tensors
@@ -192,14 +193,10 @@ def test_copy_that_stands_still_is_given_up(daemon: Daemon) -> None:
     client, pulses = daemon.client(), []
     saver = Saver(client, num_shards=1)
     saver.save(state(1), step=1, generation=0)
-    assert daemon.process is not None
-    daemon.process.send_signal(signal.SIGSTOP)
-    try:
+    with stopped(daemon.pid):
         saving = saver.start(state(2), step=2, generation=0, is_stable=False)
 
         is_copied = saving.wait_copied(stall_s=0.2, pulse=lambda: pulses.append(1))
-    finally:
-        daemon.process.send_signal(signal.SIGCONT)
 
     assert not is_copied
     assert pulses == [1]

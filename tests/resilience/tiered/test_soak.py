@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.resilience.tiered.cluster import find_ports
+from tests.ports import free_ports
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, segments
 from tests.resilience.tiered.http_client import Client, head, shard_meta, shard_path
 from tests.resilience.tiered.process_use import read_use
@@ -100,7 +100,7 @@ def kill_daemon(scene: Scene, name: str) -> None:
 
 def test_a_thousand_saves_over_http_with_random_kills(tmp_path: Path) -> None:
     rng = random.Random(2)
-    (port,) = find_ports(1)
+    (port,) = free_ports(1)
     samples: list[Sample] = []
     words = ("--http", f"127.0.0.1:{port}")
     with Daemon(folder=tmp_path / "arena", budget_mib=16, options=words).start() as daemon:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 from resilience.tiered.client import TieredClient
+from tests.ports import free_ports
 from tests.resilience.tiered.cluster import make_cluster, wait_held
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, make_content, make_id, save
 from tests.resilience.tiered.kept import held, lose_memory, stored, wait_until, waiting
@@ -16,9 +15,7 @@ SIZE = 5 * MIB + 3
 
 
 def make_pair(folder: Path) -> list[Daemon]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
-        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     daemons = []
     for own, other in ((0, 1), (1, 0)):
         (folder / f"node-{own}").mkdir()

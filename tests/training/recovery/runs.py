@@ -17,8 +17,9 @@ from typing import Any
 
 from launcher.job import Job
 from resilience.events import Event, EventReader, read_events
+from tests.ports import free_ports
 from tests.training.jobs import make_job, write_job
-from tests.training.workers import ROOT, Outcome, _free_port
+from tests.training.workers import ROOT, Outcome
 
 MARK = "RECOVERY_TEST_RUN"
 HANG_DEADLINE_S = 2.0
@@ -148,7 +149,7 @@ def start_run(
     """
     write_job(folder, job)
     run = Run(folder, uuid.uuid4().hex)
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     try:
         for node in nodes:
             with (folder / f"agent-{node}.log").open("wb") as log:

@@ -14,7 +14,7 @@ from launcher.job import Job
 from resilience.events import Event
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
-from tests.resilience.tiered.cluster import find_ports
+from tests.ports import free_ports
 from tests.resilience.tiered.daemons import Daemon
 from tests.training.recovery.runs import make_fault_job
 from tests.training.workers import Outcome
@@ -78,7 +78,7 @@ def start_nodes(
 ) -> Iterator[Nodes]:
     """Start a daemon for each name; more than one know each other, a failure domain each."""
     folder.mkdir(parents=True, exist_ok=True)
-    ports = dict(zip(names, find_ports(len(names)), strict=True))
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     with ExitStack() as stack:
         nodes = Nodes(folder, {})
         for name in names:

@@ -11,11 +11,11 @@ import pytest
 
 from launcher.job import Job
 from tests.launcher.shipped import shipped_job
-from tests.resilience.tiered.cluster import find_ports
+from tests.ports import free_ports
 from tests.resilience.tiered.s3_server import s3_server
 from tests.training.jobs import make_job, write_job
 from tests.training.tiered.runs import loads, saved_steps, start_nodes, tiered
-from tests.training.workers import ROOT, Outcome, Workers, _free_port, _variables
+from tests.training.workers import ROOT, Outcome, Workers, _variables
 from training.torch_trainer.aws_library import PACKAGE
 
 PYTHON = ROOT / ".venv-aws-tiered/bin/python"
@@ -67,7 +67,7 @@ def train_with_library(
     folder: Path, job: Job, url: str, *, module: str = "training", **variables: str
 ) -> Outcome:
     """Run both workers in the environment that has AWS's library; its door is their proxy."""
-    path, port = write_job(folder, job), _free_port()
+    path, port = write_job(folder, job), free_ports(1)[0]
     words = ["-m", module, f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"]
     environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -97,7 +97,7 @@ def train_with_library(
 def test_run_goes_on_from_what_the_library_has_saved(tmp_path: Path, workers: Workers) -> None:
     calm = aws_job(10).model_copy(update={"resilience": make_job().resilience})
     undisturbed = workers.run(calm, tmp_path / "calm")
-    (port,) = find_ports(1)
+    (port,) = free_ports(1)
 
     with start_nodes(tmp_path / "nodes", options=["--http", f"127.0.0.1:{port}"]):
         url = f"http://127.0.0.1:{port}"
@@ -114,7 +114,7 @@ def test_run_goes_on_from_what_the_library_has_saved(tmp_path: Path, workers: Wo
 @needs_library
 @pytest.mark.slow
 def test_run_does_not_begin_anew_while_the_daemon_is_gone(tmp_path: Path) -> None:
-    (port,) = find_ports(1)
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
 
     with start_nodes(tmp_path / "nodes", options=["--http", f"127.0.0.1:{port}"]):
@@ -134,7 +134,7 @@ def test_run_does_not_begin_anew_while_the_daemon_is_gone(tmp_path: Path) -> Non
 def test_run_goes_on_from_what_the_library_has_stored(tmp_path: Path, workers: Workers) -> None:
     calm = aws_job(10).model_copy(update={"resilience": make_job().resilience})
     undisturbed = workers.run(calm, tmp_path / "calm")
-    (port,) = find_ports(1)
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
 
     with s3_server(tmp_path) as server:
