@@ -11,6 +11,9 @@ TORCH_VERSION ?= 2.13.0
 TORCH_INDEX ?=
 RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
+# So many tests run beside each other. Most of them start several processes, as a run does.
+TEST_JOBS ?= 2
+PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -55,10 +58,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 test: check
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 test-long: check
-	$(BIN)/python -m pytest --hypothesis-profile=searching $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=searching $(PARALLEL) $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py

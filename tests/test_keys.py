@@ -19,6 +19,7 @@ import yaml
 
 from launcher.job import Job
 from launcher.job.workload import MegatronTrainer, TorchTrainer
+from tests.cases import slow
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
 from tests.training.workers import Workers, start_workers
 from training.megatron_plan import plan_megatron
@@ -403,7 +404,11 @@ def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings
 
 @pytest.mark.parametrize(
     "recipe",
-    [name for name in RECIPES if not re.search("70b|tiny_checkpointless|tiny_tiered", name)],
+    [
+        slow(name) if "8b" in name else name
+        for name in RECIPES
+        if not re.search("70b|tiny_checkpointless|tiny_tiered", name)
+    ],
 )
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(
     recipe: str, trained: Trained

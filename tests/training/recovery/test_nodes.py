@@ -16,7 +16,7 @@ from tests.training.recovery.runs import (
 )
 from training.plan import plan_placement
 
-NUM_STEPS = 60
+NUM_STEPS = 40
 NODES = ("n0", "n1", "n2")
 EPOCH_DATA = {"kind": "stdlib_text", "seq_length": 16, "max_bytes": 16 * 8 * 10}
 """A step takes 8 samples: an epoch has 10 steps."""
@@ -159,16 +159,16 @@ def test_run_goes_on_where_no_state_can_be_written(tmp_path, undisturbed):
     check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
     assert not outcome.named("fault_detected")
     warnings = outcome.named("warning")
-    assert [each.step for each in warnings] == [10, 20, 30, 40, 50]
+    assert [each.step for each in warnings] == [10, 20, 30]
     words = r"cannot write the state .*/shard-[01]\.safetensors: \[Errno 20\] Not a directory"
     assert all(re.match(words, each.fields["text"]) for each in warnings)
-    assert run.log().count("make room for two states, or mend the disk") == 5
+    assert run.log().count("make room for two states, or mend the disk") == 3
 
 
 def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undisturbed):
     job = make_fault_job("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA)
     with start_run(tmp_path, job) as run:
-        run.wait_for_step(33)
+        run.wait_for_step(23)
         run.kill_node("n0")
 
     with start_run(tmp_path, job) as run:
@@ -177,4 +177,4 @@ def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undistu
     assert outcome.statuses == [0], run.log()
     check_same_bits(outcome, undisturbed("hybrid", max_steps=NUM_STEPS, data=EPOCH_DATA))
     fallbacks = {(each.fields["source"], each.step) for each in outcome.named("recovery_fallback")}
-    assert fallbacks == {("checkpoint", 30)}
+    assert fallbacks == {("checkpoint", 20)}

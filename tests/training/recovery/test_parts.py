@@ -80,7 +80,7 @@ def test_worker_that_takes_over_opens_tokenised_data_alone(tmp_path, undisturbed
 
 @pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 @pytest.mark.parametrize(
-    ("program", "num_deaths"), [("die_while_writing", 1), ("die_while_waiting", 2)]
+    ("program", "num_deaths"), [slow("die_while_writing", 1), ("die_while_waiting", 2)]
 )
 def test_death_while_the_checkpoint_is_written(tmp_path, undisturbed, trainer, program, num_deaths):
     job = make_fault_job(trainer, max_steps=6)
@@ -95,7 +95,7 @@ def test_death_while_the_checkpoint_is_written(tmp_path, undisturbed, trainer, p
 
 
 @pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
-@pytest.mark.parametrize("kind", [None, slow("exception"), "sigkill"])
+@pytest.mark.parametrize("kind", [None, slow("exception"), slow("sigkill")])
 def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, trainer, kind):
     """Also where a fault comes at the same moment."""
     faults = [{"kind": kind, "place": "gate", "step": 5, "rank": 1}] if kind else []
