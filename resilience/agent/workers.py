@@ -213,7 +213,8 @@ class WorkerPool:
             "environment": variables,
             "is_patient": worker.is_patient,
         }
-        socket.send_fds(self._zygote, [json.dumps(request).encode()], [theirs.fileno(), *ends])
+        with suppress(ConnectionError):  # it has ended: `read` says why
+            socket.send_fds(self._zygote, [json.dumps(request).encode()], [theirs.fileno(), *ends])
         theirs.close()
         for file in ends:
             os.close(file)
@@ -222,10 +223,7 @@ class WorkerPool:
 
     def read(self) -> list[Worker]:
         """Take in what the zygote says; returns the workers that have ended."""
-        try:
-            data = self._zygote.recv(1 << 16)
-        except OSError:
-            data = b""
+        data = self._receive()
         if not data:
             raise ZygoteLostError(f"the process that forks workers {self._describe_zygote()}")
         said: dict[str, Any] = json.loads(data)
@@ -248,6 +246,14 @@ class WorkerPool:
                     worker.is_ended, worker.status = True, said["status"]
                     return [worker]
         return []
+
+    def _receive(self) -> bytes:
+        """Return the zygote's next message; nothing where it has ended."""
+        # Where it has ended with requests unread, that error comes before what it said last.
+        for _ in range(2):
+            with suppress(OSError):
+                return self._zygote.recv(1 << 16)
+        return b""
 
     def _describe_zygote(self) -> str:
         with suppress(subprocess.TimeoutExpired):

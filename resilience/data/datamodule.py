@@ -74,7 +74,10 @@ class CachedDataModule(_Base):
         self._begun_at = 0
         """Samples consumed when the trainer's count of batches was `_num_trained_before`."""
         self._num_trained_before = 0
-        self._checkpoint: int | None = None
+        self._complete = 0
+        """Batch at which the newest checkpoint that is known to be complete would be resumed."""
+        self._handed_out: int | None = None
+        """The same of the checkpoint that was asked for last."""
 
     def prepare_data(self) -> None:
         """Let the user's module prepare its data, as a trainer asks of one worker a node."""
@@ -90,6 +93,7 @@ class CachedDataModule(_Base):
         if self._train is None:
             self._num_trained_before = self._num_trained()
             self._train = self._open("train", self._samples_per_batch, self._begun_at)
+            self._train.note_checkpoint(self._complete)
         return _TrainBatches(self)
 
     def val_dataloader(self) -> CachedLoader | list[Any]:
@@ -111,14 +115,17 @@ class CachedDataModule(_Base):
         needs to be resumed from is kept, and nothing before it.
         """
         consumed = self._samples_consumed()
-        if self._train is not None and self._checkpoint is not None:
-            self._train.note_checkpoint(self._checkpoint)
-        self._checkpoint = consumed // self._samples_per_batch
+        if self._handed_out is not None:
+            self._note_complete(self._handed_out)
+        self._handed_out = consumed // self._samples_per_batch
         return {"samples_consumed": consumed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was taken."""
-        self._begin_at(state_dict["samples_consumed"])
+        consumed = state_dict["samples_consumed"]
+        self._begin_at(consumed)
+        self._note_complete(consumed // self._samples_per_batch)
+        self._handed_out = None
 
     def close(self, *, is_over: bool = False) -> None:
         """Let go of the cache; `is_over` says that the job is, so nothing more is made ahead."""
@@ -153,6 +160,11 @@ class CachedDataModule(_Base):
             samples_consumed=samples_consumed,
             **self._options,
         )
+
+    def _note_complete(self, number: int) -> None:
+        self._complete = number
+        if self._train is not None:
+            self._train.note_checkpoint(number)
 
     def _begin_at(self, samples_consumed: int) -> None:
         self._begun_at = samples_consumed

@@ -130,7 +130,8 @@ class Link:
             return start_producer(replace(self._spec, first=number, checkpoint=self._checkpoint))
         except OSError as error:
             raise ProducerError(
-                f"cannot start a producer of batches: {error.strerror or error}"
+                f"cannot start a producer of batches: {error.strerror or error}; it is a process "
+                "of its own, so look at the node's or the pod's limits of processes and memory"
             ) from error
 
     def _check_deaths(self, number: int) -> None:

@@ -135,7 +135,8 @@ class CachedLoader:
             self._store.refresh()
             self._segment: Segment | None = self._store.find(self._next)
             self._link = Link(spec, deadline_s=deadline_s, on_wait=on_wait)
-            self._link.open(self._next)
+            with suppress(DataCacheError):  # who waits for a batch hears why there is no producer
+                self._link.open(self._next)
         except BaseException:
             self._lease.close()
             raise
@@ -182,6 +183,8 @@ class CachedLoader:
 
     def count_ready(self) -> int:
         """Return how many batches, from the next one on, are in the cache now."""
+        # The store closes those that are deleted, perhaps this one.
+        self._segment = None
         self._store.refresh()
         number = self._next
         while segment := self._store.find(number):

@@ -114,6 +114,7 @@ def _make_production(spec: ProducerSpec) -> Production:
         shelf=shelf,
         streams=streams,
         lock=lock,
+        is_refusing=refusal is not None,
     )
 
 

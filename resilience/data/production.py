@@ -49,10 +49,12 @@ class Production:
         shelf: Shelf,
         streams: Streams,
         lock: threading.RLock,
+        is_refusing: bool = False,
     ) -> None:
         """`first` is where the consumer that is expected begins, `checkpoint` where a resume would.
 
-        `lock` is the shelf's.
+        `lock` is the shelf's. `is_refusing`: the source cannot be opened in this process; who asks
+        once more than it has said so is to be served by another, which may be able to.
         """
         self._limits = limits
         self._shelf = shelf
@@ -69,8 +71,12 @@ class Production:
         self._activity = "starts"
         self._has_warned = False
         self._is_over = False
+        self._is_refusing = is_refusing
+        self._has_refused = False
         self._planned = range(0)
         """Batches that can be made without another plan, until something changes."""
+        self._may_begin = True
+        """Whether the plan has counted on a new segment, if the open one has no room."""
 
     # What the consumers' thread calls.
 
@@ -107,6 +113,7 @@ class Production:
         with self._changed:
             consumer.position = number
             consumer.is_waiting = True
+            self._is_over |= self._has_refused
             failed = self._failed.get(number)
             if failed is not None and consumer in failed.told:
                 del self._failed[number]
@@ -164,11 +171,13 @@ class Production:
             while not self._is_over:
                 if self._planned:
                     number, self._planned = self._planned[0], self._planned[1:]
+                    self._may_begin = False
                     return number
                 planned = self._plan()
                 self._shelf.evict(planned.evict)
                 self._warn(planned)
                 if planned.produce is not None:
+                    self._may_begin = True
                     self._planned = range(planned.produce + 1, planned.produce + planned.count)
                     return planned.produce
                 self._activity = planned.reason
@@ -228,6 +237,8 @@ class Production:
         if made.num_bytes != self._batch_bytes:
             # Only now it is known what room is needed, which the plan depends on.
             self._batch_bytes = made.num_bytes
+            return False
+        if not (self._may_begin or self._shelf.has_room(made)):
             return False
         self._activity = f"stores batch {made.number}"
         try:
@@ -304,6 +315,7 @@ class Production:
             message = Message("published", number, str(serial))
         elif failed is not None:
             failed.told.add(consumer)
+            self._has_refused = self._is_refusing
             message = Message("failed", number, encode_failure(failed.failure))
         elif self._end is not None and number >= self._end:
             message = Message("end", self._end)

@@ -23,6 +23,9 @@ from resilience.data.window import Span
 
 _ENTRIES_MAX = 64
 """So many batches a segment, that one seldom has to be begun, mapped and deleted."""
+_SEGMENTS_MAX = 512
+"""So many segments hold the budget, whatever the batches' size: each takes a descriptor of all
+who read it, of which a process often has 1,024."""
 _SEGMENT_BYTES_MAX = 64 << 20
 _SEGMENTS_OF_BUDGET = 8
 """So many segments fit into the budget, so that old ones can go while new ones come."""
@@ -50,6 +53,7 @@ class Shelf:
         self._fingerprint = fingerprint
         self._sealer = sealer
         self._bytes_max = min(_SEGMENT_BYTES_MAX, budget_bytes // _SEGMENTS_OF_BUDGET)
+        self._bytes_min = min(self._bytes_max, budget_bytes // _SEGMENTS_MAX)
         self._lock = lock
         self._writer: SegmentWriter | None = None
         self._serial = 0
@@ -74,13 +78,19 @@ class Shelf:
         """Return what a new segment takes that begins with a batch of this size."""
         return file_bytes(self._num_entries(batch_bytes), batch_bytes)
 
+    def has_room(self, made: Made) -> bool:
+        """Say whether a batch fits into the segment that is being written. For the same thread."""
+        with self._lock:
+            span = self.spans.get(self._serial) if self._writer else None
+        return span is not None and span.end == made.number and made.num_bytes <= span.free_bytes
+
     def store(self, made: Made) -> int | None:
         """Store a batch and return the segment's serial; None where somebody took that away.
 
         Raises CacheFullError where the file system has no room, CacheFolderError where the
         folder cannot be written to.
         """
-        if not self._has_room(made):
+        if not self.has_room(made):
             self._begin(made)
         writer = self._writer
         if writer is None or not writer.append(made.number, made.description, made.arrays):
@@ -151,11 +161,6 @@ class Shelf:
         holding = (each for each in self.spans.values() if each.first <= number < each.end)
         return max(holding, key=lambda each: each.serial, default=None)
 
-    def _has_room(self, made: Made) -> bool:
-        with self._lock:
-            span = self.spans.get(self._serial) if self._writer else None
-        return span is not None and span.end == made.number and made.num_bytes <= span.free_bytes
-
     def _begin(self, made: Made) -> None:
         self.close()
         num_entries = self._num_entries(made.num_bytes)
@@ -190,7 +195,9 @@ class Shelf:
     def _num_entries(self, batch_bytes: int) -> int:
         if self.is_tight:
             return 1
-        return max(1, min(_ENTRIES_MAX, self._bytes_max // max(1, batch_bytes)))
+        batch_bytes = max(1, batch_bytes)
+        num_entries = max(_ENTRIES_MAX, self._bytes_min // batch_bytes)
+        return max(1, min(num_entries, self._bytes_max // batch_bytes))
 
 
 def _take_over(segment: Segment) -> Span | None:

@@ -115,8 +115,10 @@ class _ResilientRun:
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
         self._batches: Batches | None = None
-        self._newest: int | None = None
-        """Step of the newest checkpoint that has begun, of a state that this worker knows of."""
+        self._complete: int | None = None
+        """Step of the newest checkpoint that is known to be complete."""
+        self._begun: int | None = None
+        """Step of the one that has begun since, if any has."""
         self._model: SpreadModel | None = None
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
@@ -164,6 +166,8 @@ class _ResilientRun:
         phase = self.recovery.mark.phase.value
         self._events.write("rank_stopped", step=self.recovery.mark.step, phase=phase)
         self._saves.abandon()
+        # What was begun may have been left: until the next one is complete the one before counts.
+        self._begun = None
         self.watch.leave()
 
     def block(self, generation: Generation) -> None:
@@ -271,8 +275,8 @@ class _ResilientRun:
                 events=self._events,
                 on_wait=self.watch.pulse,
             )
-        if self._newest is not None:
-            self._batches.note_checkpoint(self._newest)
+        if self._complete is not None:
+            self._batches.note_checkpoint(self._complete)
         return self._batches
 
     def _check_samples(self) -> None:
@@ -338,7 +342,7 @@ class _ResilientRun:
             for moments in self._stepper.optimizer.state.values():
                 for tensor in moments.values():
                     tensor.zero_()
-        self._newest = step
+        self._complete, self._begun = step, None
         self._saves.begin_run(group, step)
         if generation.number > 0 or source != "start":
             self._events.write(
@@ -382,7 +386,7 @@ class _ResilientRun:
                 is_requested=self.recovery.rest.get(SAVE_DUE, False),
                 pulse=self.watch.pulse,
             ):
-                self._note_saved(step, is_complete=False)
+                self._note_begun(step)
             self.watch.injector.reach("data", step)
             rows = batches.read(step)
             seed_step(self._trainer.seed, step, generation.rank)
@@ -433,16 +437,21 @@ class _ResilientRun:
                 self._events.write("warning", step=step, text=text)
             return
         if is_written:
-            self._note_saved(step, is_complete=True)
+            self._note_complete(step)
         if is_written and generation.rank == 0:
             self._events.write("state_written", step=step)
 
-    def _note_saved(self, step: int, *, is_complete: bool) -> None:
+    def _note_begun(self, step: int) -> None:
+        """Note that a checkpoint begins: the one before it is complete."""
+        if self._begun is not None and self._begun > (self._complete or 0):
+            self._note_complete(self._begun)
+        self._begun = step
+
+    def _note_complete(self, step: int) -> None:
         """Let batches go that no resume needs: it begins at the newest complete checkpoint."""
-        before, self._newest = self._newest, step
-        newest = step if is_complete else before
-        if self._batches is not None and newest is not None:
-            self._batches.note_checkpoint(newest)
+        self._complete = step
+        if self._batches is not None:
+            self._batches.note_checkpoint(step)
 
     def _apply(self, step: int) -> None:
         assert self._stepper is not None

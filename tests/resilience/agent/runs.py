@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -157,12 +158,11 @@ class Run:
             _wait_for_end(living, deadline_s)
         commands = [command for each in self.processes() if (command := command_of(each))]
         assert commands == [], f"processes are left\n{self.show()}"
-        ours = [
-            name
-            for name in _shared_memory() - self.shared_memory
-            if "resilience" in name or any(str(each.pid) in name for each in self.agents.values())
-        ]
-        assert ours == []
+        # Others' numbers may have this one in them.
+        agents = "|".join(str(each.pid) for each in self.agents.values())
+        ours = re.compile(rf"resilience|(?<!\d)({agents})(?!\d)")
+        left = [name for name in _shared_memory() - self.shared_memory if ours.search(name)]
+        assert left == []
         files = {each.name for each in (self.folder / "tmp").iterdir()}
         assert {each for each in files if not each.startswith("torchinductor_")} == set()
 

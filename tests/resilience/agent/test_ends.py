@@ -184,7 +184,6 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run) -> None:
             ("--preload", "no_such_module"),
             "cannot import 'no_such_module' of --preload",
             id="preload",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             ("--rdzv-endpoint", "203.0.113.1:9", "--join-deadline-s", "1"),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.data.datamodule import CachedDataModule
+from resilience.data.loader import CachedLoader
 from resilience.data.sources import Source
 from tests.resilience.data import user_modules
 from tests.resilience.data.scene import make_settings
@@ -143,6 +144,22 @@ def test_the_batches_of_the_last_complete_checkpoint_are_asked_to_be_kept(job, m
         module.state_dict()
 
     assert noted == [5, 10]
+
+
+def test_the_batches_of_the_checkpoint_that_it_begins_with_are_asked_to_be_kept(job, monkeypatch):
+    noted: list[int] = []
+    monkeypatch.setattr(CachedLoader, "note_checkpoint", lambda _, number: noted.append(number))
+    module = job.start(samples_per_batch=4)
+    module.load_state_dict({"samples_consumed": 40})
+
+    batches = module.train_dataloader()
+    numbers(batches, 5)
+    module.state_dict()
+    # Back to an older one: what was handed out since counts no more.
+    module.load_state_dict({"samples_consumed": 20})
+    module.state_dict()
+
+    assert noted == [10, 5]
 
 
 def test_data_is_prepared_by_the_users_module(job):

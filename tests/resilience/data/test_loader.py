@@ -278,11 +278,23 @@ def test_a_producer_that_cannot_be_started_costs_no_batch_that_is_there(
 
     monkeypatch.setattr(link, "start_producer", fail)
     read(loader, *range(8))
+    read(scene.open(lookback_length=100), *range(8))
     with pytest.raises(ProducerError, match="cannot start a producer of batches: Resource temp"):
         loader.read(500)
     assert loader.samples_consumed == 8
     monkeypatch.undo()
     read(loader, *range(8, 20))
+
+
+def test_counting_what_is_ready_spoils_nothing(scene: Scene) -> None:
+    """The segment that was read last may have gone since."""
+    loader = scene.open()
+    read(loader, 0)
+    for path in scene.segments():
+        path.unlink()
+
+    assert loader.count_ready() == 0
+    read(loader, 1, 2)
 
 
 def test_a_closed_loader_stays_closed(scene: Scene) -> None:

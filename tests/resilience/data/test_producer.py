@@ -250,6 +250,26 @@ def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_
     assert scene.lines("make").count(18) == 1
 
 
+def test_a_key_that_was_not_there_for_a_while_is_asked_for_again(
+    scene: Scene, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_bytes(bytes(range(32)))
+    names = ("kms_key_id", "endpoint", "region")
+    encryption = {"kind": "file", "key_file": str(key_file), **dict.fromkeys(names)}
+    loader = scene.open(encryption=encryption, owner_pid=os.getpid())
+    read(loader, 0)
+    end_process(scene.producers()[0], signal.SIGKILL)
+    key_file.chmod(0o644)
+
+    for _ in range(2):
+        with pytest.raises(CacheKeyError, match="key_file"):
+            loader.read(1_000)
+    key_file.chmod(0o600)
+    read(loader, 1_000)
+
+
 def test_it_ends_with_its_owner(scene: Scene) -> None:
     owner = subprocess.Popen(["sleep", "600"])
     loader = scene.open(owner_pid=owner.pid)
