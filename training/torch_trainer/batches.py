@@ -58,7 +58,7 @@ def open_batches(
         return _ReadBatches(job, samples, group)
     # Here, as a run without the feature imports nothing of it.
     from resilience.data import cached
-    from training.data.batches import ROWS, make_identity, make_source
+    from training.data.batches import make_identity, make_source
 
     # Two runs of one recipe are two jobs; a run that is started again is the same one.
     place = hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
@@ -76,7 +76,7 @@ def open_batches(
         on_wait=on_wait,
     )
     events.write("batches_ready", step=first, num_batches=loader.count_ready())
-    return _CachedBatches(loader, ROWS)
+    return _CachedBatches(loader)
 
 
 class _ReadBatches:
@@ -100,12 +100,12 @@ class _ReadBatches:
 
 
 class _CachedBatches:
-    def __init__(self, loader: CachedLoader, name: str) -> None:
+    def __init__(self, loader: CachedLoader) -> None:
         self._loader = loader
-        self._name = name
 
     def read(self, step: int) -> list[Tensor]:
-        return list(torch.from_numpy(self._loader.read(step)[self._name]).unbind())
+        (rows,) = self._loader.read(step).values()
+        return list(torch.from_numpy(rows).unbind())
 
     def note_checkpoint(self, step: int) -> None:
         self._loader.note_checkpoint(step)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -229,12 +230,17 @@ def test_a_source_whose_place_is_unknown_is_read_from_the_start(scene: Scene) ->
     assert scene.lines("make")[:31] == list(range(31))
 
 
-def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
+def make_key(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return a file with a key, and the settings that name it."""
+    key_file = folder / "key"
     key_file.touch(mode=0o600)
     key_file.write_bytes(bytes(range(32)))
     names = ("kms_key_id", "endpoint", "region")
-    encryption = {"kind": "file", "key_file": str(key_file), **dict.fromkeys(names)}
+    return key_file, {"kind": "file", "key_file": str(key_file), **dict.fromkeys(names)}
+
+
+def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_path: Path) -> None:
+    key_file, encryption = make_key(tmp_path)
     loader = scene.open(encryption=encryption)
     read(loader, *range(20))
     assert not any(make_batch(18).tobytes() in path.read_bytes() for path in scene.segments())
@@ -253,11 +259,7 @@ def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_
 def test_a_key_that_was_not_there_for_a_while_is_asked_for_again(
     scene: Scene, tmp_path: Path
 ) -> None:
-    key_file = tmp_path / "key"
-    key_file.touch(mode=0o600)
-    key_file.write_bytes(bytes(range(32)))
-    names = ("kms_key_id", "endpoint", "region")
-    encryption = {"kind": "file", "key_file": str(key_file), **dict.fromkeys(names)}
+    key_file, encryption = make_key(tmp_path)
     loader = scene.open(encryption=encryption, owner_pid=os.getpid())
     read(loader, 0)
     end_process(scene.producers()[0], signal.SIGKILL)
