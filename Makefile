@@ -1,6 +1,8 @@
 # make run    train a small Llama 3 on this machine, through two faults, and show the report's path
 # make test   everything that a change has to pass; make test-long adds what takes longer
 # make check  format, lint, types and import contracts alone
+# make image  the image that Kubernetes manifests name, with docker, podman or buildah;
+#             ACCELERATOR=cuda for GPUs, BASE=... for another image to start from
 #
 # Nothing has to be there beforehand but Python and a package index.
 
@@ -9,6 +11,10 @@ VENV ?= .venv
 TORCH_VERSION ?= 2.13.0
 # An index that carries torch's builds without CUDA, where pip's own does not.
 TORCH_INDEX ?=
+# What docker/Dockerfile takes; where a value is empty, the Dockerfile's default holds.
+ACCELERATOR ?=
+BASE ?=
+HYPERPOD_AGENT ?=
 RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
 # So many tests run beside each other. Most of them start several processes, as a run does.
@@ -18,7 +24,7 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run install check format test test-long bench clean
+.PHONY: run install check format test test-long bench image clean
 
 run: $(VENV)/.train
 	$(BIN)/python -m launcher recipe=$(RECIPE) action=run $(ARGS)
@@ -65,6 +71,11 @@ test-long: check
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
+
+image:
+	@scripts/build-image.sh "TORCH_VERSION=$(TORCH_VERSION)" "TORCH_INDEX=$(TORCH_INDEX)" \
+	  "PIP_INDEX_URL=$(PIP_INDEX_URL)" "ACCELERATOR=$(ACCELERATOR)" "BASE=$(BASE)" \
+	  "HYPERPOD_AGENT=$(HYPERPOD_AGENT)"
 
 clean:
 	rm -rf $(VENV) .venv-aws .venv-aws-tiered build dist .pytest_cache .mypy_cache .ruff_cache

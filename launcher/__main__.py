@@ -1,4 +1,4 @@
-"""The command line: `python -m launcher recipe=NAME [key=value ...]`.
+"""The command line: `python -m launcher recipe=NAME [key=value ...]`, or the script `launcher`.
 
 Exit status: 0 done, 1 something outside refused or failed, 2 the recipe or the
 command line is wrong (one message, nothing written).
@@ -6,42 +6,45 @@ command line is wrong (one message, nothing written).
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
 
 from launcher.choice import choose_recipe
+from launcher.command_line import check_arguments
+from launcher.commands.usage import COMMANDS, USAGE
 from launcher.errors import LauncherError, RecipeError
 from launcher.job.secrets import override_secrets
 from launcher.paths import find_folders, shipped_folder
 
-USAGE = """\
-usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|run|submit] [KEY=VALUE ...]
-       python -m launcher list                          recipes that can be chosen
-       python -m launcher show NAME [KEY=VALUE ...]     a recipe, resolved
-       python -m launcher schema                        JSON Schema of a recipe, for editors
-       python -m launcher report FOLDER                 make a run's report again
-
-  NAME is a recipe's name or the path of a .yaml file. KEY=VALUE overrides a key, +KEY=VALUE adds
-  one to an open mapping such as env, GROUP=OPTION chooses another model, trainer, data or instance.
-
-  --cfg job          print the config instead        --info defaults-tree   show what includes what
-  --multirun, -m     a job for each of KEY=A,B       --hydra-help           all of Hydra's options
-"""  # noqa: E501
-_COMMANDS = ("list", "show", "schema", "report")
 FIRST_SIGNAL_STATUS = 128
+_HELP = ("-h", "--help")
+_COMPLETION = ("--shell-completion", "-sc")
 # These print something of Hydra's own and choose no recipe.
-_WITHOUT_RECIPE = ("--hydra-help", "--version", "--shell-completion", "-sc")
+_WITHOUT_RECIPE = ("--hydra-help", "--version", *_COMPLETION)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
+    if any(option in given for option in _COMPLETION):
+        # A person is still typing: what is wrong with the half of a line is not theirs to read.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return _run(given)
+    return _run(given)
+
+
+def _run(given: list[str]) -> int:
     try:
-        if not given or given[0] in {"-h", "--help", "help"}:
-            sys.stdout.write(USAGE)
+        if not given or given[0] == "help" or any(word in _HELP for word in given):
+            sys.stdout.write(_help_text(given))
             return 0 if given else 2
-        if given[0] in _COMMANDS:
+        # Before anything shows or writes a part of the command line.
+        if problems := list(override_secrets(given)):
+            raise RecipeError("\n".join(problems))
+        if given[0] in COMMANDS:
             from launcher.commands import run_command
 
             return run_command(given[0], given[1:], Path.cwd())
@@ -55,14 +58,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
+def _help_text(given: list[str]) -> str:
+    """Return the help of a command that is named first, or after `help`; else the launcher's."""
+    words = given[1:] if given[:1] == ["help"] else given
+    return COMMANDS.get(words[0], USAGE) if words else USAGE
+
+
 def _launch(given: list[str], start: Path) -> int:
     folders = find_folders(start)
+    check_arguments(given, folders.recipes)
     choice = choose_recipe(given, folders.recipes, start)
     if choice.recipe is None and not any(option in given for option in _WITHOUT_RECIPE):
         raise RecipeError("no recipe; name one with recipe=NAME, `list` shows them")
-
-    if problems := list(override_secrets(given)):
-        raise RecipeError("\n".join(problems))
 
     # Hydra is imported once the recipe is known to be there.
     import hydra
@@ -70,7 +77,7 @@ def _launch(given: list[str], start: Path) -> int:
 
     from launcher.app import launch
     from launcher.compose import CONFIG_NAME, VERSION_BASE
-    from launcher.hydra_errors import composing_error
+    from launcher.hydra_errors import composing_error, refused_search_path
     from launcher.search import add_search_path
 
     recipes = (*choice.folders, *folders.recipes)
@@ -91,7 +98,7 @@ def _launch(given: list[str], start: Path) -> int:
         try:
             # A person who stopped one job of a sweep does not want the next.
             if not refusals and max(statuses) < FIRST_SIGNAL_STATUS:
-                statuses.append(launch(config, folders, start))
+                statuses.append(launch(config, folders, start, choice.by_path))
         except LauncherError as error:
             refusals.append(error)
         is_composing = True
@@ -101,7 +108,8 @@ def _launch(given: list[str], start: Path) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["launcher", *choice.arguments]
     try:
-        run()
+        with refused_search_path():
+            run()
     except Exception as error:
         if is_trace_wanted or not is_composing:
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -19,28 +20,35 @@ from launcher.errors import RecipeError
 from launcher.instances import check_instance
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.machine import check_machine, read_machine
 from launcher.paths import Folders
 from launcher.render import render
-from launcher.resolve import request_from_config
+from launcher.resolve import Request, request_from_config
 from launcher.rundir import choose_run_dir, write_files, write_submission
-from launcher.support import check_runnable, check_trainer_installed, lost_results, unmounted_inputs
+from launcher.support import check_runnable, check_trainer_installed, notes
 from launcher.templates import read_templates
 
 
-def launch(config: DictConfig, folders: Folders, start: Path) -> int:
+def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collection[str]) -> int:
     """Do what a composed config asks for and return the exit status.
 
+    `by_path` are the recipes that were given as a file's path, which keep the name inside.
     Raises RecipeError before anything is written, and OutsideError.
     """
     sweep_number = _sweep_number()
-    request = request_from_config(config, "" if sweep_number is None else f"-{sweep_number}")
+    chosen = str(HydraConfig.get().runtime.choices["recipe"])
+    request = request_from_config(
+        config,
+        "" if sweep_number is None else f"-{sweep_number}",
+        None if chosen in by_path else chosen,
+    )
     job, action = request.job, request.action
     check_instance(job.instance, folders.conf)
-    _check_action(job, action)
+    _check_action(request)
     files = render(job, read_templates(folders.templates, job.cluster.kind))
     run_dir = choose_run_dir(_given_dir(request.run_dir, sweep_number), job.name, start)
     write_files(run_dir, files)
-    _print_written(job, run_dir, files)
+    _print_written(request, run_dir, files)
     if action == "run":
         return _run(job, run_dir)
     if action == "submit":
@@ -48,7 +56,8 @@ def launch(config: DictConfig, folders: Folders, start: Path) -> int:
     return 0
 
 
-def _check_action(job: Job, action: str) -> None:
+def _check_action(request: Request) -> None:
+    job, action = request.job, request.action
     is_local = isinstance(job.cluster, LocalCluster)
     if action == "run" and not is_local:
         raise RecipeError(
@@ -60,8 +69,10 @@ def _check_action(job: Job, action: str) -> None:
             "action 'submit' needs cluster=slurm or cluster=k8s; use action=run for this machine"
         )
     if action != "render":
-        check_runnable(job, action)
+        check_runnable(job, action, has_default_image=request.has_default_image)
     if action == "run":
+        if not request.oversubscribe:
+            check_machine(job, read_machine())
         check_trainer_installed()
 
 
@@ -78,15 +89,14 @@ def _given_dir(given: str | None, sweep_number: int | None) -> str | None:
     return f"{given}/{sweep_number}" if given else str(HydraConfig.get().runtime.output_dir)
 
 
-def _print_written(job: Job, run_dir: Path, files: dict[str, str]) -> None:
-    recipe = job.recipe
+def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> None:
+    job, recipe = request.job, request.job.recipe
     sys.stdout.write(f"{recipe.name} version {recipe.version}, digest {job.digest()[:12]}\n")
     for name in files:
         sys.stdout.write(f"  {run_dir / name}\n")
     sys.stdout.flush()
-    for note in (lost_results(job), unmounted_inputs(job)):
-        if note:
-            sys.stderr.write(f"note: {note}\n")
+    for note in notes(job, has_default_image=request.has_default_image):
+        sys.stderr.write(f"note: {note}\n")
 
 
 def _run(job: Job, run_dir: Path) -> int:

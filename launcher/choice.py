@@ -15,6 +15,7 @@ from pathlib import Path
 from launcher.errors import RecipeError
 
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+_SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Choice:
     folders: tuple[Path, ...]
     recipe: str | None
     """The name that was asked for; None where the command line names none."""
+    by_path: frozenset[str] = frozenset()
+    """Names that were given as a file's path."""
 
 
 def list_recipes(folders: Iterable[Path]) -> list[str]:
@@ -46,6 +49,7 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
     left to Hydra.
     """
     extra: list[Path] = []
+    by_path: set[str] = set()
     rewritten = list(arguments)
     recipe = None
     for index, argument in enumerate(arguments):
@@ -54,18 +58,27 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
             continue
         if key != "recipe":
             raise RecipeError(f"{argument!r}: a recipe is chosen without +, as recipe={value}")
+        if recipe is not None:
+            raise RecipeError(
+                f"recipe= is given twice, as {recipe!r} and {value!r}; give one (a sweep takes "
+                "several: -m recipe=A,B)"
+            )
         recipe = value
         if re.match(r"\w+\(", value):
             continue
-        names = [_name(part.strip("'\" "), folders, start, extra) for part in value.split(",")]
+        parts = [part.strip("'\" ") for part in value.split(",")]
+        names = [_name(part, folders, start, extra) for part in parts]
+        by_path |= {
+            name for part, name in zip(parts, names, strict=True) if part.endswith(_SUFFIXES)
+        }
         rewritten[index] = f"recipe={','.join(names)}"
         recipe = names[0]
-    return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe)
+    return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe, frozenset(by_path))
 
 
 def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -> str:
     """Return the name for a recipe's name or path; a path's folder is added to `extra`."""
-    if value.endswith((".yaml", ".yml")):
+    if value.endswith(_SUFFIXES):
         path = (start / value).resolve()
         if path.suffix != ".yaml" or not path.is_file():
             raise RecipeError(f"no recipe file {value!r}; allowed: the path of a .yaml file")

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from launcher.choice import choose_recipe
-from launcher.hydra_errors import composing_error
+from launcher.hydra_errors import composing_error, refused_search_path
 from launcher.job import Job
 from launcher.paths import find_folders, shipped_folder
 from launcher.resolve import request_from_config
@@ -20,12 +20,12 @@ VERSION_BASE = "1.3"
 
 def compose_recipe(
     recipe: str, overrides: Sequence[str] = (), start: Path | None = None
-) -> DictConfig:
+) -> tuple[DictConfig, str | None]:
     """Return the config of a recipe, given by name or path, with overrides.
 
-    `start` is the folder from which a team's own folders are looked for, the
-    current one unless told. Raises RecipeError. Not safe for several threads:
-    Hydra keeps its state in the process.
+    Beside it is the name that the recipe has to have, None for one given by path. `start` is the
+    folder from which a team's own folders are looked for, the current one unless told. Raises
+    RecipeError. Not safe for several threads: Hydra keeps its state in the process.
     """
     from hydra import compose, initialize_config_dir
 
@@ -35,12 +35,14 @@ def compose_recipe(
     add_search_path(folders.conf, (*choice.folders, *folders.recipes))
     conf = str(shipped_folder() / "conf")
     try:
-        with initialize_config_dir(conf, version_base=VERSION_BASE):
-            return compose(CONFIG_NAME, list(choice.arguments))
+        with refused_search_path(), initialize_config_dir(conf, version_base=VERSION_BASE):
+            config = compose(CONFIG_NAME, list(choice.arguments))
     except Exception as error:
         raise composing_error(error, (*choice.folders, *folders.recipes), recipe) from error
+    return config, None if choice.by_path else choice.recipe
 
 
 def resolve(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Job:
     """Return the job of a recipe with overrides; raises RecipeError."""
-    return request_from_config(compose_recipe(recipe, overrides, start)).job
+    config, found_by = compose_recipe(recipe, overrides, start)
+    return request_from_config(config, found_by=found_by).job

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
-from hydra.errors import MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 
-from launcher.choice import nearest
+from launcher.choice import list_recipes, nearest
 from launcher.errors import LauncherError, RecipeError
+from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice
+from launcher.recipe_file import GROUP, included_recipes, read_recipe
+from launcher.yaml_size import yaml_message
 
-# Sections whose keys are the person's own.
-OPEN_MAPPINGS = (
-    "env.",
-    "cluster.secrets.",
-    "cluster.labels.",
-    "cluster.annotations.",
-    "cluster.node_selector.",
-    "cluster.affinity.required.",
-    "cluster.extra_options.",
-)
+
+@contextmanager
+def refused_search_path() -> Iterator[None]:
+    """Make a folder of hydra.searchpath that is not there an error, of which Hydra only warns."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=r"provider=.* is not\s+available")
+        yield
 
 
 def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | None) -> Exception:
@@ -35,28 +38,61 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
     if isinstance(error, LauncherError):
         return error
     if isinstance(error, RecursionError):
-        chain = _inclusion_cycle(recipe or "", recipes)
-        return RecipeError(f"recipe includes itself: {' -> '.join(chain) or recipe}")
+        # A file that is too deep for Hydra may be too deep for this as well.
+        with suppress(RecursionError):
+            if chain := _inclusion_cycle(recipe or "", recipes):
+                return RecipeError(f"recipe includes itself: {' -> '.join(chain)}")
+        return RecipeError(TOO_DEEP)
+    if isinstance(error, OverrideParseException):
+        return RecipeError(_grammar_message(error.override))
+    if isinstance(error, UserWarning):
+        return RecipeError(_search_path_message(str(error)))
     if isinstance(error, yaml.YAMLError):
-        return RecipeError(_yaml_message(error))
+        return RecipeError(yaml_message(error))
     if isinstance(error, MissingConfigException):
-        return RecipeError(_missing_message(error))
+        return RecipeError(_missing_message(error, recipes))
     return RecipeError(_hydra_message(error))
 
 
-def _yaml_message(error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f"broken YAML: {error}"
-    problem = getattr(error, "problem", None) or "broken YAML"
-    return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
+def _grammar_message(override: str) -> str:
+    """Say how to write an override that Hydra's grammar cannot read."""
+    key, equals, value = override.partition("=")
+    shown = f"override {override!r} cannot be read"
+    if not equals:
+        return f"{shown}: it has no =; write {key}=VALUE"
+    if advice := entry_advice(key, value):
+        return f"{shown}; {advice}"
+    return (
+        f"{shown}; quote a value that holds more than a word: {quoted_override(key, value)} (a "
+        "list is [A,B], a mapping is {KEY: VALUE})"
+    )
 
 
-def _missing_message(error: MissingConfigException) -> str:
+def quoted_override(key: str, value: str) -> str:
+    """Return an override, as it is typed in a shell, that gives a key this text as it is."""
+    if not set(value) & set("'\"\\$`!"):
+        return f"\"{key}='{value}'\""
+    # Hydra takes a backslash for one only in front of a quote.
+    inner = re.sub(r"(\\*)(\"|$)", lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
+    return shlex.quote(f'{key}="{inner}"')
+
+
+def _search_path_message(warning: str) -> str:
+    path = warning.partition("path=")[2].removesuffix(" is not available.")
+    return (
+        f"hydra.searchpath names {path!r}, which is no folder that can be read; allowed: a list "
+        "of folders as file:///PATH, or of packages as pkg://NAME"
+    )
+
+
+def _missing_message(error: MissingConfigException, recipes: Sequence[Path]) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     options = [option for option in error.options or () if not option.startswith("_")]
     if not group:
         return str(error).partition("\n")[0]
+    if group == GROUP or group.startswith(f"{GROUP}/"):
+        options = list_recipes(recipes)
+        name, group = f"{group}/{name}".removeprefix(f"{GROUP}/"), GROUP
     close = nearest(name, options)
     everything = "" if close.startswith("allowed") else f"; allowed: {', '.join(options)}"
     return f"no {group} {name!r}; {close}{everything}"
@@ -72,6 +108,11 @@ def _hydra_message(error: Exception) -> str:
     if found := re.match(r"Multiple values for (\S+)\. .*'override \S+: (\S+)'", text):
         group, option = found[1], found[2]
         return f"{group} is chosen twice; write {group}={option} without a +, or override it"
+    if text.startswith("Config group override must be"):
+        return (
+            "a group takes one of its options, not null; leave a feature out as "
+            "resilience.mmap=null"
+        )
     if not text and cause is not None:
         return _first_line(cause)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
@@ -82,6 +123,8 @@ def _no_key_message(key: str, cause: BaseException | None) -> str:
     known = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
     name = key.rpartition(".")[2]
     missing = str(getattr(cause, "key", None) or name)
+    if advice := entry_advice(key, "VALUE"):
+        return f"no entry {key!r} yet; {advice}"
     if f"{key}." in OPEN_MAPPINGS:
         return f"{key} takes new entries with a +, as +{key}.NAME=VALUE"
     if key.startswith(OPEN_MAPPINGS):
@@ -111,19 +154,4 @@ def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:
 
 def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
     path = next((p for f in folders if (p := f / f"{recipe}.yaml").is_file()), None)
-    if path is None:
-        return []
-    config = OmegaConf.load(path)
-    entries = config.get("defaults", ()) if isinstance(config, DictConfig) else ()
-    names = []
-    for entry in entries or ():
-        # A name without a leading / is looked for in the including recipe's group, `recipe`.
-        if isinstance(entry, str) and entry != "_self_":
-            names.append(entry.partition("@")[0].removeprefix("/recipe/"))
-        elif isinstance(entry, DictConfig):
-            names += [
-                str(value)
-                for key, value in entry.items()
-                if str(key).split()[-1].partition("@")[0].strip("/") == "recipe"
-            ]
-    return names
+    return [] if path is None else [*included_recipes(read_recipe(path, recipe, folders)[1])]

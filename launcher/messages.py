@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,30 @@ _ALLOWED = {
     "model_type": "a mapping of keys to values",
     "model_attributes_type": "a mapping of keys to values",
 }
+
+TOO_DEEP = "lists or mappings lie too deep within each other; the job's lie 8 deep at most"
+# Sections whose keys are the person's own.
+OPEN_MAPPINGS = (
+    "env.",
+    "cluster.secrets.",
+    "cluster.labels.",
+    "cluster.annotations.",
+    "cluster.node_selector.",
+    "cluster.affinity.required.",
+    "cluster.extra_options.",
+)
+
+
+def entry_advice(key: str, value: str) -> str | None:
+    """Say how to add an entry whose name has a . or /, as names of labels have; else None."""
+    key = key.lstrip("+")
+    for mapping in OPEN_MAPPINGS:
+        name = key.removeprefix(mapping)
+        if name != key and re.search(r"[./]", name):
+            bare = value.strip("'\"") or "VALUE"
+            entry = f'+{mapping[:-1]}={{{name}: "{bare}"}}'
+            return f"an entry whose name has . or / is written {shlex.quote(entry)}"
+    return None
 
 
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -54,7 +79,16 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return _tag_problem(path, detail)
     is_secret = path.startswith(("env.", "cluster.secrets"))
     shown = "(not shown)" if is_secret else _shown(detail["input"])
-    return f"{path} {shown}: allowed: {_allowed(detail)}"
+    advice = _nested_entry(path, detail["input"]) if kind == "string_type" else None
+    return f"{path} {shown}: allowed: {_allowed(detail)}{f'; {advice}' if advice else ''}"
+
+
+def _nested_entry(path: str, value: object) -> str | None:
+    """Return how to write the entry that Hydra took apart at the dots of its name."""
+    while isinstance(value, dict) and len(value) == 1:
+        ((name, value),) = value.items()
+        path = f"{path}.{name}"
+    return None if isinstance(value, dict) else entry_advice(path, str(value))
 
 
 def _allowed(detail: ErrorDetails) -> str:

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 from launcher.choice import nearest
 from launcher.errors import RecipeError
 from launcher.job import Job
-from launcher.job.fields import OneLine, Section
-from launcher.messages import validation_problems
+from launcher.job.content import RECIPE_NAME
+from launcher.job.fields import Image, OneLine, Section
+from launcher.messages import TOO_DEEP, validation_problems
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _JOB_KEYS = tuple(name for name in Job.model_fields if name != "name")
@@ -35,6 +36,8 @@ class _Beside(Section):
     """What a config says beside the job."""
 
     action: Literal["render", "run", "submit"]
+    oversubscribe: bool
+    default_image: Image
     run: _Run
 
 
@@ -44,24 +47,62 @@ class Request:
 
     action: str
     run_dir: str | None
+    oversubscribe: bool
+    """Whether action=run starts what this machine is too small for."""
+    has_default_image: bool
+    """Whether nobody named the image, neither a person nor a cluster's profile."""
     job: Job
 
 
-def request_from_config(config: DictConfig, suffix: str = "") -> Request:
-    """Return what a config asks for; `suffix` ends the job's name (for sweeps).
+def request_from_config(
+    config: DictConfig, suffix: str = "", found_by: str | None = None
+) -> Request:
+    """Return what a config asks for.
 
+    `suffix` ends the job's name (for sweeps). `found_by` is the name by which the recipe was
+    found, which has to be its own; None where it was given as a file's path.
     Raises RecipeError that names the field, its value and what is allowed.
     """
     content = _plain(config)
     recipe = content.get("recipe")
     name = recipe.get("name") if isinstance(recipe, dict) else None
     where = f"in recipe {name!r}" if name else "in the recipe"
-    if problems := list(_unknown_keys(content)):
+    problems = [*_unknown_keys(content), *_wrong_name(name, found_by)]
+    if problems:
         raise RecipeError("\n".join([*problems, f"  {where}"]))
     job = {key: content[key] for key in _JOB_KEYS if key in content}
     beside = _validate(_Beside, {key: content.get(key) for key in _Beside.model_fields}, where)
     job["name"] = _job_name(beside.run.name, name, suffix)
-    return Request(action=beside.action, run_dir=beside.run.dir, job=_validate(Job, job, where))
+    return Request(
+        action=beside.action,
+        run_dir=beside.run.dir,
+        oversubscribe=beside.oversubscribe,
+        has_default_image=_takes_default_image(config),
+        job=_validate(Job, job, where),
+    )
+
+
+def _takes_default_image(config: DictConfig) -> bool:
+    """Say whether cluster.image still refers to `default_image`, as our own profile has it."""
+    content = OmegaConf.to_container(config, resolve=False)
+    cluster = content.get("cluster") if isinstance(content, dict) else None
+    return isinstance(cluster, dict) and cluster.get("image") == "${default_image}"
+
+
+def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:
+    """Yield a message where a recipe has not the name by which it was found."""
+    if found_by is None or name is None or name == found_by:
+        return
+    if not re.fullmatch(RECIPE_NAME, found_by):
+        yield (
+            f"recipe {found_by!r}: a recipe's name has a-z, 0-9, _ and / alone; rename its file "
+            "or folder, and set recipe.name to the new name"
+        )
+        return
+    yield (
+        f"recipe.name {name!r} is not the name by which the recipe is found; allowed: "
+        f"{found_by!r}, in the recipe's file (a recipe given as a file's path keeps its own)"
+    )
 
 
 def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _Model:
@@ -72,12 +113,14 @@ def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _M
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    if problems := list(_foreign_resolvers(OmegaConf.to_container(config, resolve=False), "")):
-        raise RecipeError("\n".join(problems))
     try:
+        if problems := list(_foreign_resolvers(OmegaConf.to_container(config, resolve=False), "")):
+            raise RecipeError("\n".join(problems))
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise RecipeError(_resolving_problem(error)) from error
+    except RecursionError as error:
+        raise RecipeError(TOO_DEEP) from error
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 

@@ -63,7 +63,10 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             _write_whole(folder / name, text)
     except OSError as error:
-        raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error
+        raise OutsideError(
+            f"cannot write to {folder}: {error.strerror or error}; set run.dir to a folder that "
+            "can be written"
+        ) from error
 
 
 def _rendered_before(folder: Path) -> set[str]:

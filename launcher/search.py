@@ -1,7 +1,7 @@
 """Teach Hydra where recipes are: a config source and an entry in its search path.
 
 Hydra names a group by its folder, so that `recipe=llama/x` would need a folder
-`recipe`. The source below serves the group `recipe` from any folder of recipes
+`recipe`. RecipeSource serves the group `recipe` from any folder of recipes
 instead: ours, a team's, or the one that a recipe given by path lies in.
 """
 
@@ -11,16 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
 
-from launcher.errors import RecipeError
+from launcher.choice import list_recipes
+from launcher.recipe_file import GROUP, read_recipe
+from launcher.yaml_size import read_yaml_text
 
-GROUP = "recipe"
+
+class GroupSource(FileConfigSource):
+    """Hydra's own source of files, which reads none that is too large."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read one file. Raises RecipeError, ConfigLoadError, or YAMLError with file and line."""
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.is_file():
+            read_yaml_text(path)
+        return super().load_config(config_path)
 
 
 class RecipeSource(ConfigSource):
@@ -32,19 +44,17 @@ class RecipeSource(ConfigSource):
         return "recipes"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read one recipe. Raises ConfigLoadError, or YAMLError with file and line."""
+        """Read one recipe. Raises RecipeError, ConfigLoadError, or YAMLError with file and line."""
         path = self._locate(self._normalize_file_name(config_path))
         if path is None or not path.is_file():
             raise ConfigLoadError(f"no recipe at {config_path}")
-        with path.open(encoding="utf-8") as stream:
-            try:
-                header = self._get_header_dict(stream.read(512))
-                stream.seek(0)
-                content = OmegaConf.load(stream)
-            except UnicodeDecodeError as error:
-                raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
+        name = path.relative_to(self.path).with_suffix("").as_posix()
+        header, content = read_recipe(path, name, LauncherSearchPath.recipes)
         return ConfigResult(
-            config=content, path=self.full_path(), provider=self.provider, header=header
+            config=content,
+            path=self.full_path(),
+            provider=self.provider,
+            header=self._get_header_dict(header),
         )
 
     def available(self) -> bool:
@@ -62,18 +72,14 @@ class RecipeSource(ConfigSource):
         return path is not None and path.is_file()
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the names of families and recipes in a group, sorted."""
-        names: list[str] = []
-        folder = self._locate(config_path)
-        for path in sorted(folder.iterdir()) if folder and folder.is_dir() else ():
-            if path.is_dir() or path.suffix == ".yaml":
-                self._list_add_result(
-                    files=names,
-                    file_path=f"{config_path}/{path.name}",
-                    file_name=path.name,
-                    results_filter=results_filter,
-                )
-        return sorted(set(names))
+        """Return the one group at the root, and in it whole names of recipes, sorted.
+
+        Families are no groups of their own here, so that a shell completes recipe=FAMILY/NAME.
+        """
+        if config_path == "":
+            return [] if results_filter == ObjectType.CONFIG else [GROUP]
+        is_asked = config_path == GROUP and results_filter != ObjectType.GROUP
+        return list_recipes([Path(self.path)]) if is_asked else []
 
     def _locate(self, config_path: str) -> Path | None:
         """Return the path below our folder, or None where it is none of ours."""
@@ -104,3 +110,5 @@ def add_search_path(conf: Sequence[Path], recipes: Sequence[Path]) -> None:
     if LauncherSearchPath not in plugins.discover(SearchPathPlugin):
         plugins.register(RecipeSource)
         plugins.register(LauncherSearchPath)
+        # No public call puts a source in the place of Hydra's own for files.
+        SourcesRegistry.instance().types[GroupSource.scheme()] = GroupSource

@@ -1,22 +1,56 @@
-"""What this version cannot run, or would run to nobody's use, said before it starts."""
+"""What this version cannot run, or would run to nobody's use.
+
+It is said when a job is rendered, stands in the rendered files, and is refused before anything
+is started. All but the last function are pure.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
-from launcher.clusters.memoryd import memoryd_settings
+from launcher.clusters.memoryd import memoryd_settings, token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
+IMAGE_NAME = "training-recipes"
+"""What `make image` calls the image; no registry has it under this name alone."""
 
-def check_runnable(job: Job, action: str) -> None:
+
+def check_runnable(job: Job, action: str, *, has_default_image: bool = False) -> None:
     """Refuse to start a job that could not train, or whose results would be lost.
 
-    Raises RecipeError that says what to change.
+    `has_default_image`: nobody named the image. Raises RecipeError that says what to change.
     """
+    problems = refusals(job)
+    if has_default_image and (problem := unpublished_image(job)):
+        problems.append(problem)
+    if problems:
+        advice = "\nuse action=render, or change that"
+        raise RecipeError("\n".join(f"action {action!r}: {line}" for line in problems) + advice)
+
+
+def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
+    """Return what somebody has to know who applies the rendered files by hand, a line each.
+
+    Whatever `check_runnable` refuses is among it.
+    """
+    told = [unmounted_inputs(job), awaited_secret(job)]
+    if has_default_image:
+        told.append(unpublished_image(job))
+    return [*refusals(job), *(note for note in told if note)]
+
+
+def refusals(job: Job) -> list[str]:
+    """Return why a job is not started, a line for each reason; none for one that runs."""
+    found = [_no_runtime(job), lost_results(job), lost_checkpoints(job)]
+    return [reason for reason in found if reason]
+
+
+def _no_runtime(job: Job) -> str | None:
+    """Say what of a job is rendered, but has nothing here that would run it."""
     missing = []
     if isinstance(job.trainer, MegatronTrainer):
         missing.append("trainer.kind 'megatron' (it runs: 'torch')")
@@ -32,13 +66,35 @@ def check_runnable(job: Job, action: str) -> None:
         missing.append(
             "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
         )
-    if missing:
-        raise RecipeError(
-            f"action {action!r}: this version renders, but cannot run, {' and '.join(missing)}; "
-            "use action=render, or leave that out"
-        )
-    if loss := lost_results(job) or lost_checkpoints(job):
-        raise RecipeError(f"action {action!r}: {loss}")
+    return f"this version renders, but cannot run, {' and '.join(missing)}" if missing else None
+
+
+def unpublished_image(job: Job) -> str | None:
+    """Say that a job's image is one that everybody builds for themselves, None where it is not."""
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return None
+    if cluster.image.partition("@")[0].partition(":")[0] != IMAGE_NAME:
+        return None
+    agent = (
+        ", with HyperPod's agent in it (docs/clusters.md, The image)" if is_hyperpod(job) else ""
+    )
+    return (
+        f"cluster.image {cluster.image!r} is published nowhere: build it with `make image`{agent}, "
+        "push it to where your cluster pulls from, and set cluster.image to its name there"
+    )
+
+
+def awaited_secret(job: Job) -> str | None:
+    """Say which Secret action=submit makes, and who applies a manifest by hand has to make."""
+    name = token_secret_name(job)
+    if name is None or not isinstance(cluster := job.cluster, K8sCluster):
+        return None
+    return (
+        f"the pods wait for the Secret {name!r} with the token of the checkpoints' daemons, which "
+        "action=submit makes; who applies the manifest by hand makes it before: "
+        f"kubectl -n {cluster.namespace} create secret generic {name} "
+        "--from-literal=token=$(openssl rand -hex 32)"
+    )
 
 
 def is_hyperpod(job: Job) -> bool:

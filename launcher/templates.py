@@ -1,8 +1,8 @@
 """Fill templates in, such that a recipe's value stays plain text whatever it holds.
 
 A value enters a shell script through the filter `sh` and a manifest through
-`json` (JSON is YAML, so a value can never become structure). A team's template
-replaces ours of the same name.
+`json` (JSON is YAML, so a value can never become structure); texts enter a
+comment of either through `comment`. A team's template replaces ours of the same name.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -68,6 +69,7 @@ def _environment(templates: frozenset[tuple[str, str]]) -> jinja2.Environment:
     )
     environment.filters["sh"] = _quote_shell
     environment.filters["json"] = _quote_json
+    environment.filters["comment"] = _quote_comment
     return environment
 
 
@@ -84,3 +86,20 @@ def _quote_shell(value: object) -> str:
 def _quote_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _quote_comment(texts: Iterable[str]) -> str:
+    """Return a list in lines that begin with #, whatever breaks lines in a text."""
+    lines = [
+        line
+        for text in texts
+        for line in textwrap.wrap(
+            " ".join(text.split()),
+            width=98,
+            initial_indent="- ",
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+    return "\n".join(f"# {line}" for line in lines)

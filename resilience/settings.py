@@ -73,23 +73,23 @@ class CheckpointlessSettings(_Settings):
     """Recovery from replicas in memory, without a checkpoint."""
 
     transfer_buffer_mib: Count
-    """Shared memory that each worker maps beforehand to receive or hand over state."""
+    """Shared memory in MiB that each worker maps beforehand to receive or hand over state."""
     spares_per_node: Whole
     """Warm processes on each node that wait to take a dead worker's place."""
     standby_nodes: Whole
     """Nodes beyond trainer.num_nodes that wait to take a lost node's place."""
     hang_deadline_s: Seconds
-    """No progress on any rank for this long is a hang."""
+    """Seconds without progress on any rank that make a hang; the longest step has to fit."""
     stop_deadline_s: Seconds
-    """How long a worker may take to stop after it was told to; then it is killed."""
+    """Seconds that a worker may take to stop after it was told to; then it is killed."""
     join_deadline_s: Seconds
-    """How long ranks may take to form their process group, and a lost node to be replaced."""
+    """Seconds that ranks may take to form their process group, and a lost node to be replaced."""
     process_restarts_max: Count
-    """Worker replacements before the whole job is started again."""
+    """Worker replacements within restart_window_s before the whole job is started again."""
     restart_window_s: Count
-    """Length of the period over which replacements are counted."""
+    """Seconds over which worker replacements are counted."""
     restarts_without_progress_max: Count
-    """Generations in a row that end before a new step is done; after these the run gives up."""
+    """Generations in a row that may end before a new step is done; after these the run gives up."""
     self_check_every_n_steps: Count | None
     """Compare the state with the digest of its last update every n steps; null never does."""
 
@@ -102,65 +102,85 @@ class ElasticSettings(_Settings):
     """A job that goes on with fewer nodes, and grows again."""
 
     nodes_min: Count
+    """Fewest nodes that the job starts or goes on with."""
     nodes_max: Count
+    """Most nodes that the job grows to."""
     nodes_step: Count | None
-    """Grow and shrink by this many nodes; excludes `nodes_allowed`."""
+    """Grow and shrink by this many nodes; excludes `nodes_allowed`. null: by 1."""
     nodes_allowed: tuple[Count, ...] | None
-    """The only sizes allowed; excludes `nodes_step`."""
+    """The only numbers of nodes allowed; excludes `nodes_step`. null: all from nodes_min to
+    nodes_max."""
     scaling_timeout_s: Count
+    """HyperPod: seconds that the operator waits before it scales the job up."""
     graceful_shutdown_timeout_s: Count
+    """HyperPod: seconds that the workers have to save and end before a change of size; then they
+    are killed."""
     faulty_scale_down_timeout_s: Count | None
+    """HyperPod: seconds that the operator waits for a faulty node to recover before it scales the
+    job down; null is the operator's default."""
 
 
 class InjectedFault(_Settings):
     """One fault that the run brings upon itself, on one rank or on a whole node."""
 
     kind: FaultKind
+    """What happens: an exception, a signal to the process, its exit, changed bits of the state, or
+    a wait."""
     place: FaultPlace
     """Where in the step, or in the recovery before it, the fault comes."""
     step: Whole
-    """Index of the step, from 0; for `recovery` that with which training goes on, or an earlier."""
+    """Index of the step, from 0; for `recovery` that with which training goes on, or an earlier
+    one."""
     rank: Whole | None = None
+    """Rank that the fault strikes; excludes `node`. null: `node` says where."""
     node: Whole | None = None
-    """Index of the node whose first worker is meant, with sigkill all of them; excludes `rank`."""
+    """Index of the node whose first worker is struck, with sigkill all of its workers; excludes
+    `rank`. null: `rank` says where."""
     tensor: Literal["parameter", "moment"] | None = None
     """What `corrupt` changes; null for the other kinds."""
     seconds: Seconds | None = None
-    """How long `slow` waits; null for the other kinds."""
+    """Seconds that `slow` waits; null for the other kinds."""
 
 
 class RandomFaults(_Settings):
     """Faults drawn from a seed, so that a run with them can be repeated."""
 
     seed: Whole
+    """Seed from which the faults are drawn: the same seed gives the same faults."""
     mean_steps_between: Count
     """Mean number of steps from one fault to the next."""
     kinds: Annotated[tuple[FaultKind, ...], Field(min_length=1)]
+    """Kinds of faults to draw from."""
     places: Annotated[tuple[FaultPlace, ...], Field(min_length=1)]
+    """Places in a step to draw from."""
 
 
 class FaultsSettings(_Settings):
     """Faults that a run brings upon itself, to show that it recovers."""
 
     injected: tuple[InjectedFault, ...]
+    """Faults at given steps: [{kind: exception, place: forward, step: 20, rank: 1}]."""
     random: RandomFaults | None
+    """Faults drawn from a seed; null draws none."""
 
 
 class RamTier(_Settings):
     """Checkpoints in the memory of nodes."""
 
     every_n_steps: Count | None
-    """Take a checkpoint after every n updates; excludes `every_s`."""
+    """Take a checkpoint after every n steps; excludes `every_s`, and one of the two is null."""
     every_s: Seconds | None
-    """Take one when so many seconds have passed since the last; excludes `every_n_steps`."""
+    """Take a checkpoint when so many seconds have passed since the last; excludes `every_n_steps`,
+    and one of the two is null."""
     keep: Count
-    """Complete steps that stay in memory."""
+    """Complete checkpoints that stay in memory."""
     replicas: Whole
     """Other nodes that get a copy of each shard."""
     domains_min: Count
     """Failure domains that must hold each shard of a complete step, if there are so many."""
     budget_mib: Count | None
-    """Memory of all checkpoints on a node; null: what the model, `keep` and `replicas` need."""
+    """Memory in MiB of all checkpoints on a node; null: what the model, `keep` and `replicas`
+    need."""
     peers_hold: Literal["copies", "instead"]
     """`copies`: peers hold copies of what a node has itself; `instead`: only peers hold it, for
     states that fit once."""
@@ -170,25 +190,30 @@ class StoreTier(_Settings):
     """Checkpoints that outlive all nodes: S3, or a folder that all nodes share."""
 
     url: StoreUrl | None
-    """s3://BUCKET/PREFIX or folder:/PATH; null has to be replaced by the recipe or the user."""
+    """s3://BUCKET/PREFIX, or folder:/PATH that every node has; null has to be replaced by the
+    recipe or the user."""
     every_n_steps: Count | None
-    """Store the checkpoints of steps that n divides; excludes `every_s`."""
+    """Store the checkpoints of steps that n divides; excludes `every_s`, and one of the two is
+    null."""
     every_s: Seconds | None
-    """Store one when so many seconds have passed since the last; excludes `every_n_steps`."""
+    """Store a checkpoint when so many seconds have passed since the last; excludes `every_n_steps`,
+    and one of the two is null."""
     keep: Count | None
-    """Complete steps that stay in the store; null: all."""
+    """Complete checkpoints that stay in the store; null keeps all."""
     waiting_max: Count | None
-    """Steps that may wait in memory for a slow store before one is left out; null: no limit."""
+    """Checkpoints that may wait in memory for a slow store before one is left out; null: no
+    limit."""
     deadline_s: Seconds
-    """How long the store may take for one operation, beside its bytes."""
+    """Seconds that the store may take for one operation, beside the time for its bytes."""
     endpoint: HttpUrl | None
-    """URL of a server of S3's protocol that is not AWS's."""
+    """URL of a server of S3's protocol that is not AWS's; null is AWS."""
     region: Region | None
     """Region of the bucket; null: us-east-1."""
     path_style: bool
-    """Name the bucket in the path of the URL, not in its host."""
+    """Whether the bucket is named in the URL's path instead of its host, as many servers other than
+    AWS's need."""
     part_size_mib: Count | None
-    """Size of an upload's parts; null: 16."""
+    """Size of an upload's parts in MiB; null: 16."""
     attempts: Count | None
     """How often a request is sent until it has failed; null: 5."""
 
@@ -199,19 +224,22 @@ class TieredSettings(_Settings):
     backend: Literal["memoryd", "aws"]
     """`memoryd`: our daemon on each node; `aws`: AWS's library and the daemon of HyperPod."""
     namespace: Namespace | None
-    """Name that the checkpoints have in every tier; null: the run's own."""
+    """Name of the checkpoints in every tier; null: the run's own."""
     ram: RamTier
+    """Checkpoints in the memory of nodes."""
     store: StoreTier | None
+    """Checkpoints that outlive all nodes; null has none, and what no memory holds is lost."""
     copy_while: Literal["auto", "computing", "waiting"]
     """When a shard is copied: while the device computes the next step, or while training waits;
     `auto`: the first on an accelerator, the second on a CPU."""
     token_file: AbsolutePath | None
-    """File, on every node, with what who speaks to a daemon has to know; null: made by the run."""
+    """File, on every node, with the token that clients of a daemon have to know; null: the run
+    makes one."""
     peer_port: Port | None
-    """Port on which each node's daemon listens for the others; null: a free one here, one that
-    follows from the job's id on Slurm, 9201 on Kubernetes."""
+    """Port on which each node's daemon listens for those of other nodes; null: a free one on this
+    machine, one that follows from the job's id on Slurm, 9201 on Kubernetes."""
     http_port: Port | None
-    """Port on loopback for AWS's client library; null: that door stays shut."""
+    """Port on loopback for AWS's client library, whose own is 9200; null opens none."""
 
     @property
     def starts_memoryd(self) -> bool:
@@ -225,11 +253,13 @@ class CacheEncryption(_Settings):
     kind: Literal["file", "kms"]
     """`file`: a key in a file, such as a mounted Secret; `kms`: one that AWS KMS wraps."""
     key_file: AbsolutePath | None
-    """File, on every node, with 32 bytes, as they are or in hexadecimal or base64."""
+    """With kind file: file, on every node, that holds 32 bytes, as they are or in hexadecimal or
+    base64; null with kind kms."""
     kms_key_id: Annotated[str, _form(r"[ -~]{1,2048}", "a key's id, ARN or alias")] | None
-    """Key that wraps the cache's own."""
+    """With kind kms: id, ARN or alias of the KMS key that wraps the cache's own; null with kind
+    file."""
     endpoint: HttpUrl | None
-    """URL of a server of KMS' protocol that is not AWS's."""
+    """URL of a server of KMS' protocol that is not AWS's; null is AWS."""
     region: Region | None
     """Region of the key; null: as AWS's own settings say."""
 
@@ -240,23 +270,25 @@ class MmapSettings(_Settings):
     folder: AbsolutePath | None
     """Folder on each node in which the run has one of its own, by its name; null: /dev/shm."""
     prefetch_length: Count
-    """Batches that are ready ahead of the slowest worker in training."""
+    """Training batches that are ready ahead of the slowest worker."""
     val_prefetch_length: Count
-    """The same in validation; so many of its first batches stay for the next one."""
+    """Validation batches that are ready ahead of the slowest worker; so many of the first ones stay
+    for the next validation."""
     lookback_length: Whole
-    """Batches that stay behind the slowest worker in training."""
+    """Training batches that stay behind the slowest worker, for steps that are taken again."""
     val_lookback_length: Whole
-    """The same in validation."""
+    """Validation batches that stay behind the slowest worker."""
     checkpoint_frequency: Count | None
-    """Checkpoints are taken every n steps: batches since the last one stay; null: as often as
-    the tiers say, if there are any."""
+    """Steps from one checkpoint to the next: the batches since the last one stay. null: as often as
+    the tiers take them, if there are any."""
     budget_mib: Count
-    """Memory of the batches of one data-parallel position on a node; never passed."""
+    """Memory in MiB of the batches of one data-parallel position on a node; never passed."""
     keep_s: Count
-    """How long the files stay when the run's last process on a node has ended."""
+    """Seconds that the files stay when the run's last process on a node has ended."""
     deadline_s: Seconds
-    """How long a worker waits for a batch before it ends with an error."""
+    """Seconds that a worker waits for a batch before it ends with an error."""
     encryption: CacheEncryption | None
+    """Key with which the batches are encrypted; null leaves them readable to the run's user."""
 
     def shm_mib(self, num_positions: int) -> int:
         """Return the shared memory in MiB that the batches of so many positions may take."""
@@ -268,10 +300,17 @@ class ResilienceSettings(_Settings):
     """The features that a run has."""
 
     checkpointless: CheckpointlessSettings | None
+    """Recovery from replicas in memory, without a checkpoint; null is off."""
     elastic: ElasticSettings | None
+    """A job that goes on with fewer nodes, and grows again; null is off."""
     faults: FaultsSettings | None
+    """Faults that the run brings upon itself, to show that it recovers; needs checkpointless. null
+    is off."""
     mmap: MmapSettings | None
+    """Batches made ahead in mapped files, shared on a node and there after a restart; null is
+    off."""
     tiered: TieredSettings | None
+    """Checkpoints in memory every few steps, and in S3 or a folder now and then; null is off."""
 
     @property
     def standby_nodes(self) -> int:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install what tests run against: a Slurm of this machine's own distribution, and a browser that
-# opens reports.
+# Install what tests run against: a Slurm of this machine's own distribution, a browser that
+# opens reports, and shells.
 #
 # Debian packages, so root and apt are needed; without them, or where a package cannot be
 # had, it says so and exits 0: the tests then skip and name what is missing.
 set -euo pipefail
 
-packages=(slurmctld slurmd slurm-client munge chromium)
+packages=(slurmctld slurmd slurm-client munge chromium zsh fish)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -20,6 +20,7 @@ from launcher.clusters.memoryd import (
 )
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
+from launcher.support import notes
 from launcher.templates import fill_template
 
 TEMPLATE = "local/node.sh.j2"
@@ -47,6 +48,7 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "digest": job.digest(),
         "node": node,
         "num_nodes": job.num_nodes_started,
+        "notes": notes(job),
         "secrets": sorted(secrets.items()),
         "has_file_secrets": any(secret.file for secret in secrets.values()),
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),

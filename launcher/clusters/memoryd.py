@@ -44,6 +44,13 @@ def memoryd_settings(job: Job) -> TieredSettings | None:
     return settings if settings and settings.starts_memoryd else None
 
 
+def token_secret_name(job: Job) -> str | None:
+    """Return the Secret that a Kubernetes job's pods wait for, None where they wait for none."""
+    settings = memoryd_settings(job)
+    is_waited_for = job.cluster.kind == "k8s" and settings and settings.token_file is None
+    return f"{job.name}-memoryd" if is_waited_for else None
+
+
 def memoryd_command(job: Job, settings: TieredSettings, words: MemorydWords) -> tuple[str, ...]:
     """Return the shell words that start a node's daemon."""
     ram = settings.ram

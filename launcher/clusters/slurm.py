@@ -24,6 +24,7 @@ from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
 from launcher.job.tiered_memory import budget_mib
+from launcher.support import notes
 from launcher.templates import fill_template
 
 JOB_SCRIPT = "job.sbatch"
@@ -49,6 +50,7 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "job": job,
         "recipe": job.recipe,
         "digest": job.digest(),
+        "notes": notes(job),
         "cluster": cluster,
         "option_lines": _option_lines(job, cluster),
         "env": sorted(({"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)} | job.env).items()),

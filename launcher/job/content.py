@@ -12,33 +12,53 @@ from launcher.job.workload import Data, Instance, Model, Resources, Trainer
 from resilience.settings import ResilienceSettings
 
 SCHEMA_VERSION = 1
+RECIPE_NAME = r"^[a-z0-9_]+(/[a-z0-9_]+)*$"
 
 
 class RecipeInfo(Section):
     """Which recipe this job was resolved from."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+(/[a-z0-9_]+)*$")]
+    name: Annotated[str, Field(pattern=RECIPE_NAME)]
+    """The recipe's path below recipes/ without .yaml, such as llama/llama3_8b_pretrain."""
     version: Count
-    """Raised whenever the recipe's results change."""
+    """Whole number that is raised whenever the recipe's results change."""
     schema_version: Annotated[int, Field(alias="schema", ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
+    """Layout of recipe files that this file was written for: 1."""
     description: OneLine
+    """One line that tells people what the recipe trains."""
 
 
 class JobContent(Section):
     """One run of a recipe on one kind of cluster, field by field."""
 
     recipe: RecipeInfo
+    """The recipe's own name, version and description."""
     name: DnsLabel
+    """Name of the job on its cluster; run.name, or else the last part of recipe.name with - for
+    _."""
     time_limit: TimeLimit | None
-    """The cluster ends the run after this long; null sets no limit."""
+    """The run is ended after this long: D-HH:MM:SS or HH:MM:SS, in quotes; null sets no limit."""
     model: Model
+    """Dimensions of the model, and the weights it starts from; /model: NAME under defaults selects
+    them."""
     trainer: Trainer
+    """Nodes, batches, precision, parallelism and optimizer; /trainer: torch or megatron under
+    defaults selects the kind."""
     data: Data
+    """Source of the training text, and the length of a sample; /data: KIND under defaults selects
+    it."""
     instance: Instance
+    """Hardware of one node; /instance: TYPE under defaults takes it from conf/instance/, whose
+    numbers may not be changed."""
     resources: Resources
+    """CPUs, memory, huge pages and /dev/shm that each node of the job asks the cluster for."""
     resilience: ResilienceSettings
+    """Features that keep the run going through faults; a feature that is null is off."""
     env: dict[EnvName, EnvValue]
+    """Environment variables of the workers: {NAME: text}. Secrets go to cluster.secrets instead."""
     cluster: Cluster
+    """Where the job runs: local unless cluster=NAME on the command line, or override /cluster: NAME
+    under defaults, selects another."""
 
     @property
     def num_nodes_started(self) -> int:

@@ -37,7 +37,7 @@ def override_secrets(arguments: Iterable[str]) -> Iterator[str]:
     so this looks at the text alone and would rather refuse too much.
     """
     for argument in arguments:
-        key, _, value = argument.lstrip("+~").partition("=")
+        key, _, value = argument.lstrip("+~-").partition("=")
         if key.startswith("env."):
             yield from env_secrets({key.removeprefix("env."): value})
         elif key == "env" or key.startswith("hydra.sweeper"):
@@ -45,8 +45,8 @@ def override_secrets(arguments: Iterable[str]) -> Iterator[str]:
                 yield f"{key} holds a secret's value (not shown); {_REMEDY.format('')}"
         elif _SECRET_ENTRY.fullmatch(key) and not value.startswith("{"):
             yield f"{key} holds a value (not shown); allowed: where it is, {_FORMS}"
-        if _TEXT.search(value):
-            yield f"{key} looks like a secret (not shown); {_REMEDY.format('')}"
+        if _TEXT.search(argument):
+            yield f"{_TEXT.sub('...', key)} looks like a secret (not shown); {_REMEDY.format('')}"
 
 
 _SECRET_ENTRY = re.compile(r"cluster\.secrets\.[^.]+")

@@ -16,6 +16,9 @@ from launcher.job.tiered_memory import (
 from resilience.settings import RamTier, StoreTier, TieredSettings
 
 _WHERE = "resilience.tiered"
+STORE_URL = f"{_WHERE}.store.url"
+"""Key that is null in conf/ and may not stay so: only whoever runs a job knows its bucket."""
+STORE_URL_FORM = "s3://BUCKET/PREFIX"
 
 
 def tiered_rules(job: JobContent) -> Iterator[str]:
@@ -48,8 +51,8 @@ def _frequency(tier: str, given: RamTier | StoreTier) -> Iterator[str]:
 def _store(settings: TieredSettings, store: StoreTier) -> Iterator[str]:
     if store.url is None:
         yield (
-            f"{_WHERE}.store.url null; allowed: s3://BUCKET/PREFIX or folder:/PATH, as "
-            f"{_WHERE}.store.url=s3://BUCKET/PREFIX; resilience/tiered=ram needs none"
+            f"{STORE_URL} null; allowed: {STORE_URL_FORM} or folder:/PATH, as "
+            f"{STORE_URL}={STORE_URL_FORM}; resilience/tiered=ram needs none"
         )
         return
     of_s3 = {

@@ -36,46 +36,74 @@ class Transformer(Section):
     """The dimensions that every decoder-only transformer has."""
 
     num_layers: Count
+    """Transformer layers."""
     hidden_size: Count
+    """Width of the residual stream: numbers a token has between layers."""
     ffn_hidden_size: Count
+    """Width inside the feed-forward block; of each expert where there are experts."""
     num_heads: Count
+    """Attention heads of the queries in each layer."""
     num_kv_heads: Count
+    """Attention heads of the keys and values in each layer; num_heads has to be a multiple of
+    it."""
     head_dim: Count
+    """Width of one attention head."""
     vocab_size: Count
+    """Rows of the embedding: at least the tokenizer's tokens."""
     context_length: Count
+    """Most tokens of one sample: data.seq_length may not be more."""
     rope_theta: Positive
+    """Base of the rotary position embedding's frequencies."""
     norm_eps: Positive
+    """Number added to the mean square in RMSNorm before its root is taken."""
     init_std: Positive
+    """Standard deviation of the random weights that training begins with."""
     tie_embeddings: bool
+    """Whether the input embedding is the output layer, too."""
     weights: AbsolutePath | None
-    """A local folder that `from_pretrained` reads; null trains from random weights."""
+    """Local folder in Hugging Face's layout that training begins from; null begins from random
+    weights."""
 
 
 class LlamaModel(Transformer):
     """Llama 3: grouped-query attention, SwiGLU, RMSNorm, no biases."""
 
     architecture: Literal["llama"]
+    """llama: the layers are those of Llama 3."""
 
 
 class Yarn(Section):
     """YaRN rope scaling (arXiv 2309.00071), as GPT-OSS uses it."""
 
     factor: Positive
+    """How many times longer the context becomes than original_context_length."""
     beta_fast: Positive
+    """Dimensions that rotate more often than this over the original context keep their
+    frequency."""
     beta_slow: Positive
+    """Dimensions that rotate less often than this over the original context are slowed by `factor`;
+    those between are blended."""
     truncate: bool
+    """Whether the bounds of the blended dimensions are rounded to whole dimensions."""
     original_context_length: Count
+    """Tokens of context before the scaling."""
 
 
 class GptOssModel(Transformer):
     """GPT-OSS: experts, alternating sliding windows, attention sinks, biases."""
 
     architecture: Literal["gpt_oss"]
+    """gpt_oss: the layers are those of GPT-OSS."""
     num_experts: Count
+    """Experts in each layer."""
     num_experts_per_token: Count
+    """Experts that each token is sent to; at most num_experts."""
     router_aux_loss_coef: NotNegative
+    """Weight of the loss that balances the experts' load; 0 has no such loss."""
     sliding_window: Count
+    """Tokens, the own one included, that every other layer attends to."""
     rope_scaling: Yarn | None
+    """YaRN scaling of the rotary embedding, for a longer context; null scales nothing."""
 
 
 Model = Annotated[LlamaModel | GptOssModel, Field(discriminator="architecture")]
@@ -85,39 +113,57 @@ class Optimizer(Section):
     """AdamW with a cosine schedule: warm-up, decay to `min_lr`, then constant."""
 
     lr: Positive
+    """Highest learning rate, reached when the warm-up ends."""
     min_lr: NotNegative
+    """Learning rate at the end of the decay and after it; at most `lr`."""
     warmup_steps: Whole
+    """Steps over which the learning rate rises to `lr`."""
     decay_steps: Count | None
-    """Steps until `min_lr` is reached; null takes `max_steps`."""
+    """Steps, the warm-up included, until `min_lr` is reached; null takes trainer.max_steps."""
     beta1: Share
+    """Share of the first moment, the mean of gradients, that a step keeps."""
     beta2: Share
+    """Share of the second moment, the mean of squared gradients, that a step keeps."""
     eps: Positive
+    """Number added to the second moment's root, by which Adam divides."""
     weight_decay: NotNegative
+    """Decay of the weights, in AdamW's form; norms and biases do not decay."""
     clip_norm: Positive | None
-    """Largest gradient norm over all ranks; null does not clip."""
+    """Largest norm of the gradients over all ranks; null does not clip."""
 
 
 class TrainerSettings(Section):
     """What every trainer has."""
 
     num_nodes: Count
+    """Nodes that train; nodes that stand by come on top."""
     num_devices: Count
-    """Workers a node; each has a device of its own where there are devices."""
+    """Workers on each node, each with a device of its own where there are devices."""
     max_steps: Count
+    """Optimizer updates until the run is over."""
     global_batch_size: Count
-    """Samples that one step consumes over all ranks."""
+    """Samples that one step consumes over all ranks; a multiple of micro_batch_size x data-parallel
+    size."""
     micro_batch_size: Count
     """Samples of one forward and backward on one rank."""
     seed: Whole
+    """Seed of the weights, the order of the data and all other random numbers."""
     precision: Literal["fp32", "bf16"]
+    """Number format that the model computes in; bf16 needs an accelerator."""
     activation_checkpointing: bool
+    """Whether each layer's activations are computed again in the backward pass, which takes time
+    and saves memory."""
     log_every_n_steps: Count
+    """Report loss and time of every nth step, of the first and of the last."""
     save_checkpoint: bool
-    """Write safetensors at the end of the run."""
+    """Whether the weights are written as safetensors at the end of the run."""
     max_restarts: Whole
-    """How often a node's workers are started again after a fault."""
+    """How often a node's workers are started again after a fault; without checkpoints each start
+    begins at step 0."""
     threads_per_worker: Count
+    """CPU threads of each worker: OMP_NUM_THREADS, and torch's own."""
     optimizer: Optimizer
+    """AdamW and its learning rates."""
 
     @property
     def world_size(self) -> int:
@@ -129,10 +175,12 @@ class TorchTrainer(TrainerSettings):
     """Plain PyTorch: DDP, or FSDP2 with full or hybrid sharding."""
 
     kind: Literal["torch"]
+    """torch: the run is trained by plain PyTorch."""
     sharding: Literal["none", "full", "hybrid"]
-    """none is DDP; full is FSDP2 over all ranks; hybrid keeps `num_replicas` copies."""
+    """none is DDP; full is FSDP2 over all ranks; hybrid is FSDP2 with `num_replicas` copies of the
+    training state."""
     num_replicas: Count | None
-    """Copies of the training state under hybrid sharding, null otherwise."""
+    """Copies of the training state with hybrid sharding; null with none and full."""
 
     @property
     def model_parallel_size(self) -> int:
@@ -156,16 +204,27 @@ class MegatronTrainer(TrainerSettings):
     """Megatron-Core: tensor, pipeline, context and expert parallelism."""
 
     kind: Literal["megatron"]
+    """megatron: the run is trained by Megatron-Core."""
     tensor_parallel: Count
+    """Ranks that share each layer's matrices; model.num_heads and num_kv_heads have to divide by
+    it."""
     pipeline_parallel: Count
+    """Stages that the layers are divided over, each on ranks of its own."""
     virtual_pipeline: Count | None
+    """Model chunks of each pipeline stage, which interleave; null does not interleave."""
     context_parallel: Count
+    """Ranks that share each sample's tokens."""
     expert_parallel: Count
+    """Ranks that share the experts; 1 for a model without experts."""
     sequence_parallel: bool
+    """Whether tensor-parallel ranks also split norms and dropout along the sequence, which saves
+    memory."""
     num_replicas: Count
     """Distributed-optimizer instances, each a full copy of the training state."""
     overlap_grad_reduce: bool
+    """Whether gradients are reduced while the backward pass computes."""
     overlap_param_gather: bool
+    """Whether parameters are gathered while the forward pass computes."""
 
     @property
     def model_parallel_size(self) -> int:
@@ -190,38 +249,49 @@ class StdlibText(Section):
     """The Python standard library's own source files, tokenised by bytes."""
 
     kind: Literal["stdlib_text"]
+    """stdlib_text: the data is the Python standard library's own source text, found on every
+    machine."""
     seq_length: Count
+    """Tokens of one sample; at most model.context_length."""
     max_bytes: Count
-    """How much text to read, files in name order."""
+    """Bytes of text to read, files in name order; all of it is held in memory."""
 
 
 class Jsonl(Section):
     """One JSON object a line, with the text under one key."""
 
     kind: Literal["jsonl"]
+    """jsonl: the data is a file with one JSON object a line."""
     seq_length: Count
+    """Tokens of one sample; at most model.context_length."""
     path: AbsolutePath
+    """The file, at the same absolute path on every node."""
     text_key: OneLine
+    """Key of each JSON object that holds the text."""
     tokenizer: Literal["bytes"] | AbsolutePath
-    """`bytes`, or a folder that Hugging Face's AutoTokenizer reads."""
+    """`bytes`, or a local folder that Hugging Face's AutoTokenizer reads."""
 
 
 class S3Jsonl(Section):
     """Objects of JSON lines in a bucket of S3, in the order of their keys."""
 
     kind: Literal["s3_jsonl"]
+    """s3_jsonl: the data is objects in S3 with one JSON object a line."""
     seq_length: Count
+    """Tokens of one sample; at most model.context_length."""
     url: Annotated[str, AfterValidator(_check_s3_url)]
     """s3://BUCKET/PREFIX: all objects whose keys begin so; end it with / to mean a folder."""
     text_key: OneLine
+    """Key of each JSON object that holds the text."""
     tokenizer: Literal["bytes"] | AbsolutePath
-    """`bytes`, or a folder that Hugging Face's AutoTokenizer reads."""
+    """`bytes`, or a local folder that Hugging Face's AutoTokenizer reads."""
     endpoint: HttpUrl | None
-    """URL of a server of S3's protocol that is not AWS's."""
+    """URL of a server of S3's protocol that is not AWS's; null is AWS."""
     region: Region | None
     """Region of the bucket; null: us-east-1."""
     path_style: bool
-    """Name the bucket in the path of the URL, not in its host."""
+    """Whether the bucket is named in the URL's path instead of its host, as many servers other than
+    AWS's need."""
 
 
 Data = Annotated[StdlibText | Jsonl | S3Jsonl, Field(discriminator="kind")]
@@ -231,21 +301,29 @@ class Instance(Section):
     """One node's hardware. Shipped entries follow AWS's published instance table."""
 
     type: OneLine
+    """Instance type, such as ml.p5.48xlarge: the name of its file in conf/instance/."""
     accelerator: Literal["gpu", "neuron", "cpu"]
+    """Sort of devices; no trainer supports neuron."""
     num_devices: Count
     """Devices of a node; where the accelerator is cpu, the most workers it may have."""
     num_efa: Whole
+    """EFA network devices of a node."""
     num_vcpus: Count
+    """Virtual CPUs of a node."""
     memory_gib: Count
+    """Memory of a node in GiB, that of its devices left out."""
 
 
 class Resources(Section):
     """What each node of the job asks of the cluster."""
 
     num_cpus: Count | None
-    """null asks for no particular number."""
+    """CPUs of a node; null asks for no particular number."""
     memory_gib: Count | None
-    """null asks for all of a Slurm node, and for no particular amount on Kubernetes."""
+    """Memory of a node in GiB; null asks for all of a Slurm node, and for no particular amount on
+    Kubernetes."""
     hugepages_2mi_mib: Whole
+    """Memory of a node in huge pages of 2 MiB, in MiB and a multiple of 2, as EFA may need; 0 asks
+    for none."""
     shm_gib: Whole
-    """Size of /dev/shm; 0 leaves it as the cluster has it."""
+    """Size of /dev/shm in GiB; 0 leaves it as the cluster has it."""

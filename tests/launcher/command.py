@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +21,59 @@ class Ended:
 
 
 def launch(*arguments: str, folder: Path, env: dict[str, str] | None = None) -> Ended:
+    """Run `python -m launcher` with the arguments.
+
+    It is forked from a process that has imported it, but for one with variables of its own, which
+    an interpreter may read while it starts.
+    """
+    if env is None:
+        return _forked(arguments, folder)
     done = subprocess.run(
         [sys.executable, "-m", "launcher", *arguments],
         cwd=folder,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def refuse(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """Run what has to be refused, and return its message."""
+    before = sorted(folder.rglob("*"))
+
+    ended = launch(*arguments, folder=folder, env=env)
+
+    assert ended.status == 2, ended
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    assert sorted(folder.rglob("*")) == before, "nothing may be written"
+    return ended.err
+
+
+def _forked(arguments: tuple[str, ...], folder: Path) -> Ended:
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    request = {
+        "arguments": arguments,
+        "folder": str(folder),
+        "environment": dict(os.environ),
+        "timeout_s": TIMEOUT_S,
+    }
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return Ended(**json.loads(server.stdout.readline()))
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the server, which ends with this process: its input does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.launcher.fork_server"],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )

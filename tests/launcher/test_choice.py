@@ -47,18 +47,6 @@ def test_a_teams_recipe_is_found_from_any_folder_of_its_repository(team: Path) -
         assert "partition: big" in ended.out
 
 
-def test_list_shows_a_teams_recipes_beside_the_shipped_ones(team: Path) -> None:
-    (team / "recipes" / "broken.yaml").write_text("a: [\n")
-
-    lines = launch("list", folder=team).out.splitlines()
-
-    named = {line.split()[0]: line for line in lines[1:]}
-    assert {"ours", "llama/llama3_70b_pretrain_checkpointless", "broken"} <= set(named)
-    assert "checkpointless" in named["llama/llama3_70b_pretrain_checkpointless"].split()
-    assert "16 x 8" in named["llama/llama3_70b_pretrain_checkpointless"]
-    assert "broken.yaml, line 2" in named["broken"]
-
-
 def test_folders_above_the_repository_are_not_searched(team: Path) -> None:
     inner = team / "deep"
     (inner / ".git").mkdir()

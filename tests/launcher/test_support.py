@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+import yaml
+
+from launcher.clusters.k8s.check import read_documents
 from launcher.errors import RecipeError
-from launcher.support import check_runnable, lost_results, unmounted_inputs
-from tests.launcher.shipped import shipped_job
+from launcher.job import Job
+from launcher.paths import shipped_folder
+from launcher.support import check_runnable, lost_results, notes, unmounted_inputs
+from tests.launcher.command import launch
+from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_8b_pretrain"
 FAULTY = ("llama/llama3_tiny_checkpointless", "gpt_oss/gpt_oss_tiny_checkpointless")
@@ -69,5 +77,177 @@ def test_recovery_that_hyperpods_agent_would_not_do_is_refused() -> None:
 
 
 def test_elastic_sizes_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"cannot run, resilience\.elastic;"):
+    with pytest.raises(RecipeError, match=r"cannot run, resilience\.elastic\n"):
         check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")
+
+
+# What fits every shipped recipe: an image of the team's, and a claim for inputs and results.
+PREPARED = (
+    "cluster.image=registry.example/team/training:1",
+    "cluster.volume_claims=[{claim_name: fsx, mount_path: /data}]",
+    "cluster.run_path=/data/runs",
+)
+
+
+def _said(job: Job) -> list[str]:
+    """Return what the rendered files say has to change: their head's list, one text an entry."""
+    found = []
+    for name, text in rendered(job).items():
+        if name == "job.json":
+            continue
+        lines = text.splitlines()
+        heads = [index for index, line in enumerate(lines) if line.startswith("# Before this is ")]
+        noted: list[str] = []
+        for line in lines[heads[0] + 1 :] if heads else ():
+            if line.startswith("# - "):
+                noted.append(line[4:])
+            elif line.startswith("#   "):
+                noted[-1] += f" {line[4:]}"
+            else:
+                break
+        found.append(noted)
+    assert all(each == found[0] for each in found), "the nodes' scripts differ"
+    return found[0]
+
+
+def _is_refused(job: Job) -> bool:
+    try:
+        check_runnable(job, "submit", has_default_image=job.cluster.kind == "k8s")
+    except RecipeError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("overrides", [(), PREPARED], ids=["as-shipped", "prepared"])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_would_not_run_says_so_in_its_file_and_the_rest_is_submitted(
+    recipe: str, cluster: str, overrides: tuple[str, ...]
+) -> None:
+    job = shipped_job(recipe, cluster, overrides if job_has_image(cluster) else ())
+
+    said = _said(job)
+
+    assert said == [" ".join(note.split()) for note in notes(job)]
+    if _is_refused(job):
+        assert said
+    if not said:
+        check_runnable(job, "submit", has_default_image=False)
+
+
+def job_has_image(cluster: str) -> bool:
+    return cluster in {"hyperpod", "job"}
+
+
+# What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
+MEGATRON = "trainer.kind 'megatron' (it runs: 'torch')"
+RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
+TIERS = "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
+LARGE_70B = "llama/llama3_70b_pretrain"
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cluster: str) -> None:
+    """Written out here, so that a rule which is forgotten is missed."""
+    job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
+    is_hyperpod = cluster == "hyperpod"
+    missing = [MEGATRON] if "70b" in recipe else []
+    if is_hyperpod and ("checkpointless" in recipe or "tiered" in recipe):
+        missing.append(RECOVERY)
+    if is_hyperpod and "tiered" in recipe:
+        missing.append(TIERS)
+    expected = f"this version renders, but cannot run, {' and '.join(missing)}"
+
+    said = [note for note in _said(job) if not note.startswith("the pods wait for the Secret")]
+
+    assert said == ([expected] if missing else [])
+    assert _is_refused(job) == bool(missing)
+
+
+@pytest.mark.parametrize("kind", ["hyperpod", "job"])
+def test_a_manifest_says_at_its_job_what_its_head_says(kind: str) -> None:
+    job = shipped_job("llama/llama3_70b_pretrain_tiered", kind)
+    documents = read_documents(rendered(job)["manifest.yaml"])
+    found = [
+        document["metadata"]["annotations"].get("training-recipes/notes") for document in documents
+    ]
+
+    assert found[:-1] == [None] * (len(documents) - 1)
+    assert found[-1].splitlines() == notes(job)
+    assert len(notes(job)) == 5
+
+
+def test_a_job_that_lacks_nothing_has_no_notes() -> None:
+    job = shipped_job(FAULTY[0], "job", PREPARED)
+
+    assert notes(job) == []
+    text = rendered(job)["manifest.yaml"]
+    assert text.startswith("apiVersion: v1\n")
+    assert "training-recipes/notes" not in text
+
+
+def test_a_note_cannot_become_a_line_of_the_manifest() -> None:
+    """Whatever characters a path has."""
+    job = shipped_job(TINY, "job", ["cluster.run_path='/a b: {c}  # d'"])
+    text = rendered(job)["manifest.yaml"]
+
+    assert list(yaml.safe_load_all(text)) == read_documents(text)
+    assert "'/a b: {c} # d' is on no volume" in " ".join(_said(job))
+
+
+IMAGE_REFUSAL = "action 'submit': cluster.image 'training-recipes:0.1.0' is published nowhere"
+
+
+def test_the_default_image_is_noted_and_not_submitted(tmp_path: Path) -> None:
+    recipe = [f"recipe={TINY}", "cluster=k8s", "cluster.job_kind=job", *PREPARED[1:]]
+
+    shown = launch(*recipe, folder=tmp_path)
+    refused = launch(*recipe, "action=submit", "run.dir=out", folder=tmp_path)
+
+    assert shown.status == 0
+    assert shown.err.startswith("note: cluster.image 'training-recipes:0.1.0' is published nowhere")
+    assert refused.status == 2
+    assert refused.err.startswith(IMAGE_REFUSAL)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["command-line", "profile"])
+def test_the_default_image_may_be_given_by_its_name(tmp_path: Path, given: str) -> None:
+    """A cluster may have it under this very name. There is no kubectl here, which is status 1."""
+    image = "training-recipes:0.1.0"
+    if given == "profile":
+        (tmp_path / "conf" / "cluster").mkdir(parents=True)
+        (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(
+            f"defaults: [k8s, _self_]\nimage: {image}\njob_kind: job\n"
+        )
+        arguments = ["cluster=ours"]
+    else:
+        arguments = ["cluster=k8s", "cluster.job_kind=job", f"cluster.image={image}"]
+
+    ended = launch(f"recipe={TINY}", *arguments, *PREPARED[1:], "action=submit", folder=tmp_path,
+                   env={"PATH": str(tmp_path)})  # fmt: skip
+
+    assert (ended.status, ended.err.split(" on ")[0]) == (1, "no program 'kubectl'")
+    content = json.loads((tmp_path / "runs" / "llama3-tiny-pretrain" / "job.json").read_text())
+    assert content["cluster"]["image"] == image
+
+
+def test_a_profile_that_does_not_name_an_image_has_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(
+        "defaults: [k8s, _self_]\njob_kind: job\n"
+    )
+
+    ended = launch(f"recipe={TINY}", "cluster=ours", *PREPARED[1:], "action=submit",
+                   folder=tmp_path)  # fmt: skip
+
+    assert ended.status == 2
+    assert ended.err.startswith(IMAGE_REFUSAL)
+
+
+def test_the_default_image_has_the_version_of_the_project() -> None:
+    config = yaml.safe_load((shipped_folder() / "conf" / "launcher.yaml").read_text("utf-8"))
+    project = (shipped_folder() / "pyproject.toml").read_text("utf-8")
+
+    assert f'version = "{config["default_image"].removeprefix("training-recipes:")}"' in project

@@ -17,6 +17,7 @@ from launcher.clusters.memoryd import (
     MemorydWords,
     memoryd_command,
     memoryd_settings,
+    token_secret_name,
 )
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -100,12 +101,6 @@ def shm_size(job: Job) -> str | None:
     return f"{shm_gib * 1024 + budget_mib(job, settings)}Mi"
 
 
-def needs_token(job: Job) -> bool:
-    """Say whether the pods wait for a Secret that the submission makes."""
-    settings = memoryd_settings(job)
-    return settings is not None and settings.token_file is None
-
-
 def token_secret(job: Job, owner: dict[str, str]) -> str:
     """Return a Secret with a new token, as JSON.
 
@@ -118,7 +113,7 @@ def token_secret(job: Job, owner: dict[str, str]) -> str:
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {
-                "name": secret_name(job),
+                "name": token_secret_name(job),
                 "namespace": cluster.namespace,
                 "ownerReferences": [owner],
             },
@@ -135,12 +130,7 @@ def _secret(job: Job, settings: TieredSettings, cluster: K8sCluster) -> dict[str
     security = cluster.security
     is_owner = security.run_as_user == 0 or security.fs_group is not None
     mode = 0o400 if is_owner else 0o444
-    return {"name": secret_name(job), "mount_path": _SECRET_PATH, "mode": mode}
-
-
-def secret_name(job: Job) -> str:
-    """Return the name of the Secret that a submission makes."""
-    return f"{job.name}-memoryd"
+    return {"name": token_secret_name(job), "mount_path": _SECRET_PATH, "mode": mode}
 
 
 def _port(settings: TieredSettings) -> int:

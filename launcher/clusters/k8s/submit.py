@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.clusters.k8s.manifest import MANIFEST
-from launcher.clusters.k8s.sidecar import needs_token, secret_name, token_secret
+from launcher.clusters.k8s.sidecar import token_secret
+from launcher.clusters.memoryd import token_secret_name
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
 from launcher.job import Job
@@ -44,7 +45,7 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
         ) from error
     output = run_program(command, run_dir)
     job_id = f"{_KINDS[cluster.job_kind]}/{job.name}"
-    if needs_token(job):
+    if token_secret_name(job):
         _create_token(kubectl, job_id, job, run_dir)
     return Submission(command=command, job_id=job_id, output=output)
 
@@ -60,7 +61,7 @@ def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path
         while not _has_token(kubectl, owner, job, run_dir):
             if time.monotonic() >= end_s:
                 raise OutsideError(  # noqa: TRY301
-                    f"the Secret {secret_name(job)} of an earlier job is still there after "
+                    f"the Secret {token_secret_name(job)} of an earlier job is still there after "
                     f"{_OLD_SECRET_S:.0f} s"
                 )
             # Kubernetes collects it some time after its job; nothing tells when.
@@ -86,7 +87,7 @@ def _has_token(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run
     else:
         return True
     path = "{.metadata.ownerReferences[*].uid}"
-    command = (*kubectl, "get", f"secret/{secret_name(job)}", "--ignore-not-found")
+    command = (*kubectl, "get", f"secret/{token_secret_name(job)}", "--ignore-not-found")
     found = run_program((*command, f"--output=jsonpath=there {path}"), run_dir).split()
     # Nothing at all: it went just now.
     return bool(found) and (found[1:] == [] or owner["uid"] in found[1:])

@@ -27,9 +27,13 @@ from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
+from launcher.support import notes
 
 JOB_LABEL = "training-recipes/job"
 """Label by which the pods of one job find each other."""
+
+NOTES_ANNOTATION = "training-recipes/notes"
+"""What has to change before the job runs, or has to be known, a line each."""
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 REPLICA_NAME = "pods"
@@ -52,6 +56,7 @@ def manifest_values(job: Job) -> dict[str, Any]:
         "cluster": cluster,
         "config_path": CONFIG_PATH,
         "job_label": JOB_LABEL,
+        "notes": notes(job),
         "replica_name": REPLICA_NAME,
         **_metadata(job, cluster),
         "env": _env(job, cluster),
@@ -89,12 +94,14 @@ def _metadata(job: Job, cluster: K8sCluster) -> dict[str, dict[str, str]]:
         "training-recipes/recipe": job.recipe.name,
         "training-recipes/version": str(job.recipe.version),
     }
+    said = "\n".join(notes(job)) or None
     return {
         "labels": _sorted(labels),
         # Kueue admits the job; its pods must not ask on their own.
         "job_labels": _sorted(labels | queue),
         "pod_labels": _sorted({**labels, JOB_LABEL: job.name}),
         "annotations": _sorted(annotations),
+        "job_annotations": _sorted(annotations | _set(**{NOTES_ANNOTATION: said})),
         "pod_annotations": _sorted(cluster.annotations),
     }
 

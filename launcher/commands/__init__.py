@@ -1,0 +1,51 @@
+"""The commands beside `recipe=`: list, show, schema, report and completion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.compose import resolve
+from launcher.errors import RecipeError
+
+
+def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
+    """Run one command in the folder `start`. Raises RecipeError and OutsideError."""
+    if command == "list":
+        from launcher.commands.listing import print_list
+
+        return print_list(arguments, start)
+    if command == "show":
+        if not arguments:
+            raise RecipeError("show needs a recipe's name; `list` shows them")
+        _print_recipe(arguments[0].removeprefix("recipe="), arguments[1:], start)
+    elif command == "schema":
+        from launcher.schema import recipe_schema_text
+
+        _expect(arguments, 0, "schema")
+        sys.stdout.write(recipe_schema_text())
+    elif command == "completion":
+        from launcher.commands.completion import SHELLS, completion_text
+
+        if len(arguments) != 1:
+            raise RecipeError(f"completion takes the name of a shell; allowed: {', '.join(SHELLS)}")
+        sys.stdout.write(completion_text(arguments[0]))
+    else:
+        from launcher.report import write_report
+
+        _expect(arguments, 1, "report")
+        sys.stdout.write(f"{write_report(start / arguments[0])}\n")
+    return 0
+
+
+def _expect(arguments: Sequence[str], number: int, command: str) -> None:
+    if len(arguments) != number:
+        raise RecipeError(f"{command} takes {number} arguments, not {len(arguments)}")
+
+
+def _print_recipe(name: str, overrides: Sequence[str], start: Path) -> None:
+    import yaml
+
+    content = resolve(name, overrides, start).model_dump(mode="json", by_alias=True)
+    yaml.safe_dump(content, sys.stdout, sort_keys=False, allow_unicode=True)

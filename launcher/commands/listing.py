@@ -1,0 +1,191 @@
+"""The command `list`: a row for each recipe, or the same as JSON.
+
+A recipe that waits for what only its user knows is listed with the keys that it asks for. A
+recipe that is broken is told below the others, which it may not hide.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from launcher.choice import list_recipes
+from launcher.compose import compose_recipe
+from launcher.errors import RecipeError
+from launcher.job import Job
+from launcher.job.parameters import count_parameters
+from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
+from launcher.job.workload import MegatronTrainer
+from launcher.logs import plain
+from launcher.paths import find_folders
+from launcher.resolve import request_from_config
+
+COLUMNS_MAX = 120
+_TITLES = ("recipe", "ver", "model", "method", "nodes", "features")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What `list` says of one recipe; None is what is not known while a key is asked for."""
+
+    name: str
+    version: int | None = None
+    description: str | None = None
+    architecture: str | None = None
+    num_parameters: int | None = None
+    method: str | None = None
+    num_nodes: int | None = None
+    num_devices: int | None = None
+    features: tuple[str, ...] | None = None
+    asks_for: tuple[str, ...] | None = None
+    """Keys that whoever runs the recipe has to set."""
+    error: str | None = None
+    """Why the recipe cannot be used."""
+
+    def has(self, word: str) -> bool:
+        """Return whether the word occurs in what the recipe is called, trains, or has."""
+        texts = (*_cells(self), self.description or "")
+        return any(word.casefold() in text.casefold() for text in texts)
+
+
+def print_list(arguments: Sequence[str], start: Path) -> int:
+    """List the recipes that are seen from the folder `start`; return the exit status.
+
+    Raises RecipeError where the arguments are wrong or no recipe has the word.
+    """
+    words = [argument for argument in arguments if argument != "--json"]
+    if len(words) > 1 or len(arguments) > len(words) + 1 or any(w.startswith("-") for w in words):
+        raise RecipeError(
+            "list takes a word that the recipes have to contain, and --json; each at most once"
+        )
+    names = list_recipes(find_folders(start).recipes)
+    entries = [_read_entry(name, start) for name in names]
+    if words and not (entries := [entry for entry in entries if entry.has(words[0])]):
+        raise RecipeError(f"no recipe matches {words[0]}; `list` shows them all")
+    if len(arguments) > len(words):
+        texts = [dataclasses.asdict(entry) for entry in entries]
+        sys.stdout.write(json.dumps(texts, indent=2) + "\n")
+    else:
+        _print_table(entries)
+    return 0
+
+
+def _read_entry(name: str, start: Path) -> Entry:
+    try:
+        config, found_by = compose_recipe(name, start=start)
+        asks_for = tuple(_unset_keys(config))
+        if STORE_URL in asks_for:
+            # Any place lets the other rules be checked.
+            OmegaConf.update(config, STORE_URL, "s3://bucket/prefix")
+        if any(key != STORE_URL for key in asks_for):
+            # Without the rest nothing of the job can be checked.
+            return Entry(name=name, asks_for=asks_for)
+        return _job_entry(name, request_from_config(config, found_by=found_by).job, asks_for)
+    except RecipeError as error:
+        return Entry(name=name, error=str(error))
+
+
+def _unset_keys(config: DictConfig) -> Iterator[str]:
+    """Yield the keys that a recipe leaves to whoever runs it."""
+    if OmegaConf.select(config, STORE_URL, default=...) is None:
+        # Null in conf/: a rule says best what is wanted.
+        yield STORE_URL
+    yield from _missing_keys(OmegaConf.to_container(config, resolve=False), "")
+
+
+def _missing_keys(node: object, where: str) -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _missing_keys(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _missing_keys(value, f"{where}[{index}]")
+    elif node == MISSING:
+        yield where
+
+
+def _job_entry(name: str, job: Job, asks_for: tuple[str, ...]) -> Entry:
+    return Entry(
+        name=name,
+        version=job.recipe.version,
+        description=job.recipe.description,
+        architecture=job.model.architecture,
+        num_parameters=count_parameters(job.model),
+        method=_method(job),
+        num_nodes=job.trainer.num_nodes,
+        num_devices=job.trainer.num_devices,
+        features=job.resilience.names(),
+        asks_for=asks_for,
+    )
+
+
+def _method(job: Job) -> str:
+    """Return how training is spread over the workers."""
+    trainer = job.trainer
+    if isinstance(trainer, MegatronTrainer):
+        degrees = {
+            "TP": trainer.tensor_parallel,
+            "PP": trainer.pipeline_parallel,
+            "CP": trainer.context_parallel,
+            "EP": trainer.expert_parallel,
+            "DP": trainer.data_parallel_size,
+        }
+        return "Megatron " + " ".join(f"{key}{size}" for key, size in degrees.items() if size > 1)
+    if trainer.sharding == "none":
+        return f"DDP {trainer.world_size}"
+    return (
+        f"FSDP2 {trainer.sharding}, {trainer.replicas} x {trainer.world_size // trainer.replicas}"
+    )
+
+
+def _print_table(entries: Sequence[Entry]) -> None:
+    """Print rows of at most 120 columns, and below them what recipes ask for and what is broken."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    width = None if sys.stdout.isatty() else COLUMNS_MAX
+    console = Console(width=width, highlight=False)
+    console.width = min(console.width, COLUMNS_MAX)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    # A name is never divided: it is copied from here.
+    longest = max((len(entry.name) for entry in entries), default=0)
+    table.add_column(_TITLES[0], no_wrap=True, min_width=longest)
+    for title in _TITLES[1:]:
+        table.add_column(title, overflow="fold")
+    for entry in entries:
+        if entry.error is None:
+            table.add_row(*map(Text, _cells(entry)))
+    console.print(table)
+    for entry in entries:
+        if entry.asks_for:
+            forms = {STORE_URL: STORE_URL_FORM}
+            keys = " ".join(f"{key}={forms.get(key, 'VALUE')}" for key in entry.asks_for)
+            console.print(Text(f"\n{entry.name} asks for {keys}"))
+    for entry in entries:
+        if entry.error is not None:
+            console.print(Text(f"\n{plain(entry.name)} cannot be used:", style="red"))
+            lines = "\n".join(map(plain, entry.error.splitlines()))
+            console.print(Padding(Text(lines), (0, 0, 0, 2)))
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    model = entry.num_parameters and f"{entry.architecture} {_short(entry.num_parameters)}"
+    nodes = entry.num_nodes and f"{entry.num_nodes} x {entry.num_devices}"
+    features = None if entry.features is None else ", ".join(entry.features) or "-"
+    cells = (entry.version, model, entry.method, nodes, features)
+    return (entry.name, *("?" if cell is None else str(cell) for cell in cells))
+
+
+def _short(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)

@@ -1,0 +1,61 @@
+"""What `--help` shows: the launcher's own, and a text for each command."""
+
+from __future__ import annotations
+
+USAGE = """\
+usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|run|submit] [KEY=VALUE ...]
+       python -m launcher list [WORD]                   recipes that can be chosen
+       python -m launcher show NAME [KEY=VALUE ...]     a recipe, resolved
+       python -m launcher schema                        JSON Schema of a recipe, for editors
+       python -m launcher report FOLDER                 make a run's report again
+       python -m launcher completion bash|zsh|fish      completion of the script `launcher`
+
+  NAME is a recipe's name or the path of a .yaml file. KEY=VALUE overrides a key, +KEY=VALUE adds
+  one to an open mapping such as env, GROUP=OPTION chooses another model, trainer, data or instance.
+  Quote a value that holds more than a word: "run.dir='a=b'".
+
+  --cfg job          print the config instead        --info defaults-tree   show what includes what
+  --multirun, -m     a job for each of KEY=A,B       --hydra-help           all of Hydra's options
+  COMMAND --help     what a command takes            oversubscribe=true     run what this machine is
+                                                                            too small for
+"""  # noqa: E501
+
+COMMANDS = {
+    "list": """\
+usage: python -m launcher list [--json] [WORD]
+
+  Show the recipes that can be chosen here: the shipped ones, and those of your repository's
+  recipes/. With a WORD, those that have it in their name, model, method, features or description.
+  What a recipe asks of its user, and recipes that are broken, stand below the table.
+
+  --json    the same as a JSON array, for programs
+""",
+    "show": """\
+usage: python -m launcher show NAME [KEY=VALUE ...]
+
+  Print a recipe as the job that it becomes: every key with its value, as YAML. NAME is a recipe's
+  name or the path of a .yaml file; overrides are those of recipe=NAME.
+""",
+    "schema": """\
+usage: python -m launcher schema
+
+  Print the JSON Schema of a recipe's file. Editors complete and check recipes with it: see the
+  line `yaml-language-server` in the shipped ones.
+""",
+    "report": """\
+usage: python -m launcher report FOLDER
+
+  Make report.html of the run whose events.jsonl lies in FOLDER again, and print its path.
+""",
+    "completion": """\
+usage: python -m launcher completion bash|zsh|fish
+
+  Print what makes a shell complete keys, groups and recipes' names after the script `launcher`
+  (not after `python -m launcher`). To have it in every shell:
+
+    bash    echo 'eval "$(launcher completion bash)"' >>~/.bashrc
+    zsh     echo 'eval "$(launcher completion zsh)"' >>~/.zshrc
+    fish    launcher completion fish >~/.config/fish/completions/launcher.fish
+""",
+}
+"""The text of each command's --help, by its name."""

@@ -1,0 +1,121 @@
+"""Refuse a YAML file that would grow beyond all bounds when it is read.
+
+An alias costs a few characters and stands for a whole mapping, so nine lines of nested aliases
+hold hundreds of millions of values. They are counted here from the parser's events, one pass and
+no recursion, before anything is built from them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from launcher.errors import RecipeError
+
+NODES_MAX = 100_000
+"""Keys and values of one file, each alias counted as all that it stands for."""
+DEPTH_MAX = 100
+"""Mappings and lists within each other, through aliases as well."""
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml_text(path: Path) -> str:
+    """Return the text of a YAML file that is not too large to be read.
+
+    Raises RecipeError that names file and line where it is too large, too deep, holds itself, is
+    no YAML or no UTF-8 text.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
+    check_yaml_size(text, path)
+    return text
+
+
+def check_yaml_size(text: str, path: Path) -> None:
+    """Raise RecipeError where the file's values are too many or too deep, or it is no YAML."""
+    size = _Size()
+    try:
+        for event in yaml.parse(text, _Loader):
+            if problem := size.problem_after(event):
+                mark = event.start_mark
+                line = f", line {mark.line + 1}" if mark else ""
+                raise RecipeError(f"{path}{line}: {problem}")
+    except yaml.YAMLError as error:
+        raise RecipeError(yaml_message(error, str(path))) from error
+
+
+def yaml_message(error: yaml.YAMLError, name: str | None = None) -> str:
+    """Return a parser's error in one line; `name` is the file's where the parser had only text."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"{name}: broken YAML: {error}" if name else f"broken YAML: {error}"
+    problem = getattr(error, "problem", None) or "broken YAML"
+    return f"{name or mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+class _Size:
+    """Counts the nodes of a document while its events go by."""
+
+    def __init__(self) -> None:
+        # Of each open mapping or list: its anchor, its nodes so far, the depth below it.
+        self._open: list[tuple[str | None, list[int]]] = []
+        # (nodes, depth) of what an anchor names; None while that is still open.
+        self._anchors: dict[str, tuple[int, int] | None] = {}
+        self._num_nodes = 0
+
+    def problem_after(self, event: yaml.Event) -> str | None:
+        """Count an event and return what is wrong by then."""
+        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            self._open.append((event.anchor, [1, 0]))
+            if event.anchor:
+                self._anchors[event.anchor] = None
+            self._num_nodes += 1
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            anchor, (nodes, depth) = self._open.pop()
+            if anchor:
+                self._anchors[anchor] = nodes, depth + 1
+            self._add(nodes, depth + 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            if event.anchor:
+                self._anchors[event.anchor] = 1, 0
+            self._num_nodes += 1
+            self._add(1, 0)
+        elif isinstance(event, yaml.AliasEvent) and event.anchor:
+            return self._alias_problem(event.anchor)
+        return self._bound_problem(0)
+
+    def _alias_problem(self, anchor: str) -> str | None:
+        # One that is not known is an error that the reader of the file names.
+        found = self._anchors.get(anchor, (1, 0))
+        if found is None:
+            return f"*{anchor} stands within &{anchor}, so that it would hold itself"
+        nodes, depth = found
+        self._num_nodes += nodes
+        self._add(nodes, depth)
+        return self._bound_problem(depth)
+
+    def _add(self, nodes: int, depth: int) -> None:
+        """Count what has just ended into the mapping or list that holds it."""
+        if self._open:
+            counts = self._open[-1][1]
+            counts[0] += nodes
+            counts[1] = max(counts[1], depth)
+
+    def _bound_problem(self, depth_below: int) -> str | None:
+        if self._num_nodes > NODES_MAX:
+            return (
+                f"the file has {self._num_nodes} keys and values by here, each alias counted as "
+                f"all that it stands for; allowed: at most {NODES_MAX}"
+            )
+        if len(self._open) + depth_below > DEPTH_MAX:
+            return (
+                f"mappings and lists lie {len(self._open) + depth_below} deep within each other; "
+                f"allowed: at most {DEPTH_MAX}"
+            )
+        return None

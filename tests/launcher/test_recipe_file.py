@@ -1,0 +1,112 @@
+"""What may be wrong with a recipe's file: one line that names it, status 2, nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.command import launch, refuse
+
+TINY = "llama/llama3_tiny_pretrain"
+
+
+def test_broken_yaml_is_named_by_file_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "recipes" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("# @package _global_\nrecipe:\n  name: mine\n  version: [1\ntrainer: {}\n")
+
+    said = refuse(tmp_path, "recipe=mine")
+
+    assert f"{path}, line 5, column 8" in said
+
+
+@pytest.mark.parametrize(
+    ("files", "chain"),
+    [
+        ({"a": ["a"]}, "a -> a"),
+        ({"a": ["b"], "b": ["a"]}, "a -> b -> a"),
+        ({"a": ["llama/llama3_tiny_pretrain", "b"], "b": ["b"]}, "b -> b"),
+        ({"a": ["/recipe: a"]}, "a -> a"),
+    ],
+)
+def test_a_recipe_that_includes_itself_is_named_with_the_ring(
+    tmp_path: Path, files: dict[str, list[str]], chain: str
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name, included in files.items():
+        text = "\n".join(f"  - {other}" for other in included)
+        (tmp_path / "recipes" / f"{name}.yaml").write_text(
+            f"# @package _global_\ndefaults:\n{text}\nrecipe: {{name: {name}}}\n"
+        )
+
+    for name in ("a", "recipes/a.yaml", "'a'"):
+        assert f"recipe includes itself: {chain}" in refuse(tmp_path, f"recipe={name}")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    pytest.param("- one\n- two\n", "{path} is a list; allowed: a mapping", id="list"),
+    pytest.param("3\n", "{path} is no mapping of keys to values", id="number"),
+    pytest.param("one\n", "{path} has no line '# @package _global_'", id="text"),
+    pytest.param("", "{path} is empty; a recipe begins with '# @package _global_'", id="empty"),
+    pytest.param("# a comment\n", "{path} is empty;", id="comments-alone"),
+    pytest.param("recipe: {name: mine}\n", "{path} has no line '# @package _global_' at its "
+                 "beginning", id="no-package"),
+    pytest.param("#" * 600 + "\n# @package _global_\nrecipe: {name: mine}\n",
+                 "{path} has no line '# @package _global_' at its", id="package-too-late"),
+    pytest.param("# @package _global_\ndefaults: llama/x\n",
+                 "{path}: defaults 'llama/x': allowed: a list", id="defaults-no-list"),
+    pytest.param("# @package _global_\ndefaults:\n  - llama/llama3_tini_pretrain\n",
+                 "{path} includes 'llama/llama3_tini_pretrain': no such recipe; closest: "
+                 "'llama/llama3_tiny_pretrain'", id="included-recipe"),
+    pytest.param("# @package _global_\ndefaults:\n  - model: llama3_tiny\n",
+                 "{path}: 'model' in its defaults; a group is written with a / before its name, as "
+                 "/model\n", id="group-without-slash"),
+    pytest.param("# @package _global_\ndefaults:\n  - override cluster: slurm\n",
+                 "{path}: 'override cluster' in its defaults; a group is written with a / before "
+                 "its name, as override /cluster\n", id="override-without-slash"),
+    pytest.param("# @package _global_\ndefaults:\n  - /model: llama3_tini\n",
+                 "no model 'llama3_tini'; closest: 'llama3_tiny'", id="option-of-a-group"),
+    pytest.param("a: 1\na: 2\n", "{path}, line 2, column 1: found duplicate key a", id="key-twice"),
+])  # fmt: skip
+def test_a_file_that_is_no_recipe_is_named_with_what_it_lacks(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "recipes" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    for name in ("mine", "recipes/mine.yaml"):
+        said = refuse(tmp_path, f"recipe={name}")
+
+        assert said.startswith(message.format(path=path)), said
+        assert said.count("\n") == 1
+
+
+def test_a_recipe_has_the_name_by_which_it_is_found(tmp_path: Path) -> None:
+    text = f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
+    (tmp_path / "recipes" / "ours").mkdir(parents=True)
+    (tmp_path / "recipes" / "ours" / "mine.yaml").write_text(text)
+    (tmp_path / "recipes" / "ours" / "My-Own.yaml").write_text(text)
+
+    said = refuse(tmp_path, "recipe=ours/mine")
+    by_command_line = refuse(tmp_path, f"recipe={TINY}", "recipe.name=ours/mine")
+
+    assert said.startswith(
+        f"recipe.name '{TINY}' is not the name by which the recipe is found; allowed: 'ours/mine'"
+    )
+    assert "recipe.name 'ours/mine' is not the name" in by_command_line
+    assert "recipe 'ours/My-Own': a recipe's name has a-z, 0-9, _ and / alone; rename" in refuse(
+        tmp_path, "recipe=ours/My-Own"
+    )
+
+
+def test_a_recipe_given_as_a_path_keeps_the_name_inside(tmp_path: Path) -> None:
+    text = f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
+    (tmp_path / "recipes").mkdir()
+    for path in (tmp_path / "recipes" / "Draft-2.yaml", tmp_path / "Draft-3.yaml"):
+        path.write_text(text)
+        ended = launch(f"recipe={path.relative_to(tmp_path)}", folder=tmp_path)
+
+        assert ended.status == 0, ended.err
+        assert ended.out.startswith(f"{TINY} version 1,")
