@@ -91,8 +91,8 @@ def awaited_secret(job: Job) -> str | None:
         return None
     return (
         f"the pods wait for the Secret {name!r} with the token of the checkpoints' daemons, which "
-        "action=submit makes; who applies the manifest by hand makes it before: "
-        f"kubectl -n {cluster.namespace} create secret generic {name} "
+        "action=submit makes; who applies the manifest by hand makes it before:\n"
+        f"  kubectl -n {cluster.namespace} create secret generic {name} "
         "--from-literal=token=$(openssl rand -hex 32)"
     )
 

@@ -89,17 +89,17 @@ def _quote_json(value: object) -> str:
 
 
 def _quote_comment(texts: Iterable[str]) -> str:
-    """Return a list in lines that begin with #, whatever breaks lines in a text."""
-    lines = [
-        line
-        for text in texts
-        for line in textwrap.wrap(
-            " ".join(text.split()),
+    """Return a list in lines that begin with #; what follows a text's first line stays as it is."""
+    lines = []
+    for text in texts:
+        first, *others = text.splitlines()
+        lines += textwrap.wrap(
+            first,
             width=98,
             initial_indent="- ",
             subsequent_indent="  ",
             break_long_words=False,
             break_on_hyphens=False,
         )
-    ]
+        lines += [f"    {other.strip()}" for other in others]
     return "\n".join(f"# {line}" for line in lines)

@@ -102,7 +102,7 @@ def _said(job: Job) -> list[str]:
             if line.startswith("# - "):
                 noted.append(line[4:])
             elif line.startswith("#   "):
-                noted[-1] += f" {line[4:]}"
+                noted[-1] += f" {line[4:].strip()}"
             else:
                 break
         found.append(noted)
@@ -174,8 +174,17 @@ def test_a_manifest_says_at_its_job_what_its_head_says(kind: str) -> None:
     ]
 
     assert found[:-1] == [None] * (len(documents) - 1)
-    assert found[-1].splitlines() == notes(job)
+    assert found[-1] == "\n".join(notes(job))
     assert len(notes(job)) == 5
+
+
+def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:
+    text = rendered(shipped_job("llama/llama3_tiny_tiered", "job", PREPARED))["manifest.yaml"]
+
+    assert (
+        "\n#     kubectl -n default create secret generic llama3-tiny-tiered-memoryd "
+        "--from-literal=token=$(openssl rand -hex 32)\n"
+    ) in text
 
 
 def test_a_job_that_lacks_nothing_has_no_notes() -> None:
@@ -193,7 +202,7 @@ def test_a_note_cannot_become_a_line_of_the_manifest() -> None:
     text = rendered(job)["manifest.yaml"]
 
     assert list(yaml.safe_load_all(text)) == read_documents(text)
-    assert "'/a b: {c} # d' is on no volume" in " ".join(_said(job))
+    assert "'/a b: {c}  # d' is on no volume" in " ".join(_said(job))
 
 
 IMAGE_REFUSAL = "action 'submit': cluster.image 'training-recipes:0.1.0' is published nowhere"

@@ -1,0 +1,135 @@
+"""What the README and docs/recipes.md tell a newcomer to type, typed as it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.clusters.k8s.check import read_documents
+from tests.launcher.command import launch
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+PYTHON = ".venv/bin/python -m launcher "
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def _section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def _launches(text: str) -> list[list[str]]:
+    """Return the arguments of each launcher command in a block."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [shlex.split(line.partition(" -m launcher ")[2]) for line in lines if PYTHON in line]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """An empty folder, in which a shell finds the launcher's script."""
+    folder = tmp_path / "team"
+    folder.mkdir()
+    return folder
+
+
+def _type(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "GIT_CONFIG_GLOBAL": "/dev/null"}
+    return subprocess.run(
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", text],
+        cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_recipe_of_ones_own_comes_to_be_as_the_page_says(repository: Path) -> None:
+    """A profile, an instance, recipes on the 70B one, a template, from a subfolder."""
+    done = _type("\n".join(_blocks(_section("Your own, step by step"), "sh")), repository)
+
+    assert done.returncode == 0, done.stderr
+    jobs = {
+        path.parent.relative_to(repository).as_posix(): json.loads(path.read_text())
+        for path in repository.rglob("job.json")
+    }
+    long, longer = jobs["runs/llama3-70b-long"], jobs["experiments/lr/runs/llama3-70b-longer"]
+    assert long["recipe"]["name"] == "ours/llama3_70b_long"
+    assert long["resilience"]["checkpointless"]["spares_per_node"] == 1
+    assert longer["trainer"]["max_steps"] == 2000000
+    assert longer["trainer"]["optimizer"]["lr"] == 1e-4
+    for job in (long, longer):
+        assert (job["instance"]["type"], job["trainer"]["num_nodes"]) == ("our-h100", 32)
+    # The command line's cluster came after the recipe's own, into the same folder.
+    assert long["cluster"]["kind"] == "k8s"
+    script = (repository / "experiments/lr/runs/llama3-70b-longer/job.sbatch").read_text()
+    assert "#SBATCH --partition=train\n" in script
+    manifest = repository / "experiments/lr/runs/llama3-tiny-pretrain/manifest.yaml"
+    pod = read_documents(manifest.read_text())[-1]["spec"]["template"]["spec"]
+    assert pod["schedulerName"] == "gang-scheduler"
+    resolved = yaml.safe_load((repository / "experiments/lr/resolved.yaml").read_text())
+    assert resolved["trainer"]["context_parallel"] == 2
+    assert "ours/llama3_70b_long  " in done.stdout
+
+
+def test_overrides_are_typed_as_the_page_says(repository: Path) -> None:
+    (block, completion) = _blocks(_section("Choosing and overriding"), "sh")
+
+    done = _type(f"set -x\n{block}\n{completion}complete -p launcher", repository)
+
+    assert done.returncode == 0, done.stderr
+    assert "hydra_bash_completion launcher" in done.stdout
+    assert (repository / "runs" / "lr=3e-4" / "job.json").is_file()
+    assert len(list(repository.glob("multirun/**/job.json"))) == 3
+
+
+def test_the_page_shows_a_shipped_recipe_as_it_is() -> None:
+    (shown,) = (block for block in _blocks(PAGE, "yaml") if "@package" in block)
+    recipe = yaml.safe_load(shown)
+    shipped = yaml.safe_load((ROOT / "recipes" / f"{recipe['recipe']['name']}.yaml").read_text())
+
+    assert recipe == shipped
+
+
+def test_the_readmes_manifest_runs_where_it_is_applied(tmp_path: Path) -> None:
+    """Recovery and a tier, on a plain Job: nothing is noted but the Secret of its daemons."""
+    (arguments,) = _launches(_blocks(README, "")[0])
+
+    ended = launch(*arguments, folder=tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert re.fullmatch(r"note: the pods wait for the Secret .*\n  kubectl .*\n", ended.err)
+    job = json.loads((tmp_path / "runs" / "llama3-8b-pretrain" / "job.json").read_text())
+    assert job["trainer"]["num_nodes"] * job["trainer"]["num_devices"] == 128
+    assert job["resilience"]["checkpointless"]
+    assert job["resilience"]["tiered"]["backend"] == "memoryd"
+
+
+def test_the_readmes_70b_manifest_says_what_the_readme_says(tmp_path: Path) -> None:
+    (arguments,) = _launches(_blocks(README, "")[1])
+
+    ended = launch(*arguments, folder=tmp_path)
+
+    assert ended.status == 0, ended.err
+    for key in ("trainer.kind", "cluster.job_kind", "cluster.image", "cluster.volume_claims"):
+        assert key in ended.err
+
+
+def test_the_readmes_table_names_commands_that_there_are(tmp_path: Path) -> None:
+    rows = re.findall(r"`python -m launcher ([^`]*)`", README)
+    assert len(rows) > 6
+    for row in rows:
+        arguments = [word for word in shlex.split(row) if not word.startswith("action=")]
+
+        ended = launch(*arguments, folder=tmp_path)
+
+        assert ended.status == 0, (row, ended.err)
