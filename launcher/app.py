@@ -20,7 +20,6 @@ from launcher.errors import RecipeError
 from launcher.instances import check_instance
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
-from launcher.machine import check_machine, read_machine
 from launcher.paths import Folders
 from launcher.render import render
 from launcher.resolve import Request, request_from_config
@@ -71,6 +70,8 @@ def _check_action(request: Request) -> None:
     if action != "render":
         check_runnable(job, action, has_default_image=request.has_default_image)
     if action == "run":
+        from launcher.machine import check_machine, read_machine
+
         if not request.oversubscribe:
             check_machine(job, read_machine())
         check_trainer_installed()

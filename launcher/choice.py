@@ -81,7 +81,10 @@ def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -
     if value.endswith(_SUFFIXES):
         path = (start / value).resolve()
         if path.suffix != ".yaml" or not path.is_file():
-            raise RecipeError(f"no recipe file {value!r}; allowed: the path of a .yaml file")
+            name = value.rpartition(".")[0]
+            is_known = name in list_recipes(folders)
+            hint = f"; the recipe of this name is recipe={name}" if is_known else ""
+            raise RecipeError(f"no recipe file {value!r}; allowed: the path of a .yaml file{hint}")
         for folder in folders:
             if path.is_relative_to(folder.resolve()):
                 return path.relative_to(folder.resolve()).with_suffix("").as_posix()

@@ -22,6 +22,7 @@ from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
 from launcher.job.fields import Image, OneLine, Section
 from launcher.messages import TOO_DEEP, validation_problems
+from launcher.references import growth_problem
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _JOB_KEYS = tuple(name for name in Job.model_fields if name != "name")
@@ -114,8 +115,12 @@ def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _M
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     try:
-        if problems := list(_foreign_resolvers(OmegaConf.to_container(config, resolve=False), "")):
+        raw = OmegaConf.to_container(config, resolve=False)
+        assert isinstance(raw, dict)
+        if problems := list(_foreign_resolvers(raw, "")):
             raise RecipeError("\n".join(problems))
+        if problem := growth_problem({str(key): value for key, value in raw.items()}):
+            raise RecipeError(problem)
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise RecipeError(_resolving_problem(error)) from error

@@ -1,4 +1,7 @@
-"""The commands beside `recipe=`: list, show, schema, report and completion."""
+"""The commands beside `recipe=`: list, show, schema, report and completion.
+
+Each imports what it needs when it is run: Hydra takes longer than a help text.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.compose import resolve
 from launcher.errors import RecipeError
 
 
@@ -46,6 +48,8 @@ def _expect(arguments: Sequence[str], number: int, command: str) -> None:
 
 def _print_recipe(name: str, overrides: Sequence[str], start: Path) -> None:
     import yaml
+
+    from launcher.compose import resolve
 
     content = resolve(name, overrides, start).model_dump(mode="json", by_alias=True)
     yaml.safe_dump(content, sys.stdout, sort_keys=False, allow_unicode=True)

@@ -194,3 +194,10 @@ def test_nearest_names_all_where_nothing_is_near() -> None:
 def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"closest: 'llama/llama3_8b_pretrain'"):
         choose_recipe(["recipe=llama/llama3_8_pretrain"], find_folders(tmp_path).recipes, tmp_path)
+
+
+def test_a_name_with_the_suffix_of_a_file_is_told_without_it(tmp_path: Path) -> None:
+    name = "llama/llama3_tiny_pretrain"
+
+    with pytest.raises(RecipeError, match=rf"the recipe of this name is recipe={name}$"):
+        choose_recipe([f"recipe={name}.yaml"], find_folders(tmp_path).recipes, tmp_path)

@@ -32,3 +32,17 @@ def test_rendering_imports_neither_torch_nor_clients(tmp_path: Path, cluster: st
     status, modules = json.loads(done.stderr.splitlines()[-1])
     assert status == 0
     assert HEAVY & set(modules) == set()
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--help"], ["list", "--help"], ["lst"], ["recipe=llama/llama3_tiny_pretrian"],
+    [], ["llama/llama3_tiny_pretrain"],
+])  # fmt: skip
+def test_what_needs_no_recipe_does_not_wait_for_hydra(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    _, modules = json.loads(done.stderr.splitlines()[-1])
+    assert {"hydra", "omegaconf"} & set(modules) == set()

@@ -1,0 +1,79 @@
+"""References between values that would grow beyond all bounds, refused before one is followed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from launcher.references import CHARACTERS_MAX, growth_problem
+from tests.launcher.command import refuse
+
+HEAD = "# @package _global_\ndefaults: [llama/llama3_tiny_pretrain, _self_]\n"
+
+
+def _before(level: int, key: str) -> str:
+    return f"${{{key}{level - 1}}}"
+
+
+# Nine lines, each nine times the one before.
+TEXTS = "env:\n  X0: abcdefghi\n" + "".join(
+    f"  X{level}: '{_before(level, 'env.X') * 9}'\n" for level in range(1, 10)
+)
+LISTS = "x0: [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    "x{}: [{}]\n".format(level, ", ".join([repr(_before(level, "x"))] * 9))
+    for level in range(1, 10)
+)
+RELATIVE = TEXTS.replace("${env.", "${.")
+SELECTED = TEXTS.replace("${env.", "${oc.select:env.")
+
+
+@pytest.mark.parametrize("text", [TEXTS, LISTS, RELATIVE, SELECTED],
+                         ids=["texts", "lists", "relative", "resolver"])  # fmt: skip
+def test_a_recipe_whose_references_grow_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(HEAD + text)
+
+    said = refuse(tmp_path, "recipe=mine.yaml")
+
+    assert "its references make" in said
+    assert said.endswith(f"characters of it; allowed: at most {CHARACTERS_MAX}\n")
+
+
+@pytest.mark.parametrize("config", [
+    {"a": "x", "b": "${a}${c}", "c": "${b}"},
+    {"a": "${a}"},
+    {"a": "${nowhere}", "b": ["${a}", {"c": "${..d}"}], "d": "${b[1].c}"},
+    {"a": "\\${b}", "b": 1, "c": None},
+])  # fmt: skip
+def test_rings_and_missing_keys_are_left_to_the_one_who_resolves(config: dict[str, Any]) -> None:
+    assert growth_problem(config) is None
+
+
+_KEYS = ("a", "b", "c", "d")
+LONG = "x" * 300_000
+
+
+@settings(max_examples=10)
+@given(st.lists(st.lists(st.sampled_from([LONG, "y", "${a}", "${b}", "${c}"]), max_size=4),
+                min_size=4, max_size=4))  # fmt: skip
+def test_what_becomes_too_large_is_refused_and_what_stays_small_passes(
+    parts: list[list[str]],
+) -> None:
+    """A key refers to earlier ones only, so that there is no ring."""
+    config = {
+        key: "".join(part for part in row if not part.startswith("$") or part[2] < key)
+        for key, row in zip(_KEYS, parts, strict=True)
+    }
+    resolved = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    assert isinstance(resolved, dict)
+    sizes = [len(str(value)) for value in resolved.values()]
+
+    is_refused = growth_problem(config) is not None
+
+    assert is_refused or max(sizes) <= CHARACTERS_MAX
+    # Each reference's own characters count as well.
+    assert not is_refused or max(sizes) > CHARACTERS_MAX - 1000
