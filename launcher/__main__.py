@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
 from launcher.choice import choose_recipe
-from launcher.command_line import check_arguments
+from launcher.command_line import ordered_arguments
 from launcher.commands.usage import COMMANDS, USAGE
-from launcher.errors import LauncherError, RecipeError
+from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
 from launcher.job.secrets import override_secrets
 from launcher.paths import find_folders, shipped_folder
 
@@ -30,32 +32,60 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     if any(option in given for option in _COMPLETION):
-        # A person is still typing: what is wrong with the half of a line is not theirs to read.
+        # The person is still typing, and the shell would print a message into the line.
         with contextlib.redirect_stderr(io.StringIO()):
             return _run(given)
     return _run(given)
 
 
 def _run(given: list[str]) -> int:
+    # Where a caller has closed it there is none; Hydra logs to it, too.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  the process's own
+    logging.raiseExceptions = False
+    # A description may hold what a terminal's encoding does not.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if not given or given[0] == "help" or any(word in _HELP for word in given):
-            sys.stdout.write(_help_text(given))
-            return 0 if given else 2
-        # Before anything shows or writes a part of the command line.
-        if problems := list(override_secrets(given)):
-            raise RecipeError("\n".join(problems))
-        if given[0] in COMMANDS:
-            from launcher.commands import run_command
-
-            return run_command(given[0], given[1:], Path.cwd())
-        return _launch(given, Path.cwd())
+        status = _answer(given)
+        sys.stdout.flush()
     except LauncherError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_status
     except BrokenPipeError:
         # Whoever read our output has left; nothing more can be told.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 1
+    except KeyboardInterrupt:
+        return FIRST_SIGNAL_STATUS + signal.SIGINT
+    except OSError as error:
+        # A folder, file or disk that fails anywhere on the way.
+        sys.stderr.write(f"{system_failure(error)}\n")
+        _silence()
+        return 1
+    return status
+
+
+def _silence() -> None:
+    """Drop what is still to be printed, which the interpreter would try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _answer(given: list[str]) -> int:
+    if not given or given[0] == "help" or any(word in _HELP for word in given):
+        sys.stdout.write(_help_text(given))
+        return 0 if given else 2
+    # Before anything shows or writes a part of the command line.
+    if problems := list(override_secrets(given)):
+        raise RecipeError("\n".join(problems))
+    try:
+        start = Path.cwd()
+    except FileNotFoundError as error:
+        raise OutsideError("the current folder is gone; change to one that is there") from error
+    if given[0] in COMMANDS:
+        from launcher.commands import run_command
+
+        return run_command(given[0], given[1:], start)
+    return _launch(given, start)
 
 
 def _help_text(given: list[str]) -> str:
@@ -66,8 +96,8 @@ def _help_text(given: list[str]) -> str:
 
 def _launch(given: list[str], start: Path) -> int:
     folders = find_folders(start)
-    check_arguments(given, folders.recipes)
-    choice = choose_recipe(given, folders.recipes, start)
+    arguments = ordered_arguments(given, folders.recipes)
+    choice = choose_recipe(arguments, folders.recipes, start)
     if choice.recipe is None and not any(option in given for option in _WITHOUT_RECIPE):
         raise RecipeError("no recipe; name one with recipe=NAME, `list` shows them")
 
@@ -101,6 +131,8 @@ def _launch(given: list[str], start: Path) -> int:
                 statuses.append(launch(config, folders, start, choice.by_path))
         except LauncherError as error:
             refusals.append(error)
+        except OSError as error:
+            refusals.append(system_failure(error))
         is_composing = True
 
     is_trace_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"

@@ -16,14 +16,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from launcher.clusters.submission import Submission
-from launcher.errors import RecipeError
+from launcher.errors import OutsideError, RecipeError
 from launcher.instances import check_instance
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
 from launcher.resolve import Request, request_from_config
-from launcher.rundir import choose_run_dir, write_files, write_submission
+from launcher.rundir import (
+    EVENTS_FILE,
+    SUBMITTED_FILE,
+    give_back,
+    write_run_dir,
+    write_submission,
+)
 from launcher.support import check_runnable, check_trainer_installed, notes
 from launcher.templates import read_templates
 
@@ -45,8 +51,9 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
     check_instance(job.instance, folders.conf)
     _check_action(request)
     files = render(job, read_templates(folders.templates, job.cluster.kind))
-    run_dir = choose_run_dir(_given_dir(request.run_dir, sweep_number), job.name, start)
-    write_files(run_dir, files)
+    claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
+    given = _given_dir(request.run_dir, sweep_number)
+    run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
     if action == "run":
         return _run(job, run_dir)
@@ -107,7 +114,11 @@ def _run(job: Job, run_dir: Path) -> int:
 
 
 def _submit(job: Job, run_dir: Path) -> None:
-    submission = _submit_to_cluster(job, run_dir)
+    try:
+        submission = _submit_to_cluster(job, run_dir)
+    except OutsideError:
+        give_back(run_dir)
+        raise
     write_submission(run_dir, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
 

@@ -64,6 +64,8 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
                 "several: -m recipe=A,B)"
             )
         recipe = value
+        if not value:
+            raise RecipeError("recipe= names none; `list` shows them")
         if re.match(r"\w+\(", value):
             continue
         parts = [part.strip("'\" ") for part in value.split(",")]
@@ -88,6 +90,10 @@ def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -
         for folder in folders:
             if path.is_relative_to(folder.resolve()):
                 return path.relative_to(folder.resolve()).with_suffix("").as_posix()
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", path.stem):
+            raise RecipeError(
+                f"recipe file {value!r}: its name has to be of A-Z, a-z, 0-9, _, . and -; rename it"
+            )
         extra.append(path.parent)
         return path.stem
     known = list_recipes(folders)
@@ -98,6 +104,11 @@ def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -
         )
     if not any((folder / f"{value}.yaml").is_file() for folder in folders):
         raise RecipeError(f"no recipe {value!r}; {nearest(value, known)}")
+    if not value.isascii():
+        raise RecipeError(
+            f"recipe {value!r}: a recipe's name has a-z, 0-9, _ and / alone; rename its file or "
+            "folder, and set recipe.name to the new name"
+        )
     return value
 
 

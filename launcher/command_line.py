@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.choice import list_recipes, nearest
 from launcher.commands.usage import COMMANDS
 from launcher.errors import RecipeError
+from launcher.job.secrets import shown_override
 
 # Hydra's options, with the values that one takes: None where it takes any, () where none.
 _OPTIONS: dict[str, tuple[str, ...] | None] = {
@@ -35,20 +36,47 @@ _OPTIONS: dict[str, tuple[str, ...] | None] = {
 }
 
 
-def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise RecipeError that names the first argument that is neither option nor override."""
+def ordered_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Return a command line with its options first, which is how Hydra's parser wants it.
+
+    Raises RecipeError that names the first argument that is neither option nor override.
+    """
+    options: list[str] = []
+    overrides: list[str] = []
     waiting: str | None = None
-    for index, argument in enumerate(arguments):
+    for argument in arguments:
         option, waiting = waiting, None
-        if option is not None and not argument.startswith("-"):
-            # --info may stand alone, before an override.
-            if "=" in argument and option in {"--info", "-i"}:
-                continue
+        # A value with an = in it is given as --config-dir=PATH.
+        if option is not None and not argument.startswith("-") and "=" not in argument:
             _check_value(option, argument)
-        elif argument.startswith("-"):
+            options.append(argument)
+            continue
+        options += _without_value(option)
+        if argument.startswith("-"):
             waiting = _check_option(argument)
-        elif "=" not in argument and not argument.startswith("~"):
-            raise RecipeError(_no_override(argument, index, list_recipes(folders)))
+            options.append(argument)
+        elif argument.startswith("="):
+            raise RecipeError(f"{argument!r} has no key before its =; write KEY=VALUE")
+        elif "=" in argument or argument.startswith("~"):
+            overrides.append(argument)
+        else:
+            is_first = argument == arguments[0]
+            raise RecipeError(_no_override(argument, is_first, list_recipes(folders)))
+    return [*options, *_without_value(waiting), *overrides]
+
+
+def _without_value(option: str | None) -> list[str]:
+    """Return the value of an option that none followed: --info alone may have none, and says all.
+
+    Raises RecipeError for the others.
+    """
+    if option is None:
+        return []
+    if option in {"--info", "-i"}:
+        return ["all"]
+    allowed = _OPTIONS[option]
+    words = f"; allowed: {', '.join(allowed)}" if allowed else ""
+    raise RecipeError(f"{option} has no value{words}")
 
 
 def _check_option(argument: str) -> str | None:
@@ -56,8 +84,10 @@ def _check_option(argument: str) -> str | None:
     name, equals, value = argument.partition("=")
     if name not in _OPTIONS:
         if equals:
-            key = name.lstrip("-")
-            raise RecipeError(f"{argument!r}: a key has no dashes before it; write {key}={value}")
+            shown = shown_override(argument)
+            raise RecipeError(
+                f"{shown!r}: a key has no dashes before it; write {shown.lstrip('-')}"
+            )
         raise RecipeError(f"no option {argument!r}; {nearest(argument, _OPTIONS)}")
     if equals:
         _check_value(name, value)
@@ -68,15 +98,16 @@ def _check_option(argument: str) -> str | None:
 def _check_value(option: str, value: str) -> None:
     allowed = _OPTIONS[option]
     if allowed is not None and value not in allowed:
-        words = ", ".join(allowed) or "it takes no value"
-        raise RecipeError(f"{option} {value!r}: allowed: {words}")
+        if not allowed:
+            raise RecipeError(f"{option}={value}: {option} takes no value")
+        raise RecipeError(f"{option} {value!r}: allowed: {', '.join(allowed)}")
 
 
-def _no_override(word: str, index: int, recipes: list[str]) -> str:
+def _no_override(word: str, is_first: bool, recipes: list[str]) -> str:
     """Say what to write for a word without an =."""
     if word in recipes or word.endswith((".yaml", ".yml")):
         return f"{word!r} is a recipe; choose it with recipe={word}"
-    if index or "." in word:
+    if not is_first or "." in word:
         return f"{word!r} says no value; write {word}=VALUE"
     known = (*COMMANDS, *recipes)
     near = nearest(word, known)

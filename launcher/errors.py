@@ -24,3 +24,8 @@ class OutsideError(LauncherError):
     """Something outside the launcher refused or is missing."""
 
     exit_status = 1
+
+
+def system_failure(error: OSError) -> OutsideError:
+    """Return what to raise for a file, folder or disk that failed, in the system's own words."""
+    return OutsideError(f"{error.filename or 'output'}: {error.strerror or error}")

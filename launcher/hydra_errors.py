@@ -14,9 +14,11 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 
 from launcher.choice import list_recipes, nearest
-from launcher.errors import LauncherError, RecipeError
+from launcher.errors import LauncherError, RecipeError, system_failure
+from launcher.job.secrets import shown_override
 from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice
 from launcher.recipe_file import GROUP, included_recipes, read_recipe
+from launcher.search import LauncherSearchPath
 from launcher.yaml_size import yaml_message
 
 
@@ -35,14 +37,15 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
     the input's fault. `recipes` are the folders in which an inclusion is looked
     for when a recipe includes itself.
     """
-    if isinstance(error, LauncherError):
+    if isinstance(error, (LauncherError, BrokenPipeError)):
         return error
     if isinstance(error, RecursionError):
         # A file that is too deep for Hydra may be too deep for this as well.
         with suppress(RecursionError):
             if chain := _inclusion_cycle(recipe or "", recipes):
-                return RecipeError(f"recipe includes itself: {' -> '.join(chain)}")
-        return RecipeError(TOO_DEEP)
+                path = _path_of(chain[0], recipes)
+                return RecipeError(f"recipe includes itself: {' -> '.join(chain)} ({path})")
+        return RecipeError(f"recipe {recipe!r}: a file of a group includes itself, or {TOO_DEEP}")
     if isinstance(error, OverrideParseException):
         return RecipeError(_grammar_message(error.override))
     if isinstance(error, UserWarning):
@@ -51,21 +54,53 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
         return RecipeError(yaml_message(error))
     if isinstance(error, MissingConfigException):
         return RecipeError(_missing_message(error, recipes))
-    return RecipeError(_hydra_message(error))
+    if isinstance(error, OSError) and error.errno is not None:
+        return system_failure(error)
+    message = _hydra_message(error)
+    return RecipeError(f"{message}\n  in recipe {recipe!r}" if recipe else message)
+
+
+_GROUPS = (
+    "model", "trainer", "data", "instance", "cluster", "resilience/checkpointless",
+    "resilience/elastic", "resilience/faults", "resilience/mmap", "resilience/tiered",
+)  # fmt: skip
 
 
 def _grammar_message(override: str) -> str:
     """Say how to write an override that Hydra's grammar cannot read."""
     key, equals, value = override.partition("=")
-    shown = f"override {override!r} cannot be read"
+    shown = f"override {shown_override(override)!r} cannot be read"
     if not equals:
         return f"{shown}: it has no =; write {key}=VALUE"
     if advice := entry_advice(key, value):
         return f"{shown}; {advice}"
+    if value.startswith("~/"):
+        return f"{shown}: a shell knows no ~ there; write {key}=$HOME{value[1:]}"
+    if not _KEY.fullmatch(key):
+        return f"{shown}: {key!r} is no key; a key is names with dots, as trainer.optimizer.lr"
     return (
-        f"{shown}; quote a value that holds more than a word: {quoted_override(key, value)} (a "
-        "list is [A,B], a mapping is {KEY: VALUE})"
+        f"{shown}; quote a value that holds more than a word: {_quoted(override)} (a list is "
+        "[A,B], a mapping is {KEY: VALUE})"
     )
+
+
+def _sweep_message(override: str) -> str:
+    """Say what an override with commas may have meant."""
+    key, _, value = shown_override(override).partition("=")
+    return (
+        f"override {shown_override(override)!r} names several values; for one text quote it: "
+        f"{_quoted(override)}, for a list write {shlex.quote(f'{key}=[{value}]')}, and for a job "
+        "for each add --multirun"
+    )
+
+
+def _quoted(override: str) -> str:
+    key, _, value = override.partition("=")
+    is_shown = shown_override(override) == override
+    return quoted_override(key, value if is_shown else "VALUE")
+
+
+_KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][\w-]+)*(@[\w.:]*)?")
 
 
 def quoted_override(key: str, value: str) -> str:
@@ -90,6 +125,9 @@ def _missing_message(error: MissingConfigException, recipes: Sequence[Path]) -> 
     options = [option for option in error.options or () if not option.startswith("_")]
     if not group:
         return str(error).partition("\n")[0]
+    if not options:
+        files = (f for c in LauncherSearchPath.conf for f in (c / group).glob("[!_]*.yaml"))
+        options = sorted({file.stem for file in files})
     if group == GROUP or group.startswith(f"{GROUP}/"):
         options = list_recipes(recipes)
         name, group = f"{group}/{name}".removeprefix(f"{GROUP}/"), GROUP
@@ -101,18 +139,37 @@ def _missing_message(error: MissingConfigException, recipes: Sequence[Path]) -> 
 def _hydra_message(error: Exception) -> str:
     cause = error.__cause__
     text = str(error).strip()
+    if found := re.search(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        return f"no group {found[1]!r} to override; {nearest(found[1], _GROUPS)}"
     if found := re.match(r"Could not override '([^']+)'", text):
         return _no_key_message(found[1], cause)
     if found := re.match(r"Error merging override (.*)", text, re.DOTALL):
-        return f"override {found[1]!r}: {_first_line(cause or error)}"
+        return f"override {shown_override(found[1])!r}: {_first_line(cause or error)}"
     if found := re.match(r"Multiple values for (\S+)\. .*'override \S+: (\S+)'", text):
         group, option = found[1], found[2]
-        return f"{group} is chosen twice; write {group}={option} without a +, or override it"
-    if text.startswith("Config group override must be"):
         return (
-            "a group takes one of its options, not null; leave a feature out as "
-            "resilience.mmap=null"
+            f"{group} is chosen twice; write {group}={option} without a +, and in a recipe's "
+            f"defaults `override /{group}: {option}`; of two recipes that both choose it, one "
+            "alone can be included"
         )
+    if text.startswith("Config group override must be"):
+        if text.endswith("NoneType"):
+            remedy = "leave a feature out as resilience.mmap=null"
+        else:
+            remedy = "as trainer=torch"
+        return f"a group takes the name of one of its options; {remedy}"
+    if found := re.search(r"(\S+) appears more than once in the final defaults list", text):
+        return (
+            f"{found[1]} is chosen by two of the files that are included; include one of them, or "
+            f"let the other begin with it and write `override /{found[1]}: NAME`"
+        )
+    if found := re.search(r"Override '(\S+) : (\S+)' is defined before '", text):
+        return (
+            f"`override /{found[1]}: {found[2]}` stands before a recipe that is included; in "
+            "`defaults` each override stands after all of them"
+        )
+    if found := re.match(r"Ambiguous value for argument '(.*)'$", text.partition("\n")[0]):
+        return _sweep_message(found[1])
     if not text and cause is not None:
         return _first_line(cause)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
@@ -123,15 +180,17 @@ def _no_key_message(key: str, cause: BaseException | None) -> str:
     known = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
     name = key.rpartition(".")[2]
     missing = str(getattr(cause, "key", None) or name)
-    if advice := entry_advice(key, "VALUE"):
+    is_in_mapping = not any(mapping.endswith(f".{missing}.") for mapping in OPEN_MAPPINGS)
+    if is_in_mapping and (advice := entry_advice(key, "VALUE")):
         return f"no entry {key!r} yet; {advice}"
     if f"{key}." in OPEN_MAPPINGS:
-        return f"{key} takes new entries with a +, as +{key}.NAME=VALUE"
-    if key.startswith(OPEN_MAPPINGS):
+        return f"{key} takes new entries with a +, as +{key}.NAME=VALUE or '+{key}={{NAME: VALUE}}'"
+    if is_in_mapping and key.startswith(OPEN_MAPPINGS):
         return f"no entry {key!r} yet; to add it write +{key}=VALUE"
     if not known and (section := key.rpartition(".")[0]):
         return f"no key {key!r}: {section} is null; give it whole, as {section}={{KEY: VALUE, ...}}"
-    return f"no key {key!r}; {nearest(missing, known)}"
+    others = "; cluster=NAME chooses another" if key.startswith("cluster.") else ""
+    return f"no key {key!r}; {nearest(missing, known)}{others}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -152,6 +211,11 @@ def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:
     return search([recipe])
 
 
+def _path_of(recipe: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file that a recipe's name means: the first folder wins."""
+    return next((p for f in folders if (p := f / f"{recipe}.yaml").is_file()), None)
+
+
 def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
-    path = next((p for f in folders if (p := f / f"{recipe}.yaml").is_file()), None)
+    path = _path_of(recipe, folders)
     return [] if path is None else [*included_recipes(read_recipe(path, recipe, folders)[1])]

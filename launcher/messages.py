@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -31,7 +31,7 @@ _ALLOWED = {
     "model_attributes_type": "a mapping of keys to values",
 }
 
-TOO_DEEP = "lists or mappings lie too deep within each other; the job's lie 8 deep at most"
+TOO_DEEP = "its lists or mappings lie too deep within each other; a job's lie 8 deep at most"
 # Sections whose keys are the person's own.
 OPEN_MAPPINGS = (
     "env.",
@@ -44,21 +44,34 @@ OPEN_MAPPINGS = (
 )
 
 
+# Those whose names are Kubernetes' own, with dots and slashes, and what an entry of each holds.
+_LABELS = {
+    "cluster.labels.": '"{}"',
+    "cluster.annotations.": '"{}"',
+    "cluster.node_selector.": '"{}"',
+    "cluster.affinity.required.": '["{}"]',
+}
+
+
 def entry_advice(key: str, value: str) -> str | None:
     """Say how to add an entry whose name has a . or /, as names of labels have; else None."""
     key = key.lstrip("+")
-    for mapping in OPEN_MAPPINGS:
+    for mapping, form in _LABELS.items():
         name = key.removeprefix(mapping)
-        if name != key and re.search(r"[./]", name):
-            bare = value.strip("'\"") or "VALUE"
-            entry = f'+{mapping[:-1]}={{{name}: "{bare}"}}'
+        if name != key and re.fullmatch(r"[\w.-]*[./][\w./-]*", name):
+            bare = re.sub(r"[\[\]'\"]", "", value) or "VALUE"
+            entry = f"+{mapping[:-1]}={{{name}: {form.format(bare)}}}"
             return f"an entry whose name has . or / is written {shlex.quote(entry)}"
     return None
 
 
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Return a line for each problem that pydantic found in a `model`."""
-    return list(dict.fromkeys(_problem(detail, model) for detail in error.errors()))
+    details = error.errors()
+    groups = (*_UNIONS, "instance")
+    incomplete = {name: line for name in groups if (line := _incomplete_group(name, details))}
+    rest = [d for d in details if d["type"] != "missing" or d["loc"][0] not in incomplete]
+    return list(dict.fromkeys([*incomplete.values(), *(_problem(each, model) for each in rest)]))
 
 
 def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
@@ -80,6 +93,8 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
     is_secret = path.startswith(("env.", "cluster.secrets"))
     shown = "(not shown)" if is_secret else _shown(detail["input"])
     advice = _nested_entry(path, detail["input"]) if kind == "string_type" else None
+    if kind.startswith("model_") and isinstance(detail["input"], str):
+        advice = f"an option of a group is chosen as {path.replace('.', '/')}={detail['input']}"
     return f"{path} {shown}: allowed: {_allowed(detail)}{f'; {advice}' if advice else ''}"
 
 
@@ -89,6 +104,24 @@ def _nested_entry(path: str, value: object) -> str | None:
         ((name, value),) = value.items()
         path = f"{path}.{name}"
     return None if isinstance(value, dict) else entry_advice(path, str(value))
+
+
+def _incomplete_group(section: str, details: Sequence[ErrorDetails]) -> str | None:
+    """Return one line for a group's file that lacks many keys, None where it lacks few."""
+    missing = [d["loc"] for d in details if d["type"] == "missing" and d["loc"][0] == section]
+    if len(missing) < _MISSING_MAX:
+        return None
+    keys = ", ".join(_path(location).removeprefix(f"{section}.") for location in missing)
+    remedy = (
+        "its file has all of them"
+        if section == "instance"
+        else f"its file in conf/{section} begins with one of ours, as `defaults: [NAME, _self_]`"
+    )
+    return f"{section} lacks {keys}; {remedy}"
+
+
+_MISSING_MAX = 3
+"""Keys of one group that may be asked for one by one; a file that lacks more begins wrongly."""
 
 
 def _allowed(detail: ErrorDetails) -> str:
@@ -118,7 +151,10 @@ def _tag_problem(path: str, detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     field = str(context.get("discriminator", "'kind'")).strip("'")
     if detail["type"] == "union_tag_not_found":
-        return f"no value for '{path}.{field}'; choose one with {path}=NAME"
+        return (
+            f"no value for '{path}.{field}'; choose one with {path}=NAME, or begin the file "
+            f"conf/{path}/NAME.yaml with one of ours, as `defaults: [NAME, _self_]`"
+        )
     expected = context["expected_tags"]
     return f"{path}.{field} {context['tag']!r}: allowed: {expected}"
 

@@ -7,16 +7,18 @@ as on the command line; where no recipe has it, it is that of a neighbour in the
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 
 from launcher.choice import list_recipes, nearest
 from launcher.errors import RecipeError
-from launcher.yaml_size import read_yaml_text
+from launcher.job.secrets import file_secrets
+from launcher.yaml_size import naming, read_yaml_text
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"
@@ -31,11 +33,12 @@ def read_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, Di
 
     `name` is the recipe's below its folder, `folders` are all folders of recipes. Every recipe in
     the content's defaults list is named from the root. Raises RecipeError that names the file and
-    what is wrong in it, and yaml.YAMLError with file and line.
+    what is wrong in it.
     """
     text = read_yaml_text(path)
     try:
-        content = OmegaConf.load(path)
+        with naming(path):
+            content = OmegaConf.load(path)
     except OSError as error:
         # Its answer to a file that holds one text or number.
         raise RecipeError(f"{path} is no mapping of keys to values") from error
@@ -46,14 +49,22 @@ def read_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, Di
             f"{path} is empty; a recipe begins with {PACKAGE_LINE!r}, and `schema` says what "
             "keys it has"
         )
+    check_secrets(content, path)
     _check_cluster(content, path)
     header = text[:_HEADER_CHARACTERS]
     if not name.rpartition("/")[2].startswith("_"):
         _check_package(header, path)
     if "defaults" in content:
         entries = OmegaConf.to_container(content, resolve=False)["defaults"]  # type: ignore[index, call-overload]
-        content["defaults"] = list(_rooted(entries or (), path, name, folders))
+        content["defaults"] = list(_rooted(entries or [], path, name, folders))
+        _check_chosen_once(content, path, folders)
     return header, content
+
+
+def check_secrets(content: Container, path: Path) -> None:
+    """Refuse a secret that a file holds, before Hydra shows or writes any of it."""
+    if problems := list(file_secrets(OmegaConf.to_container(content, resolve=False))):
+        raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
 
 
 def included_recipes(content: DictConfig) -> Iterator[str]:
@@ -62,10 +73,38 @@ def included_recipes(content: DictConfig) -> Iterator[str]:
     for entry in entries or ():
         if isinstance(entry, str) and entry.startswith(f"/{GROUP}/"):
             yield entry.partition("@")[0].removeprefix(f"/{GROUP}/")
-        elif isinstance(entry, dict):
-            for key, value in entry.items():
-                if str(key).split()[-1].partition("@")[0].strip("/") == GROUP:
-                    yield str(value)
+
+
+def _check_chosen_once(content: DictConfig, path: Path, folders: Sequence[Path]) -> None:
+    """Refuse a group that an included recipe has chosen, where no `override` says so.
+
+    Hydra would take the group's values once more, over what the included recipe has set.
+    """
+    own = _chosen_groups(content)
+    for name in included_recipes(content) if own else ():
+        if again := own & _groups_below(name, folders, set()):
+            group = min(again)
+            raise RecipeError(
+                f"{path} chooses {group}, which {name!r} that it includes has chosen; write "
+                f"`override {group}: NAME`"
+            )
+
+
+def _groups_below(name: str, folders: Sequence[Path], seen: set[str]) -> set[str]:
+    """Return the groups that a recipe and all that it includes choose."""
+    path = next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
+    if path is None or name in seen:
+        return set()
+    seen.add(name)
+    content = read_recipe(path, name, folders)[1]
+    found = _chosen_groups(content)
+    return found.union(*(_groups_below(each, folders, seen) for each in included_recipes(content)))
+
+
+def _chosen_groups(content: DictConfig) -> set[str]:
+    entries = OmegaConf.to_container(content, resolve=False).get("defaults")  # type: ignore[union-attr]
+    keys = (str(key) for entry in entries or () if isinstance(entry, dict) for key in entry)
+    return {key for key in keys if re.fullmatch(r"/[\w/]+", key)}
 
 
 def _check_package(header: str, path: Path) -> None:
@@ -93,43 +132,64 @@ def _check_cluster(content: DictConfig, path: Path) -> None:
 
 def _rooted(
     entries: Any, path: Path, name: str, folders: Sequence[Path]
-) -> Iterable[str | dict[str, Any]]:
+) -> Iterator[str | dict[str, Any]]:
     """Yield the entries of a defaults list with every recipe named from the root."""
-    if not isinstance(entries, list | tuple):
+    if not isinstance(entries, list):
         raise RecipeError(f"{path}: defaults {entries!r}: allowed: a list")
     for entry in entries:
-        if isinstance(entry, str) and entry != "_self_" and not entry.startswith("/"):
+        if isinstance(entry, str):
             yield _rooted_name(entry, path, name, folders)
-        elif isinstance(entry, dict):
-            yield {_rooted_key(str(key), path, folders): value for key, value in entry.items()}
+        elif isinstance(entry, dict) and entry:
+            for key, value in entry.items():
+                yield from _rooted_group(str(key), value, path, name, folders)
         else:
-            yield entry
+            raise RecipeError(
+                f"{path}: {entry!r} in its defaults; allowed: a recipe's name, or /GROUP: NAME"
+            )
 
 
 def _rooted_name(entry: str, path: Path, name: str, folders: Sequence[Path]) -> str:
-    """Return the entry of the recipe that a bare name means; its keys lie at the top level."""
-    bare, _, package = entry.partition("@")
-    bare = bare.removesuffix(".yaml")
+    """Return the entry of the recipe that a name means; its keys lie at the top level."""
+    given, _, package = entry.partition("@")
+    bare = given.removesuffix(".yaml").removeprefix(f"/{GROUP}/")
+    if found := _find(bare.removeprefix("/"), name, folders):
+        return f"/{GROUP}/{found}@{package or '_global_'}"
+    # Anything else from the root is a file of a group.
+    if entry == "_self_" or bare.startswith("/"):
+        return entry
+    near = nearest(bare, list_recipes(folders))
+    raise RecipeError(f"{path} includes {given!r}: no such recipe; {near}")
+
+
+def _find(bare: str, name: str, folders: Sequence[Path]) -> str | None:
+    """Return the recipe of this name, or of this name beside the recipe `name`."""
     family = name.rpartition("/")[0]
-    for found in dict.fromkeys((bare, f"{family}/{bare}".removeprefix("/"))):
-        if any((folder / f"{found}.yaml").is_file() for folder in folders):
-            return f"/{GROUP}/{found}@{package or '_global_'}"
-    raise RecipeError(f"{path} includes {bare!r}: no such recipe; {nearest(bare, _known(folders))}")
+    names = dict.fromkeys((bare, posixpath.normpath(f"{family}/{bare}").removeprefix("/")))
+    return next((n for n in names if any((f / f"{n}.yaml").is_file() for f in folders)), None)
 
 
-def _rooted_key(key: str, path: Path, folders: Sequence[Path]) -> str:
-    """Return a group's key with the / without which Hydra looks for it among the recipes."""
+def _rooted_group(
+    key: str, value: Any, path: Path, name: str, folders: Sequence[Path]
+) -> Iterator[str | dict[str, Any]]:
+    """Yield a group's entry as it is, or for a family of recipes an entry for each name."""
     found = _GROUP_KEY.fullmatch(key.strip())
-    if not found or found["group"].startswith(("/", "hydra/")) or found["group"] == GROUP:
-        return key
-    group = found["group"]
-    if any((folder / group).is_dir() for folder in folders):
-        return f"{found['word'] or ''}/{GROUP}/{group}{found['package'] or '@_global_'}"
-    raise RecipeError(
-        f"{path}: {key!r} in its defaults; a group is written with a / before its name, as "
-        f"{found['word'] or ''}/{group}{found['package'] or ''}"
-    )
+    if not found:
+        yield {key: value}
+        return
+    word, group, package = found["word"] or "", found["group"], found["package"] or ""
+    family = group.removeprefix("/").removeprefix(GROUP).removeprefix("/")
+    names = [f"{family}/{each}".removeprefix("/") for each in _texts(value)]
+    is_recipe = group.strip("/") == GROUP or group.startswith(f"/{GROUP}/")
+    if not word and (is_recipe or any(_find(each, name, folders) for each in names)):
+        yield from (_rooted_name(f"{each}{package}", path, name, folders) for each in names)
+    elif group.startswith("/"):
+        yield {key: value}
+    else:
+        raise RecipeError(
+            f"{path}: {key!r} in its defaults; a group is written with a / before its name, as "
+            f"{word}/{group}{package}"
+        )
 
 
-def _known(folders: Sequence[Path]) -> list[str]:
-    return list_recipes(folders)
+def _texts(value: Any) -> list[str]:
+    return [str(each) for each in (value if isinstance(value, list) else [value])]

@@ -17,7 +17,7 @@ _REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:\s*)?(\.*)([\w.\[\]-]+)")
 
 
 def growth_problem(config: dict[str, Any]) -> str | None:
-    """Return a message that names the first section that would be too large, None where all fit.
+    """Return a message that names the first section that would be too large, else None.
 
     `config` is plain data with its references as they were written.
     """
@@ -25,7 +25,7 @@ def growth_problem(config: dict[str, Any]) -> str | None:
     for key, value in config.items():
         if (size := sizes.of(value, (str(key),))) > CHARACTERS_MAX:
             return (
-                f"{key}: its references make {size} characters of it; allowed: at most "
+                f"{key} holds {size} characters, its references followed; allowed: at most "
                 f"{CHARACTERS_MAX}"
             )
     return None
@@ -56,7 +56,7 @@ class _Sizes:
         base = place[: -len(dots)] if dots else ()
         target = (*base, *re.findall(r"[^.\[\]]+", key))
         if target not in self._known:
-            # Where keys refer to each other in a ring, which is somebody else's message.
+            # Where keys refer to each other in a ring, which OmegaConf finds and names.
             self._known[target] = 0
             self._known[target] = self.of(self._at(target), target)
         return self._known[target]

@@ -12,17 +12,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from launcher.choice import nearest
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
-from launcher.job.fields import Image, OneLine, Section
+from launcher.job.fields import OneLine, Section
 from launcher.messages import TOO_DEEP, validation_problems
 from launcher.references import growth_problem
+from launcher.support import DEFAULT_IMAGE
+
+# A value of its own kind, by which it is known that nobody named an image.
+OmegaConf.register_new_resolver("default_image", lambda: DEFAULT_IMAGE, replace=True)
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _JOB_KEYS = tuple(name for name in Job.model_fields if name != "name")
@@ -38,7 +42,6 @@ class _Beside(Section):
 
     action: Literal["render", "run", "submit"]
     oversubscribe: bool
-    default_image: Image
     run: _Run
 
 
@@ -84,10 +87,10 @@ def request_from_config(
 
 
 def _takes_default_image(config: DictConfig) -> bool:
-    """Say whether cluster.image still refers to `default_image`, as our own profile has it."""
+    """Say whether cluster.image is still what our own profile has, and nobody's choice."""
     content = OmegaConf.to_container(config, resolve=False)
     cluster = content.get("cluster") if isinstance(content, dict) else None
-    return isinstance(cluster, dict) and cluster.get("image") == "${default_image}"
+    return isinstance(cluster, dict) and cluster.get("image") == "${default_image:}"
 
 
 def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:
@@ -121,18 +124,31 @@ def _plain(config: DictConfig) -> dict[str, Any]:
             raise RecipeError("\n".join(problems))
         if problem := growth_problem({str(key): value for key, value in raw.items()}):
             raise RecipeError(problem)
+        if missing := list(missing_keys(raw)):
+            lines = [f"no value for {key!r}; set it, as {key}=VALUE" for key in missing]
+            raise RecipeError("\n".join(lines))
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise RecipeError(_resolving_problem(error)) from error
     except RecursionError as error:
-        raise RecipeError(TOO_DEEP) from error
+        raise RecipeError(f"the recipe: {TOO_DEEP}") from error
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}
 
 
+def missing_keys(node: object, where: str = "") -> Iterable[str]:
+    """Yield the keys of plain data that are ???: what whoever runs the recipe has to set."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from missing_keys(value, f"{where}.{key}" if where else str(key))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from missing_keys(value, f"{where}[{index}]")
+    elif node == MISSING:
+        yield where
+
+
 def _resolving_problem(error: OmegaConfBaseException) -> str:
-    if isinstance(error, MissingMandatoryValue):
-        return f"no value for {error.full_key!r}; set it, as {error.full_key}=VALUE"
     return f"{error.full_key or 'the recipe'}: {_first_line(error)}"
 
 
@@ -166,7 +182,14 @@ def _foreign_resolvers(node: object, where: str) -> Iterable[str]:
 
 
 _RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*):")
-_PURE_RESOLVERS = {"oc.select", "oc.create", "oc.deprecated", "oc.dict.keys", "oc.dict.values"}
+_PURE_RESOLVERS = {
+    "default_image",
+    "oc.select",
+    "oc.create",
+    "oc.deprecated",
+    "oc.dict.keys",
+    "oc.dict.values",
+}
 
 
 def _job_name(given: str | None, recipe: object, suffix: str) -> str | None:

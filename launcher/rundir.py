@@ -19,6 +19,26 @@ JOB_FILE = "job.json"
 SUBMITTED_FILE = "submitted.json"
 
 
+def write_run_dir(
+    given: str | None, name: str, start: Path, files: Mapping[str, str], claim: str | None
+) -> Path:
+    """Choose the folder of a run, write its rendered files into it, and return it.
+
+    `claim` is the file by which others see that the folder is taken, EVENTS_FILE or
+    SUBMITTED_FILE, None for a rendering alone. Of two processes that want one folder, the second
+    takes the next. Raises RecipeError and OutsideError.
+    """
+    while True:
+        folder = choose_run_dir(given, name, start)
+        with contextlib.suppress(_TakenError):
+            write_files(folder, files, claim)
+            return folder
+
+
+class _TakenError(Exception):
+    """Another process has claimed the folder since it was looked at."""
+
+
 def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
     """Return the folder for a run called `name` that is started in the folder `start`.
 
@@ -40,33 +60,59 @@ def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
 
 
 def _holds_run(folder: Path) -> bool:
-    return (folder / EVENTS_FILE).exists() or (folder / SUBMITTED_FILE).exists()
+    # Unlike Path.exists, which lets a name that is too long for a file be its caller's problem.
+    return any(os.path.lexists(folder / name) for name in (EVENTS_FILE, SUBMITTED_FILE))
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
+def write_files(folder: Path, files: Mapping[str, str], claim: str | None = None) -> None:
     """Write rendered files, each whole or not at all, and remove an earlier rendering's.
 
+    `claim` is the name of an empty file that has to be new, and is made before anything else.
     Only what an earlier rendering left is replaced: raises RecipeError where a
     file of that name is somebody's own, before anything is written, and
     OutsideError where the folder cannot be written.
     """
+    try:
+        if claim is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            _claim(folder / claim)
+        try:
+            _replace_files(folder, files)
+        except (OSError, RecipeError):
+            if claim is not None:
+                (folder / claim).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutsideError(
+            f"cannot write to {folder}: {error.strerror or error}; set run.dir to a folder that "
+            "can be written"
+        ) from error
+
+
+def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
     ours = _rendered_before(folder)
     if foreign := [name for name in files if name not in ours and (folder / name).exists()]:
         raise RecipeError(
             f"{folder} holds {', '.join(foreign)}, which no rendering left there; "
             "set run.dir to another folder"
         )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ours - set(files):
+        (folder / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        _write_whole(folder / name, text)
+
+
+def _claim(path: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ours - set(files):
-            (folder / name).unlink(missing_ok=True)
-        for name, text in files.items():
-            _write_whole(folder / name, text)
-    except OSError as error:
-        raise OutsideError(
-            f"cannot write to {folder}: {error.strerror or error}; set run.dir to a folder that "
-            "can be written"
-        ) from error
+        path.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise _TakenError from error
+
+
+def give_back(folder: Path) -> None:
+    """Let the folder of a submission that failed be used again."""
+    (folder / SUBMITTED_FILE).unlink(missing_ok=True)
 
 
 def _rendered_before(folder: Path) -> set[str]:

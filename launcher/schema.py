@@ -23,7 +23,8 @@ from launcher.paths import shipped_folder
 
 _Node = dict[str, Any]
 
-_INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}"}
+# Another key's value, or ??? for what whoever runs the recipe has to set.
+_INTERPOLATION = {"type": "string", "pattern": r"\$\{.*\}|^\?\?\?$"}
 _REFERENCE = re.compile(r'"#/\$defs/(\w+)"')
 # What says something about a value and checks nothing; pydantic's other keys are checks.
 _ANNOTATIONS = ("title", "description", "default")
@@ -64,6 +65,10 @@ def recipe_schema() -> dict[str, Any]:
     # A recipe may choose a cluster, and sets no key of one.
     del properties["name"], properties["cluster"]
     properties |= _launcher_properties()
+    # Whoever inherits a recipe names the own one, and may leave the rest.
+    definitions["RecipeInfo"]["required"] = ["name"]
+    # A number or true becomes the text that it is written as.
+    properties["env"]["additionalProperties"]["type"] = ["string", "number", "boolean"]
     _add_defaults(properties, definitions)
     _describe_tiers(definitions)
     used = _reachable({"properties": properties}, definitions)

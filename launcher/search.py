@@ -8,10 +8,14 @@ instead: ours, a team's, or the one that a recipe given by path lies in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.object_type import ObjectType
@@ -20,19 +24,40 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from launcher.choice import list_recipes
-from launcher.recipe_file import GROUP, read_recipe
-from launcher.yaml_size import read_yaml_text
+from launcher.recipe_file import GROUP, check_secrets, read_recipe
+from launcher.yaml_size import check_yaml_size, naming, read_yaml_text
 
 
 class GroupSource(FileConfigSource):
-    """Hydra's own source of files, which reads none that is too large."""
+    """Hydra's own source of folders, which reads no file that is too large."""
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read one file. Raises RecipeError, ConfigLoadError, or YAMLError with file and line."""
+        """Read one file. Raises RecipeError and ConfigLoadError."""
         path = Path(self.path, self._normalize_file_name(config_path))
         if path.is_file():
             read_yaml_text(path)
-        return super().load_config(config_path)
+        with naming(path):
+            found = super().load_config(config_path)
+        check_secrets(found.config, path)
+        return found
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the options and groups below a group; `_` begins the name of a part of them."""
+        names = super().list(config_path, results_filter)
+        return [name for name in names if not name.startswith("_")]
+
+
+class PackageSource(ImportlibResourcesConfigSource):
+    """Hydra's own source of Python packages, which reads no file that is too large."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read one file. Raises RecipeError and ConfigLoadError."""
+        file = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
+        name = f"{self.full_path()}/{self._normalize_file_name(config_path)}"
+        if file.is_file():
+            check_yaml_size(file.read_text("utf-8"), name)
+        with naming(name):
+            return super().load_config(config_path)
 
 
 class RecipeSource(ConfigSource):
@@ -110,5 +135,6 @@ def add_search_path(conf: Sequence[Path], recipes: Sequence[Path]) -> None:
     if LauncherSearchPath not in plugins.discover(SearchPathPlugin):
         plugins.register(RecipeSource)
         plugins.register(LauncherSearchPath)
-        # No public call puts a source in the place of Hydra's own for files.
-        SourcesRegistry.instance().types[GroupSource.scheme()] = GroupSource
+        # No public call puts a source in the place of one of Hydra's own.
+        for source in (GroupSource, PackageSource):
+            SourcesRegistry.instance().types[source.scheme()] = source

@@ -15,8 +15,8 @@ from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
-IMAGE_NAME = "training-recipes"
-"""What `make image` calls the image; no registry has it under this name alone."""
+DEFAULT_IMAGE = "training-recipes:0.1.0"
+"""What `make image` calls the image of this version; no registry has it under this name alone."""
 
 
 def check_runnable(job: Job, action: str, *, has_default_image: bool = False) -> None:
@@ -70,16 +70,17 @@ def _no_runtime(job: Job) -> str | None:
 
 
 def unpublished_image(job: Job) -> str | None:
-    """Say that a job's image is one that everybody builds for themselves, None where it is not."""
+    """Say that a job's image is one that each team builds for itself, None where it is not."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    if cluster.image.partition("@")[0].partition(":")[0] != IMAGE_NAME:
+    if cluster.image != DEFAULT_IMAGE:
         return None
+    words = "make image ACCELERATOR=cuda" if job.instance.accelerator == "gpu" else "make image"
     agent = (
         ", with HyperPod's agent in it (docs/clusters.md, The image)" if is_hyperpod(job) else ""
     )
     return (
-        f"cluster.image {cluster.image!r} is published nowhere: build it with `make image`{agent}, "
+        f"cluster.image {cluster.image!r} is published nowhere: build it with `{words}`{agent}, "
         "push it to where your cluster pulls from, and set cluster.image to its name there"
     )
 
@@ -91,7 +92,7 @@ def awaited_secret(job: Job) -> str | None:
         return None
     return (
         f"the pods wait for the Secret {name!r} with the token of the checkpoints' daemons, which "
-        "action=submit makes; who applies the manifest by hand makes it before:\n"
+        "action=submit makes; before you apply the manifest by hand, make it with\n"
         f"  kubectl -n {cluster.namespace} create secret generic {name} "
         "--from-literal=token=$(openssl rand -hex 32)"
     )
@@ -139,6 +140,8 @@ def unmounted_inputs(job: Job) -> str | None:
     mounted = [claim.mount_path for claim in cluster.volume_claims]
     mounted += [folder.mount_path for folder in cluster.host_paths]
     inputs = {"model.weights": job.model.weights}
+    if settings := memoryd_settings(job):
+        inputs["resilience.tiered.token_file"] = settings.token_file
     if isinstance(job.data, Jsonl):
         inputs["data.path"] = job.data.path
     if isinstance(job.data, (Jsonl, S3Jsonl)):

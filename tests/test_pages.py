@@ -110,6 +110,8 @@ def test_the_readmes_manifest_runs_where_it_is_applied(tmp_path: Path) -> None:
     assert re.fullmatch(r"note: the pods wait for the Secret .*\n  kubectl .*\n", ended.err)
     job = json.loads((tmp_path / "runs" / "llama3-8b-pretrain" / "job.json").read_text())
     assert job["trainer"]["num_nodes"] * job["trainer"]["num_devices"] == 128
+    assert job["data"]["path"].startswith("/data/")
+    assert job["data"]["tokenizer"].startswith("/data/")
     assert job["resilience"]["checkpointless"]
     assert job["resilience"]["tiered"]["backend"] == "memoryd"
 

@@ -109,6 +109,9 @@ def run_nodes(
             outcome = _watch(job, LocalNodes(run_dir, names, grace_s=grace_s), shown)
         finally:
             _write_finished(events, outcome, shown)
+        if outcome.exit_status == 0 and not (run_dir / EVENTS_FILE).exists():
+            outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
+            shown.say(outcome.reason)
         shown.finish(outcome.failed_node)
         shown.say(summary_text(shown.state, _write_report(run_dir, shown)))
     return outcome.exit_status

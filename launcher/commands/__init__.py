@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import RecipeError
+from launcher.paths import find_folders
 
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
@@ -19,9 +20,7 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
 
         return print_list(arguments, start)
     if command == "show":
-        if not arguments:
-            raise RecipeError("show needs a recipe's name; `list` shows them")
-        _print_recipe(arguments[0].removeprefix("recipe="), arguments[1:], start)
+        _print_recipe(arguments, start)
     elif command == "schema":
         from launcher.schema import recipe_schema_text
 
@@ -43,10 +42,19 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
 
 def _expect(arguments: Sequence[str], number: int, command: str) -> None:
     if len(arguments) != number:
-        raise RecipeError(f"{command} takes {number} arguments, not {len(arguments)}")
+        words = "no argument" if number == 0 else "one argument"
+        raise RecipeError(f"{command} takes {words}, not {len(arguments)}; see {command} --help")
 
 
-def _print_recipe(name: str, overrides: Sequence[str], start: Path) -> None:
+def _print_recipe(arguments: Sequence[str], start: Path) -> None:
+    from launcher.command_line import ordered_arguments
+
+    if not arguments or arguments[0].startswith("-"):
+        raise RecipeError("show needs a recipe's name first; `list` shows them")
+    name, overrides = arguments[0].removeprefix("recipe="), arguments[1:]
+    ordered = ordered_arguments(overrides, find_folders(start).recipes)
+    if ordered and ordered[0].startswith("-"):
+        raise RecipeError(f"show takes a name and overrides, and no option {ordered[0]!r}")
     import yaml
 
     from launcher.compose import resolve

@@ -1,7 +1,7 @@
 """The command `list`: a row for each recipe, or the same as JSON.
 
-A recipe that waits for what only its user knows is listed with the keys that it asks for. A
-recipe that is broken is told below the others, which it may not hide.
+A recipe that waits for what only its user knows is listed with the keys that it asks for. What is
+wrong with a broken recipe stands below the table.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.choice import list_recipes
 from launcher.compose import compose_recipe
@@ -24,7 +25,7 @@ from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import MegatronTrainer
 from launcher.logs import plain
 from launcher.paths import find_folders
-from launcher.resolve import request_from_config
+from launcher.resolve import missing_keys, request_from_config
 
 COLUMNS_MAX = 120
 _TITLES = ("recipe", "ver", "model", "method", "nodes", "features")
@@ -84,8 +85,7 @@ def _read_entry(name: str, start: Path) -> Entry:
             # Any place lets the other rules be checked.
             OmegaConf.update(config, STORE_URL, "s3://bucket/prefix")
         if any(key != STORE_URL for key in asks_for):
-            # Without the rest nothing of the job can be checked.
-            return Entry(name=name, asks_for=asks_for)
+            return _partial_entry(name, config, asks_for)
         return _job_entry(name, request_from_config(config, found_by=found_by).job, asks_for)
     except RecipeError as error:
         return Entry(name=name, error=str(error))
@@ -96,18 +96,25 @@ def _unset_keys(config: DictConfig) -> Iterator[str]:
     if OmegaConf.select(config, STORE_URL, default=...) is None:
         # Null in conf/: a rule says best what is wanted.
         yield STORE_URL
-    yield from _missing_keys(OmegaConf.to_container(config, resolve=False), "")
+    yield from missing_keys(OmegaConf.to_container(config, resolve=False))
 
 
-def _missing_keys(node: object, where: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _missing_keys(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _missing_keys(value, f"{where}[{index}]")
-    elif node == MISSING:
-        yield where
+def _partial_entry(name: str, config: DictConfig, asks_for: tuple[str, ...]) -> Entry:
+    """Return what is known of a recipe that cannot be checked until its keys are set."""
+
+    def known(key: str) -> Any:
+        return OmegaConf.select(config, key, throw_on_missing=False)
+
+    return Entry(
+        name=name,
+        version=known("recipe.version"),
+        description=known("recipe.description"),
+        architecture=known("model.architecture"),
+        num_nodes=known("trainer.num_nodes"),
+        num_devices=known("trainer.num_devices"),
+        features=tuple(key for key in known("resilience") or () if known(f"resilience.{key}")),
+        asks_for=asks_for,
+    )
 
 
 def _job_entry(name: str, job: Job, asks_for: tuple[str, ...]) -> Entry:
@@ -145,7 +152,7 @@ def _method(job: Job) -> str:
 
 
 def _print_table(entries: Sequence[Entry]) -> None:
-    """Print rows of at most 120 columns, and below them what recipes ask for and what is broken."""
+    """Print rows of at most 120 columns; below them what is asked for and what is broken."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.table import Table
@@ -177,8 +184,9 @@ def _print_table(entries: Sequence[Entry]) -> None:
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
-    model = entry.num_parameters and f"{entry.architecture} {_short(entry.num_parameters)}"
-    nodes = entry.num_nodes and f"{entry.num_nodes} x {entry.num_devices}"
+    size = f" {_short(entry.num_parameters)}" if entry.num_parameters else ""
+    model = entry.architecture and f"{entry.architecture}{size}"
+    nodes = entry.num_nodes and f"{entry.num_nodes} x {entry.num_devices or '?'}"
     features = None if entry.features is None else ", ".join(entry.features) or "-"
     cells = (entry.version, model, entry.method, nodes, features)
     return (entry.name, *("?" if cell is None else str(cell) for cell in cells))

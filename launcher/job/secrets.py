@@ -49,6 +49,22 @@ def override_secrets(arguments: Iterable[str]) -> Iterator[str]:
             yield f"{_TEXT.sub('...', key)} looks like a secret (not shown); {_REMEDY.format('')}"
 
 
+def file_secrets(content: object) -> Iterator[str]:
+    """Yield a message for each secret in the plain data of a recipe's or profile's file."""
+    env = content.get("env") if isinstance(content, dict) else None
+    if isinstance(env, dict):
+        yield from env_secrets({str(name): str(value) for name, value in env.items()})
+    yield from text_secrets(content)
+
+
+def shown_override(override: str) -> str:
+    """Return an override as a message may repeat it: without a value that may be a secret."""
+    key, equals, _ = override.partition("=")
+    is_shown = not (_UNSHOWN.match(key.lstrip("+~-")) or _NAME.search(key))
+    return override if is_shown or not equals else f"{key}=(not shown)"
+
+
+_UNSHOWN = re.compile(r"(env|cluster\.secrets)\b")
 _SECRET_ENTRY = re.compile(r"cluster\.secrets\.[^.]+")
 _FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"
 

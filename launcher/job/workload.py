@@ -320,8 +320,8 @@ class Resources(Section):
     num_cpus: Count | None
     """CPUs of a node; null asks for no particular number."""
     memory_gib: Count | None
-    """Memory of a node in GiB; null asks for all of a Slurm node, and for no particular amount on
-    Kubernetes."""
+    """Memory of a node in GiB; null asks for all of a Slurm node, and on Kubernetes for none in
+    particular, or what the processes need where huge pages are asked for."""
     hugepages_2mi_mib: Whole
     """Memory of a node in huge pages of 2 MiB, in MiB and a multiple of 2, as EFA may need; 0 asks
     for none."""

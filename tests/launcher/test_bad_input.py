@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
-from launcher.hydra_errors import quoted_override
 from tests.launcher.command import launch, refuse
 from tests.launcher.shipped import shipped_job
 
@@ -87,13 +82,27 @@ MISTYPED = [
     pytest.param(["run.dir=3"], "run.dir 3: allowed: text", id="number-for-text"),
     pytest.param(["run.dri=x"], "no key 'run.dri'; closest: 'dir'", id="key-of-run"),
     pytest.param(["env=3"], "env 3: allowed: a mapping of keys to values", id="number-for-mapping"),
-    pytest.param(["trainer=null"], "a group takes one of its options, not null; leave a feature "
-                 "out as resilience.mmap=null", id="null-for-group"),
+    pytest.param(["trainer=null"], "a group takes the name of one of its options; leave a "
+                 "feature out as resilience.mmap=null", id="null-for-group"),
+    pytest.param(["trainer=3"], "a group takes the name of one of its options; as trainer=torch",
+                 id="number-for-group"),
+    pytest.param(["trainer..seed=3"], "'trainer..seed' is no key; a key is names with dots",
+                 id="broken-key"),
+    pytest.param(["+env.A=a,b"], "override '+env.A=(not shown)' names several values; for one text "
+                 "quote it: \"+env.A='VALUE'\"", id="commas-not-shown"),
+    pytest.param(["+env.DB=hunter=2"], "override '+env.DB=(not shown)' cannot be read; quote",
+                 id="value-of-a-variable-is-not-shown"),
+    pytest.param(["cluster=slurm", "cluster.node_selector.a.b=c"], "no key 'cluster.node_selector."
+                 "a.b'; ", id="advice-for-another-cluster"),
+    pytest.param(["--cfg", "job", "--resolve", "--package"], "--package has no value",
+                 id="option-at-the-end"),
     pytest.param(["~trainer"], "no value for 'trainer.kind'; choose one with trainer=NAME",
                  id="group-taken-away"),
     pytest.param(["+env.A=${nosuch}"], "env.A: Interpolation key 'nosuch' not found",
                  id="interpolation"),
-    pytest.param(["trainer.max_steps=1,2"], "To sweep over it, add --multirun", id="sweep"),
+    pytest.param(["trainer.max_steps=1,2"], "override 'trainer.max_steps=1,2' names several values;"
+                 " for one text quote it: \"trainer.max_steps='1,2'\", for a list write "
+                 "'trainer.max_steps=[1,2]', and for a job for each add --multirun", id="sweep"),
     pytest.param(["+resilience/elastic=default"], "write resilience/elastic=default without a +",
                  id="group-with-plus"),
     pytest.param(["env={A: 1}"], "env takes new entries with a +, as +env.NAME=VALUE",
@@ -371,42 +380,13 @@ def test_without_a_recipe_the_person_is_told_how_to_name_one(tmp_path: Path) -> 
         ("/etc/passwd", "is outside the folders of recipes"),
         ("../nosuch.yaml", "no recipe file '../nosuch.yaml'"),
         ("llama/../llama/llama3_tiny_pretrain", "is outside the folders of recipes"),
-        ("", "is outside the folders of recipes"),
+        ("", "recipe= names none; `list` shows them"),
     ],
 )
 def test_a_recipe_outside_the_search_path_is_refused(
     tmp_path: Path, recipe: str, message: str
 ) -> None:
     assert message in refuse(tmp_path, f"recipe={recipe}")
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ([TINY], f"'{TINY}' is a recipe; choose it with recipe={TINY}\n"),
-    (["mine.yaml"], "'mine.yaml' is a recipe; choose it with recipe=mine.yaml\n"),
-    (["cluster=slurm", TINY], f"'{TINY}' is a recipe; choose it with recipe={TINY}\n"),
-    (["llama/llama3_tiny_pretrian"], f"no command 'llama/llama3_tiny_pretrian'; closest: '{TINY}'"),
-    (["lst"], "no command 'lst'; closest: 'list'\n"),
-    (["shema"], "no command 'shema'; closest: 'schema'\n"),
-    (["qqq"], "no command 'qqq'; allowed: list, show, schema, report, completion, or recipe=NAME"),
-    (["completion", "csh"], "no completion for 'csh'; closest: 'zsh'\n"),
-    (["completion"], "completion takes the name of a shell; allowed: bash, zsh, fish\n"),
-    (["show", TINY, "run.dir=a=b"], "override 'run.dir=a=b' cannot be read; quote"),
-])  # fmt: skip
-def test_what_is_neither_command_nor_override_is_told_what_it_may_be(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    assert refuse(tmp_path, *arguments).startswith(message)
-
-
-@given(st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=12))
-def test_an_override_that_is_quoted_as_advised_gives_the_text(value: str) -> None:
-    """Typed in a shell as it stands, whatever was meant."""
-    assume("${" not in value)
-    (typed,) = shlex.split(quoted_override("run.dir", value))
-
-    override = OverridesParser.create().parse_override(typed)
-
-    assert (override.key_or_group, override.value()) == ("run.dir", value)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_a_name_written_from_the_root_and_a_group_of_recipes_are_recipes_too(tea
     assert (trainer["seed"], trainer["max_steps"]) == (9, 8)
 
 
+def test_families_are_named_as_groups_at_every_depth(team: Path) -> None:
+    write_recipe(team, "ours/c", [TINY], "trainer: {seed: 9}\n")
+    write_recipe(team, "ours/b", ["ours: c"], "trainer: {max_steps: 8}\n")
+    write_recipe(team, "other/a", ["/recipe/ours: [b]"])
+    write_recipe(team, "other/deep/up", ["../a"])
+
+    trainer = content_of(team, "recipe=other/deep/up")["trainer"]
+
+    assert isinstance(trainer, dict)
+    assert (trainer["seed"], trainer["max_steps"]) == (9, 8)
+
+
 def test_a_feature_that_two_levels_choose_is_that_of_the_outer_one(team: Path) -> None:
     write_recipe(team, "ours/inner", [TINY, "override /resilience/mmap: default"],
                  "resources: {shm_gib: 2}\n")  # fmt: skip

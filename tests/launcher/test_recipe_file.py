@@ -28,6 +28,7 @@ def test_broken_yaml_is_named_by_file_line_and_column(tmp_path: Path) -> None:
         ({"a": ["b"], "b": ["a"]}, "a -> b -> a"),
         ({"a": ["llama/llama3_tiny_pretrain", "b"], "b": ["b"]}, "b -> b"),
         ({"a": ["/recipe: a"]}, "a -> a"),
+        ({"a": ["recipe: b"], "b": ["/recipe: [a]"]}, "a -> b -> a"),
     ],
 )
 def test_a_recipe_that_includes_itself_is_named_with_the_ring(
@@ -41,7 +42,8 @@ def test_a_recipe_that_includes_itself_is_named_with_the_ring(
         )
 
     for name in ("a", "recipes/a.yaml", "'a'"):
-        assert f"recipe includes itself: {chain}" in refuse(tmp_path, f"recipe={name}")
+        path = tmp_path / "recipes" / f"{chain[0]}.yaml"
+        assert f"recipe includes itself: {chain} ({path})" in refuse(tmp_path, f"recipe={name}")
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -67,6 +69,15 @@ def test_a_recipe_that_includes_itself_is_named_with_the_ring(
                  "its name, as override /cluster\n", id="override-without-slash"),
     pytest.param("# @package _global_\ndefaults:\n  - /model: llama3_tini\n",
                  "no model 'llama3_tini'; closest: 'llama3_tiny'", id="option-of-a-group"),
+    pytest.param("# @package _global_\ndefaults:\n  - null\n",
+                 "{path}: None in its defaults; allowed: a recipe's name, or", id="null"),
+    pytest.param("# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n"
+                 "  - /model: llama3_tiny\n",
+                 "{path} chooses /model, which 'llama/llama3_tiny_pretrain' that it includes has "
+                 "chosen; write `override /model: NAME`\n", id="group-chosen-again"),
+    pytest.param("# @package _global_\nx: !!int y\n", "{path}: ", id="wrong-tag"),
+    pytest.param("# @package _global_\nenv: {HF_TOKEN: abc}\n",
+                 "{path}: env.HF_TOKEN holds a value (not shown); ", id="secret"),
     pytest.param("a: 1\na: 2\n", "{path}, line 2, column 1: found duplicate key a", id="key-twice"),
 ])  # fmt: skip
 def test_a_file_that_is_no_recipe_is_named_with_what_it_lacks(
@@ -81,6 +92,86 @@ def test_a_file_that_is_no_recipe_is_named_with_what_it_lacks(
 
         assert said.startswith(message.format(path=path)), said
         assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    pytest.param("defaults:\n  - llama/llama3_tiny_pretrain\n  - override /trainr: torch\n",
+                 "no group 'trainr' to override; closest: 'trainer'\n", id="group-to-override"),
+    pytest.param("defaults:\n  - override /trainer: torch\n  - llama/llama3_tiny_pretrain\n",
+                 "`override /trainer: torch` stands before a recipe that is included;",
+                 id="override-too-early"),
+    pytest.param("defaults:\n  - llama/llama3_tiny_pretrain\n  - gpt_oss/gpt_oss_tiny_pretrain\n",
+                 "model is chosen twice;", id="two-bases"),
+    pytest.param("defaults:\n  - llama/llama3_tiny_pretrain\n  - /cluster: slurm\n",
+                 "cluster is chosen twice; write cluster=slurm without a +, and in a recipe's "
+                 "defaults `override /cluster: slurm`;", id="cluster-without-override"),
+])  # fmt: skip
+def test_what_hydra_says_of_a_recipe_is_said_in_its_terms(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"# @package _global_\n{text}")
+
+    said = refuse(tmp_path, "recipe=mine.yaml")
+
+    assert said.startswith(message), said
+    assert said.endswith("\n  in recipe 'mine'\n")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    pytest.param("kind: slurm\npartition: x\n", "cluster lacks account, qos,", id="keys"),
+    pytest.param("partition: x\n", "no value for 'cluster.kind'; choose one with cluster=NAME, or "
+                 "begin the file conf/cluster/NAME.yaml with one of ours", id="kind"),
+    pytest.param("defaults: [slrum, _self_]\n", "no cluster 'slrum'; closest: 'slurm'", id="base"),
+    pytest.param("defaults: [ours, _self_]\n", "recipe 'llama/llama3_tiny_pretrain': a file of a "
+                 "group includes itself, or its lists", id="itself"),
+])  # fmt: skip
+def test_a_profile_that_is_none_is_told_what_it_begins_with(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(text)
+
+    said = refuse(tmp_path, f"recipe={TINY}", "cluster=ours")
+
+    assert said.startswith(message), said
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_secret_in_a_file_is_not_shown_by_hydra_either(tmp_path: Path) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz"
+    (tmp_path / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults: [{TINY}, _self_]\nenv: {{NOTE: {secret}}}\n"
+    )
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(
+        f"defaults: [slurm, _self_]\ncomment: {secret}\n"
+    )
+
+    for arguments in (["recipe=mine.yaml"], [f"recipe={TINY}", "cluster=ours"]):
+        for option in (["--cfg", "job"], ["--cfg", "all"], []):
+            said = refuse(tmp_path, *arguments, *option)
+
+            assert "looks like a secret (not shown)" in said
+            assert secret not in said
+
+
+def test_all_that_is_not_set_is_asked_for_at_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"# @package _global_\ndefaults: [{TINY}, _self_]\nenv: {{A: '???', B: '???'}}\n"
+    )
+
+    assert refuse(tmp_path, "recipe=mine.yaml") == (
+        "no value for 'env.A'; set it, as env.A=VALUE\n"
+        "no value for 'env.B'; set it, as env.B=VALUE\n"
+    )
+
+
+def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(
+        f"\ufeff# @package _global_\ndefaults: [{TINY}, _self_]\n".encode()
+    )
+
+    assert launch("recipe=mine.yaml", folder=tmp_path).status == 0
 
 
 def test_a_recipe_has_the_name_by_which_it_is_found(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from launcher.docstrings import field_docstrings
-from launcher.job import Job
+from launcher.job import Job, cluster
+from launcher.job.fields import Section
 from launcher.job.workload import LlamaModel, Transformer
 from launcher.paths import shipped_folder
 from launcher.schema import recipe_schema, recipe_schema_text
@@ -70,6 +71,28 @@ def test_wrong_recipes_do_not_fit(recipe: dict[str, Any]) -> None:
     content = {"recipe": name, **recipe} if recipe else {}
 
     assert [*check(content, SCHEMA)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param({"recipe": {"name": "a"}}, id="the-rest-is-inherited"),
+        pytest.param({"trainer": {"max_steps": "???"}}, id="left-to-the-user"),
+        pytest.param({"env": {"A": 1, "B": True}}, id="numbers-become-text"),
+    ],
+)
+def test_what_the_launcher_takes_fits(content: dict[str, Any]) -> None:
+    assert [*check({"recipe": {"name": "a"}, **content}, SCHEMA)] == []
+
+
+def test_fields_of_clusters_have_docstrings_too() -> None:
+    """A recipe sets none of them, and a profile's author reads them in the source."""
+    models = [each for each in vars(cluster).values() if isinstance(each, type)]
+    models = [each for each in models if issubclass(each, Section) and each is not Section]
+
+    assert len(models) > 10
+    for model in models:
+        assert set(field_docstrings(model)) == set(model.model_fields), model
 
 
 def test_every_property_is_described() -> None:

@@ -51,14 +51,15 @@ def manifest_values(job: Job) -> dict[str, Any]:
     cluster = job.cluster
     assert isinstance(cluster, K8sCluster)
     requests, limits = _resources(job)
+    told = notes(job)
     return {
         "job": job,
         "cluster": cluster,
         "config_path": CONFIG_PATH,
         "job_label": JOB_LABEL,
-        "notes": notes(job),
+        "notes": told,
         "replica_name": REPLICA_NAME,
-        **_metadata(job, cluster),
+        **_metadata(job, cluster, told),
         "env": _env(job, cluster),
         "ports": [_port(cluster)],
         "memoryd": sidecar_values(job),
@@ -80,7 +81,7 @@ def manifest_values(job: Job) -> dict[str, Any]:
     }
 
 
-def _metadata(job: Job, cluster: K8sCluster) -> dict[str, dict[str, str]]:
+def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[str, str]]:
     labels = {
         **cluster.labels,
         "app.kubernetes.io/managed-by": "training-recipes",
@@ -94,14 +95,15 @@ def _metadata(job: Job, cluster: K8sCluster) -> dict[str, dict[str, str]]:
         "training-recipes/recipe": job.recipe.name,
         "training-recipes/version": str(job.recipe.version),
     }
-    said = "\n".join(notes(job)) or None
     return {
         "labels": _sorted(labels),
         # Kueue admits the job; its pods must not ask on their own.
         "job_labels": _sorted(labels | queue),
         "pod_labels": _sorted({**labels, JOB_LABEL: job.name}),
         "annotations": _sorted(annotations),
-        "job_annotations": _sorted(annotations | _set(**{NOTES_ANNOTATION: said})),
+        "job_annotations": _sorted(
+            annotations | _set(**{NOTES_ANNOTATION: "\n".join(told) or None})
+        ),
         "pod_annotations": _sorted(cluster.annotations),
     }
 

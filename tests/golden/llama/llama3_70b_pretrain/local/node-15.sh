@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node-15 of 16 of llama/llama3_70b_pretrain version 1, digest 18108a2a9ff50f44475948d411086af1f2306b3ce9d2ae4ddbe1df3b7e11cb95.
 # Llama 3 70B from random weights, TP 8 x PP 4 x DP 4 on 16 nodes of 8 GPUs
-# Before this is started:
+# Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node-15 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 0178cc1f04658839ab47649fd87faf0c52f8a2394723cf8df5e238a335c69858.
 # Llama 3 70B from random weights, recovering from replicas in memory
-# Before this is started:
+# Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node-7 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 2545e97f2311f4c516d477d60a42eaa47114125a348272a7b8082b616af0466d.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
-# Before this is started:
+# Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
