@@ -17,7 +17,7 @@ from launcher.choice import list_recipes, nearest
 from launcher.errors import LauncherError, RecipeError, system_failure
 from launcher.job.secrets import shown_override
 from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice
-from launcher.recipe_file import GROUP, included_recipes, read_recipe
+from launcher.recipe_file import GROUP, find_recipe, included_recipes, parse_recipe
 from launcher.search import LauncherSearchPath
 from launcher.yaml_size import yaml_message
 
@@ -43,7 +43,7 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
         # A file that is too deep for Hydra may be too deep for this as well.
         with suppress(RecursionError):
             if chain := _inclusion_cycle(recipe or "", recipes):
-                path = _path_of(chain[0], recipes)
+                path = find_recipe(chain[0], recipes)
                 return RecipeError(f"recipe includes itself: {' -> '.join(chain)} ({path})")
         return RecipeError(f"recipe {recipe!r}: a file of a group includes itself, or {TOO_DEEP}")
     if isinstance(error, OverrideParseException):
@@ -211,11 +211,6 @@ def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:
     return search([recipe])
 
 
-def _path_of(recipe: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file that a recipe's name means: the first folder wins."""
-    return next((p for f in folders if (p := f / f"{recipe}.yaml").is_file()), None)
-
-
 def _included_recipes(recipe: str, folders: Sequence[Path]) -> list[str]:
-    path = _path_of(recipe, folders)
-    return [] if path is None else [*included_recipes(read_recipe(path, recipe, folders)[1])]
+    path = find_recipe(recipe, folders)
+    return [] if path is None else [*included_recipes(parse_recipe(path, recipe, folders)[1])]

@@ -33,8 +33,15 @@ def read_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, Di
 
     `name` is the recipe's below its folder, `folders` are all folders of recipes. Every recipe in
     the content's defaults list is named from the root. Raises RecipeError that names the file and
-    what is wrong in it.
+    what is wrong in it, or in what it includes.
     """
+    header, content = parse_recipe(path, name, folders)
+    _check_chosen_once(content, path, folders)
+    return header, content
+
+
+def parse_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, DictConfig]:
+    """Return the same without a look at what the recipe includes."""
     text = read_yaml_text(path)
     try:
         with naming(path):
@@ -57,8 +64,17 @@ def read_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, Di
     if "defaults" in content:
         entries = OmegaConf.to_container(content, resolve=False)["defaults"]  # type: ignore[index, call-overload]
         content["defaults"] = list(_rooted(entries or [], path, name, folders))
-        _check_chosen_once(content, path, folders)
     return header, content
+
+
+def find_recipe(name: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file that a recipe's name means, None where there is none; the first folder wins.
+
+    A name leads out of no folder.
+    """
+    if ".." in name.split("/"):
+        return None
+    return next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
 
 
 def check_secrets(content: Container, path: Path) -> None:
@@ -92,11 +108,11 @@ def _check_chosen_once(content: DictConfig, path: Path, folders: Sequence[Path])
 
 def _groups_below(name: str, folders: Sequence[Path], seen: set[str]) -> set[str]:
     """Return the groups that a recipe and all that it includes choose."""
-    path = next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
+    path = find_recipe(name, folders)
     if path is None or name in seen:
         return set()
     seen.add(name)
-    content = read_recipe(path, name, folders)[1]
+    content = parse_recipe(path, name, folders)[1]
     found = _chosen_groups(content)
     return found.union(*(_groups_below(each, folders, seen) for each in included_recipes(content)))
 
@@ -163,9 +179,8 @@ def _rooted_name(entry: str, path: Path, name: str, folders: Sequence[Path]) -> 
 
 def _find(bare: str, name: str, folders: Sequence[Path]) -> str | None:
     """Return the recipe of this name, or of this name beside the recipe `name`."""
-    family = name.rpartition("/")[0]
-    names = dict.fromkeys((bare, posixpath.normpath(f"{family}/{bare}").removeprefix("/")))
-    return next((n for n in names if any((f / f"{n}.yaml").is_file() for f in folders)), None)
+    beside = posixpath.normpath(posixpath.join(posixpath.dirname(name), bare))
+    return next((each for each in (bare, beside) if find_recipe(each, folders)), None)
 
 
 def _rooted_group(

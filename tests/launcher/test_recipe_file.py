@@ -192,6 +192,30 @@ def test_a_recipe_has_the_name_by_which_it_is_found(tmp_path: Path) -> None:
     )
 
 
+def test_a_ring_of_recipes_that_choose_a_group_ends(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / "recipes" / f"{name}.yaml").write_text(
+            f"# @package _global_\ndefaults: [{other}, /model: llama3_tiny, _self_]\n"
+        )
+
+    said = refuse(tmp_path, "recipe=a")
+
+    path = tmp_path / "recipes" / "a.yaml"
+    assert said.startswith(f"{path} chooses /model, which 'b' that it includes has chosen;")
+
+
+def test_a_name_leads_out_of_no_folder_of_recipes(tmp_path: Path) -> None:
+    (tmp_path / "recipes" / "ours").mkdir(parents=True)
+    (tmp_path / "outside.yaml").write_text(f"# @package _global_\ndefaults: [{TINY}, _self_]\n")
+    for included in ("../../outside", "../outside", "ours/../../outside"):
+        (tmp_path / "recipes" / "ours" / "mine.yaml").write_text(
+            f"# @package _global_\ndefaults: [{included}, _self_]\n"
+        )
+
+        assert f"includes '{included}': no such recipe" in refuse(tmp_path, "recipe=ours/mine")
+
+
 def test_a_recipe_given_as_a_path_keeps_the_name_inside(tmp_path: Path) -> None:
     text = f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
     (tmp_path / "recipes").mkdir()
