@@ -16,7 +16,10 @@ from launcher.errors import RecipeError
 SCRIPT = "launcher"
 SHELLS = ("bash", "zsh", "fish")
 # The plugin's script is bash's, and these have zsh take it.
-_ZSH_BEGINNING = "autoload -Uz compinit bashcompinit && compinit && bashcompinit\n"
+_ZSH_BEGINNING = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+autoload -Uz bashcompinit && bashcompinit
+"""
 
 
 def completion_text(shell: str) -> str:
