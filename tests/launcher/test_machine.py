@@ -276,7 +276,7 @@ def test_larger_machine_never_adds_a_line(
 def kinds(found: Machine, recipe: str) -> set[str]:
     """Return what the lines are about."""
     lines = overload(job_of(recipe), found)
-    names = {name for line in lines for name in ("GPUs", "cores", "MiB") if name in line}
+    names = {name for line in lines for name in ("GPUs", " core", "MiB") if name in line}
 
     assert len(names) == len(lines)
     return names

@@ -13,6 +13,9 @@ does = os.environ["STAND_IN"]
 
 
 def stop(number, frame):
+    # The first agent to end has Slurm ask the others again, and an interpreter that is ending takes
+    # its handlers away.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(f"stopped-{restart}-{node}").write_text(signal.Signals(number).name)
     sys.exit(5)
 
