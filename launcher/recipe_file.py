@@ -17,7 +17,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from launcher.choice import list_recipes, nearest
 from launcher.errors import RecipeError
-from launcher.job.secrets import file_secrets
+from launcher.job.secrets import file_secrets, may_hold_secret
 from launcher.yaml_size import naming, read_yaml_text
 
 GROUP = "recipe"
@@ -56,7 +56,7 @@ def parse_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, D
             f"{path} is empty; a recipe begins with {PACKAGE_LINE!r}, and `schema` says what "
             "keys it has"
         )
-    check_secrets(content, path)
+    check_secrets(content, path, text)
     _check_cluster(content, path)
     header = text[:_HEADER_CHARACTERS]
     if not name.rpartition("/")[2].startswith("_"):
@@ -77,8 +77,10 @@ def find_recipe(name: str, folders: Sequence[Path]) -> Path | None:
     return next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
 
 
-def check_secrets(content: Container, path: Path) -> None:
-    """Refuse a secret that a file holds, before Hydra shows or writes any of it."""
+def check_secrets(content: Container, path: Path, text: str) -> None:
+    """Refuse a secret that a file with this text holds, before Hydra shows or writes any of it."""
+    if not may_hold_secret(text):
+        return
     if problems := list(file_secrets(OmegaConf.to_container(content, resolve=False))):
         raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
 

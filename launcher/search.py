@@ -34,11 +34,10 @@ class GroupSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Read one file. Raises RecipeError and ConfigLoadError."""
         path = Path(self.path, self._normalize_file_name(config_path))
-        if path.is_file():
-            read_yaml_text(path)
+        text = read_yaml_text(path) if path.is_file() else ""
         with naming(path):
             found = super().load_config(config_path)
-        check_secrets(found.config, path)
+        check_secrets(found.config, path, text)
         return found
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -52,6 +51,9 @@ class PackageSource(ImportlibResourcesConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Read one file. Raises RecipeError and ConfigLoadError."""
+        # Hydra's own, a dozen at each start.
+        if self.path == "hydra.conf":
+            return super().load_config(config_path)
         file = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         name = f"{self.full_path()}/{self._normalize_file_name(config_path)}"
         if file.is_file():
