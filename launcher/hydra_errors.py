@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from launcher.choice import list_recipes, nearest
 from launcher.errors import LauncherError, RecipeError, system_failure
 from launcher.job.secrets import shown_override
-from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice
+from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice, first_line
 from launcher.recipe_file import GROUP, find_recipe, included_recipes, parse_recipe
 from launcher.search import LauncherSearchPath
 from launcher.yaml_size import yaml_message
@@ -144,7 +144,7 @@ def _hydra_message(error: Exception) -> str:
     if found := re.match(r"Could not override '([^']+)'", text):
         return _no_key_message(found[1], cause)
     if found := re.match(r"Error merging override (.*)", text, re.DOTALL):
-        return f"override {shown_override(found[1])!r}: {_first_line(cause or error)}"
+        return f"override {shown_override(found[1])!r}: {first_line(cause or error)}"
     if found := re.match(r"Multiple values for (\S+)\. .*'override \S+: (\S+)'", text):
         group, option = found[1], found[2]
         return (
@@ -171,7 +171,7 @@ def _hydra_message(error: Exception) -> str:
     if found := re.match(r"Ambiguous value for argument '(.*)'$", text.partition("\n")[0]):
         return _sweep_message(found[1])
     if not text and cause is not None:
-        return _first_line(cause)
+        return first_line(cause)
     return " ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
@@ -191,10 +191,6 @@ def _no_key_message(key: str, cause: BaseException | None) -> str:
         return f"no key {key!r}: {section} is null; give it whole, as {section}={{KEY: VALUE, ...}}"
     others = "; cluster=NAME chooses another" if key.startswith("cluster.") else ""
     return f"no key {key!r}; {nearest(missing, known)}{others}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")
 
 
 def _inclusion_cycle(recipe: str, folders: Sequence[Path]) -> list[str]:

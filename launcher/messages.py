@@ -65,6 +65,11 @@ def entry_advice(key: str, value: str) -> str | None:
     return None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text without a full stop."""
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
 def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Return a line for each problem that pydantic found in a `model`."""
     details = error.errors()

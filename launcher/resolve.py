@@ -21,7 +21,7 @@ from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
 from launcher.job.fields import OneLine, Section
-from launcher.messages import TOO_DEEP, validation_problems
+from launcher.messages import TOO_DEEP, first_line, validation_problems
 from launcher.references import growth_problem
 from launcher.support import DEFAULT_IMAGE
 
@@ -149,11 +149,7 @@ def missing_keys(node: object, where: str = "") -> Iterable[str]:
 
 
 def _resolving_problem(error: OmegaConfBaseException) -> str:
-    return f"{error.full_key or 'the recipe'}: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+    return f"{error.full_key or 'the recipe'}: {first_line(error)}"
 
 
 def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
