@@ -88,9 +88,11 @@ def request_from_config(
 
 def _takes_default_image(config: DictConfig) -> bool:
     """Say whether cluster.image is still what our own profile has, and nobody's choice."""
-    content = OmegaConf.to_container(config, resolve=False)
-    cluster = content.get("cluster") if isinstance(content, dict) else None
-    return isinstance(cluster, dict) and cluster.get("image") == "${default_image:}"
+    cluster = OmegaConf.select(config, "cluster")
+    if not isinstance(cluster, DictConfig):
+        return False
+    content = OmegaConf.to_container(cluster, resolve=False)
+    return isinstance(content, dict) and content.get("image") == "${default_image:}"
 
 
 def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:

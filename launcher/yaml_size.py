@@ -31,8 +31,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml_text(path: Path) -> str:
     """Return the text of a YAML file that is not too large to be read.
 
-    Raises RecipeError that names file and line where it is too large, too deep, holds itself, is
-    no YAML or no UTF-8 text.
+    Raises RecipeError that names file and line where it is too large, too deep, holds itself, or
+    is no UTF-8 text.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -59,7 +59,12 @@ def naming(file: Path | str) -> Iterator[None]:
 
 
 def check_yaml_size(text: str, path: Path | str) -> None:
-    """Raise RecipeError where the file's values are too many or too deep, or it is no YAML."""
+    """Raise RecipeError where the file's values are too many or too deep.
+
+    A text that is too long to be judged by its characters is parsed, and has to be YAML.
+    """
+    if _is_small(text):
+        return
     size = _Size()
     try:
         for event in yaml.parse(text, _Loader):
@@ -69,6 +74,18 @@ def check_yaml_size(text: str, path: Path | str) -> None:
                 raise RecipeError(f"{path}{line}: {problem}")
     except yaml.YAMLError as error:
         raise RecipeError(yaml_message(error, str(path))) from error
+
+
+def _is_small(text: str) -> bool:
+    """Return whether the bounds hold for any text of these characters; costs little.
+
+    Without aliases each key or value takes a character at least. A block lies one deeper for each
+    column that is indented or taken by a dash, and a flow for each bracket.
+    """
+    if len(text) >= NODES_MAX or "&" in text:
+        return False
+    columns = max((len(line) - len(line.lstrip(" -?:")) for line in text.splitlines()), default=0)
+    return columns + text.count("[") + text.count("{") + 2 <= DEPTH_MAX
 
 
 def yaml_message(error: yaml.YAMLError, name: str | None = None) -> str:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
-from launcher.yaml_size import DEPTH_MAX, NODES_MAX, check_yaml_size, read_yaml_text
-from tests.launcher.command import launch
+from launcher.yaml_size import DEPTH_MAX, NODES_MAX, check_yaml_size
+from tests.launcher.command import launch, refuse
 
 TINY = "llama/llama3_tiny_pretrain"
 HEAD = "# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n  - _self_\n"
@@ -62,11 +62,17 @@ def test_what_is_within_bounds_passes(text: str) -> None:
     check_yaml_size(text, FILE)
 
 
-def test_broken_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_text("a: [\n")
+@pytest.mark.parametrize("place", ["model", "instance"])
+def test_broken_yaml_of_a_group_is_refused_with_its_line(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "conf" / place / "ours.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("a: [\n")
+    override = "model=ours" if place == "model" else "instance.type=ours"
 
-    with pytest.raises(RecipeError, match=r"x\.yaml, line 2, column 1: did not find expected node"):
-        read_yaml_text(tmp_path / "x.yaml")
+    said = refuse(tmp_path, f"recipe={TINY}", override)
+
+    assert said.startswith(f"{path}, line 2, column 1: ")
+    assert said.count("\n") == 1
 
 
 _VALUES = st.recursive(
@@ -93,6 +99,25 @@ def test_aliases_count_as_all_that_they_stand_for(value: object, times: int) -> 
     check_yaml_size(f"{text}filler:\n{filler}", FILE)
     with pytest.raises(RecipeError):
         check_yaml_size(f"{text}filler:\n{filler}- 1\n", FILE)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.booleans(), min_size=DEPTH_MAX - 12, max_size=DEPTH_MAX + 12),
+    st.sampled_from([True, False, None]),
+)
+def test_depth_is_judged_alike_however_it_is_written(kinds: list[bool], style: bool | None) -> None:
+    """Lists and mappings in turn, in blocks, flows and a mixture: short texts are not parsed."""
+    value: object = 1
+    for is_list in kinds:
+        value = [value] if is_list else {"a": value}
+    text = yaml.safe_dump(value, default_flow_style=style, width=10**6)
+
+    if len(kinds) > DEPTH_MAX:
+        with pytest.raises(RecipeError, match="deep within each other"):
+            check_yaml_size(text, FILE)
+    else:
+        check_yaml_size(text, FILE)
 
 
 @pytest.mark.parametrize(("text", "line", "problem"), TOO_LARGE[:2])
