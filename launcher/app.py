@@ -26,7 +26,7 @@ from launcher.resolve import Request, request_from_config
 from launcher.rundir import (
     EVENTS_FILE,
     SUBMITTED_FILE,
-    give_back,
+    free_run_dir,
     write_run_dir,
     write_submission,
 )
@@ -117,7 +117,7 @@ def _submit(job: Job, run_dir: Path) -> None:
     try:
         submission = _submit_to_cluster(job, run_dir)
     except OutsideError:
-        give_back(run_dir)
+        free_run_dir(run_dir)
         raise
     write_submission(run_dir, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")

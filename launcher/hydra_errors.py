@@ -9,17 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 
-from launcher.choice import list_recipes, nearest
+from launcher.choice import nearest
 from launcher.errors import LauncherError, RecipeError, system_failure
 from launcher.job.secrets import shown_override
 from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice, first_line
-from launcher.recipe_file import GROUP, find_recipe, included_recipes, parse_recipe
+from launcher.recipe_file import find_recipe, included_recipes, parse_recipe
 from launcher.search import LauncherSearchPath
-from launcher.yaml_size import yaml_message
 
 
 @contextmanager
@@ -50,10 +48,8 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
         return RecipeError(_grammar_message(error.override))
     if isinstance(error, UserWarning):
         return RecipeError(_search_path_message(str(error)))
-    if isinstance(error, yaml.YAMLError):
-        return RecipeError(yaml_message(error))
     if isinstance(error, MissingConfigException):
-        return RecipeError(_missing_message(error, recipes))
+        return RecipeError(_missing_message(error))
     if isinstance(error, OSError) and error.errno is not None:
         return system_failure(error)
     message = _hydra_message(error)
@@ -120,7 +116,7 @@ def _search_path_message(warning: str) -> str:
     )
 
 
-def _missing_message(error: MissingConfigException, recipes: Sequence[Path]) -> str:
+def _missing_message(error: MissingConfigException) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     options = [option for option in error.options or () if not option.startswith("_")]
     if not group:
@@ -128,9 +124,6 @@ def _missing_message(error: MissingConfigException, recipes: Sequence[Path]) -> 
     if not options:
         files = (f for c in LauncherSearchPath.conf for f in (c / group).glob("[!_]*.yaml"))
         options = sorted({file.stem for file in files})
-    if group == GROUP or group.startswith(f"{GROUP}/"):
-        options = list_recipes(recipes)
-        name, group = f"{group}/{name}".removeprefix(f"{GROUP}/"), GROUP
     close = nearest(name, options)
     everything = "" if close.startswith("allowed") else f"; allowed: {', '.join(options)}"
     return f"no {group} {name!r}; {close}{everything}"

@@ -14,7 +14,7 @@ import yaml
 from launcher.choice import nearest
 from launcher.errors import RecipeError
 from launcher.job.workload import Instance
-from launcher.yaml_size import naming, read_yaml_text
+from launcher.yaml_size import naming_file, read_yaml_text
 
 
 def check_instance(instance: Instance, conf: Iterable[Path]) -> None:
@@ -29,7 +29,7 @@ def check_instance(instance: Instance, conf: Iterable[Path]) -> None:
             f"instance.type {instance.type!r} is no known instance; "
             f"{nearest(instance.type, known)}; for another add conf/instance/<type>.yaml"
         )
-    with naming(path):
+    with naming_file(path):
         table = yaml.safe_load(read_yaml_text(path))
     for key, value in instance.model_dump().items():
         if key in table and table[key] != value:

@@ -18,7 +18,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from launcher.choice import list_recipes, nearest
 from launcher.errors import RecipeError
 from launcher.job.secrets import file_secrets, may_hold_secret
-from launcher.yaml_size import naming, read_yaml_text
+from launcher.yaml_size import naming_file, read_yaml_text
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"
@@ -44,7 +44,7 @@ def parse_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, D
     """Return the same without a look at what the recipe includes."""
     text = read_yaml_text(path)
     try:
-        with naming(path):
+        with naming_file(path):
             content = OmegaConf.load(path)
     except OSError as error:
         # Its answer to a file that holds one text or number.

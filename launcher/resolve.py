@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -87,7 +87,7 @@ def request_from_config(
 
 
 def _takes_default_image(config: DictConfig) -> bool:
-    """Say whether cluster.image is still what our own profile has, and nobody's choice."""
+    """Return whether cluster.image is still what our own profile has, and nobody's choice."""
     cluster = OmegaConf.select(config, "cluster")
     if not isinstance(cluster, DictConfig):
         return False
@@ -122,7 +122,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     try:
         raw = OmegaConf.to_container(config, resolve=False)
         assert isinstance(raw, dict)
-        if problems := list(_foreign_resolvers(raw, "")):
+        if problems := list(_foreign_resolvers(raw)):
             raise RecipeError("\n".join(problems))
         if problem := growth_problem({str(key): value for key, value in raw.items()}):
             raise RecipeError(problem)
@@ -138,16 +138,21 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def missing_keys(node: object, where: str = "") -> Iterable[str]:
+def missing_keys(node: object) -> Iterator[str]:
     """Yield the keys of plain data that are ???: what whoever runs the recipe has to set."""
+    return (key for key, value in _leaves(node, "") if value == MISSING)
+
+
+def _leaves(node: object, where: str) -> Iterator[tuple[str, object]]:
+    """Yield (key as a person writes it, value) for each value that holds no others."""
     if isinstance(node, dict):
         for key, value in node.items():
-            yield from missing_keys(value, f"{where}.{key}" if where else str(key))
+            yield from _leaves(value, f"{where}.{key}" if where else str(key))
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from missing_keys(value, f"{where}[{index}]")
-    elif node == MISSING:
-        yield where
+            yield from _leaves(value, f"{where}[{index}]")
+    else:
+        yield where, node
 
 
 def _resolving_problem(error: OmegaConfBaseException) -> str:
@@ -161,16 +166,12 @@ def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
             yield f"no key {key!r}; {nearest(key, known)}"
 
 
-def _foreign_resolvers(node: object, where: str) -> Iterable[str]:
+def _foreign_resolvers(node: object) -> Iterator[str]:
     """Yield a message for each value that depends on the machine or the moment of rendering."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _foreign_resolvers(value, f"{where}.{key}" if where else str(key))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _foreign_resolvers(value, f"{where}[{index}]")
-    elif isinstance(node, str) and not where.startswith("run.dir"):
-        for name in _RESOLVER.findall(node):
+    for where, value in _leaves(node, ""):
+        if not isinstance(value, str) or where.startswith("run.dir"):
+            continue
+        for name in _RESOLVER.findall(value):
             if name not in _PURE_RESOLVERS:
                 yield (
                     f"{where} takes its value from ${{{name}:...}}, and a job may hold nothing of "

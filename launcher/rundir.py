@@ -110,7 +110,7 @@ def _claim(path: Path) -> None:
         raise _TakenError from error
 
 
-def give_back(folder: Path) -> None:
+def free_run_dir(folder: Path) -> None:
     """Let the folder of a submission that failed be used again."""
     (folder / SUBMITTED_FILE).unlink(missing_ok=True)
 

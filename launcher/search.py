@@ -25,7 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from launcher.choice import list_recipes
 from launcher.recipe_file import GROUP, check_secrets, read_recipe
-from launcher.yaml_size import check_yaml_size, naming, read_yaml_text
+from launcher.yaml_size import check_yaml_size, naming_file, read_yaml_text
 
 
 class GroupSource(FileConfigSource):
@@ -35,7 +35,7 @@ class GroupSource(FileConfigSource):
         """Read one file. Raises RecipeError and ConfigLoadError."""
         path = Path(self.path, self._normalize_file_name(config_path))
         text = read_yaml_text(path) if path.is_file() else ""
-        with naming(path):
+        with naming_file(path):
             found = super().load_config(config_path)
         check_secrets(found.config, path, text)
         return found
@@ -58,7 +58,7 @@ class PackageSource(ImportlibResourcesConfigSource):
         name = f"{self.full_path()}/{self._normalize_file_name(config_path)}"
         if file.is_file():
             check_yaml_size(file.read_text("utf-8"), name)
-        with naming(name):
+        with naming_file(name):
             return super().load_config(config_path)
 
 
@@ -71,7 +71,7 @@ class RecipeSource(ConfigSource):
         return "recipes"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Read one recipe. Raises RecipeError, ConfigLoadError, or YAMLError with file and line."""
+        """Read one recipe. Raises RecipeError and ConfigLoadError."""
         path = self._locate(self._normalize_file_name(config_path))
         if path is None or not path.is_file():
             raise ConfigLoadError(f"no recipe at {config_path}")

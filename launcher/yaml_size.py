@@ -45,7 +45,7 @@ def read_yaml_text(path: Path) -> str:
 
 
 @contextmanager
-def naming(file: Path | str) -> Iterator[None]:
+def naming_file(file: Path | str) -> Iterator[None]:
     """Name the file in what is wrong with a value of it that YAML or OmegaConf cannot take.
 
     Raises RecipeError; what says where it is by itself passes.
@@ -53,7 +53,7 @@ def naming(file: Path | str) -> Iterator[None]:
     try:
         yield
     except yaml.YAMLError as error:
-        raise RecipeError(yaml_message(error, str(file))) from error
+        raise RecipeError(_yaml_message(error, file)) from error
     except (OmegaConfBaseException, ValueError) as error:
         raise RecipeError(f"{file}: {str(error).partition(chr(10))[0]}") from error
 
@@ -73,7 +73,7 @@ def check_yaml_size(text: str, path: Path | str) -> None:
                 line = f", line {mark.line + 1}" if mark else ""
                 raise RecipeError(f"{path}{line}: {problem}")
     except yaml.YAMLError as error:
-        raise RecipeError(yaml_message(error, str(path))) from error
+        raise RecipeError(_yaml_message(error, path)) from error
 
 
 def _is_small(text: str) -> bool:
@@ -88,13 +88,12 @@ def _is_small(text: str) -> bool:
     return columns + text.count("[") + text.count("{") + 2 <= DEPTH_MAX
 
 
-def yaml_message(error: yaml.YAMLError, name: str | None = None) -> str:
-    """Return a parser's error in one line; `name` is the file that it had the text of."""
+def _yaml_message(error: yaml.YAMLError, file: Path | str) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return f"{name}: broken YAML: {error}" if name else f"broken YAML: {error}"
+        return f"{file}: broken YAML: {error}"
     problem = getattr(error, "problem", None) or "broken YAML"
-    return f"{name or mark.name}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return f"{file}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 class _Size:
