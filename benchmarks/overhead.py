@@ -182,7 +182,7 @@ def check_off() -> dict[str, Any]:
 
 def run_off(num_steps: int) -> list[dict[str, Any]]:
     """Run the trainer as a local cluster would without the feature, on one node."""
-    from launcher.compose import resolve
+    from launcher.composition.compose import resolve
 
     overrides = [
         "trainer.num_nodes=1",

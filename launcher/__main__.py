@@ -14,9 +14,9 @@ import signal
 import sys
 from pathlib import Path
 
-from launcher.choice import choose_recipe
-from launcher.command_line import ordered_arguments
+from launcher.commands.command_line import ordered_arguments
 from launcher.commands.usage import COMMANDS, USAGE
+from launcher.composition.choice import choose_recipe
 from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
 from launcher.job.secrets import override_secrets
 from launcher.paths import find_folders, shipped_folder
@@ -106,9 +106,9 @@ def _launch(given: list[str], start: Path) -> int:
     from omegaconf import DictConfig
 
     from launcher.app import launch
-    from launcher.compose import CONFIG_NAME, VERSION_BASE
-    from launcher.hydra_errors import composing_error, refused_search_path
-    from launcher.search import add_search_path
+    from launcher.composition.compose import CONFIG_NAME, VERSION_BASE
+    from launcher.composition.hydra_errors import composing_error, refused_search_path
+    from launcher.composition.search import add_search_path
 
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes)

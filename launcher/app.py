@@ -16,13 +16,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from launcher.clusters.submission import Submission
+from launcher.composition.instances import check_instance
+from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
-from launcher.instances import check_instance
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
-from launcher.resolve import Request, request_from_config
 from launcher.rundir import (
     EVENTS_FILE,
     SUBMITTED_FILE,

@@ -22,13 +22,13 @@ from launcher.clusters.local import num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_port, hold_ports
-from launcher.console import RunConsole
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
+from launcher.monitor.console import RunConsole
+from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.report import summary_text, write_report
 from launcher.rundir import EVENTS_FILE
-from launcher.runstate import LAUNCHER_NODE
 from resilience.events import EventLog, EventLogError
 
 GRACE_S = 15.0

@@ -22,7 +22,7 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
     if command == "show":
         _print_recipe(arguments, start)
     elif command == "schema":
-        from launcher.schema import recipe_schema_text
+        from launcher.commands.schema import recipe_schema_text
 
         _expect(arguments, 0, "schema")
         sys.stdout.write(recipe_schema_text())
@@ -47,7 +47,7 @@ def _expect(arguments: Sequence[str], number: int, command: str) -> None:
 
 
 def _print_recipe(arguments: Sequence[str], start: Path) -> None:
-    from launcher.command_line import ordered_arguments
+    from launcher.commands.command_line import ordered_arguments
 
     if not arguments or arguments[0].startswith("-"):
         raise RecipeError("show needs a recipe's name first; `list` shows them")
@@ -57,7 +57,7 @@ def _print_recipe(arguments: Sequence[str], start: Path) -> None:
         raise RecipeError(f"show takes a name and overrides, and no option {ordered[0]!r}")
     import yaml
 
-    from launcher.compose import resolve
+    from launcher.composition.compose import resolve
 
     content = resolve(name, overrides, start).model_dump(mode="json", by_alias=True)
     yaml.safe_dump(content, sys.stdout, sort_keys=False, allow_unicode=True)

@@ -10,7 +10,7 @@ import io
 import sys
 from typing import cast
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
 
 SCRIPT = "launcher"

@@ -16,16 +16,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.choice import list_recipes
-from launcher.compose import compose_recipe
+from launcher.composition.choice import list_recipes
+from launcher.composition.compose import compose_recipe
+from launcher.composition.resolve import missing_keys, request_from_config
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.parameters import count_parameters
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import MegatronTrainer
-from launcher.logs import plain
+from launcher.monitor.logs import plain
 from launcher.paths import find_folders
-from launcher.resolve import missing_keys, request_from_config
 
 COLUMNS_MAX = 120
 _TITLES = ("recipe", "ver", "model", "method", "nodes", "features")

@@ -8,10 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from launcher.checkpoints import FAILED, LOADED, SAVED
-from launcher.recoveries import Recovery
+from launcher.monitor.checkpoints import FAILED, LOADED, SAVED
+from launcher.monitor.recoveries import Recovery
+from launcher.monitor.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 from launcher.report.record import IDLE, RunRecord, Span, Step
-from launcher.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 
 Figure = dict[str, Any]
 Point = TypeVar("Point")

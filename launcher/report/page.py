@@ -10,7 +10,7 @@ import html
 import json
 from collections.abc import Sequence
 
-from launcher.duration import format_seconds
+from launcher.monitor.duration import format_seconds
 from launcher.report.charts import (
     NUM_RANKS_MAX,
     Figure,

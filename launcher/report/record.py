@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from launcher.checkpoints import Checkpoint, list_checkpoints
 from launcher.job import Job
-from launcher.recoveries import Recovery, seconds_lost
-from launcher.runstate import (
+from launcher.monitor.checkpoints import Checkpoint, list_checkpoints
+from launcher.monitor.recoveries import Recovery, seconds_lost
+from launcher.monitor.runstate import (
     CHECKPOINT,
     STARTING,
     TRAINING,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 
-from launcher.duration import format_seconds
-from launcher.recoveries import Recovery
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.recoveries import Recovery
 from launcher.report.record import RunRecord
 
 _TITLES = (

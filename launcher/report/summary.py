@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.duration import format_seconds
-from launcher.recoveries import Recovery
-from launcher.runstate import RunState
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.recoveries import Recovery
+from launcher.monitor.runstate import RunState
 
 
 def summary_text(state: RunState, report: Path | None) -> str:

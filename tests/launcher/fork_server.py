@@ -17,10 +17,10 @@ from typing import Any
 from hydra.core.plugins import Plugins
 
 import launcher.app
-import launcher.compose
+import launcher.composition.compose
 from launcher.__main__ import main
 
-_PRELOADED = (launcher.app, launcher.compose)
+_PRELOADED = (launcher.app, launcher.composition.compose)
 
 
 def _run_child(request: dict[str, Any], out: int, err: int) -> int:

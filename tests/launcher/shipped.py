@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.choice import list_recipes
-from launcher.compose import resolve
+from launcher.composition.choice import list_recipes
+from launcher.composition.compose import resolve
 from launcher.job import Job
 from launcher.paths import shipped_folder
 from launcher.render import render

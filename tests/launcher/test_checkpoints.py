@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoints import Tally, list_checkpoints, next_tally, source_text
-from launcher.progress import render_line
+from launcher.monitor.checkpoints import Tally, list_checkpoints, next_tally, source_text
+from launcher.monitor.progress import render_line
 from launcher.report import summary_text
 from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.choice import choose_recipe, list_recipes, nearest
+from launcher.composition.choice import choose_recipe, list_recipes, nearest
 from launcher.errors import RecipeError
 from launcher.paths import find_folders, shipped_folder
 from tests.launcher.command import launch

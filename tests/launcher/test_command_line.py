@@ -10,8 +10,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from launcher.command_line import ordered_arguments
-from launcher.hydra_errors import quoted_override
+from launcher.commands.command_line import ordered_arguments
+from launcher.composition.hydra_errors import quoted_override
 from tests.launcher.command import launch, refuse
 
 TINY = "llama/llama3_tiny_pretrain"

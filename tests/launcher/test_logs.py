@@ -2,7 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.logs import LogReader, failure_lines, is_warning, killed_line, plain, read_tail
+from launcher.monitor.logs import (
+    LogReader,
+    failure_lines,
+    is_warning,
+    killed_line,
+    plain,
+    read_tail,
+)
 
 AGENT = "E1121 13:46:50.573000 17897 lib/torch/distributed/elastic/multiprocessing/api.py:1002] "
 TRACEBACK = ["Traceback (most recent call last):", "  File x", "KeyError: 'a'"]

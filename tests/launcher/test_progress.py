@@ -7,9 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from launcher.duration import format_seconds
-from launcher.progress import Shown, is_line_due, open_display, render_line, render_state
-from launcher.runstate import RunState, next_state, start_state
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.progress import Shown, is_line_due, open_display, render_line, render_state
+from launcher.monitor.runstate import RunState, next_state, start_state
 from resilience.events import Event
 from tests.launcher.local_job import local_job
 from tests.launcher.run_events import all_ranks, event, step_event, whole_run

@@ -10,14 +10,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from launcher.progress import open_display, render_line, render_recovery, render_state
-from launcher.recoveries import Recovery, list_recoveries, next_generations, seconds_lost
+from launcher.monitor.progress import open_display, render_line, render_recovery, render_state
+from launcher.monitor.recoveries import Recovery, list_recoveries, next_generations, seconds_lost
+from launcher.monitor.runstate import RunState, next_state, start_state
 from launcher.report import summary_text
 from launcher.report.charts import loss_chart, timeline_chart
 from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from launcher.report.recoveries import recovery_cells
-from launcher.runstate import RunState, next_state, start_state
 from resilience.events import Event
 from tests.launcher.local_job import local_job
 from tests.launcher.run_events import event, faulty_run, on_node, recovery, step_event, whole_run

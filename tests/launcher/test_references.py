@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from launcher.references import CHARACTERS_MAX, growth_problem
+from launcher.composition.references import CHARACTERS_MAX, growth_problem
 from tests.launcher.command import refuse
 
 HEAD = "# @package _global_\ndefaults: [llama/llama3_tiny_pretrain, _self_]\n"

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from launcher.composition.messages import validation_problems
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
-from launcher.messages import validation_problems
 from launcher.support import check_runnable
 from resilience.tiered.paths import check_namespace
 from tests.launcher.shipped import shipped_job

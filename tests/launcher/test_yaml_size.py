@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launcher.composition.yaml_size import DEPTH_MAX, NODES_MAX, check_yaml_size
 from launcher.errors import RecipeError
-from launcher.yaml_size import DEPTH_MAX, NODES_MAX, check_yaml_size
 from tests.launcher.command import launch, refuse
 
 TINY = "llama/llama3_tiny_pretrain"

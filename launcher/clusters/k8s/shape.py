@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
 
 Check = Callable[[Any, str], Iterator[str]]
 

@@ -16,10 +16,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.duration import format_seconds
-from launcher.logs import plain
-from launcher.recoveries import Recovery
-from launcher.runstate import TRAINING, RunState
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.logs import plain
+from launcher.monitor.recoveries import Recovery
+from launcher.monitor.runstate import TRAINING, RunState
 
 LINE_PERIOD_S = 10.0
 LINE_SHARE = 0.1

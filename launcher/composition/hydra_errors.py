@@ -12,12 +12,12 @@ from pathlib import Path
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
+from launcher.composition.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice, first_line
+from launcher.composition.recipe_file import find_recipe, included_recipes, parse_recipe
+from launcher.composition.search import LauncherSearchPath
 from launcher.errors import LauncherError, RecipeError, system_failure
 from launcher.job.secrets import shown_override
-from launcher.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice, first_line
-from launcher.recipe_file import find_recipe, included_recipes, parse_recipe
-from launcher.search import LauncherSearchPath
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from launcher.checkpoints import Tally, next_tally
 from launcher.job import Job
-from launcher.recoveries import (
+from launcher.monitor.checkpoints import Tally, next_tally
+from launcher.monitor.recoveries import (
     Generation,
     Recovery,
     list_recoveries,

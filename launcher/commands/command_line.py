@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.choice import list_recipes, nearest
 from launcher.commands.usage import COMMANDS
+from launcher.composition.choice import list_recipes, nearest
 from launcher.errors import RecipeError
 from launcher.job.secrets import shown_override
 

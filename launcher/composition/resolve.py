@@ -16,13 +16,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
+from launcher.composition.messages import TOO_DEEP, first_line, validation_problems
+from launcher.composition.references import growth_problem
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
 from launcher.job.fields import OneLine, Section
-from launcher.messages import TOO_DEEP, first_line, validation_problems
-from launcher.references import growth_problem
 from launcher.support import DEFAULT_IMAGE
 
 # A value of its own kind, by which it is known that nobody named an image.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import yaml
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
+from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.job.workload import Instance
-from launcher.yaml_size import naming_file, read_yaml_text
 
 
 def check_instance(instance: Instance, conf: Iterable[Path]) -> None:

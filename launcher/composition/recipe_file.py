@@ -15,10 +15,10 @@ from typing import Any
 
 from omegaconf import Container, DictConfig, OmegaConf
 
-from launcher.choice import list_recipes, nearest
+from launcher.composition.choice import list_recipes, nearest
+from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.job.secrets import file_secrets, may_hold_secret
-from launcher.yaml_size import naming_file, read_yaml_text
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"

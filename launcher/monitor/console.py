@@ -14,9 +14,16 @@ from rich.console import Console
 from rich.text import Text
 
 from launcher.job import Job
-from launcher.logs import LogReader, failure_lines, is_warning, killed_line, plain, read_tail
-from launcher.progress import open_display
-from launcher.runstate import next_state, start_state
+from launcher.monitor.logs import (
+    LogReader,
+    failure_lines,
+    is_warning,
+    killed_line,
+    plain,
+    read_tail,
+)
+from launcher.monitor.progress import open_display
+from launcher.monitor.runstate import next_state, start_state
 from resilience.events import EventReader
 
 

@@ -23,9 +23,9 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from launcher.choice import list_recipes
-from launcher.recipe_file import GROUP, check_secrets, read_recipe
-from launcher.yaml_size import check_yaml_size, naming_file, read_yaml_text
+from launcher.composition.choice import list_recipes
+from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
+from launcher.composition.yaml_size import check_yaml_size, naming_file, read_yaml_text
 
 
 class GroupSource(FileConfigSource):

@@ -17,7 +17,7 @@ import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from launcher.docstrings import field_docstrings
+from launcher.commands.docstrings import field_docstrings
 from launcher.job import Job
 from launcher.paths import shipped_folder
 

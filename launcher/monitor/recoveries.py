@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from launcher.checkpoints import source_text
+from launcher.monitor.checkpoints import source_text
 from resilience.events import Event
 
 # Peers that lose a connection say so before the agent says who died.

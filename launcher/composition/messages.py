@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.choice import nearest
+from launcher.composition.choice import nearest
 
 _ALLOWED = {
     "int_type": "a whole number",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from launcher.choice import choose_recipe
-from launcher.hydra_errors import composing_error, refused_search_path
+from launcher.composition.choice import choose_recipe
+from launcher.composition.hydra_errors import composing_error, refused_search_path
+from launcher.composition.resolve import request_from_config
+from launcher.composition.search import add_search_path
 from launcher.job import Job
 from launcher.paths import find_folders, shipped_folder
-from launcher.resolve import request_from_config
-from launcher.search import add_search_path
 
 CONFIG_NAME = "launcher"
 VERSION_BASE = "1.3"
