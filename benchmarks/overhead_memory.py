@@ -1,7 +1,8 @@
 """How much memory a job takes with recovery, in calm and in a recovery, beside one without.
 
 Memory is the proportional set size: what n processes share counts 1/n in each, so the sum over
-all processes of a job counts it once, the arena too. It is read every 50 ms from outside.
+all processes of a job counts it once, the transfer buffer too. It is read every 50 ms from
+outside.
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from benchmarks.jobplan import JobPlan, read_plan
 from benchmarks.overhead_state import build, draw_batch, fill
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.comm.reducer import GradientReducer
 from resilience.inprocess.block import reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import read_place
-from resilience.state.arena import Arena
+from resilience.inprocess.handles import read_handles
 from resilience.state.torch_state import TorchState, materialise
+from resilience.state.transfer_buffer import TransferBuffer
 
 
 class Training:
@@ -36,12 +36,16 @@ class Training:
         self.injector = FaultInjector(plan, self.log)
         self.model = build(gib)
         self.optimizer = AdamW(self.model.parameters(), lr=1e-4)
-        place = read_place(os.environ)
-        assert place is not None, "the node agent starts this"
-        arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
-        arena.touch()
+        handles = read_handles(os.environ)
+        assert handles is not None, "the node agent starts this"
+        transfer_buffer = TransferBuffer(
+            handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+        )
+        transfer_buffer.touch()
         self.recovery = Recovery(
-            lambda rank: (rank, ""), apply=lambda step: self.optimizer.step(), arena=arena
+            lambda rank: (rank, ""),
+            apply=lambda step: self.optimizer.step(),
+            transfer_buffer=transfer_buffer,
         )
         self.reducer: GradientReducer | None = None
 
@@ -72,11 +76,11 @@ class Training:
         rank = generation.rank
         batch = draw_batch(rank, step, self.plan.num_ranks)
         self.recovery.begin()
-        generation.mark(Place.FORWARD, step)
+        generation.mark(Activity.FORWARD, step)
         with reducer.micro_batch(is_last=True):
             loss = self.model(batch).square().mean()
             self.injector.fire(rank, step)
-            generation.mark(Place.BACKWARD, step)
+            generation.mark(Activity.BACKWARD, step)
             loss.backward()
         with self.recovery.commit(generation):
             self.optimizer.step()

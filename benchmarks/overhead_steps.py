@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.jobplan import JobPlan, read_plan
 from benchmarks.recovery_peers import job
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.comm.reducer import GradientReducer
 from resilience.inprocess.block import BlockOptions, reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import WorkerPlace, read_place
-from resilience.state.arena import Arena
+from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.state.torch_state import TorchState, materialise
+from resilience.state.transfer_buffer import TransferBuffer
 
 WIDTH, DEPTH, ROWS = 1536, 8, 64
 NUM_OVERLAP_STEPS = 10
@@ -149,14 +149,18 @@ class NotingReducer(GradientReducer):
 class Ours:
     """A copy under recovery, without a fault; made before the rank is known."""
 
-    def __init__(self, work: Work, place: WorkerPlace) -> None:
+    def __init__(self, work: Work, handles: WorkerHandles) -> None:
         self.work = work
         self.model, self.optimizer = work.build()
         materialise(self.optimizer)
-        arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
-        arena.touch()
+        transfer_buffer = TransferBuffer(
+            handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+        )
+        transfer_buffer.touch()
         self.recovery = Recovery(
-            lambda rank: (rank, ""), apply=lambda step: self.optimizer.step(), arena=arena
+            lambda rank: (rank, ""),
+            apply=lambda step: self.optimizer.step(),
+            transfer_buffer=transfer_buffer,
         )
         self.recovery.bind(TorchState(self.model, self.optimizer))
 
@@ -174,12 +178,12 @@ class Ours:
         self.reducer.sent = []
         stamps = [clock()]
         recovery.begin()
-        generation.mark(Place.FORWARD, step)
+        generation.mark(Activity.FORWARD, step)
         stamps.append(clock())
         with self.reducer.micro_batch(is_last=True):
             loss = self.work.loss(self.model, batch)
             stamps.append(clock())
-            generation.mark(Place.BACKWARD, step)
+            generation.mark(Activity.BACKWARD, step)
             loss.backward()
             stamps.append(clock())
         stamps.append(clock())
@@ -199,13 +203,13 @@ class Contest:
     """Both copies on one rank."""
 
     def __init__(self, work: Work, options: argparse.Namespace, plan: JobPlan) -> None:
-        place = read_place(os.environ)
-        assert place is not None, "the node agent starts this"
+        handles = read_handles(os.environ)
+        assert handles is not None, "the node agent starts this"
         self.work = work
         self.options = options
         self.plan = plan
-        self.place = place
-        self.ours = Ours(work, place)
+        self.handles = handles
+        self.ours = Ours(work, handles)
 
     def block(self, generation: Generation) -> None:
         """Take all steps and write what they showed."""
@@ -284,7 +288,7 @@ class Contest:
             spares = [pid for pid in find_children(zygote) if pid not in pids]
             seconds += [
                 sum(read_process_cpu_s(pid) for pid in group)
-                for group in ([self.place.agent_pid], [zygote], spares)
+                for group in ([self.handles.agent_pid], [zygote], spares)
             ]
         return seconds
 

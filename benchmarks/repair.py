@@ -10,7 +10,7 @@ moments). Measured in the receiving process, medians of --rounds:
 - DCP load: torch.distributed.checkpoint reads the same state from /dev/shm into
   tensors that were touched.
 
-Repairs go the way of states in shared memory (one copy) and the way of the arena (the
+Repairs go the way of states in shared memory (one copy) and the way of the transfer buffer (the
 ring). The bars are for the first. Memory is the sum of both processes' proportional
 set sizes with the states in shared memory and mapped by both, over that before.
 
@@ -42,11 +42,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import AdamW
 
-from resilience.state.arena import Arena, create_arena
 from resilience.state.digest import digest_state
 from resilience.state.move import run_transfers
 from resilience.state.shared import SharedState, create_state_files
 from resilience.state.torch_state import TorchState, materialise
+from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buffer
 
 ROW = 1024
 BYTES_PER_VALUE = 12
@@ -64,7 +64,7 @@ Seconds = tuple[float, float]
 class Memory:
     """What a process has of the node's shared memory."""
 
-    arena: Arena
+    transfer_buffer: TransferBuffer
     shared: SharedState | None
 
     def adopt(self, state: TorchState, rank: int, *, is_overwritten: bool = False) -> None:
@@ -81,7 +81,7 @@ class Plan:
 
     gib: float
     rounds: int
-    arena: int
+    transfer_buffer: int
     places: list[int]
     folder: Path
 
@@ -96,13 +96,13 @@ class Plan:
 
     def open_memory(self, way: str) -> Memory:
         """Map what the way needs; places are mapped as far as they have memory."""
-        arena = Arena(self.arena, 2)
-        arena.touch()
+        transfer_buffer = TransferBuffer(self.transfer_buffer, 2)
+        transfer_buffer.touch()
         if way == RING:
-            return Memory(arena, None)
+            return Memory(transfer_buffer, None)
         shared = SharedState(self.places)
         shared.prepare()
-        return Memory(arena, shared)
+        return Memory(transfer_buffer, shared)
 
     @property
     def seconds(self) -> Path:
@@ -149,7 +149,7 @@ def repair(state: TorchState, rank: int, group: ProcessGroup, memory: Memory) ->
             view=state,
             rank=rank,
             group=group,
-            arena=memory.arena,
+            transfer_buffer=memory.transfer_buffer,
             local_ranks=[0, 1],
             shared=memory.shared,
         )
@@ -340,7 +340,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="bench-repair-") as folder:
         load = os.getloadavg()[0]
         places = create_state_files(2)
-        plan = Plan(options.gib, options.rounds, create_arena(2), places, Path(folder))
+        plan = Plan(options.gib, options.rounds, create_transfer_buffer(2), places, Path(folder))
         table = report(options.gib, measure(plan), load)
     if options.json:
         options.json.write_text(json.dumps(table, indent=1) + "\n")

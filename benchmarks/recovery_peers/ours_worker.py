@@ -15,14 +15,14 @@ from benchmarks.jobplan import read_plan
 from benchmarks.recovery_peers import job
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.comm.reducer import GradientReducer
 from resilience.inprocess.block import reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import read_place
-from resilience.state.arena import Arena
+from resilience.inprocess.handles import read_handles
 from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise
+from resilience.state.transfer_buffer import TransferBuffer
 
 PLAN = read_plan()
 LOG = EventLog(PLAN.run_dir)
@@ -34,15 +34,20 @@ class Training:
     def __init__(self) -> None:
         self.model, self.optimizer = job.build_model()
         materialise(self.optimizer)
-        place = read_place(os.environ)
-        assert place is not None
-        arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
-        arena.touch()
-        shared = SharedState(place.state_files)
+        handles = read_handles(os.environ)
+        assert handles is not None
+        transfer_buffer = TransferBuffer(
+            handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+        )
+        transfer_buffer.touch()
+        shared = SharedState(handles.state_files)
         shared.prepare()
         # Every rank holds all of the state.
         self.recovery = Recovery(
-            lambda rank: (rank, ""), apply=lambda step: self.update(), arena=arena, shared=shared
+            lambda rank: (rank, ""),
+            apply=lambda step: self.update(),
+            transfer_buffer=transfer_buffer,
+            shared=shared,
         )
         self.recovery.bind(TorchState(self.model, self.optimizer))
         self.reducer: GradientReducer | None = None
@@ -70,11 +75,11 @@ class Training:
         for step in range(first, PLAN.num_steps):
             batch = job.draw_batch(rank, step, PLAN.num_ranks)
             self.recovery.begin()
-            generation.mark(Place.FORWARD, step)
+            generation.mark(Activity.FORWARD, step)
             with self.reducer.micro_batch(is_last=True):
                 loss = job.compute_loss(self.model, batch)
                 injector.fire(rank, step)
-                generation.mark(Place.BACKWARD, step)
+                generation.mark(Activity.BACKWARD, step)
                 loss.backward()
             with self.recovery.commit(generation):
                 self.update()

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from resilience.agent.agent import Agent
+from resilience.agent.agent_connection import listen, own_address
 from resilience.agent.membership import GAVE_UP_STATUS, Options
 from resilience.agent.options import AgentOptions
 from resilience.agent.output import LogFolder
-from resilience.agent.peers import listen, own_address
 from resilience.events import EventLog
 
 _SPARE_SLOTS = 8
@@ -58,25 +58,25 @@ def _run(
     # What follows imports torch, and a mistake in the options should not wait for it.
     from resilience.agent.workers import Program, WorkerPool
     from resilience.comm.page import Page, create_page
-    from resilience.inprocess.place import WorkerPlace
-    from resilience.state.arena import create_arena
+    from resilience.inprocess.handles import WorkerHandles
     from resilience.state.shared import create_state_files
+    from resilience.state.transfer_buffer import create_transfer_buffer
 
     num_slots = options.nproc_per_node + options.spares + _SPARE_SLOTS
     transfer_bytes = options.transfer_buffer_mib << 20
     try:
         _check_memory(options.nproc_per_node * transfer_bytes)
         page_file = create_page(num_slots)
-        arena_file = create_arena(options.nproc_per_node, transfer_bytes)
+        transfer_file = create_transfer_buffer(options.nproc_per_node, transfer_bytes)
     except (OSError, OverflowError) as error:
         return _complain(
             f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
             f"x {options.nproc_per_node} workers: {error}"
         )
-    place = WorkerPlace(
+    handles = WorkerHandles(
         agent_file=-1,
         page_file=page_file,
-        arena_file=arena_file,
+        transfer_file=transfer_file,
         state_files=tuple(create_state_files(options.nproc_per_node)),
         slot=-1,
         num_slots=num_slots,
@@ -89,7 +89,7 @@ def _run(
         command=options.program,
         preload=tuple(options.preload or _PRELOAD),
         warm=options.warm,
-        place=place,
+        handles=handles,
     )
     pool = WorkerPool(program, logs)
     agent = Agent(

@@ -36,7 +36,7 @@ from resilience.comm.messages import (
     ReplaceRank,
     Stopped,
 )
-from resilience.comm.page import Page, Place
+from resilience.comm.page import Activity, Page
 from resilience.events import EventLog, EventLogError
 from resilience.state.report import Phase, Report
 
@@ -252,7 +252,7 @@ class Agent:
             worker.rank, worker.local_rank = rank, local_rank
             worker.generation = opening.generation
             worker.is_finished = False
-            self._page.mark(worker.slot, 0, Place.NOWHERE)
+            self._page.mark(worker.slot, 0, Activity.NOWHERE)
             worker.take_turn()
             if not _is_told(opening.reports[rank], known.get(rank)):
                 # The generation counts on what a process held that is gone since.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from resilience.comm.page import Place, Slot
+from resilience.comm.page import Activity, Slot
 
 STOPPED_STATES = ("T", "t")
 """Letters of /proc/PID/stat for a process that is stopped, by a signal or a debugger."""
@@ -45,10 +45,10 @@ def find_hang(
     if silent:
         quiet_s = now_s - max(slots[rank].beat_s for rank in silent)
         return _describe(slots, silent[0], silent, f"no heartbeat for {quiet_s:.1f} s", now_s)
-    places = {slot.place for slot in slots.values()}
-    if Place.NOWHERE in places or not places - {Place.WAITING}:
+    activities = {slot.activity for slot in slots.values()}
+    if Activity.NOWHERE in activities or not activities - {Activity.WAITING}:
         return None
-    active = {rank: slot for rank, slot in slots.items() if slot.place is not Place.WAITING}
+    active = {rank: slot for rank, slot in slots.items() if slot.activity is not Activity.WAITING}
     quiet_s = now_s - max(slot.progress_s for slot in active.values())
     if quiet_s < deadline_s:
         return None
@@ -70,9 +70,9 @@ def _describe(
         if stopped
         else f"is farthest behind, silent for {max(0.0, now_s - slot.beat_s):.1f} s"
     )
-    text = f"{what}; rank {rank} {why}, in {slot.place.name.lower()} of step {slot.step}"
+    text = f"{what}; rank {rank} {why}, in {slot.activity.name.lower()} of step {slot.step}"
     return Hang(rank=rank, text=text, stopped=stopped)
 
 
 def _progress(slot: Slot, rank: int) -> tuple[int, int, int, int]:
-    return slot.step, int(slot.place), slot.micro_batch, rank
+    return slot.step, int(slot.activity), slot.micro_batch, rank

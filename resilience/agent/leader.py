@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
+from resilience.agent.agent_connection import AgentConnection
 from resilience.agent.coordinator import decide, next_deadline_s
 from resilience.agent.membership import (
     Action,
@@ -26,7 +27,6 @@ from resilience.agent.membership import (
     State,
     Tick,
 )
-from resilience.agent.peers import Peer
 from resilience.comm.messages import Beat, End, Join, Message, Open, ReplaceRank
 from resilience.events import EventLog, EventLogError
 
@@ -63,15 +63,15 @@ class Leader:
         self._host = address.rpartition(":")[0]
         self._tell_self = tell_self
         self._events = events
-        self._peers: dict[str, Peer] = {}
-        self._connections: set[Peer] = set()
+        self._peers: dict[str, AgentConnection] = {}
+        self._connections: set[AgentConnection] = set()
         """Of all agents, also of those whose workers are not warm yet."""
         self._stores: deque[TCPStore] = deque(maxlen=2)
         self._next_store: TCPStore | None = self._open_store(_FIRST_STORE_TIMEOUT)
         self._retry_s = 0.0
         self._beat_s = 0.0
         self._inbox: deque[Event] = deque()
-        self._told: set[Peer] = set()
+        self._told: set[AgentConnection] = set()
         """Connections whose agents know that the run has ended."""
         self._is_deciding = False
 
@@ -80,7 +80,7 @@ class Leader:
         """Say whether the run has ended."""
         return self._state.stage == "ended"
 
-    def hear(self, message: Message, peer: Peer | None) -> None:
+    def hear(self, message: Message, peer: AgentConnection | None) -> None:
         """Take in what an agent says; `peer` is None for the agent of this process."""
         node = self._node
         if peer is not None:
@@ -112,10 +112,10 @@ class Leader:
             # No agent of this version says so; the run does not end for it.
             peer.hang_up()
 
-    def _is_taken(self, name: str, peer: Peer) -> bool:
+    def _is_taken(self, name: str, peer: AgentConnection) -> bool:
         return name == self._node or self._peers.get(name, peer) is not peer
 
-    def lose(self, peer: Peer, *, is_dead: bool = True) -> None:
+    def lose(self, peer: AgentConnection, *, is_dead: bool = True) -> None:
         """Note that an agent's connection is closed."""
         self._connections.discard(peer)
         if peer.node is not None and self._peers.get(peer.node) is peer:

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from resilience.agent.agent_connection import AgentConnection, connect
 from resilience.agent.leader import LEASE_S, Leader
 from resilience.agent.membership import State
-from resilience.agent.peers import Peer, connect
 from resilience.comm.messages import Beat, Message
 from resilience.events import EventLog
 
@@ -70,9 +70,9 @@ class Succession:
         self._events = events
         self._note = note
         self._announce = announce
-        self._link: Peer | None = None
+        self._link: AgentConnection | None = None
         """The connection to the coordinator, where it is in another process."""
-        self._strays: dict[Peer, list[Message]] = {}
+        self._strays: dict[AgentConnection, list[Message]] = {}
         """Agents that came to us before we know that we are the coordinator."""
         self._roster: tuple[tuple[str, str], ...] = ()
         self._silent: set[str] = set()
@@ -150,12 +150,12 @@ class Succession:
             connection, _ = self._listener.accept()
         except OSError:  # who had called has hung up again
             return
-        peer = Peer(connection)
+        peer = AgentConnection(connection)
         peer.heard_s = time.monotonic()
         self._strays[peer] = []
         self._selector.register(peer, selectors.EVENT_READ, lambda: self._read_peer(peer))
 
-    def _read_peer(self, peer: Peer) -> None:
+    def _read_peer(self, peer: AgentConnection) -> None:
         messages = peer.read()
         if messages is None:
             self._selector.unregister(peer)

@@ -22,7 +22,7 @@ from typing import Any
 
 from resilience.agent.output import LineCutter, LogFolder
 from resilience.comm.messages import LineReader, Message, encode
-from resilience.inprocess.place import AGENT_PID, SLOT, WorkerPlace
+from resilience.inprocess.handles import AGENT_PID, SLOT, WorkerHandles
 
 _MESSAGE_BYTES = 1 << 16
 _SEND_DEADLINE = struct.pack("@ll", 5, 0)
@@ -127,7 +127,7 @@ class Program:
     preload: tuple[str, ...]
     warm: str
     """How far spares come: imports, or program (up to its block)."""
-    place: WorkerPlace
+    handles: WorkerHandles
 
 
 class ZygoteError(RuntimeError):
@@ -166,10 +166,10 @@ class WorkerPool:
         self._logs = logs
         self._number = 0
         self._can_renice = _may_renice()
-        self._free_slots = list(range(program.place.num_slots))
+        self._free_slots = list(range(program.handles.num_slots))
         self._zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        place = program.place
-        inherited = (place.page_file, place.arena_file, *place.state_files)
+        handles = program.handles
+        inherited = (handles.page_file, handles.transfer_file, *handles.state_files)
         self._process = subprocess.Popen(
             [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],
             pass_fds=[theirs.fileno(), *inherited],
@@ -204,8 +204,8 @@ class WorkerPool:
             outputs=outputs,
             is_patient=is_patient and self._can_renice,
         )
-        place = self._program.place
-        variables = place.variables() | {SLOT: str(worker.slot)}
+        handles = self._program.handles
+        variables = handles.variables() | {SLOT: str(worker.slot)}
         request = {
             "number": worker.number,
             "command": list(self._program.command),

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from resilience.comm.page import Page
-from resilience.inprocess.place import AGENT_FD, AGENT_PID, read_place
+from resilience.inprocess.handles import AGENT_FD, AGENT_PID, read_handles
 from resilience.inprocess.plain import await_rank
 
 _PR_SET_PDEATHSIG = 1
@@ -159,11 +159,11 @@ def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
 
 def _await_rank() -> None:
     """Wait for a rank here, on behalf of a program that reads it from its environment."""
-    place = read_place(os.environ)
-    assert place
-    agent = socket.socket(fileno=os.dup(place.agent_file))
-    page = Page(place.page_file, place.num_slots)
-    os.environ.update(await_rank(agent, page, place.slot))
+    handles = read_handles(os.environ)
+    assert handles
+    agent = socket.socket(fileno=os.dup(handles.agent_file))
+    page = Page(handles.page_file, handles.num_slots)
+    os.environ.update(await_rank(agent, page, handles.slot))
     agent.close()
     page.close()
 

@@ -20,13 +20,13 @@ from torch.distributed import ProcessGroup
 from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
 from resilience.comm.forbid import forbid_collectives
 from resilience.comm.gate import Gate
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.errors import CorruptionError
-from resilience.state.arena import Arena
 from resilience.state.digest import digest_state
 from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
 from resilience.state.shared import SharedState
+from resilience.state.transfer_buffer import TransferBuffer
 from resilience.state.view import StateView
 
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
@@ -66,7 +66,7 @@ class Members(Protocol):
         """Raise BrokenError where it does not."""
         ...
 
-    def mark(self, place: Place, step: int, micro_batch: int = 0) -> None:
+    def mark(self, activity: Activity, step: int, micro_batch: int = 0) -> None:
         """Show where the training thread is; raises BrokenError as `check` does."""
         ...
 
@@ -111,7 +111,7 @@ class Recovery:
         placement: Placement,
         *,
         apply: Callable[[int], None],
-        arena: Arena | None = None,
+        transfer_buffer: TransferBuffer | None = None,
         shared: SharedState | None = None,
         self_check_every_n_steps: int | None = None,
         reach: Callable[[str, int], None] | None = None,
@@ -125,7 +125,7 @@ class Recovery:
         """What becomes `rest` when the update of this step has ended."""
         self._placement = placement
         self._apply = apply
-        self._arena = arena
+        self._transfer_buffer = transfer_buffer
         self._shared = shared
         self._is_prepared = shared is None
         """The other ranks of the node can be read, or there is no shared memory."""
@@ -187,7 +187,7 @@ class Recovery:
         every rank or none.
         """
         assert self._view is not None
-        members.mark(Place.RECOVERY, self.mark.step)
+        members.mark(Activity.RECOVERY, self.mark.step)
         reports = [self._placed(each) for each in members.reports]
         plan = plan_recovery(reports)
         if isinstance(plan, Fallback):
@@ -238,7 +238,7 @@ class Recovery:
         self._prepare()
         if plan.transfers:
             # The slowest transfer may take longer than a rank may be without progress.
-            members.mark(Place.WAITING, plan.step)
+            members.mark(Activity.WAITING, plan.step)
             members.group.allreduce([torch.zeros(1)]).wait()
         return Resumed(
             step=plan.step, role=role, reason=plan.reason, source=source, num_bytes=num_bytes
@@ -248,17 +248,17 @@ class Recovery:
         """Do this rank's part of the transfers; returns how many bytes passed through it."""
 
         def show_progress(number: int) -> None:
-            members.mark(Place.RECOVERY, plan.step)
+            members.mark(Activity.RECOVERY, plan.step)
 
         if any(each.target == members.rank for each in plan.transfers):
             # Its source may have others to serve first.
-            members.mark(Place.WAITING, plan.step)
+            members.mark(Activity.WAITING, plan.step)
         result = run_transfers(
             [(each.source, each.target, each.is_same_node) for each in plan.transfers],
             view=_WithRest(view, self),
             rank=members.rank,
             group=members.group,
-            arena=self._arena,
+            transfer_buffer=self._transfer_buffer,
             shared=self._shared,
             local_ranks=members.local_ranks,
             on_chunk=show_progress,
@@ -269,7 +269,7 @@ class Recovery:
     def _prepare(self) -> None:
         """Map what the other ranks of the node hold, before a repair needs it in a hurry."""
         if not self._is_prepared and self._shared is not None:
-            # Without a map of them a repair goes through the arena, and is as right.
+            # Without a map of them a repair goes through the transfer buffer, and is as right.
             with suppress(OSError):
                 self._shared.prepare()
             self._is_prepared = True
@@ -297,7 +297,7 @@ class Recovery:
         """
         step = self.mark.step
         self.mark = replace(self.mark, phase=Phase.REDUCED, gradient_generation=members.number)
-        members.mark(Place.GATE, step)
+        members.mark(Activity.GATE, step)
         self._reach("gate", step)
         self._check_digest(step)
         self.mark = replace(self.mark, phase=Phase.ENTERED)
@@ -308,7 +308,7 @@ class Recovery:
         # What was changed since the check before the gate would be kept, updated, noted as right.
         self._check_digest(step)
         self._keep()
-        members.mark(Place.UPDATE, step)
+        members.mark(Activity.UPDATE, step)
         with self._update(step):
             yield
         # All ranks have passed a gate, so all have their place.

@@ -23,7 +23,7 @@ _PROGRESS = struct.Struct("@Qd")
 _STEP_SHIFT = 24
 
 
-class Place(IntEnum):
+class Activity(IntEnum):
     """Where in a step a training thread is; NOWHERE while no deadline applies to it.
 
     WAITING for the repair of other ranks, who are under one, wherever they are.
@@ -47,10 +47,10 @@ class Slot:
     beat_s: float
     """time.monotonic() of the last heartbeat; 0 where there was none."""
     step: int
-    place: Place
+    activity: Activity
     micro_batch: int
     progress_s: float
-    """time.monotonic() of the last change of place."""
+    """time.monotonic() of the last change of activity."""
 
 
 class Page:
@@ -66,7 +66,7 @@ class Page:
         return Slot(
             beat_s=beat_s,
             step=word >> _STEP_SHIFT,
-            place=Place((word >> 16) & 0xFF),
+            activity=Activity((word >> 16) & 0xFF),
             micro_batch=word & 0xFFFF,
             progress_s=progress_s,
         )
@@ -79,9 +79,9 @@ class Page:
         """Show that the process runs."""
         _BEAT.pack_into(self._memory, slot * SLOT_BYTES, time.monotonic())
 
-    def mark(self, slot: int, step: int, place: Place, micro_batch: int = 0) -> None:
+    def mark(self, slot: int, step: int, activity: Activity, micro_batch: int = 0) -> None:
         """Show where the training thread is."""
-        word = step << _STEP_SHIFT | place << 16 | min(micro_batch, 0xFFFF)
+        word = step << _STEP_SHIFT | activity << 16 | min(micro_batch, 0xFFFF)
         _PROGRESS.pack_into(self._memory, slot * SLOT_BYTES + _BEAT.size, word, time.monotonic())
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from resilience.data.failure import parse_failure, rebuild_error
 from resilience.data.fingerprint import cache_name, describe, digest
 from resilience.data.folder import open_cache, open_root
 from resilience.data.json_text import Json
-from resilience.data.link import Link
+from resilience.data.producer_connection import ProducerConnection
 from resilience.data.segments import Sealer, Segment
 from resilience.data.sources import Source, make_source
 from resilience.data.spawn import end_producer
@@ -134,9 +134,9 @@ class CachedLoader:
             )
             self._store.refresh()
             self._segment: Segment | None = self._store.find(self._next)
-            self._link = Link(spec, deadline_s=deadline_s, on_wait=on_wait)
+            self._connection = ProducerConnection(spec, deadline_s=deadline_s, on_wait=on_wait)
             with suppress(DataCacheError):  # who waits for a batch hears why there is no producer
-                self._link.open(self._next)
+                self._connection.open(self._next)
         except BaseException:
             self._lease.close()
             raise
@@ -196,12 +196,12 @@ class CachedLoader:
 
         What stands before it may go from the cache then.
         """
-        self._link.note_checkpoint(number)
+        self._connection.note_checkpoint(number)
 
     def explain(self) -> str:
         """Return what the producer does now, for a person; takes a second where it is busy."""
         self._check_open()
-        return self._link.explain(self._next)
+        return self._connection.explain(self._next)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is, for `load_state_dict` of one with any number of positions."""
@@ -243,7 +243,7 @@ class CachedLoader:
         if self._is_closed:
             return
         self._is_closed = True
-        self._link.close("over" if is_over else "bye", self._next)
+        self._connection.close("over" if is_over else "bye", self._next)
         self._segment = None
         self._store.close()
         if is_over:
@@ -299,9 +299,9 @@ class CachedLoader:
     def _wait_for(self, number: int, *, is_damaged: bool) -> None:
         """Wait until a batch is published, or raise why it will not be."""
         self._told = number
-        answer = self._link.ask(number, is_damaged=is_damaged)
+        answer = self._connection.ask(number, is_damaged=is_damaged)
         if answer.verb == "failed" and self._frees_memory(answer.text):
-            answer = self._link.ask(number, is_damaged=is_damaged)
+            answer = self._connection.ask(number, is_damaged=is_damaged)
         if answer.verb == "end":
             raise _EndOfStage(f"batch {number} does not exist: the stage has {answer.number}")
         if answer.verb == "failed":
@@ -320,8 +320,8 @@ class CachedLoader:
         self._check_open()
         self._told = number
         with suppress(DataCacheError):
-            if self._link.open(number):
-                self._link.tell("at", number)
+            if self._connection.open(number):
+                self._connection.tell("at", number)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -22,11 +22,11 @@ from datetime import timedelta
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from resilience.comm.messages import Break, End, Failed, Finished, Open, Ready, Stopped
-from resilience.comm.page import Page, Place
+from resilience.comm.page import Activity, Page
 from resilience.errors import BrokenError, CorruptionError, GroupOpenError, ResilienceError
 from resilience.inprocess.generation import Generation
+from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.inprocess.link import AgentLink, Coordinator
-from resilience.inprocess.place import WorkerPlace, read_place
 from resilience.inprocess.plain import take_opening
 from resilience.state.report import Report
 
@@ -91,16 +91,16 @@ def reexecutable(
     """
 
     def run() -> T:
-        place = read_place(os.environ)
-        if place is None:
+        handles = read_handles(os.environ)
+        if handles is None:
             raise ResilienceError(
                 "no agent has started this process; start it with "
                 "python -m resilience.agent --nproc-per-node N -- python ..."
             )
-        page = Page(place.page_file, place.num_slots)
-        link = AgentLink(place.agent_file, page, place.slot)
+        page = Page(handles.page_file, handles.num_slots)
+        link = AgentLink(handles.agent_file, page, handles.slot)
         loop = _Loop(
-            block, report, hooks or Hooks(), options or BlockOptions(), enter, link, page, place
+            block, report, hooks or Hooks(), options or BlockOptions(), enter, link, page, handles
         )
         return loop.run()
 
@@ -119,7 +119,7 @@ class _Loop(Generic[T]):
         enter: Callable[[Generation], None] | None,
         link: Coordinator,
         page: Page,
-        place: WorkerPlace,
+        handles: WorkerHandles,
     ) -> None:
         self._block = block
         self._report = report
@@ -128,7 +128,7 @@ class _Loop(Generic[T]):
         self._enter = enter
         self._link = link
         self._page = page
-        self._place = place
+        self._handles = handles
 
     def run(self) -> T:
         """Return what the block returned in the last generation."""
@@ -160,17 +160,17 @@ class _Loop(Generic[T]):
     def _make(self, opening: Open) -> Generation:
         return Generation(
             opening,
-            node=self._place.node,
+            node=self._handles.node,
             device_type=self._options.device_type,
             page=self._page,
-            slot=self._place.slot,
+            slot=self._handles.slot,
             on_abort=self._abort,
         )
 
     def _run_once(self, generation: Generation) -> T:
         if self._enter is not None:
             self._enter(generation)
-        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
         self._link.on_break(generation.take_break)
         if self._hooks.before_restart is not None:
             self._call(lambda: self._hooks.before_restart(generation))  # type: ignore[misc]
@@ -188,7 +188,7 @@ class _Loop(Generic[T]):
 
     def _finish(self, generation: Generation, error: BaseException | None) -> bool:
         """Say that this rank is through; False where another one needs it once more."""
-        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
         status, text = 0, ""
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -220,7 +220,7 @@ class _Loop(Generic[T]):
             )
         generation.close()
         self._link.on_break(None)
-        self._page.mark(self._place.slot, 0, Place.NOWHERE)
+        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
         if self._hooks.on_fault is not None:
             self._call(lambda: self._hooks.on_fault(error))  # type: ignore[misc]
         # The exception's frames hold what the block made for the generation.

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 
 from resilience.comm.gate import Gate, GroupChannel
 from resilience.comm.messages import Break, Open
-from resilience.comm.page import Page, Place
+from resilience.comm.page import Activity, Page
 from resilience.comm.world import World
 from resilience.errors import BrokenError
 from resilience.state.report import Report
@@ -89,11 +89,11 @@ class Generation:
         if self.broken is not None:
             raise BrokenError(self.broken.reason)
 
-    def mark(self, place: Place, step: int, micro_batch: int = 0) -> None:
+    def mark(self, activity: Activity, step: int, micro_batch: int = 0) -> None:
         """Show where the training thread is, and stop it where the generation is over."""
         if self._page is not None:
-            self._page.mark(self._slot, step, place, micro_batch)
-        if place is not Place.UPDATE:
+            self._page.mark(self._slot, step, activity, micro_batch)
+        if activity is not Activity.UPDATE:
             self.check()
 
     def take_break(self, order: Break) -> None:

@@ -10,7 +10,7 @@ The tensors of a rank are one stream of bytes, cut into chunks without regard to
 where a tensor ends, and hashed at both ends. There are three ways. Do both ranks
 keep their tensors in the shared memory of one node, the target copies out of the
 source's, the source sends but the checksums, and one word comes back at the end.
-Else, on one node, chunks go through the arena and short messages through the
+Else, on one node, chunks go through the transfer buffer and short messages through the
 process group; between nodes the chunks themselves do, a ring of them at a time.
 
 Nobody polls: whoever waits is in a receive of the group, which ends with the
@@ -30,12 +30,12 @@ import xxhash
 from torch.distributed import ProcessGroup
 
 from resilience.errors import TransferError
-from resilience.state.arena import Arena
 from resilience.state.digest import describe_layout
 from resilience.state.direct import copy_chunks, count_chunks, hash_chunks
-from resilience.state.ring import Link, Ring, chunk_sizes, make_ring, ring_chunk_bytes
+from resilience.state.ring import RankPair, Ring, chunk_sizes, make_ring, ring_chunk_bytes
 from resilience.state.shared import Bytes, SharedState
 from resilience.state.stream import Stream
+from resilience.state.transfer_buffer import TransferBuffer
 from resilience.state.view import StateView
 
 LAYOUT_BYTES_MAX = 1 << 30
@@ -63,7 +63,7 @@ def run_transfers(
     view: StateView,
     rank: int,
     group: ProcessGroup,
-    arena: Arena | None,
+    transfer_buffer: TransferBuffer | None,
     local_ranks: Sequence[int],
     on_chunk: Callable[[int], None] | None = None,
     on_sent: Callable[[int], None] | None = None,
@@ -74,8 +74,8 @@ def run_transfers(
     Called by every rank with the same list; returns at once on a rank that is in
     none. `rank` counts within `group`, which has to take CPU tensors; transfers
     within a node are one copy where `shared` holds the tensors of both ranks, else
-    use the target's slot `local_ranks[target]` of `arena`, or the group where `arena`
-    is None. `on_chunk` is called by a target with numbers of chunks that are in its
+    use the target's slot `local_ranks[target]` of `transfer_buffer`, or the group where
+    that is None. `on_chunk` is called by a target with numbers of chunks that are in its
     tensors: of all, in order, unless a second thread copies some of them. `on_sent` is
     called by a source with the numbers of chunks that it hands over, where it does.
 
@@ -90,13 +90,17 @@ def run_transfers(
         return MoveResult(num_bytes=0, source=None)
     state = _State(view, shared)
     for source, target, is_same_node in wanted:
-        place = arena.slot(local_ranks[target]) if arena is not None and is_same_node else None
-        link = Link(group, source=source, target=target, is_source=rank == source)
+        place = (
+            transfer_buffer.slot(local_ranks[target])
+            if transfer_buffer is not None and is_same_node
+            else None
+        )
+        pair = RankPair(group, source=source, target=target, is_source=rank == source)
         way = _Way(place, shared if is_same_node and state.is_shared else None)
         if rank == source:
-            _send_state(link, state, way, on_sent)
+            _send_state(pair, state, way, on_sent)
         else:
-            _receive_state(link, state, way, on_chunk)
+            _receive_state(pair, state, way, on_chunk)
     source_rank = None if rank == wanted[0][0] else wanted[0][0]
     return MoveResult(num_bytes=state.num_bytes * len(wanted), source=source_rank)
 
@@ -137,7 +141,7 @@ class _Way:
 
 
 def _send_state(
-    link: Link, state: _State, way: _Way, on_sent: Callable[[int], None] | None
+    pair: RankPair, state: _State, way: _Way, on_sent: Callable[[int], None] | None
 ) -> None:
     rest = json.dumps(state.view.read_rest(), separators=(",", ":")).encode()
     text = torch.frombuffer(bytearray(state.layout + rest), dtype=torch.uint8)
@@ -145,17 +149,17 @@ def _send_state(
     sizes = [len(state.layout), len(rest), ring_chunk_bytes(way.slot)]
     head = torch.tensor([_FORMAT, *sizes, way.slot is not None, way.place, checksum])
     verdict = torch.zeros(1, dtype=torch.int64)
-    answer = link.receive(verdict, _TAG_VERDICT)
-    works = [link.send(head, _TAG_TEXT), link.send(text, _TAG_TEXT)]
+    answer = pair.receive(verdict, _TAG_VERDICT)
+    works = [pair.send(head, _TAG_TEXT), pair.send(text, _TAG_TEXT)]
     answer.wait()
     for work in works:
         work.wait()
     if verdict.item() == _BAD:
-        raise TransferError(f"state {link} was refused; the target's error says why")
+        raise TransferError(f"state {pair} was refused; the target's error says why")
     if verdict.item() == _FINE_DIRECT and way.shared is not None:
-        _send_checksums(link, way.shared.own_bytes())
+        _send_checksums(pair, way.shared.own_bytes())
         return
-    ring = make_ring(link, state.num_bytes, way.slot)
+    ring = make_ring(pair, state.num_bytes, way.slot)
     stream = Stream(state.tensors, is_read=True)
     for number in range(len(chunk_sizes(state.num_bytes, ring.chunk_bytes))):
         ring.hand_over(number, stream.pass_chunk(ring.acquire(number)))
@@ -164,33 +168,33 @@ def _send_state(
     ring.close()
 
 
-def _send_checksums(link: Link, memory: Bytes) -> None:
+def _send_checksums(pair: RankPair, memory: Bytes) -> None:
     """Say what this rank's memory holds, while the target copies it; wait until it has."""
     word = torch.zeros(1, dtype=torch.int64)
-    end = link.receive(word, _TAG_END)
+    end = pair.receive(word, _TAG_END)
     checksums = torch.from_numpy(hash_chunks(memory).view(np.int64))
-    link.send(checksums, _TAG_CHECKSUMS).wait()
+    pair.send(checksums, _TAG_CHECKSUMS).wait()
     end.wait()
     if number := int(word.item()):
         raise TransferError(
-            f"chunk {number - 1} {link} arrived with another checksum than it was sent with"
+            f"chunk {number - 1} {pair} arrived with another checksum than it was sent with"
         )
 
 
 def _receive_state(
-    link: Link, state: _State, way: _Way, on_chunk: Callable[[int], None] | None
+    pair: RankPair, state: _State, way: _Way, on_chunk: Callable[[int], None] | None
 ) -> None:
     try:
-        rest, place = _receive_text(link, state, way)
+        rest, place = _receive_text(pair, state, way)
         memory = _open_source(way, place)
-        ring = None if memory is not None else make_ring(link, state.num_bytes, way.slot)
+        ring = None if memory is not None else make_ring(pair, state.num_bytes, way.slot)
     except TransferError:
-        link.send(torch.tensor([_BAD]), _TAG_VERDICT).wait()
+        pair.send(torch.tensor([_BAD]), _TAG_VERDICT).wait()
         raise
     if way.shared is not None and memory is not None:
-        _receive_direct(link, memory, way.shared.own_bytes(), on_chunk)
+        _receive_direct(pair, memory, way.shared.own_bytes(), on_chunk)
     elif ring is not None:
-        _receive_chunks(link, state, ring, on_chunk)
+        _receive_chunks(pair, state, ring, on_chunk)
     state.view.write_rest(rest)
 
 
@@ -205,27 +209,27 @@ def _open_source(way: _Way, place: int) -> Bytes | None:
 
 
 def _receive_direct(
-    link: Link, source: Bytes, target: Bytes, on_chunk: Callable[[int], None] | None
+    pair: RankPair, source: Bytes, target: Bytes, on_chunk: Callable[[int], None] | None
 ) -> None:
     num_chunks = count_chunks(len(target))
     said = torch.zeros(num_chunks, dtype=torch.int64)
-    work = link.receive(said, _TAG_CHECKSUMS)
-    link.send(torch.tensor([_FINE_DIRECT]), _TAG_VERDICT).wait()
+    work = pair.receive(said, _TAG_CHECKSUMS)
+    pair.send(torch.tensor([_FINE_DIRECT]), _TAG_VERDICT).wait()
     arrived = copy_chunks(source, target, on_chunk)
     work.wait()
     sent = said.numpy().view(np.uint64)
     broken = np.flatnonzero(sent != arrived)
     number = int(broken[0]) if len(broken) else -1
-    link.send(torch.tensor([number + 1]), _TAG_END).wait()
+    pair.send(torch.tensor([number + 1]), _TAG_END).wait()
     if number >= 0:
-        raise _broken_chunk(link, number, num_chunks, int(sent[number]), int(arrived[number]))
+        raise _broken_chunk(pair, number, num_chunks, int(sent[number]), int(arrived[number]))
 
 
 def _receive_chunks(
-    link: Link, state: _State, ring: Ring, on_chunk: Callable[[int], None] | None
+    pair: RankPair, state: _State, ring: Ring, on_chunk: Callable[[int], None] | None
 ) -> None:
     ring.open()
-    link.send(torch.tensor([_FINE]), _TAG_VERDICT).wait()
+    pair.send(torch.tensor([_FINE]), _TAG_VERDICT).wait()
     stream = Stream(state.tensors, is_read=False)
     num_chunks = len(chunk_sizes(state.num_bytes, ring.chunk_bytes))
     for number in range(num_chunks):
@@ -233,7 +237,7 @@ def _receive_chunks(
         arrived = stream.pass_chunk(ring.place(number))
         if sent != arrived:
             ring.refuse(number)
-            raise _broken_chunk(link, number, num_chunks, sent, arrived)
+            raise _broken_chunk(pair, number, num_chunks, sent, arrived)
         ring.release(number)
         if on_chunk is not None:
             on_chunk(number)
@@ -241,38 +245,38 @@ def _receive_chunks(
 
 
 def _broken_chunk(
-    link: Link, number: int, num_chunks: int, sent: int, arrived: int
+    pair: RankPair, number: int, num_chunks: int, sent: int, arrived: int
 ) -> TransferError:
     return TransferError(
-        f"chunk {number} of {num_chunks} {link} arrived with another checksum than it was "
+        f"chunk {number} of {num_chunks} {pair} arrived with another checksum than it was "
         f"sent with: {arrived:016x}, not {sent:016x}"
     )
 
 
-def _receive_text(link: Link, state: _State, way: _Way) -> tuple[Mapping[str, Any], int]:
+def _receive_text(pair: RankPair, state: _State, way: _Way) -> tuple[Mapping[str, Any], int]:
     """Return the source's rest and place; raises TransferError for what does not fit this rank."""
     head = torch.zeros(_HEADER_SIZE + 1, dtype=torch.int64)
-    link.receive(head, _TAG_TEXT).wait()
+    pair.receive(head, _TAG_TEXT).wait()
     *header, checksum = head.tolist()
     form, layout_bytes, rest_bytes, chunk_bytes, has_slot, place = header
     if form != _FORMAT or not 0 <= layout_bytes + rest_bytes <= LAYOUT_BYTES_MAX:
-        raise TransferError(f"state {link} begins with {header}, which is no header")
+        raise TransferError(f"state {pair} begins with {header}, which is no header")
     text = torch.empty(layout_bytes + rest_bytes, dtype=torch.uint8)
-    link.receive(text, _TAG_TEXT).wait()
+    pair.receive(text, _TAG_TEXT).wait()
     if _signed(xxhash.xxh3_64_intdigest(text.numpy().data)) != checksum:
         raise TransferError(
-            f"the layout {link} arrived with another checksum than it was sent with"
+            f"the layout {pair} arrived with another checksum than it was sent with"
         )
     data = text.numpy().tobytes()
     if data[:layout_bytes] != state.layout:
         difference = _describe_difference(data[:layout_bytes], state.layout)
-        raise TransferError(f"state {link} does not fit: {difference}")
-    own_bytes, is_arena = ring_chunk_bytes(way.slot), way.slot is not None
-    if (chunk_bytes, bool(has_slot)) != (own_bytes, is_arena):
+        raise TransferError(f"state {pair} does not fit: {difference}")
+    own_bytes, has_buffer = ring_chunk_bytes(way.slot), way.slot is not None
+    if (chunk_bytes, bool(has_slot)) != (own_bytes, has_buffer):
         raise TransferError(
-            f"state {link} comes in chunks of {chunk_bytes} bytes "
-            f"{'through' if has_slot else 'beside'} the arena, expected {own_bytes} "
-            f"{'through' if is_arena else 'beside'} it; give both ranks the same arena"
+            f"state {pair} comes in chunks of {chunk_bytes} bytes "
+            f"{'through' if has_slot else 'beside'} the transfer buffer, expected {own_bytes} "
+            f"{'through' if has_buffer else 'beside'} it; give both ranks the same transfer buffer"
         )
     rest: Mapping[str, Any] = json.loads(data[layout_bytes:])
     return rest, place

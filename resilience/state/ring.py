@@ -40,7 +40,7 @@ _TAG_READY, _TAG_USED, _TAG_CHUNK = 7110, 7111, 7120
 Bytes = NDArray[np.uint8]
 
 
-class Link:
+class RankPair:
     """Messages between the two ranks of one transfer, over a group that takes CPU tensors."""
 
     def __init__(self, group: ProcessGroup, *, source: int, target: int, is_source: bool) -> None:
@@ -95,14 +95,14 @@ class Ring(Protocol):
         """Wait until the other side has done its part; raises as `acquire`."""
 
 
-def make_ring(link: Link, num_bytes: int, memory: memoryview | None) -> Ring:
+def make_ring(pair: RankPair, num_bytes: int, memory: memoryview | None) -> Ring:
     """Return the places for `num_bytes` in all: in shared memory, or in messages for None.
 
     Raises ValueError for memory that is too small for a page each.
     """
     if memory is None:
-        return _MessageRing(link, num_bytes)
-    return _SharedRing(link, num_bytes, memory)
+        return _MessageRing(pair, num_bytes)
+    return _SharedRing(pair, num_bytes, memory)
 
 
 def ring_chunk_bytes(memory: memoryview | None) -> int:
@@ -124,13 +124,13 @@ def chunk_sizes(num_bytes: int, chunk_bytes: int) -> list[int]:
 class _WordsOut:
     """Words to the other side: 0, or 1 more than the number of a broken chunk."""
 
-    def __init__(self, link: Link, tag: int) -> None:
-        self._link = link
+    def __init__(self, pair: RankPair, tag: int) -> None:
+        self._pair = pair
         self._tag = tag
         self._works: deque[Work] = deque()
 
     def send(self, word: int) -> None:
-        self._works.append(self._link.send(torch.tensor([word]), self._tag))
+        self._works.append(self._pair.send(torch.tensor([word]), self._tag))
         if len(self._works) > 2 * _WORDS_AHEAD:
             self._works.popleft().wait()
 
@@ -142,8 +142,8 @@ class _WordsOut:
 class _WordsIn:
     """Words from the other side, a known number of them; the next ones are received ahead."""
 
-    def __init__(self, link: Link, tag: int, number: int) -> None:
-        self._link = link
+    def __init__(self, pair: RankPair, tag: int, number: int) -> None:
+        self._pair = pair
         self._tag = tag
         self._num_left = number
         self._coming: deque[tuple[Tensor, Work]] = deque()
@@ -152,7 +152,7 @@ class _WordsIn:
     def post(self) -> None:
         while self._num_left and len(self._coming) < _WORDS_AHEAD:
             tensor = torch.zeros(1, dtype=torch.int64)
-            self._coming.append((tensor, self._link.receive(tensor, self._tag)))
+            self._coming.append((tensor, self._pair.receive(tensor, self._tag)))
             self._num_left -= 1
 
     def take(self) -> None:
@@ -163,7 +163,7 @@ class _WordsIn:
         self.post()
         if word := int(tensor.item()):
             raise TransferError(
-                f"chunk {word - 1} {self._link} arrived with another checksum than it was sent with"
+                f"chunk {word - 1} {self._pair} arrived with another checksum than it was sent with"
             )
 
     def close(self) -> None:
@@ -172,13 +172,13 @@ class _WordsIn:
 
 
 class _SharedRing:
-    """Chunks in a slot of the arena; counters and checksums lie before them.
+    """Chunks in a slot of the transfer buffer; counters and checksums lie before them.
 
     Each counter has one writer. A counter is written after the chunk that it
     counts; should a reader see them the other way round, the checksum tells.
     """
 
-    def __init__(self, link: Link, num_bytes: int, memory: memoryview) -> None:
+    def __init__(self, pair: RankPair, num_bytes: int, memory: memoryview) -> None:
         self.chunk_bytes = ring_chunk_bytes(memory)
         self._sizes = chunk_sizes(num_bytes, self.chunk_bytes)
         numbers: NDArray[np.uint64] = np.frombuffer(memory[:_HEAD_BYTES], dtype=np.uint64)
@@ -186,9 +186,9 @@ class _SharedRing:
         self._num_ready, self._num_used, self._checksums = numbers[:1], numbers[8:9], numbers[16:]
         self._bytes: Bytes = np.frombuffer(memory[_HEAD_BYTES:], dtype=np.uint8)
         num_words = -(-len(self._sizes) // _WORD_EVERY)
-        own, other = (_TAG_READY, _TAG_USED) if link.is_source else (_TAG_USED, _TAG_READY)
-        self._out = _WordsOut(link, own)
-        self._in = _WordsIn(link, other, num_words)
+        own, other = (_TAG_READY, _TAG_USED) if pair.is_source else (_TAG_USED, _TAG_READY)
+        self._out = _WordsOut(pair, own)
+        self._in = _WordsIn(pair, other, num_words)
         self._in.post()
 
     def open(self) -> None:
@@ -244,15 +244,15 @@ class _SharedRing:
 class _MessageRing:
     """Chunks in messages, each behind its checksum."""
 
-    def __init__(self, link: Link, num_bytes: int) -> None:
+    def __init__(self, pair: RankPair, num_bytes: int) -> None:
         self.chunk_bytes = ring_chunk_bytes(None)
-        self._link = link
+        self._pair = pair
         self._sizes = chunk_sizes(num_bytes, self.chunk_bytes)
         room = _CHECKSUM_BYTES + min(self.chunk_bytes, num_bytes)
         self._messages = [torch.empty(room, dtype=torch.uint8) for _ in range(MESSAGES)]
         self._works: deque[Work] = deque()
-        self._out = _WordsOut(link, _TAG_USED)
-        self._in = _WordsIn(link, _TAG_USED, len(self._sizes) if link.is_source else 0)
+        self._out = _WordsOut(pair, _TAG_USED)
+        self._in = _WordsIn(pair, _TAG_USED, len(self._sizes) if pair.is_source else 0)
         self._in.post()
 
     def open(self) -> None:
@@ -271,7 +271,7 @@ class _MessageRing:
     def hand_over(self, number: int, checksum: int) -> None:
         message = self._message(number)
         message.numpy()[:8].view(np.uint64)[0] = checksum
-        self._works.append(self._link.send(message, _TAG_CHUNK))
+        self._works.append(self._pair.send(message, _TAG_CHUNK))
 
     def take(self, number: int) -> int:
         self._works.popleft().wait()
@@ -293,7 +293,7 @@ class _MessageRing:
         self._out.close()
 
     def _post(self, number: int) -> None:
-        self._works.append(self._link.receive(self._message(number), _TAG_CHUNK))
+        self._works.append(self._pair.receive(self._message(number), _TAG_CHUNK))
 
     def _message(self, number: int) -> Tensor:
         size = _CHECKSUM_BYTES + self._sizes[number]

@@ -18,19 +18,19 @@ from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery, Resumed
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.errors import StateError
 from resilience.events import EventLog
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import Injector
 from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import WorkerPlace, read_place
-from resilience.state.arena import Arena
+from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.state.digest import digest_state
 from resilience.state.rng import seed_step
 from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise, refuse_unshared
+from resilience.state.transfer_buffer import TransferBuffer
 from training.data.loading import (
     announce_samples,
     check_begun_with,
@@ -111,7 +111,7 @@ class _ResilientRun:
         self._node = node
         self._events = events
         self._stop = stop
-        self._place = _read_place()
+        self._handles = _read_handles()
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
         self._batches: Batches | None = None
@@ -130,8 +130,8 @@ class _ResilientRun:
         self.recovery = Recovery(
             lambda rank: plan_placement(self._trainer, rank),
             apply=self._apply,
-            arena=_open_arena(self._place),
-            shared=_open_shared(self._place),
+            transfer_buffer=_open_transfer_buffer(self._handles),
+            shared=_open_shared(self._handles),
             self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
             reach=self._reach,
             before_update=lambda: self._saves.before_update(self.watch.pulse),
@@ -179,7 +179,7 @@ class _ResilientRun:
         self._open_data(group)
         if self._model is not None:
             # What is to be done now is short, and a rank that is stuck in it holds up all others.
-            generation.mark(Place.RECOVERY, self.recovery.mark.step)
+            generation.mark(Activity.RECOVERY, self.recovery.mark.step)
         model = self._make_model(group, injector)
         checkpoint = self._open_checkpoint()
         view = self.recovery.view_with_rest()
@@ -194,7 +194,7 @@ class _ResilientRun:
         self._check_samples()
         self._take_steps(generation, group, checkpoint)
         self.recovery.check()
-        generation.mark(Place.NOWHERE, self._trainer.max_steps)
+        generation.mark(Activity.NOWHERE, self._trainer.max_steps)
         assert self._state is not None
         self._events.write(
             "state_digest", step=self.recovery.mark.step, digest=digest_state(self._state)
@@ -246,7 +246,7 @@ class _ResilientRun:
                 run_dir=self._run_dir,
                 events=self._events,
                 on_corrupt=self._corrupt,
-                agent_pid=self._place.agent_pid,
+                agent_pid=self._handles.agent_pid,
             )
         return self._injector
 
@@ -271,7 +271,7 @@ class _ResilientRun:
                 group,
                 first=self.recovery.mark.step,
                 run_dir=self._run_dir,
-                owner_pid=self._place.agent_pid,
+                owner_pid=self._handles.agent_pid,
                 events=self._events,
                 on_wait=self.watch.pulse,
             )
@@ -328,7 +328,7 @@ class _ResilientRun:
         """Load the newest state that was written, or make the one before the first step."""
         assert self._model is not None
         assert self._stepper is not None
-        generation.mark(Place.NOWHERE, 0)
+        generation.mark(Activity.NOWHERE, 0)
         step, source = 0, "start"
         newest = checkpoint.newest_step(group)
         if begun := self._saves.load_newest(group, newer_than=newest):
@@ -379,7 +379,7 @@ class _ResilientRun:
         for step in range(first, self._trainer.max_steps):
             if ends_epoch(step, global_batch_size=batch_size, num_samples=num_samples):
                 self._write_state(step, generation, group, checkpoint)
-            self.watch.begin(step, Place.DATA)
+            self.watch.begin(step, Activity.DATA)
             if self._saves.begin_step(
                 step,
                 generation=self.recovery.mark.step_generation,
@@ -406,7 +406,7 @@ class _ResilientRun:
     def _finish(self, group: WorkerGroup, *, is_forced: bool) -> None:
         """Let the last checkpoint end, under no deadline but its own."""
         mark = self.recovery.mark
-        self.watch.begin(mark.step, Place.NOWHERE)
+        self.watch.begin(mark.step, Activity.NOWHERE)
         self._saves.finish(
             mark.step,
             generation=mark.step_generation,
@@ -424,7 +424,7 @@ class _ResilientRun:
         Where it cannot be written the run goes on: it has its state in memory, and
         only its last resort is older than it could be.
         """
-        generation.mark(Place.NOWHERE, step)
+        generation.mark(Activity.NOWHERE, step)
         try:
             is_written = checkpoint.write(step, self.recovery.rest, group, self.recovery.check)
         except CheckpointError as error:
@@ -472,20 +472,22 @@ class _ResilientRun:
             local.view(torch.int32).view(-1)[0] ^= 1 << 20
 
 
-def _read_place() -> WorkerPlace:
-    place = read_place(os.environ)
-    assert place is not None, "main looks whether an agent has started this worker"
-    return place
+def _read_handles() -> WorkerHandles:
+    handles = read_handles(os.environ)
+    assert handles is not None, "main looks whether an agent has started this worker"
+    return handles
 
 
-def _open_shared(place: WorkerPlace) -> SharedState:
+def _open_shared(handles: WorkerHandles) -> SharedState:
     """Open the memory that the node's workers have in common; a spare maps what is there now."""
-    shared = SharedState(place.state_files)
+    shared = SharedState(handles.state_files)
     shared.prepare()
     return shared
 
 
-def _open_arena(place: WorkerPlace) -> Arena:
-    arena = Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes)
-    arena.touch()
-    return arena
+def _open_transfer_buffer(handles: WorkerHandles) -> TransferBuffer:
+    transfer_buffer = TransferBuffer(
+        handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+    )
+    transfer_buffer.touch()
+    return transfer_buffer

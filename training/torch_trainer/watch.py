@@ -9,7 +9,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.faults.injector import Injector
 from resilience.inprocess.generation import Generation
 from training.torch_trainer.step import StepResult, StepWatch
@@ -33,7 +33,7 @@ class RunWatch(StepWatch):
         self.step = 0
         self.is_last_micro_batch = False
         self._generation: Generation | None = None
-        self._place = Place.NOWHERE
+        self._activity = Activity.NOWHERE
 
     def enter(self, generation: Generation, injector: Injector) -> None:
         """Take what belongs to the generation."""
@@ -45,31 +45,31 @@ class RunWatch(StepWatch):
         """Keep nothing of a generation that is over, its groups above all."""
         self._generation = None
 
-    def begin(self, step: int, place: Place) -> None:
+    def begin(self, step: int, activity: Activity) -> None:
         """Note which step is taken, and where in it the worker begins."""
         self.step = step
-        self._mark(place)
+        self._mark(activity)
 
     def pulse(self) -> None:
         """Show that the worker gets on where it is; raises BrokenError as `mark` does."""
-        self._mark(self._place)
+        self._mark(self._activity)
 
-    def _mark(self, place: Place) -> None:
+    def _mark(self, activity: Activity) -> None:
         assert self._generation is not None
-        self._place = place
-        self._generation.mark(place, self.step)
+        self._activity = activity
+        self._generation.mark(activity, self.step)
 
     def forward(self, micro_batch: int, *, is_last: bool) -> None:
         """Begin a forward pass."""
         assert self._generation is not None
         self.is_last_micro_batch = is_last
-        self._generation.mark(Place.FORWARD, self.step, micro_batch)
+        self._generation.mark(Activity.FORWARD, self.step, micro_batch)
         self.injector.reach("forward", self.step)
 
     def backward(self, micro_batch: int) -> None:
         """Begin a backward pass."""
         assert self._generation is not None
-        self._generation.mark(Place.BACKWARD, self.step, micro_batch)
+        self._generation.mark(Activity.BACKWARD, self.step, micro_batch)
 
     def diverged(self) -> None:
         """End for it only if no rank's state is corrupt, which can make any gradient so."""
@@ -81,7 +81,7 @@ class RunWatch(StepWatch):
         """Pass the gate, and run the update under its rules."""
         assert self._generation is not None
         self._run.note_result(self.step, result)
-        self._place = Place.GATE
+        self._activity = Activity.GATE
         with self._run.recovery.commit(self._generation):
             yield
 

@@ -24,14 +24,14 @@ import torch.distributed as dist
 from torch import nn
 
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.comm.sockets import open_sockets, shut_down
 from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.place import read_place
-from resilience.state.arena import Arena
+from resilience.inprocess.handles import read_handles
 from resilience.state.digest import digest_state
 from resilience.state.torch_state import TorchState, materialise
+from resilience.state.transfer_buffer import TransferBuffer
 
 OUT = Path(os.environ["OUT"])
 STEPS = int(os.environ.get("STEPS", "6"))
@@ -147,7 +147,7 @@ def wait_for_test() -> None:
 
 def break_logs() -> None:
     """Put a file in the place of the folder with the node's logs, and have it noticed."""
-    logs = OUT.parent / "run" / "logs" / place.node
+    logs = OUT.parent / "run" / "logs" / handles.node
     logs.rename(OUT / "logs")
     logs.write_text("")
     sys.stderr.write("one more line\n")
@@ -184,12 +184,14 @@ def samples(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 reach("import")
-place = read_place(os.environ)
-assert place
+handles = read_handles(os.environ)
+assert handles
 rec = Recovery(
     lambda rank: (rank, ""),
     apply=apply,
-    arena=Arena(place.arena_file, place.num_local_ranks, place.transfer_bytes),
+    transfer_buffer=TransferBuffer(
+        handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+    ),
     reach=reach,
 )
 view = TorchState(model, optimizer)
@@ -213,7 +215,7 @@ def block(generation: Generation) -> str:
         json.dumps([generation.number, generation.rank, resumed.role, resumed.step]) + "\n"
     )
     for step in range(resumed.step, STEPS):
-        generation.mark(Place.FORWARD, step)
+        generation.mark(Activity.FORWARD, step)
         reach("forward", step)
         rec.begin()
         inputs, targets = samples(step, generation.rank)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from resilience.agent.hang import find_hang
-from resilience.comm.page import Place, Slot
+from resilience.comm.page import Activity, Slot
 
 NOW_S = 100.0
 
 
-def slot(step: int, place: Place, progress_s: float, *, beat_s: float = NOW_S) -> Slot:
-    return Slot(beat_s=beat_s, step=step, place=place, micro_batch=0, progress_s=progress_s)
+def slot(step: int, activity: Activity, progress_s: float, *, beat_s: float = NOW_S) -> Slot:
+    return Slot(beat_s=beat_s, step=step, activity=activity, micro_batch=0, progress_s=progress_s)
 
 
 @pytest.mark.parametrize(
@@ -19,67 +19,87 @@ def slot(step: int, place: Place, progress_s: float, *, beat_s: float = NOW_S) -
     [
         pytest.param({}, {}, None, (), id="no-rank"),
         pytest.param(
-            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.FORWARD, 91)},
+            {0: slot(3, Activity.GATE, 50), 1: slot(3, Activity.FORWARD, 91)},
             {},
             None,
             (),
             id="one-gets-on",
         ),
         pytest.param(
-            {0: slot(3, Place.GATE, 50), 1: slot(0, Place.NOWHERE, 50)}, {}, None, (), id="nowhere"
+            {0: slot(3, Activity.GATE, 50), 1: slot(0, Activity.NOWHERE, 50)},
+            {},
+            None,
+            (),
+            id="nowhere",
         ),
         pytest.param(
-            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.FORWARD, 90)}, {}, 1, (), id="behind"
+            {0: slot(3, Activity.GATE, 50), 1: slot(3, Activity.FORWARD, 90)},
+            {},
+            1,
+            (),
+            id="behind",
         ),
         pytest.param(
-            {0: slot(4, Place.DATA, 50), 1: slot(3, Place.UPDATE, 60)}, {}, 1, (), id="earlier-step"
+            {0: slot(4, Activity.DATA, 50), 1: slot(3, Activity.UPDATE, 60)},
+            {},
+            1,
+            (),
+            id="earlier-step",
         ),
         pytest.param(
-            {0: slot(3, Place.GATE, 50), 1: slot(3, Place.GATE, 60)}, {}, 0, (), id="alike"
+            {0: slot(3, Activity.GATE, 50), 1: slot(3, Activity.GATE, 60)}, {}, 0, (), id="alike"
         ),
         pytest.param(
-            {0: slot(3, Place.WAITING, 50), 1: slot(3, Place.WAITING, 60)}, {}, None, (), id="wait"
+            {0: slot(3, Activity.WAITING, 50), 1: slot(3, Activity.WAITING, 60)},
+            {},
+            None,
+            (),
+            id="wait",
         ),
         pytest.param(
-            {0: slot(3, Place.WAITING, 20), 1: slot(3, Place.RECOVERY, 95)},
+            {0: slot(3, Activity.WAITING, 20), 1: slot(3, Activity.RECOVERY, 95)},
             {},
             None,
             (),
             id="wait-for-one-that-gets-on",
         ),
         pytest.param(
-            {0: slot(2, Place.WAITING, 95), 1: slot(3, Place.RECOVERY, 90)},
+            {0: slot(2, Activity.WAITING, 95), 1: slot(3, Activity.RECOVERY, 90)},
             {},
             1,
             (),
             id="wait-for-one-that-does-not",
         ),
         pytest.param(
-            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=90)},
+            {0: slot(3, Activity.NOWHERE, 95), 1: slot(3, Activity.NOWHERE, 95, beat_s=90)},
             {1: "T"},
             1,
             (1,),
             id="stopped-nowhere",
         ),
         pytest.param(
-            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=91)},
+            {0: slot(3, Activity.NOWHERE, 95), 1: slot(3, Activity.NOWHERE, 95, beat_s=91)},
             {1: "T"},
             None,
             (),
             id="stopped-just-now",
         ),
         pytest.param(
-            {0: slot(3, Place.NOWHERE, 95), 1: slot(3, Place.NOWHERE, 95, beat_s=80)},
+            {0: slot(3, Activity.NOWHERE, 95), 1: slot(3, Activity.NOWHERE, 95, beat_s=80)},
             {1: "R"},
             None,
             (),
             id="silent-but-running",
         ),
         pytest.param(
-            {0: slot(0, Place.NOWHERE, 0, beat_s=0)}, {0: "T"}, None, (), id="no-heartbeat-ever"
+            {0: slot(0, Activity.NOWHERE, 0, beat_s=0)}, {0: "T"}, None, (), id="no-heartbeat-ever"
         ),
         pytest.param(
-            {0: slot(3, Place.FORWARD, 50), 1: slot(3, Place.GATE, 60), 2: slot(3, Place.GATE, 60)},
+            {
+                0: slot(3, Activity.FORWARD, 50),
+                1: slot(3, Activity.GATE, 60),
+                2: slot(3, Activity.GATE, 60),
+            },
             {0: "S", 1: "T", 2: "t"},
             1,
             (1, 2),
@@ -104,14 +124,14 @@ def test_rank_that_hangs(
     ],
 )
 def test_text_says_where_and_why(state: str, text: str) -> None:
-    hang = find_hang({0: slot(3, Place.FORWARD, 88, beat_s=97.5)}, {0: state}, NOW_S, 10.0)
+    hang = find_hang({0: slot(3, Activity.FORWARD, 88, beat_s=97.5)}, {0: state}, NOW_S, 10.0)
 
     assert hang
     assert hang.text == f"no progress for 12.0 s; rank 0 {text}"
 
 
 def test_text_of_a_stopped_one_says_how_long_it_is_silent() -> None:
-    slots = {0: slot(3, Place.FORWARD, 99), 1: slot(4, Place.NOWHERE, 99, beat_s=88)}
+    slots = {0: slot(3, Activity.FORWARD, 99), 1: slot(4, Activity.NOWHERE, 99, beat_s=88)}
 
     hang = find_hang(slots, {1: "T"}, NOW_S, 10.0)
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.comm.gate import Gate, GroupChannel
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.comm.sockets import open_sockets, shut_down, sockets_since
 from resilience.comm.waits import wait_in_slices
 from resilience.errors import BrokenError
@@ -47,9 +47,9 @@ class Seat:
         if self.is_broken:
             raise BrokenError("the generation was ended")
 
-    def mark(self, place, step, micro_batch=0):
+    def mark(self, activity, step, micro_batch=0):
         self.step = step
-        if place is not Place.UPDATE:
+        if activity is not Activity.UPDATE:
             self.check()
 
 

@@ -36,7 +36,7 @@ class Members:
     def check(self):
         """The generation goes on."""
 
-    def mark(self, place, step, micro_batch=0):
+    def mark(self, activity, step, micro_batch=0):
         """Nobody is looking."""
 
 

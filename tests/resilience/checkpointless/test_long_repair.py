@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from resilience.checkpointless.recovery import Recovery
-from resilience.comm.page import Place
+from resilience.comm.page import Activity
 from resilience.state.report import Phase, Report
 from tests.resilience.checkpointless.recovery_channels import open_gloo
 from tests.resilience.rank_processes import CONTEXT, TIMEOUT_S, run_ranks
@@ -48,12 +48,12 @@ class Members:
     def check(self):
         """The generation goes on."""
 
-    def mark(self, place, step, micro_batch=0):
-        self.marks.append((place, step))
-        if self.rank == BYSTANDER and place is Place.WAITING:
+    def mark(self, activity, step, micro_batch=0):
+        self.marks.append((activity, step))
+        if self.rank == BYSTANDER and activity is Activity.WAITING:
             # What it waits for has not even begun: the target waits for this.
             self._is_repaired[BYSTANDER].set()
-        if self.rank == TARGET and place is Place.WAITING:
+        if self.rank == TARGET and activity is Activity.WAITING:
             self._is_repaired[TARGET].set()
 
 
@@ -74,12 +74,12 @@ def test_ranks_show_progress_while_they_repair_and_wait_while_others_do(tmp_path
     results = run_ranks(repair, 3, str(tmp_path), signals)
 
     marks = [each for each, _ in results]
-    assert marks[BYSTANDER] == [(Place.RECOVERY, 0), (Place.WAITING, STEP)]
-    for rank, before in ((SOURCE, []), (TARGET, [Place.RECOVERY, Place.WAITING])):
-        places = [place for place, _ in marks[rank]]
-        assert places[: len(before)] == before, "its source may have others to serve first"
-        chunks = places[len(before) : -1]
-        assert chunks == [Place.RECOVERY] * len(chunks)
+    assert marks[BYSTANDER] == [(Activity.RECOVERY, 0), (Activity.WAITING, STEP)]
+    for rank, before in ((SOURCE, []), (TARGET, [Activity.RECOVERY, Activity.WAITING])):
+        activities = [activity for activity, _ in marks[rank]]
+        assert activities[: len(before)] == before, "its source may have others to serve first"
+        chunks = activities[len(before) : -1]
+        assert chunks == [Activity.RECOVERY] * len(chunks)
         assert len(chunks) > 3
-        assert places[-1] is Place.WAITING
+        assert activities[-1] is Activity.WAITING
     assert [is_repaired for _, is_repaired in results] == [True] * 3

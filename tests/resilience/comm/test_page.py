@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.comm.page import Page, Place, create_page
+from resilience.comm.page import Activity, Page, create_page
 
 NUM_SLOTS = 3
 
@@ -32,37 +32,37 @@ def page(file: int) -> Iterator[Page]:
 def test_new_slot_shows_nothing(page: Page) -> None:
     slot = page.read(2)
 
-    assert (slot.beat_s, slot.progress_s, slot.step, slot.place) == (0, 0, 0, Place.NOWHERE)
+    assert (slot.beat_s, slot.progress_s, slot.step, slot.activity) == (0, 0, 0, Activity.NOWHERE)
 
 
 def test_mark_and_beat_show_what_they_were_given(page: Page) -> None:
     before_s = time.monotonic()
-    page.mark(1, 123_456_789, Place.GATE, 17)
+    page.mark(1, 123_456_789, Activity.GATE, 17)
     page.beat(1)
 
     slot = page.read(1)
 
-    assert (slot.step, slot.place, slot.micro_batch) == (123_456_789, Place.GATE, 17)
+    assert (slot.step, slot.activity, slot.micro_batch) == (123_456_789, Activity.GATE, 17)
     assert before_s <= slot.progress_s <= slot.beat_s <= time.monotonic()
-    assert page.read(0).place is page.read(2).place is Place.NOWHERE
+    assert page.read(0).activity is page.read(2).activity is Activity.NOWHERE
 
 
 def test_micro_batches_beyond_the_field_do_not_touch_the_place(page: Page) -> None:
-    page.mark(0, 1, Place.FORWARD, 1 << 20)
+    page.mark(0, 1, Activity.FORWARD, 1 << 20)
 
     slot = page.read(0)
 
-    assert (slot.step, slot.place, slot.micro_batch) == (1, Place.FORWARD, 0xFFFF)
+    assert (slot.step, slot.activity, slot.micro_batch) == (1, Activity.FORWARD, 0xFFFF)
 
 
 def test_cleared_slot_shows_nothing(page: Page) -> None:
-    page.mark(0, 7, Place.UPDATE)
+    page.mark(0, 7, Activity.UPDATE)
     page.beat(0)
 
     page.clear(0)
 
     slot = page.read(0)
-    assert (slot.beat_s, slot.progress_s, slot.place) == (0, 0, Place.NOWHERE)
+    assert (slot.beat_s, slot.progress_s, slot.activity) == (0, 0, Activity.NOWHERE)
 
 
 def test_page_has_no_name_and_ends_with_its_last_owner() -> None:
@@ -79,16 +79,16 @@ def test_reader_never_sees_half_a_word(file: int, page: Page) -> None:
     if writer == 0:
         mine = Page(file, NUM_SLOTS)
         while True:
-            for step, place in zip(steps, (Place.NOWHERE, Place.RECOVERY), strict=True):
-                mine.mark(0, step, place, step & 0xFFFF)
+            for step, activity in zip(steps, (Activity.NOWHERE, Activity.RECOVERY), strict=True):
+                mine.mark(0, step, activity, step & 0xFFFF)
     try:
         seen = [page.read(0) for _ in range(100_000)]
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
 
-    assert {(each.step, each.place) for each in seen} <= {
-        (steps[0], Place.NOWHERE),
-        (steps[1], Place.RECOVERY),
+    assert {(each.step, each.activity) for each in seen} <= {
+        (steps[0], Activity.NOWHERE),
+        (steps[1], Activity.RECOVERY),
     }
     assert {each.micro_batch for each in seen} <= {0, 0xFFFF}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from resilience.data import link
+from resilience.data import producer_connection
 from resilience.data.errors import (
     CacheFullError,
     DataCacheError,
@@ -276,7 +276,7 @@ def test_a_producer_that_cannot_be_started_costs_no_batch_that_is_there(
     def fail(_spec: object) -> bool:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(link, "start_producer", fail)
+    monkeypatch.setattr(producer_connection, "start_producer", fail)
     read(loader, *range(8))
     read(scene.open(lookback_length=100), *range(8))
     with pytest.raises(ProducerError, match="cannot start a producer of batches: Resource temp"):

@@ -54,7 +54,7 @@ def run_node(forks: subprocess.Popen[str], tmp_path: Path) -> RunNode:
         program: str,
         *,
         num_ranks: int = 2,
-        way: str = "arena",
+        way: str = "buffer",
         statuses: list[int] | None = None,
     ) -> Outcome:
         request = {

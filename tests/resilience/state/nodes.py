@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from resilience.state import direct
-from resilience.state.arena import Arena, create_arena
 from resilience.state.ring import RING
 from resilience.state.shared import SharedState, create_state_files
+from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buffer
 from resilience.state.view import NamedTensor
 
 GROUP_TIMEOUT = timedelta(seconds=30)
@@ -64,7 +64,7 @@ class Rank:
 
     rank: int
     num_ranks: int
-    arena: Arena
+    transfer_buffer: TransferBuffer
     folder: Path
     is_same_node: bool
     files: list[int]
@@ -96,18 +96,21 @@ def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:
     """Fork the ranks, wait for all, write their exit statuses; returns 0."""
     request = json.loads(arguments[0])
     num_ranks, folder = request["num_ranks"], Path(request["folder"])
-    descriptor = create_arena(num_ranks, SLOT_BYTES)
+    descriptor = create_transfer_buffer(num_ranks, SLOT_BYTES)
     files = create_state_files(num_ranks)
     children = []
     for rank in range(num_ranks):
         child = os.fork()
         if not child:
-            arena = Arena(descriptor, num_ranks, SLOT_BYTES)
-            # As many chunks as through the arena, in order.
+            transfer_buffer = TransferBuffer(descriptor, num_ranks, SLOT_BYTES)
+            # As many chunks as through the transfer buffer, in order.
             direct.CHUNK_BYTES, direct.THREADS = CHUNK_BYTES, 1
             way = request["way"]
             shared = SharedState(files) if way == "shared" else None
-            _end(program, Rank(rank, num_ranks, arena, folder, way != "group", files, shared))
+            _end(
+                program,
+                Rank(rank, num_ranks, transfer_buffer, folder, way != "group", files, shared),
+            )
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "statuses.json").write_text(json.dumps(statuses))

@@ -82,7 +82,7 @@ def move(
         view=view,
         rank=rank.rank,
         group=group,
-        arena=rank.arena,
+        transfer_buffer=rank.transfer_buffer,
         local_ranks=range(rank.num_ranks),
         shared=rank.shared,
         **options,
@@ -158,7 +158,7 @@ def unlike_paths(rank: Rank) -> None:
             view=PlainView([torch.zeros(2)]),
             rank=rank.rank,
             group=group,
-            arena=rank.arena,
+            transfer_buffer=rank.transfer_buffer,
             local_ranks=[0, 1],
         )
 
@@ -199,7 +199,7 @@ def flipped_bit(rank: Rank) -> None:
     size = MANY_BYTES if rank.is_same_node else 5 * MESSAGE_BYTES
     view = PlainView([torch.full((size,), 85 if rank.rank == 0 else 0, dtype=torch.uint8)])
     end = 4096 + 3 * CHUNK_BYTES
-    third = rank.arena.slot(1)[end - CHUNK_BYTES : end]
+    third = rank.transfer_buffer.slot(1)[end - CHUNK_BYTES : end]
 
     flipped = rank.folder / "flipped"
 
@@ -356,7 +356,7 @@ def _tell_fault(rank: Rank, run: Callable[[ProcessGroup], object]) -> None:
 
 @program
 def one_side_in_shared_memory(rank: Rank) -> None:
-    """Rank 1 has no place: it takes the state through the arena."""
+    """Rank 1 has no place: it takes the state through the transfer buffer."""
     shared = rank.shared
     view = PlainView([torch.full((MANY_BYTES,), rank.rank, dtype=torch.uint8)])
     assert shared is not None
@@ -367,7 +367,7 @@ def one_side_in_shared_memory(rank: Rank) -> None:
         view=view,
         rank=rank.rank,
         group=rank.open_group(),
-        arena=rank.arena,
+        transfer_buffer=rank.transfer_buffer,
         local_ranks=[0, 1],
         shared=shared,
     )

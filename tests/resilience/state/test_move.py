@@ -8,7 +8,7 @@ from tests.resilience.state.conftest import RunNode
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.state.programs import PLACE_BYTES, odd_tensors
 
-all_ways = pytest.mark.parametrize("way", ["shared", "arena", "group"])
+all_ways = pytest.mark.parametrize("way", ["shared", "buffer", "group"])
 NUM_BYTES = sum(each.nbytes for each in odd_tensors(0))
 
 
@@ -122,8 +122,8 @@ def test_ranks_that_disagree_about_the_way_do_not_wait(run_node: RunNode) -> Non
     outcome = run_node("unlike_paths")
 
     assert outcome.word(1) == (
-        "state from rank 0 to rank 1 comes in chunks of 16384 bytes through the arena, expected "
-        "2097152 beside it; give both ranks the same arena"
+        "state from rank 0 to rank 1 comes in chunks of 16384 bytes through the transfer buffer, "
+        "expected 2097152 beside it; give both ranks the same transfer buffer"
     )
 
 
@@ -131,7 +131,7 @@ def run_alone(*transfers: tuple[int, int, bool], rank: int) -> MoveResult:
     group = torch.distributed.ProcessGroup(rank, 4)
     view = PlainView([])
     return run_transfers(
-        transfers, view=view, rank=rank, group=group, arena=None, local_ranks=[0, 1, 2, 3]
+        transfers, view=view, rank=rank, group=group, transfer_buffer=None, local_ranks=[0, 1, 2, 3]
     )
 
 
@@ -161,7 +161,9 @@ def test_shut_sockets_end_both_sides(run_node: RunNode, way: str) -> None:
         assert "gloo" in outcome.word(rank)
 
 
-def test_rank_without_a_place_takes_its_state_through_the_arena(run_node: RunNode) -> None:
+def test_rank_without_a_place_takes_its_state_through_the_transfer_buffer(
+    run_node: RunNode,
+) -> None:
     outcome = run_node("one_side_in_shared_memory", way="shared")
 
     assert [outcome.word(rank) for rank in range(2)] == [[True, False], [False, False]]

@@ -105,8 +105,8 @@ def die_always() -> None:
     """Let rank 2 die at step 3 whenever it gets there."""
     begin = RunWatch.begin
 
-    def begin_or_die(watch: Any, step: int, place: Any) -> None:
-        begin(watch, step, place)
+    def begin_or_die(watch: Any, step: int, activity: Any) -> None:
+        begin(watch, step, activity)
         if step == 3 and watch._generation.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 

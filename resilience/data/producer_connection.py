@@ -33,7 +33,7 @@ _RETRY_S = 0.002
 _REAP_S = 1.0
 
 
-class Link:
+class ProducerConnection:
     """The connection to whoever is the producer of a cache. One thread."""
 
     def __init__(

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from resilience.state.arena import Arena, create_arena
+from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buffer
 
 SLOT_BYTES = 1 << 20
 
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    made = create_arena(3, SLOT_BYTES)
+    made = create_transfer_buffer(3, SLOT_BYTES)
     yield made
     os.close(made)
 
 
 def test_slots_are_the_same_memory_for_all_who_map_them(descriptor: int) -> None:
-    one, other = (Arena(descriptor, 3, SLOT_BYTES) for _ in range(2))
+    one, other = (TransferBuffer(descriptor, 3, SLOT_BYTES) for _ in range(2))
 
     one.slot(1)[:3] = b"abc"
 
@@ -32,51 +32,51 @@ def test_slots_are_the_same_memory_for_all_who_map_them(descriptor: int) -> None
     other.close()
 
 
-def test_slot_outside_the_arena_is_refused(descriptor: int) -> None:
-    arena = Arena(descriptor, 3, SLOT_BYTES)
+def test_slot_outside_the_transfer_buffer_is_refused(descriptor: int) -> None:
+    transfer_buffer = TransferBuffer(descriptor, 3, SLOT_BYTES)
 
-    with pytest.raises(ValueError, match="no slot 3: the arena has 3"):
-        arena.slot(3)
-    arena.close()
+    with pytest.raises(ValueError, match="no slot 3: the transfer buffer has 3"):
+        transfer_buffer.slot(3)
+    transfer_buffer.close()
 
 
 def test_memory_is_smaller_than_the_map(descriptor: int) -> None:
     with pytest.raises(ValueError, match="mmap length is greater than file size"):
-        Arena(descriptor, 4, SLOT_BYTES)
+        TransferBuffer(descriptor, 4, SLOT_BYTES)
 
 
 def test_touched_memory_has_no_page_faults_left(descriptor: int) -> None:
-    arena = Arena(descriptor, 3, SLOT_BYTES)
-    arena.touch()
+    transfer_buffer = TransferBuffer(descriptor, 3, SLOT_BYTES)
+    transfer_buffer.touch()
     num_pages = 3 * SLOT_BYTES // resource.getpagesize()
     ones = bytes([1]) * SLOT_BYTES
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
     for number in range(3):
-        arena.slot(number)[:] = ones
+        transfer_buffer.slot(number)[:] = ones
 
     num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert num_faults < num_pages // 10
-    arena.close()
+    transfer_buffer.close()
 
 
-def test_arena_has_no_name_and_goes_with_its_last_holder() -> None:
-    made = create_arena(1, SLOT_BYTES)
-    arena = Arena(made, 1, SLOT_BYTES)
+def test_transfer_buffer_has_no_name_and_goes_with_its_last_holder() -> None:
+    made = create_transfer_buffer(1, SLOT_BYTES)
+    transfer_buffer = TransferBuffer(made, 1, SLOT_BYTES)
 
     assert list(Path("/dev/shm").glob("*resilience*")) == []
     assert not os.get_inheritable(made)
     os.close(made)
-    arena.slot(0)[0] = 1
-    arena.close()
-    assert "resilience-arena" not in Path("/proc/self/maps").read_text()
+    transfer_buffer.slot(0)[0] = 1
+    transfer_buffer.close()
+    assert "resilience-transfer" not in Path("/proc/self/maps").read_text()
 
 
 def test_close_leaves_memory_to_those_who_view_it(descriptor: int) -> None:
-    arena = Arena(descriptor, 3, SLOT_BYTES)
-    slot = arena.slot(0)
+    transfer_buffer = TransferBuffer(descriptor, 3, SLOT_BYTES)
+    slot = transfer_buffer.slot(0)
 
-    arena.close()
+    transfer_buffer.close()
 
     slot[0] = 7
     assert slot[0] == 7
@@ -84,17 +84,17 @@ def test_close_leaves_memory_to_those_who_view_it(descriptor: int) -> None:
 
 LITTLE_MEMORY = """
 import os, resource
-from resilience.state.arena import create_arena
+from resilience.state.transfer_buffer import create_transfer_buffer
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 num_open = len(os.listdir("/proc/self/fd"))
 try:
-    create_arena(2, 1 << 20)
+    create_transfer_buffer(2, 1 << 20)
 except OSError:
     print(len(os.listdir("/proc/self/fd")) - num_open)
 """
 
 
-def test_lack_of_memory_is_an_error_where_the_arena_is_created() -> None:
+def test_lack_of_memory_is_an_error_where_the_transfer_buffer_is_created() -> None:
     """A limit on files' sizes stands for a full memory: both end the allocation."""
     command = [sys.executable, "-c", LITTLE_MEMORY]
 
@@ -113,4 +113,4 @@ def test_lack_of_memory_is_an_error_where_the_arena_is_created() -> None:
 )
 def test_odd_sizes_are_refused(num_slots: int, slot_bytes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        create_arena(num_slots, slot_bytes)
+        create_transfer_buffer(num_slots, slot_bytes)

@@ -1,4 +1,4 @@
-"""What an agent gives to a worker process: the one place that reads these variables."""
+"""What an agent gives to a worker process: the only reader of these variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 AGENT_FD = "RESILIENCE_AGENT_FD"
 PAGE_FD = "RESILIENCE_PAGE_FD"
-ARENA_FD = "RESILIENCE_ARENA_FD"
+TRANSFER_FD = "RESILIENCE_TRANSFER_FD"
 STATE_FDS = "RESILIENCE_STATE_FDS"
 SLOT = "RESILIENCE_SLOT"
 NUM_SLOTS = "RESILIENCE_NUM_SLOTS"
@@ -18,12 +18,12 @@ AGENT_PID = "RESILIENCE_AGENT_PID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPlace:
+class WorkerHandles:
     """Descriptors and numbers that a worker inherits from its agent."""
 
     agent_file: int
     page_file: int
-    arena_file: int
+    transfer_file: int
     """Shared memory for transfers, a part for each local rank; -1 where there is none."""
     state_files: tuple[int, ...]
     """Shared memory for the states themselves, a file for each local rank."""
@@ -39,7 +39,7 @@ class WorkerPlace:
         return {
             AGENT_FD: str(self.agent_file),
             PAGE_FD: str(self.page_file),
-            ARENA_FD: str(self.arena_file),
+            TRANSFER_FD: str(self.transfer_file),
             STATE_FDS: ",".join(map(str, self.state_files)),
             SLOT: str(self.slot),
             NUM_SLOTS: str(self.num_slots),
@@ -50,14 +50,14 @@ class WorkerPlace:
         }
 
 
-def read_place(variables: Mapping[str, str]) -> WorkerPlace | None:
-    """Return the worker's place, or None for a process that no agent has started."""
+def read_handles(variables: Mapping[str, str]) -> WorkerHandles | None:
+    """Return what the worker inherits, or None for a process that no agent has started."""
     if AGENT_FD not in variables:
         return None
-    return WorkerPlace(
+    return WorkerHandles(
         agent_file=int(variables[AGENT_FD]),
         page_file=int(variables[PAGE_FD]),
-        arena_file=int(variables[ARENA_FD]),
+        transfer_file=int(variables[TRANSFER_FD]),
         state_files=tuple(int(file) for file in variables[STATE_FDS].split(",") if file),
         slot=int(variables[SLOT]),
         num_slots=int(variables[NUM_SLOTS]),

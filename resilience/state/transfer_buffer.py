@@ -15,7 +15,7 @@ SLOT_BYTES = 32 << 20
 """What one slot should have: the ring of one transfer, small enough for the cores' shared cache."""
 
 
-def create_arena(num_slots: int, slot_bytes: int = SLOT_BYTES) -> int:
+def create_transfer_buffer(num_slots: int, slot_bytes: int = SLOT_BYTES) -> int:
     """Return a descriptor of `num_slots * slot_bytes` of zeroed memory that is really there.
 
     The descriptor is closed on exec; the caller owns it. Raises OSError where
@@ -24,10 +24,12 @@ def create_arena(num_slots: int, slot_bytes: int = SLOT_BYTES) -> int:
     """
     size_bytes = num_slots * slot_bytes
     if num_slots < 1 or slot_bytes < 1:
-        raise ValueError(f"an arena of {num_slots} slots of {slot_bytes} bytes holds nothing")
+        raise ValueError(
+            f"a transfer buffer of {num_slots} slots of {slot_bytes} bytes holds nothing"
+        )
     if slot_bytes % mmap.PAGESIZE:
         raise ValueError(f"slots of {slot_bytes} bytes are no whole pages of {mmap.PAGESIZE}")
-    descriptor = os.memfd_create("resilience-arena")
+    descriptor = os.memfd_create("resilience-transfer")
     try:
         os.ftruncate(descriptor, size_bytes)
         os.posix_fallocate(descriptor, 0, size_bytes)
@@ -37,8 +39,8 @@ def create_arena(num_slots: int, slot_bytes: int = SLOT_BYTES) -> int:
     return descriptor
 
 
-class Arena:
-    """One process's map of the arena: `num_slots` slots of `slot_bytes`, one a local rank.
+class TransferBuffer:
+    """One process's map of the buffer: `num_slots` slots of `slot_bytes`, one a local rank.
 
     Leaves `descriptor` to its owner. Not synchronised: a slot is written by the
     source of a transfer and read by its target, who agree by messages.
@@ -60,12 +62,12 @@ class Arena:
     def slot(self, number: int) -> memoryview:
         """Return the memory of one slot, `slot_bytes` long and writable."""
         if not 0 <= number < self.num_slots:
-            raise ValueError(f"no slot {number}: the arena has {self.num_slots}")
+            raise ValueError(f"no slot {number}: the transfer buffer has {self.num_slots}")
         begin = number * self.slot_bytes
         return self._memory[begin : begin + self.slot_bytes]
 
     def close(self) -> None:
-        """Unmap the arena; memory that somebody still views goes with the last view."""
+        """Unmap the transfer buffer; memory that somebody still views goes with the last view."""
         self._memory.release()
         with suppress(BufferError):
             self._map.close()

@@ -11,7 +11,7 @@ SEND_DEADLINE_S = 5.0
 CONNECT_DEADLINE_S = 5.0
 
 
-class Peer:
+class AgentConnection:
     """One connection to another agent."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,10 +71,10 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-def connect(address: str) -> Peer:
+def connect(address: str) -> AgentConnection:
     """Return a connection to an agent; raises OSError where there is none in time."""
     host, _, port = address.rpartition(":")
-    return Peer(socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S))
+    return AgentConnection(socket.create_connection((host, int(port)), timeout=CONNECT_DEADLINE_S))
 
 
 def own_address(endpoint_host: str) -> str:
