@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from resilience.data.loader import CachedLoader, cached
-from resilience.data.placement import Layout, place
 from resilience.data.sources import PositionBatchSampler, Start
 from tests.processes import wait_for_end
 from tests.resilience.data.scene import make_settings, run_script
@@ -99,10 +98,9 @@ def open_loader(options: dict[str, Any], number: int) -> CachedLoader:
     folder = Path(options["folder"])
     rank, size = 0, 1
     if "layout" in options:
-        # Each rank finds its place by itself.
-        layout = Layout(**options["layout"])
-        own = place(layout)[options["rank"]]
-        rank, size, folder = own.dp_rank, layout.dp, node_folder(folder, own.node)
+        dp_ranks, num_nodes = options["layout"]["dp_ranks"], options["layout"]["num_nodes"]
+        rank, size = dp_ranks[options["rank"]], max(dp_ranks) + 1
+        folder = node_folder(folder, options["rank"] * num_nodes // len(dp_ranks))
     factory = partial(
         shuffled,
         log=str(folder / "log"),

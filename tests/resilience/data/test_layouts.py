@@ -1,18 +1,17 @@
 """Parallel layouts: each rank gets the batches of its position, and its peers share one cache.
 
-Each rank is a process, and each node a folder of its own. A rank knows the layout and its number
-and asks nobody: no collective, and no torch at all.
+Each rank is a process, and each node a folder of its own. A rank knows its position and asks
+nobody: no collective, and no torch at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
-from resilience.data.placement import Layout
 from tests.resilience.data.job import (
     Job,
     expected_digests,
@@ -25,6 +24,18 @@ from tests.resilience.data.job import (
 NUM_BATCHES = 30
 # All of them are still there when the slowest rank arrives.
 SETTINGS = {"lookback_length": NUM_BATCHES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The data-parallel position of each rank; nodes hold equally many ranks, in their order."""
+
+    dp_ranks: tuple[int, ...]
+    num_nodes: int = 1
+
+    @property
+    def dp(self) -> int:
+        return max(self.dp_ranks) + 1
 
 
 @pytest.fixture
@@ -41,7 +52,7 @@ def start(folder: Path, jobs: list[Job], layout: Layout) -> Job:
         node_folder(folder, node).mkdir(exist_ok=True)
     job = Job(
         folder,
-        num_workers=layout.num_nodes * layout.gpus_per_node,
+        num_workers=len(layout.dp_ranks),
         layout=asdict(layout),
         settings=SETTINGS,
     )
@@ -60,28 +71,24 @@ def expected_of_position(folder: Path, layout: Layout) -> list[list[str]]:
 
 LAYOUTS = [
     pytest.param(
-        Layout(tp=2, dp=2, gpus_per_node=4),
-        [0, 0, 1, 1],
+        Layout(dp_ranks=(0, 0, 1, 1)),
         [{0, 1}],
         id="tp-smaller-than-a-node",
     ),
     pytest.param(
-        Layout(tp=2, pp=2, dp=2, gpus_per_node=8),
-        [0, 0, 1, 1, 0, 0, 1, 1],
+        Layout(dp_ranks=(0, 0, 1, 1, 0, 0, 1, 1)),
         [{0, 1}],
         id="stages-share-a-node",
         marks=pytest.mark.slow,
     ),
     pytest.param(
-        Layout(tp=2, cp=2, dp=2, num_nodes=2, gpus_per_node=4, order="dp-tp-cp-pp"),
-        [0, 1, 0, 1, 0, 1, 0, 1],
+        Layout(dp_ranks=(0, 1, 0, 1, 0, 1, 0, 1), num_nodes=2),
         [{0, 1}, {0, 1}],
         id="each-position-on-two-nodes",
         marks=pytest.mark.slow,
     ),
     pytest.param(
-        Layout(tp=2, dp=4, num_nodes=2, gpus_per_node=4),
-        [0, 0, 1, 1, 2, 2, 3, 3],
+        Layout(dp_ranks=(0, 0, 1, 1, 2, 2, 3, 3), num_nodes=2),
         [{0, 1}, {2, 3}],
         id="other-positions-on-each-node",
         marks=pytest.mark.slow,
@@ -89,12 +96,11 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "dp_ranks", "positions"), LAYOUTS)
+@pytest.mark.parametrize(("layout", "positions"), LAYOUTS)
 def test_each_rank_gets_its_batches_and_peers_share_them(
     tmp_path: Path,
     jobs: list[Job],
     layout: Layout,
-    dp_ranks: list[int],
     positions: list[set[int]],
 ) -> None:
     """`positions` are those of each node."""
@@ -103,10 +109,10 @@ def test_each_rank_gets_its_batches_and_peers_share_them(
 
     for number in range(NUM_BATCHES):
         answers = job.ask("read", number)
-        assert answers == [expected[rank][number] for rank in dp_ranks]
+        assert answers == [expected[rank][number] for rank in layout.dp_ranks]
 
     assert len({each[0] for each in expected}) == layout.dp
-    assert job.ask("torch") == ["False"] * len(dp_ranks)
+    assert job.ask("torch") == ["False"] * len(layout.dp_ranks)
     for node, held in enumerate(positions):
         folder = node_folder(tmp_path, node)
         caches = sorted(path.name for path in (folder / "cache" / "job").glob("train-*"))
@@ -122,7 +128,7 @@ def test_each_rank_gets_its_batches_and_peers_share_them(
 
 def test_a_node_that_is_started_again_finds_its_caches(tmp_path: Path, jobs: list[Job]) -> None:
     """The other node reads on meanwhile; no source can be opened on either."""
-    layout = Layout(tp=2, num_nodes=2, gpus_per_node=1)
+    layout = Layout(dp_ranks=(0, 0), num_nodes=2)
     (expected,) = expected_of_position(tmp_path, layout)
     job = start(tmp_path, jobs, layout)
     for number in range(10):
