@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import io
 import itertools
+import tokenize
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.tidy_exceptions import (
+    CODE_LINES_MAX,
+    FOREIGN_TARGETS,
+    LARGE_FOLDERS,
+    MODULES_MAX,
+    NAMES_THAT_STAND_TWICE,
+    PUBLIC_API,
+)
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("launcher", "resilience", "training")
@@ -28,6 +40,9 @@ BANNED_MODULES = {
 SOURCES = sorted(
     path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
 )
+
+PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
+TEMPLATES = sorted((ROOT / "templates").rglob("*.j2"))
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -101,15 +116,141 @@ def test_every_shipped_folder_is_in_the_wheel() -> None:
         assert f'{folder} = "launcher/_data/{folder}"' in text
 
 
-def test_every_module_is_used() -> None:
-    """A module that nothing imports and nobody starts is dead."""
-    used = set(itertools.chain.from_iterable(imported(path) for path in SOURCES))
-    modules = {
-        module_name(path): path
-        for path in SOURCES
-        if path.relative_to(ROOT).parts[0] in PACKAGES and path.stem not in {"__init__", "__main__"}
+def test_every_module_is_used_by_product_or_documented() -> None:
+    """A module that only tests import is dead, whatever it does."""
+    modules = {module_name(path) for path in PRODUCT if path.stem not in {"__init__", "__main__"}}
+    used = set(itertools.chain.from_iterable(imported(path) for path in PRODUCT))
+    # Processes are started by their module's name.
+    text = "".join(path.read_text("utf-8") for path in [*PRODUCT, *TEMPLATES])
+    named = {module for module in modules - used if f'{module}"' in text or f"-m {module}" in text}
+
+    assert modules - used - named == set(PUBLIC_API)
+
+
+@pytest.mark.parametrize(("module", "documented"), PUBLIC_API.items())
+def test_public_api_is_documented(module: str, documented: tuple[str, str]) -> None:
+    page, words = documented
+
+    assert words in (ROOT / page).read_text("utf-8"), module
+
+
+def test_a_public_class_name_stands_once_in_resilience() -> None:
+    found = defaultdict(set)
+    for path in (path for path in PRODUCT if module_name(path).startswith("resilience.")):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(module_name(path))
+
+    several = {name: modules for name, modules in found.items() if len(modules) > 1}
+    assert several == NAMES_THAT_STAND_TWICE
+
+
+def test_a_folder_holds_few_modules() -> None:
+    """Numbers of the exceptions may only become smaller."""
+    numbers = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in PRODUCT if path.stem != "__init__"
+    )
+    large = {folder: number for folder, number in numbers.items() if number > MODULES_MAX}
+
+    assert set(large) == set(LARGE_FOLDERS), "take out of the list what is small enough"
+    assert {each: n for each, n in large.items() if n > LARGE_FOLDERS[each]} == {}
+
+
+def test_nobody_assigns_to_the_attributes_of_others() -> None:
+    """Objects tell each other what to do; an attribute is written by its own class.
+
+    A class whose name begins with an underscore is a record of its module, which may write it.
+    What a function has just made is its own, and so is a library's module.
+    """
+    found = {
+        path.relative_to(ROOT).as_posix(): set(foreign_targets(parse(path)))
+        for path in PRODUCT
+        if "resilience/tiered/memoryd/" not in path.as_posix()
     }
 
-    # The node agent imports what the rendered command names, and scripts start what they name.
-    named = {"training.preload", "launcher.clusters.beside"}
-    assert sorted(set(modules) - used - named) == []
+    assert {file: targets for file, targets in found.items() if targets} == {
+        file: set(targets.split()) for file, (_, targets) in FOREIGN_TARGETS.items()
+    }
+
+
+def test_the_product_does_not_grow() -> None:
+    lines = Counter()
+    for path in PRODUCT:
+        lines[path.relative_to(ROOT).parts[0]] += count_code_lines(path)
+
+    assert lines.total() <= CODE_LINES_MAX, dict(lines)
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def count_code_lines(path: Path) -> int:
+    """Count lines with code on them: no blank ones, comments or docstrings."""
+    text = path.read_text("utf-8")
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in skipped and token.string:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def foreign_targets(tree: ast.Module) -> Iterator[str]:
+    """Yield `x.attribute` for each assignment to a public attribute of somebody else's."""
+    libraries = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and (getattr(node, "module", None) or node.names[0].name).partition(".")[0] not in PACKAGES
+        for alias in node.names
+    }
+    records = {
+        field
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name.startswith("_")
+        for field in declared_fields(node)
+    }
+    for target, own in assignments(tree, {"self", "cls"} | libraries):
+        root = target.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        is_library = isinstance(root, ast.Name) and root.id in libraries
+        is_own = isinstance(target.value, ast.Name) and target.value.id in own
+        if not (is_library or is_own or target.attr in records or target.attr.startswith("_")):
+            yield ast.unparse(target)
+
+
+def declared_fields(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            yield each.target.id
+        elif isinstance(each, ast.Attribute) and ast.unparse(each.value) == "self":
+            yield each.attr
+        elif isinstance(each, ast.Assign):
+            yield from (target.id for target in each.targets if isinstance(target, ast.Name))
+
+
+def assignments(node: ast.AST, own: set[str]) -> Iterator[tuple[ast.Attribute, set[str]]]:
+    """Yield each attribute that is written, with the names that are the writer's own there."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from assignments(child, own | made_here(child, own))
+            continue
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            yield child, own
+        yield from assignments(child, own)
+
+
+def made_here(function: ast.AST, own: set[str]) -> set[str]:
+    """Return the names of what a function makes: by a class, or by a library's function."""
+    made = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            words = ast.unparse(node.value.func).split(".")
+            if words[-1].lstrip("_")[:1].isupper() or (words[0] in own and words[0] != "self"):
+                made |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return made

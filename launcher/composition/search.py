@@ -120,6 +120,11 @@ class LauncherSearchPath(SearchPathPlugin):
     conf: ClassVar[Sequence[Path]] = ()
     recipes: ClassVar[Sequence[Path]] = ()
 
+    @classmethod
+    def take_folders(cls, conf: Sequence[Path], recipes: Sequence[Path]) -> None:
+        """Keep the folders for every instance: Hydra makes them itself."""
+        cls.conf, cls.recipes = conf, recipes
+
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Put a team's groups before ours, and recipes behind."""
         main = SearchPathQuery(provider="main")
@@ -131,8 +136,7 @@ class LauncherSearchPath(SearchPathPlugin):
 
 def add_search_path(conf: Sequence[Path], recipes: Sequence[Path]) -> None:
     """Make Hydra look into the folders from now on; the first has precedence."""
-    LauncherSearchPath.conf = conf
-    LauncherSearchPath.recipes = recipes
+    LauncherSearchPath.take_folders(conf, recipes)
     plugins = Plugins.instance()
     if LauncherSearchPath not in plugins.discover(SearchPathPlugin):
         plugins.register(RecipeSource)

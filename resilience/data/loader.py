@@ -19,7 +19,7 @@ from resilience.data.producer_connection import ProducerConnection
 from resilience.data.segments import Sealer, Segment
 from resilience.data.sources import Source, make_source
 from resilience.data.spawn import end_producer
-from resilience.data.spec import Owner, ProducerSpec, read_started
+from resilience.data.spec import OwnerProcess, ProducerSpec, read_started
 from resilience.data.states import find_state, parse_state, write_state
 from resilience.data.store import SegmentStore
 from resilience.data.tree import TreeReader
@@ -369,10 +369,10 @@ def _take_limits(settings: MmapSettings, stage: str) -> dict[str, Any]:
     }
 
 
-def _find_owner(pid: int | None) -> Owner | None:
+def _find_owner(pid: int | None) -> OwnerProcess | None:
     if pid is None:
         return None
     started = read_started(pid)
     if started is None:
         raise ValueError(f"there is no process {pid} to be the producer's owner")
-    return Owner(pid=pid, started=started)
+    return OwnerProcess(pid=pid, started=started)

@@ -28,10 +28,10 @@ from resilience.data.reception import Reception
 from resilience.data.segments import Sealer
 from resilience.data.shelf import Shelf
 from resilience.data.sources import OpenSource, Source, Start, open_source
-from resilience.data.spec import SOCKET_NAME, Owner, ProducerSpec, parse_spec, read_started
+from resilience.data.spec import SOCKET_NAME, OwnerProcess, ProducerSpec, parse_spec, read_started
 from resilience.data.states import find_state, write_state
 from resilience.data.streams import Streams
-from resilience.data.window import Limits
+from resilience.data.window import WindowLimits
 
 _GRACE_S = 2.0
 """How long the source may take to return when the producer has to end."""
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _make_production(spec: ProducerSpec) -> Production:
-    limits = Limits(
+    limits = WindowLimits(
         prefetch_length=spec.prefetch_length,
         lookback_length=spec.lookback_length,
         checkpoint_frequency=spec.checkpoint_frequency,
@@ -164,7 +164,7 @@ def _receive(
         _exit(0)
 
 
-def _watch_owner(owner: Owner | None) -> list[int]:
+def _watch_owner(owner: OwnerProcess | None) -> list[int]:
     """Return a descriptor that is readable when the owner has ended; none without an owner."""
     if owner is None:
         return []

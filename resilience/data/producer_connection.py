@@ -17,7 +17,7 @@ from resilience.data.spec import ProducerSpec
 from resilience.data.wire import (
     MESSAGE_BYTES_MAX,
     FromConsumer,
-    Message,
+    ProducerMessage,
     encode_message,
     parse_message,
 )
@@ -78,7 +78,7 @@ class ProducerConnection:
         """Say something that needs no answer; it is lost where the producer is gone or busy."""
         self._send(verb, number)
 
-    def ask(self, number: int, *, is_damaged: bool = False) -> Message:
+    def ask(self, number: int, *, is_damaged: bool = False) -> ProducerMessage:
         """Wait for a batch and return the answer: it is published, has failed, or is the end's.
 
         A producer that ends meanwhile is replaced. Raises LateBatchError after the deadline,
@@ -155,7 +155,7 @@ class ProducerConnection:
             self._on_wait()
             time.sleep(min(_RETRY_S, rest_s))
 
-    def _receive(self, number: int, end_s: float) -> Message | None:
+    def _receive(self, number: int, end_s: float) -> ProducerMessage | None:
         """Return the answer for a batch; None where the producer has ended."""
         while True:
             try:
@@ -177,7 +177,7 @@ class ProducerConnection:
             "if the data are that slow, raise resilience.mmap.deadline_s"
         )
 
-    def _receive_one(self, timeout_s: float) -> Message | None:
+    def _receive_one(self, timeout_s: float) -> ProducerMessage | None:
         """Return the next message; None where the producer has ended; TimeoutError."""
         if self._socket is None:
             return None
@@ -192,7 +192,7 @@ class ProducerConnection:
         if self._socket is None:
             return
         try:
-            self._socket.send(encode_message(Message(verb, number)))
+            self._socket.send(encode_message(ProducerMessage(verb, number)))
         except BlockingIOError:
             return  # It is busy, and a later position makes up for this one.
         except OSError:
@@ -205,7 +205,7 @@ class ProducerConnection:
         assert self._socket is not None, "who speaks is connected"
         while True:
             try:
-                self._socket.send(encode_message(Message(verb, number)))
+                self._socket.send(encode_message(ProducerMessage(verb, number)))
             except BlockingIOError:
                 try:
                     _wait_until(self._socket, select.POLLOUT, end_s - time.monotonic())

@@ -15,18 +15,27 @@ from resilience.data.errors import CacheFolderError, CacheFullError
 from resilience.data.failure import Failure, describe_failure, encode_failure
 from resilience.data.shelf import Shelf
 from resilience.data.streams import Made, Streams
-from resilience.data.window import Limits, Plan, Reader, Window, plan
-from resilience.data.wire import Message
+from resilience.data.window import Plan, Reader, Window, WindowLimits, plan
+from resilience.data.wire import ProducerMessage
 
 
 @dataclass(eq=False, kw_only=True)
 class Consumer:
     """One that is connected."""
 
-    send: Callable[[Message], None]
+    send: Callable[[ProducerMessage], None]
     """Must not block and not raise."""
     position: int
     is_waiting: bool = False
+
+    def move(self, number: int, *, is_waiting: bool) -> None:
+        """Stand at a batch from now on."""
+        self.position, self.is_waiting = number, is_waiting
+
+    def answer(self, message: ProducerMessage) -> None:
+        """Send what the consumer waits for."""
+        self.is_waiting = False
+        self.send(message)
 
 
 @dataclass(kw_only=True)
@@ -43,7 +52,7 @@ class Production:
     def __init__(
         self,
         *,
-        limits: Limits,
+        limits: WindowLimits,
         first: int,
         checkpoint: int | None,
         shelf: Shelf,
@@ -80,7 +89,7 @@ class Production:
 
     # What the consumers' thread calls.
 
-    def arrive(self, send: Callable[[Message], None], number: int) -> Consumer:
+    def arrive(self, send: Callable[[ProducerMessage], None], number: int) -> Consumer:
         """Take in a consumer that begins at a batch; it takes the place of one that has left."""
         consumer = Consumer(send=send, position=number)
         with self._changed:
@@ -104,15 +113,13 @@ class Production:
     def move(self, consumer: Consumer, number: int) -> None:
         """Take note of the batch that a consumer has read."""
         with self._changed:
-            consumer.position = number
-            consumer.is_waiting = False
+            consumer.move(number, is_waiting=False)
             self._note_change()
 
     def ask(self, consumer: Consumer, number: int) -> None:
         """Answer a consumer that waits for a batch, now or as soon as there is an answer."""
         with self._changed:
-            consumer.position = number
-            consumer.is_waiting = True
+            consumer.move(number, is_waiting=True)
             self._is_over |= self._has_refused
             failed = self._failed.get(number)
             if failed is not None and consumer in failed.told:
@@ -280,7 +287,7 @@ class Production:
         with self._changed:
             self._full = error
             if not self._shelf.is_tight:
-                self._shelf.is_tight = True
+                self._shelf.tighten()
                 return
             used = sum(span.num_bytes for span in self._shelf.spans.values())
             self._room_bytes = used + self._shelf.segment_bytes(made.num_bytes) - 1
@@ -296,7 +303,7 @@ class Production:
         if self._full is not None:
             # Others may have given room back meanwhile.
             self._full = None
-            self._shelf.is_tight = False
+            self._shelf.loosen()
             self._room_bytes = self._limits.budget_bytes
         self._changed.notify()
 
@@ -312,17 +319,16 @@ class Production:
         serial = self._shelf.serial_of(number)
         failed = self._failed.get(number)
         if serial is not None:
-            message = Message("published", number, str(serial))
+            message = ProducerMessage("published", number, str(serial))
         elif failed is not None:
             failed.told.add(consumer)
             self._has_refused = self._is_refusing
-            message = Message("failed", number, encode_failure(failed.failure))
+            message = ProducerMessage("failed", number, encode_failure(failed.failure))
         elif self._end is not None and number >= self._end:
-            message = Message("end", self._end)
+            message = ProducerMessage("end", self._end)
         else:
             return
-        consumer.is_waiting = False
-        consumer.send(message)
+        consumer.answer(message)
 
     def _warn(self, planned: Plan) -> None:
         if planned.is_short and not self._has_warned:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from resilience.data.production import Consumer, Production
-from resilience.data.wire import MESSAGE_BYTES_MAX, Message, encode_message, parse_message
+from resilience.data.wire import MESSAGE_BYTES_MAX, ProducerMessage, encode_message, parse_message
 
 
 class Reception:
@@ -99,7 +99,7 @@ class Reception:
         else:
             self._hear(connection, message)
 
-    def _hear(self, connection: socket.socket, message: Message) -> None:
+    def _hear(self, connection: socket.socket, message: ProducerMessage) -> None:
         consumer = self._consumers[connection]
         number = message.number
         if consumer is None:
@@ -114,7 +114,7 @@ class Reception:
         elif message.verb == "checkpoint":
             self._production.note_checkpoint(number)
         elif message.verb == "why":
-            consumer.send(Message("doing", number, self._production.explain()))
+            consumer.send(ProducerMessage("doing", number, self._production.explain()))
 
     def _hang_up(self, connection: socket.socket, *, is_coming_back: bool) -> None:
         consumer = self._consumers.pop(connection)
@@ -125,13 +125,13 @@ class Reception:
         self._alone_since_s = time.monotonic()
 
 
-def _sender(connection: socket.socket) -> Callable[[Message], None]:
+def _sender(connection: socket.socket) -> Callable[[ProducerMessage], None]:
     """Return what sends to a consumer and never blocks.
 
     One that does not read its answers gets no more of them: it has asked for a single one.
     """
 
-    def send(message: Message) -> None:
+    def send(message: ProducerMessage) -> None:
         with suppress(OSError):
             connection.send(encode_message(message))
 

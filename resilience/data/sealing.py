@@ -61,7 +61,7 @@ class KeyService(Protocol):
         """Return the plain data key; raises WrongKeyError where another key wrapped it."""
 
 
-class Sealer:
+class AesGcmSealer:
     """Encrypts and decrypts the batches of one cache. One thread.
 
     The first `open` of a process gets the data key. A later one gets it again where
@@ -114,7 +114,7 @@ def open_sealer(
     is_producer: bool,
     *,
     service: KeyService | None = None,
-) -> Sealer:
+) -> AesGcmSealer:
     """Return what encrypts and decrypts the batches of this cache.
 
     A producer, which has to hold the cache's lock, gets the data key here. Where there is
@@ -127,7 +127,7 @@ def open_sealer(
     if service is None:
         service = _open_service(encryption, key_id, cache_folder.name)
     keys = DataKeys(service, encryption.kind, key_id, cache_folder)
-    return Sealer(keys, keys.current() or keys.make() if is_producer else None)
+    return AesGcmSealer(keys, keys.current() or keys.make() if is_producer else None)
 
 
 class DataKeys:

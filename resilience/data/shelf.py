@@ -59,6 +59,14 @@ class Shelf:
         self._serial = 0
         self._num_entries_open = 0
 
+    def tighten(self) -> None:
+        """Give each later segment room for a single batch."""
+        self.is_tight = True
+
+    def loosen(self) -> None:
+        """Give later segments room for many batches again."""
+        self.is_tight = False
+
     def find(self) -> None:
         """Take over what an earlier producer has left; what is damaged is deleted."""
         remove_partial(self._folder)

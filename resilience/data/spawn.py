@@ -17,7 +17,7 @@ from pathlib import Path
 
 from resilience.data.folder import PRODUCER_LOCK_NAME, explaining
 from resilience.data.spec import SOCKET_NAME, ProducerSpec, encode_spec
-from resilience.data.wire import Message, encode_message
+from resilience.data.wire import ProducerMessage, encode_message
 
 _BACKLOG = 256
 _REAP_S = 1.0
@@ -82,7 +82,7 @@ def end_producer(folder: Path, timeout_s: float) -> None:
     if connection is None:
         return
     with connection, suppress(OSError):
-        connection.send(encode_message(Message("over", 0)))
+        connection.send(encode_message(ProducerMessage("over", 0)))
         connection.settimeout(timeout_s)
         connection.recv(1)
     await_end(folder, _REAP_S)

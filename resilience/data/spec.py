@@ -12,7 +12,7 @@ SOCKET_NAME = "p.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class OwnerProcess:
     """A process whose end ends the producer; the time tells it from a later one of that number."""
 
     pid: int
@@ -47,7 +47,7 @@ class ProducerSpec:
     checkpoint_frequency: int | None
     budget_bytes: int
     encryption: Mapping[str, Any] | None
-    owner: Owner | None
+    owner: OwnerProcess | None
     linger_s: float
     """How long it waits for a consumer when the last has gone; unless it has an owner."""
     module_path: tuple[str, ...]
@@ -64,7 +64,7 @@ def parse_spec(text: str) -> ProducerSpec:
     content = json.loads(text)
     content["module_path"] = tuple(content["module_path"])
     if content["owner"] is not None:
-        content["owner"] = Owner(**content["owner"])
+        content["owner"] = OwnerProcess(**content["owner"])
     return ProducerSpec(**content)
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WindowLimits:
     """How much a producer keeps."""
 
     prefetch_length: int
@@ -64,7 +64,7 @@ class Reader:
 class Window:
     """All that the next step depends on."""
 
-    limits: Limits
+    limits: WindowLimits
     spans: tuple[Span, ...] = ()
     readers: tuple[Reader, ...] = ()
     checkpoint: int | None = None
@@ -144,7 +144,7 @@ def first_missing(spans: Iterable[Span], number: int) -> int:
     return number
 
 
-def _is_over(span: Span, floor: int, limits: Limits) -> bool:
+def _is_over(span: Span, floor: int, limits: WindowLimits) -> bool:
     if limits.is_validation and span.first < limits.prefetch_length:
         return False
     return span.end <= floor

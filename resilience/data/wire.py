@@ -34,7 +34,7 @@ _VERBS = frozenset((*get_args(FromConsumer), *get_args(FromProducer)))
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ProducerMessage:
     """One packet."""
 
     verb: FromConsumer | FromProducer
@@ -42,7 +42,7 @@ class Message:
     text: str = ""
 
 
-def encode_message(message: Message) -> bytes:
+def encode_message(message: ProducerMessage) -> bytes:
     """Return a message as a packet; a text too long for one is cut."""
     words = f"{message.verb} {message.number}"
     if message.text:
@@ -50,10 +50,10 @@ def encode_message(message: Message) -> bytes:
     return words.encode("utf-8", "backslashreplace")[:MESSAGE_BYTES_MAX]
 
 
-def parse_message(packet: bytes) -> Message:
+def parse_message(packet: bytes) -> ProducerMessage:
     """Return the message that a packet holds; ValueError where it holds none."""
     verb, _, rest = packet.decode("utf-8", "replace").partition(" ")
     number, _, text = rest.partition(" ")
     if verb not in _VERBS or not number.isdecimal() or not number.isascii():
         raise ValueError(f"no message: {packet[:80]!r}")
-    return Message(verb, int(number), text)  # type: ignore[arg-type]
+    return ProducerMessage(verb, int(number), text)  # type: ignore[arg-type]

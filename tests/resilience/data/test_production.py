@@ -18,8 +18,8 @@ from resilience.data.production import Production
 from resilience.data.shelf import Shelf
 from resilience.data.sources import OpenSource, Start, make_source, open_source
 from resilience.data.streams import Made, Streams
-from resilience.data.window import Limits
-from resilience.data.wire import Message
+from resilience.data.window import WindowLimits
+from resilience.data.wire import ProducerMessage
 
 MIB = 1 << 20
 LIMIT_S = 60.0
@@ -61,7 +61,7 @@ def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: 
         return open_source(make_source(partial(vary, seed=seed)), start, None)
 
     production = Production(
-        limits=Limits(
+        limits=WindowLimits(
             prefetch_length=20,
             lookback_length=2,
             checkpoint_frequency=None,
@@ -74,7 +74,7 @@ def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: 
         streams=Streams(open_at, keep_state=lambda _state: None, is_sealed=False),
         lock=lock,
     )
-    answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[ProducerMessage] = queue.SimpleQueue()
     thread = threading.Thread(target=production.run)
     thread.start()
     try:

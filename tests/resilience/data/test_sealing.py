@@ -16,8 +16,8 @@ from resilience.data.errors import CacheKeyError, DamagedBatchError
 from resilience.data.loader import CachedLoader, cached
 from resilience.data.sealing import (
     KEY_NAME,
+    AesGcmSealer,
     FileKeys,
-    Sealer,
     open_sealer,
     read_key_file,
 )
@@ -60,11 +60,11 @@ def cache(tmp_path: Path) -> Path:
     return folder
 
 
-def make_producer(encryption: CacheEncryption, cache: Path) -> Sealer:
+def make_producer(encryption: CacheEncryption, cache: Path) -> AesGcmSealer:
     return open_sealer(encryption, cache, is_producer=True)
 
 
-def make_consumer(encryption: CacheEncryption, cache: Path) -> Sealer:
+def make_consumer(encryption: CacheEncryption, cache: Path) -> AesGcmSealer:
     return open_sealer(encryption, cache, is_producer=False)
 
 

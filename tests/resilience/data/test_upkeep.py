@@ -18,7 +18,7 @@ import pytest
 from resilience.data.errors import ProducerError
 from resilience.data.folder import PRODUCER_LOCK_NAME
 from resilience.data.spawn import _listen, _started, connect_producer
-from resilience.data.wire import Message, encode_message, parse_message
+from resilience.data.wire import ProducerMessage, encode_message, parse_message
 from tests.processes import wait_for_end
 from tests.resilience.data.scene import (
     LIMIT_S,
@@ -130,7 +130,7 @@ def test_who_forgets_to_greet_is_answered(scene: Scene) -> None:
 
     with connection:
         connection.settimeout(LIMIT_S)
-        connection.send(encode_message(Message("need", 3)))
+        connection.send(encode_message(ProducerMessage("need", 3)))
         answer = parse_message(connection.recv(1000))
 
     assert (answer.verb, answer.number) == ("published", 3)

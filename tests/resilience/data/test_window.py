@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.data.window import Limits, Plan, Reader, Span, Window, keep_from, plan
+from resilience.data.window import Plan, Reader, Span, Window, WindowLimits, keep_from, plan
 
-LIMITS = Limits(
+LIMITS = WindowLimits(
     prefetch_length=4,
     lookback_length=2,
     checkpoint_frequency=None,
@@ -184,9 +184,9 @@ def test_room_in_the_open_segment_costs_nothing() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Limits, list[tuple[int, int]]]:
+def histories(draw: st.DrawFn) -> tuple[WindowLimits, list[tuple[int, int]]]:
     """Draw limits, and moves as (consumer, step); a large step back is a resume."""
-    limits = Limits(
+    limits = WindowLimits(
         prefetch_length=draw(st.integers(1, 12)),
         lookback_length=draw(st.integers(0, 6)),
         checkpoint_frequency=draw(st.none() | st.integers(1, 20)),
@@ -200,7 +200,7 @@ def histories(draw: st.DrawFn) -> tuple[Limits, list[tuple[int, int]]]:
 class _Producer:
     """Does what the plan says; its segments hold 3 batches of 10 bytes."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
         self.positions = [0, 0, 0]
         self.spans: dict[int, Span] = {}
@@ -243,7 +243,7 @@ class _Producer:
 
 @given(histories())
 def test_everybody_gets_each_batch_within_the_budget(
-    history: tuple[Limits, list[tuple[int, int]]],
+    history: tuple[WindowLimits, list[tuple[int, int]]],
 ) -> None:
     limits, moves = history
     producer = _Producer(limits)
@@ -260,7 +260,7 @@ def test_everybody_gets_each_batch_within_the_budget(
 
 @given(histories())
 def test_what_is_planned_at_once_is_what_is_planned_one_by_one(
-    history: tuple[Limits, list[tuple[int, int]]],
+    history: tuple[WindowLimits, list[tuple[int, int]]],
 ) -> None:
     limits, moves = history
     producer = _Producer(limits)

@@ -16,14 +16,14 @@ from resilience.data.failure import (
     parse_failure,
     rebuild_error,
 )
-from resilience.data.wire import MESSAGE_BYTES_MAX, Message, encode_message, parse_message
+from resilience.data.wire import MESSAGE_BYTES_MAX, ProducerMessage, encode_message, parse_message
 from tests.resilience.data.scene import NeedyError, SampleError
 
 VERBS = st.sampled_from(["need", "at", "published", "doing"])
 
 
-@given(st.builds(Message, VERBS, st.integers(0, 2**63), st.text().filter(str.isprintable)))
-def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
+@given(st.builds(ProducerMessage, VERBS, st.integers(0, 2**63), st.text().filter(str.isprintable)))
+def test_a_message_arrives_as_it_was_sent(message: ProducerMessage) -> None:
     assert parse_message(encode_message(message)) == message
 
 
@@ -39,7 +39,7 @@ def pass_on(error: Exception) -> Exception:
         raise error
     except type(error) as raised:
         text = encode_failure(describe_failure(raised))
-    packet = encode_message(Message("failed", 7, text))
+    packet = encode_message(ProducerMessage("failed", 7, text))
     assert len(packet) < MESSAGE_BYTES_MAX
     return rebuild_error(parse_failure(parse_message(packet).text), number=7)
 
