@@ -99,7 +99,7 @@ def awaited_secret(job: Job) -> str | None:
 
 
 def is_hyperpod(job: Job) -> bool:
-    """Say whether HyperPod's own agent starts the workers."""
+    """Return whether HyperPod's own agent starts the workers."""
     return isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "hyperpod"
 
 

@@ -152,7 +152,7 @@ class EventLog:
         self.close()
 
     def _ends_within_line(self) -> bool:
-        """Say whether somebody's last line was cut short.
+        """Return whether somebody's last line was cut short.
 
         A line of a living writer may look so for an instant; the empty line
         that follows from it is nothing to a reader.

@@ -243,7 +243,7 @@ class TieredSettings(_Settings):
 
     @property
     def starts_memoryd(self) -> bool:
-        """Say whether each node of the run gets a daemon of its own."""
+        """Return whether each node of the run gets a daemon of its own."""
         return self.backend == "memoryd"
 
 

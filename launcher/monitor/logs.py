@@ -56,7 +56,7 @@ def plain(text: str) -> str:
 
 
 def is_warning(line: str) -> bool:
-    """Say whether a line is the first of a warning, by Python's or logging's form."""
+    """Return whether a line is the first of a warning, by Python's or logging's form."""
     return _WARNING.search(line) is not None
 
 

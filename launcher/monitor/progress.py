@@ -110,7 +110,7 @@ class LineDisplay:
 
 
 def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
-    """Say whether the state is worth a line after the one shown last."""
+    """Return whether the state is worth a line after the one shown last."""
     if last is None or state.phase != last.phase:
         return True
     num_new = state.num_steps - last.num_steps

@@ -89,7 +89,7 @@ class Recovery:
 
     @property
     def is_done(self) -> bool:
-        """Say whether a step was done after the fault."""
+        """Return whether a step was done after the fault."""
         return self.resumed_s is not None
 
     @property

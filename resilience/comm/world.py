@@ -78,7 +78,7 @@ class World:
 
     @property
     def is_broken(self) -> bool:
-        """Tell whether this generation has been ended."""
+        """Return whether this generation has been ended."""
         return self._is_broken
 
     @property

@@ -32,7 +32,7 @@ def marker_text(marker: Marker) -> str:
 
 
 def is_root(folder: Path) -> bool:
-    """Say whether a folder is one of ours that this user may read."""
+    """Return whether a folder is one of ours that this user may read."""
     try:
         return read_marker(folder) is not None
     except PermissionError:

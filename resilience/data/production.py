@@ -265,7 +265,7 @@ class Production:
         return True
 
     def _is_of_unknown_size(self, number: int) -> bool:
-        """Say whether a batch seems too large only because the last one was."""
+        """Return whether a batch seems too large only because the last one was."""
         return bool(self._batch_bytes) and self._full is None and self._streams.made(number) is None
 
     def _why_no_room(self, number: int) -> CacheFullError | None:

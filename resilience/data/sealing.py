@@ -101,7 +101,7 @@ class AesGcmSealer:
         return opened
 
     def is_current(self) -> bool:
-        """Say whether others get this key from the cache; without that they cannot read it."""
+        """Return whether others get this key from the cache; without that they cannot read it."""
         try:
             return self._keys.current() == self._key
         except CacheKeyError:

@@ -59,7 +59,7 @@ class Sealer(Protocol):
         """Return what was sealed; raises DamagedBatchError."""
 
     def is_current(self) -> bool:
-        """Say whether others can open what is sealed here."""
+        """Return whether others can open what is sealed here."""
 
 
 def segment_path(folder: Path, serial: int) -> Path:

@@ -87,7 +87,7 @@ class Shelf:
         return file_bytes(self._num_entries(batch_bytes), batch_bytes)
 
     def has_room(self, made: Made) -> bool:
-        """Say whether a batch fits into the segment that is being written. For the same thread."""
+        """Return whether a batch fits into the segment being written. For the same thread."""
         with self._lock:
             span = self.spans.get(self._serial) if self._writer else None
         return span is not None and span.end == made.number and made.num_bytes <= span.free_bytes
@@ -143,7 +143,7 @@ class Shelf:
         return False
 
     def is_readable(self) -> bool:
-        """Say whether consumers can read what is stored here, as far as encryption goes."""
+        """Return whether consumers can read what is stored here, as far as encryption goes."""
         return self._sealer is None or self._sealer.is_current()
 
     def serial_of(self, number: int) -> int | None:

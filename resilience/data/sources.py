@@ -118,7 +118,7 @@ def import_function(source: Source) -> Any:
 
 
 def takes_start(function: Any) -> bool:
-    """Say whether a function is told where its batches have to begin."""
+    """Return whether a function is told where its batches have to begin."""
     return "start" in inspect.signature(function).parameters
 
 

@@ -58,7 +58,7 @@ class Streams:
         return stream.made if stream else None
 
     def is_open_at(self, number: int) -> bool:
-        """Say whether a batch can be taken without opening a source."""
+        """Return whether a batch can be taken without opening a source."""
         return self._find(number) is not None
 
     def take(self, number: int) -> int | None:

@@ -181,7 +181,7 @@ class _Loop(Generic[T]):
         return self._block(generation)
 
     def _ends_run(self, error: BaseException, generation: Generation) -> bool:
-        """Say whether the error would come again, or is an orderly end."""
+        """Return whether the error would come again, or is an orderly end."""
         if generation.broken is not None:
             return False
         return isinstance(error, (SystemExit, KeyboardInterrupt, *self._options.fatal))

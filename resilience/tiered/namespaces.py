@@ -39,11 +39,11 @@ class Namespace:
             self.newest = {**kept, generation: max(step, self.newest.get(generation, step))}
 
     def is_stale(self, step: int, generation: int) -> bool:
-        """Say whether a newer generation has written this step or a later one."""
+        """Return whether a newer generation has written this step or a later one."""
         return any(number > generation and last >= step for number, last in self.newest.items())
 
     def is_over(self, step: int, generation: int) -> bool:
-        """Say whether a newer run went on from a step before this one: it is another history."""
+        """Return whether a newer run went on from a step before this one: it is another history."""
         return any(first > generation and step > after for first, after in self.runs.items())
 
     def begin_run(self, first_generation: int, step: int) -> bool:
@@ -116,7 +116,7 @@ class Ledger:
         return known.job if known and self._is_had(name) else None
 
     def is_claimed(self, name: str) -> bool:
-        """Say whether a job has a claim to a namespace now."""
+        """Return whether a job has a claim to a namespace now."""
         return name in self._known and self._known[name].num_claims > 0
 
     def _is_had(self, name: str) -> bool:

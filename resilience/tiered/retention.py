@@ -249,7 +249,7 @@ def _why_trusted(catalog: Catalog, at: StepAt) -> str:
 
 
 def _is_open(catalog: Catalog, at: StepAt) -> bool:
-    """Say whether a step may yet be the newest complete one."""
+    """Return whether a step may yet be the newest complete one."""
     state, newest = catalog.states[at], catalog.complete[:1]
     is_newer = not newest or at > newest[0].at
     return not state.is_complete and not state.is_stale and is_newer

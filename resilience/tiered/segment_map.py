@@ -18,7 +18,7 @@ class Map:
         self._file = os.dup(file)
 
     def is_removed(self) -> bool:
-        """Say whether the daemon has removed the segment."""
+        """Return whether the daemon has removed the segment."""
         return os.fstat(self._file).st_nlink == 0
 
     def __del__(self) -> None:

@@ -278,7 +278,7 @@ def _find_due(
 
 
 def _is_able(state: StepState, tier: LowerTier) -> bool:
-    """Tell whether memory has all that the tier lacks of a step."""
+    """Return whether memory has all that the tier lacks of a step."""
     return state.is_whole and all(
         any(copy.tier in ("ram", tier) for copy in held) for held in state.copies.values()
     )

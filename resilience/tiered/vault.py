@@ -323,7 +323,7 @@ class Vault:
             return self._ledger.job_of(namespace)
 
     def is_claimed(self, namespace: str) -> bool:
-        """Say whether a job has a claim to a namespace now."""
+        """Return whether a job has a claim to a namespace now."""
         with self._lock:
             return self._ledger.is_claimed(namespace)
 
