@@ -1,7 +1,7 @@
 """What this version cannot run, or would run to nobody's use.
 
-It is said when a job is rendered, stands in the rendered files, and is refused before anything
-is started. All but the last function are pure.
+Such a job is noted when it is rendered and in the rendered files, and refused before anything is
+started. All but the last function are pure.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def check_runnable(job: Job, action: str, *, has_default_image: bool = False) ->
 
 
 def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
-    """Return what somebody has to know who applies the rendered files by hand, a line each.
+    """Return what a person who applies the rendered files by hand has to know, a line each.
 
-    Whatever `check_runnable` refuses is among it.
+    Whatever `check_runnable` refuses is among the lines.
     """
     told = [unmounted_inputs(job), awaited_secret(job)]
     if has_default_image:
@@ -86,7 +86,7 @@ def unpublished_image(job: Job) -> str | None:
 
 
 def awaited_secret(job: Job) -> str | None:
-    """Say which Secret action=submit makes, and who applies a manifest by hand has to make."""
+    """Say which Secret action=submit makes, and a person who applies the manifest has to make."""
     name = token_secret_name(job)
     if name is None or not isinstance(cluster := job.cluster, K8sCluster):
         return None

@@ -1,6 +1,6 @@
 """What makes a shell complete the script `launcher`: the scripts of Hydra's own plugins.
 
-They ask `launcher -sc query=SHELL` at each press of the key, which Hydra answers.
+The scripts ask `launcher -sc query=SHELL` at each press of the key, which Hydra answers.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def what(self) -> str:
-        """Return it in a few words."""
+        """Return what happened in a few words."""
         if self.kind == FAILED:
             return f"checkpoint of step {self.step} failed: {self.reason}"
         size = f"{self.num_bytes / 1e6:,.1f} MB"
@@ -68,7 +68,7 @@ class Tally:
 
     @property
     def text(self) -> str | None:
-        """Return how many there are and which is the newest; None where there was none."""
+        """Return the number of checkpoints and the newest; None where there was none."""
         if not (self.num_saved or self.num_failed or self.loads):
             return None
         parts = [f"{self.num_saved} checkpoints"]

@@ -152,7 +152,7 @@ def render_state(state: RunState, now: float) -> RenderableType:
 
 
 def render_recovery(recovery: Recovery) -> str:
-    """Return what a fault was, how long it took to the next step, and who has its state whence."""
+    """Return what a fault was, when the next step came, and where ranks got their state."""
     text = f"fault {recovery.number}: {recovery.what}"
     if recovery.resumed_s is not None:
         text += f", recovered in {format_seconds(recovery.resumed_s)}"

@@ -1,7 +1,7 @@
 """Holds a trainer to its word that an update holds no collective.
 
-Once past the gate, a rank ends its update alone: a collective in there would wait for
-ranks that may be gone, and roll-forward could not work.
+Once past the gate, a rank ends its update alone: a collective in its update would wait for ranks
+that may be gone, and roll-forward could not work.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NAMESPACES = frozenset(
 def forbid_collectives() -> Iterator[None]:
     """Raise StateError at the first collective that this thread issues in the block.
 
-    The collective is not begun. Seen are those of torch.distributed, of a ProcessGroup,
-    functional ones, and those that a DTensor issues by itself; a wait for a functional
-    one counts as well. Not seen are calls on a bare backend (`ProcessGroupGloo.allreduce`),
-    other threads, and collectives within a compiled function, which torch runs
-    uncompiled, if at all, under a dispatch mode. Costs some microseconds an operation and
-    changes no bit: meant for the first update, not for every one.
+    The collective is not begun. The guard sees those of torch.distributed, of a ProcessGroup,
+    functional ones, and those that a DTensor issues by itself; a wait for a functional one counts
+    as well. It does not see calls on a bare backend (`ProcessGroupGloo.allreduce`), other threads,
+    or collectives within a compiled function, which torch runs uncompiled, if at all, under a
+    dispatch mode. Costs some microseconds an operation and changes no bit: meant for the first
+    update, not for every one.
     """
     with _Forbid():  # type: ignore[no-untyped-call]
         yield

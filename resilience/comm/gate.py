@@ -39,8 +39,8 @@ class GateChannel(Protocol):
         """Replace a buffer in host memory by its sum over all ranks; blocks until it is there.
 
         Called by the training thread alone. Raises RuntimeError where the sum cannot come,
-        TimeoutError where it has not come in time. After an abort it may also return, and
-        leave anything in the buffer.
+        TimeoutError where it has not come in time. After an abort the call may also return, with
+        anything in the buffer.
         """
         ...
 

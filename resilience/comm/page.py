@@ -90,7 +90,7 @@ class Page:
 
 
 def create_page(num_slots: int) -> int:
-    """Return the descriptor of a new page; it exists as long as somebody holds it."""
+    """Return the descriptor of a new page; it exists as long as a process holds the descriptor."""
     file = os.memfd_create("resilience-page")
     os.ftruncate(file, num_slots * SLOT_BYTES)
     return file

@@ -2,8 +2,8 @@
 
 DistributedDataParallel lays its buckets out anew after its first iteration, and a sum over ranks
 depends on where in a bucket an element lies: a process that has just joined would sum other bits
-than one that has been there. It also keeps its group in C++, where it cannot be let go of without
-a deadlock. Here the layout is a function of the parameters alone, and a group is a plain
+than one that has been there. DDP also keeps its group in C++, where the group cannot be dropped
+without a deadlock. Here the layout is a function of the parameters alone, and a group is a plain
 attribute. Overlap with the backward pass is DDP's: a bucket leaves when its last gradient is in.
 """
 
@@ -60,7 +60,7 @@ class GradientReducer:
     def clear(self) -> None:
         """Drop what a broken step has left, gradients too.
 
-        A bucket that somebody still writes to is left to him.
+        A bucket that a collective still writes to is left to that collective, and replaced.
         """
         self._is_reducing = False
         for bucket in self._buckets:

@@ -1,8 +1,8 @@
-"""This process's TCP sockets: which there are, and how to end whatever waits in them.
+"""This process's TCP sockets: list them, and end every wait in them.
 
-gloo and TCPStore have no call that ends a blocked collective or wait. To shut a connection down
-both ways does: whoever reads, writes or connects on it comes out with an error at once. A socket
-is known by its inode, which is not given twice while it lives; descriptor numbers are reused within
+gloo and TCPStore have no call that ends a blocked collective or wait. Shutting a connection down
+both ways does: every read, write or connect on it ends with an error at once. A socket is known by
+its inode, which is not given twice while it lives; descriptor numbers are reused within
 microseconds.
 """
 
@@ -21,7 +21,7 @@ _LIVE = frozenset({_TCP_ESTABLISHED, _TCP_SYN_SENT, _TCP_CLOSE_WAIT})
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A connected or connecting socket, and where it stood among the descriptors."""
+    """A connected or connecting socket, and the descriptor that it had."""
 
     inode: int
     descriptor: int
@@ -47,7 +47,7 @@ def sockets_since(before: Collection[TcpSocket]) -> frozenset[TcpSocket]:
 
 
 def shut_down(sockets: Collection[TcpSocket]) -> int:
-    """End every wait in these sockets; returns how many were still there.
+    """End every wait in these sockets; returns how many were still open.
 
     The owner keeps its descriptor and finds the connection ended. From any thread.
     """

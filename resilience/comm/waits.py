@@ -1,13 +1,12 @@
 """Waits for gloo's collectives that end when their generation does.
 
-gloo fails an operation whose connection goes down, with one exception: a send
-that its peer has not asked for yet is only queued, and nobody tells it that the
-connection is gone (seen on torch 2.13 in an all-gather of two ranks, where a
-rank waits for its send first). It would wait for the time-out of the group. So
-the training thread waits in slices, and looks between them whether its
-generation still goes on. A slice that ends harms no collective: the work goes
-on. In a send or receive between two ranks it would close their connection, so
-those are waited for whole; they end with their connection.
+gloo fails an operation whose connection goes down, with one exception: a send that its peer has not
+asked for yet is only queued, and not told that the connection is gone (seen on torch 2.13 in an
+all-gather of two ranks, where a rank waits for its send first). Such a send would wait for the
+time-out of the group. So the training thread waits in slices, and looks between them whether its
+generation still goes on. A slice that ends harms no collective: the work goes on. In a send or
+receive between two ranks it would close their connection, so those are waited for whole; they end
+with their connection.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ The order over a process's life:
     open_axes((2, 2))                                           # belongs to the same world
     ...                                                         # another thread: break_now()
 
-Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and
-waits for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the
-interpreter's lock when the last reference of Python goes; so a thread drops it, while the
-training thread opens the next group. What holds a group in C++ (DDP's reducer) keeps the lock
-there, and so deadlocks with gloo's threads; it has no place in a process that lives on.
+Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and waits
+for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the interpreter's
+lock when the last reference of Python goes; so a thread drops that reference, while the training
+thread opens the next group. What holds a group in C++ (DDP's reducer) keeps the lock there, and so
+deadlocks with gloo's threads; it has no place in a process that lives on.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ class World:
     def break_now(self) -> None:
         """End every wait of this generation; from any thread, any number of times.
 
-        While groups are being opened the call returns when that has come to its end. On a GPU
-        NCCL comes last: an aborted collective lets the stream run on over garbage, and no gate
-        over gloo may be passed after that.
+        While groups are being opened the call returns when the opening has ended. On a GPU NCCL
+        comes last: an aborted collective lets the stream run on over garbage, and no gate over gloo
+        may be passed after that.
         """
         with self._lock:
             if self._is_broken:
@@ -245,8 +245,8 @@ _current: World | None = None
 class _Client:
     """A connection to a store, over all generations until a break has to end a wait in it.
 
-    The server asks DNS for the name of whoever connects, and meanwhile answers nobody: where
-    the resolver loses a query that is 5 s.
+    The server asks DNS for each client's name, and answers no client meanwhile: a query that the
+    resolver loses costs 5 s.
     """
 
     key: tuple[int, str, int]
@@ -283,9 +283,9 @@ def open_world(
 ) -> ProcessGroup:
     """Open the default group of a new generation, and forget all groups there were.
 
-    Nothing but time breaks it where no `World` opens it. The store has to carry the generation
-    in its prefix. Raises GroupOpenError where the ranks have not met within `timeout`. CPU
-    tensors go by gloo on every device.
+    Without a `World` nothing but its time-out breaks the group. The store has to carry the
+    generation in its prefix. Raises GroupOpenError where the ranks have not met within `timeout`.
+    CPU tensors go by gloo on every device.
     """
     if os.environ.get("TORCH_GLOO_LAZY_INIT", "0") not in ("", "0"):
         raise ResilienceError(

@@ -1,4 +1,4 @@
-"""A data module whose batches come from the cache; where Lightning is installed, it is one of its.
+"""A data module whose batches come from the cache; a LightningDataModule where that is installed.
 
 The user's own data module lives in the producers alone. The workers read what it yields, so
 none of them pays for its datasets. Only where a trainer asks for `prepare_data` does a worker
@@ -105,14 +105,14 @@ class CachedDataModule(_Base):
         return self._val
 
     def teardown(self, stage: str | None = None) -> None:
-        """Let go of the cache, which stays; what comes next opens it again."""
+        """Leave the cache, whose files stay; the next dataloader opens it again."""
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in training, for a checkpoint.
 
-        Whoever asks for the next one has the checkpoint before it complete: what that one
-        needs to be resumed from is kept, and nothing before it.
+        A call says that the checkpoint of the call before is complete: the cache then keeps what a
+        resume from that checkpoint needs, and nothing before.
         """
         consumed = self._samples_consumed()
         if self._handed_out is not None:
@@ -192,8 +192,8 @@ class CachedDataModule(_Base):
 class _TrainBatches:
     """What a trainer iterates over.
 
-    It has no state of its own: a trainer that found one would save how far it has read,
-    which is further than it has trained.
+    The batches have no state of their own: a trainer that found one would save the position that
+    was read, which lies ahead of the one that was trained on.
     """
 
     def __init__(self, module: CachedDataModule) -> None:

@@ -1,7 +1,7 @@
 """An exception of the source on its way from the producer to the consumers.
 
-It arrives as itself where its class can be imported and what it holds is plain; nothing of it is
-executed but the class's own constructor.
+The exception arrives as itself where its class can be imported and its attributes are plain data;
+nothing of the class is executed but its own constructor.
 """
 
 from __future__ import annotations

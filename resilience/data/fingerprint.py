@@ -1,7 +1,7 @@
 """What the content of a cache depends on, as text and as a digest. Pure.
 
-A batch is taken from a cache only where all of this is equal: a recipe that has changed never
-gets an old batch. The text is kept beside the batches, so that somebody can see what differs.
+A batch is taken from a cache only where all of this is equal: a recipe that has changed never gets
+an old batch. The text is kept beside the batches, so that a person can see what differs.
 """
 
 from __future__ import annotations

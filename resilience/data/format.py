@@ -108,7 +108,8 @@ def record_parts(description: bytes, arrays: Sequence[Bytes]) -> list[Buffer]:
 def records_offset(num_entries: int) -> int:
     """Return where the records begin.
 
-    That is a page: who writes into its copy of a batch's page must still see new entries.
+    They begin on a page of their own: a consumer that writes into its copy of a batch's page must
+    still see new entries.
     """
     end = TABLE_OFFSET + num_entries * ENTRY_BYTES
     return -(-end // PAGE_BYTES) * PAGE_BYTES

@@ -103,8 +103,8 @@ class _EndOfStage(IndexError):  # noqa: N818  (as StopIteration, it is no error)
 class CachedLoader:
     """The batches of one position and stage; made by `cached`. One thread; a context manager.
 
-    What it returns are views of mapped memory that nobody else's writing can change, and whose
-    own changes nobody else sees. They stay valid after `close`.
+    A batch is made of views of mapped memory. No other process's writing changes them, and no other
+    process sees what is written to them. The views stay valid after `close`.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class CachedLoader:
 
     @property
     def samples_consumed(self) -> int:
-        """Return the samples, of all positions, before the batch that comes next."""
+        """Return how many samples, of all positions, stand before the next batch."""
         return self._next * self._spec.samples_per_batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from where it is to the end of the stage; validation from 0 on."""
+        """Yield the batches from the position to the end of the stage; validation from 0 on."""
         if self._spec.stage == "val":
             self._next = 0
             self._tell(0)
@@ -192,19 +192,19 @@ class CachedLoader:
         return number - self._next
 
     def note_checkpoint(self, number: int) -> None:
-        """Say that there is a complete checkpoint which a resume from begins at this batch.
+        """Tell the producer that a resume from the newest complete checkpoint begins at this batch.
 
-        What stands before it may go from the cache then.
+        Batches before it may then go from the cache.
         """
         self._connection.note_checkpoint(number)
 
     def explain(self) -> str:
-        """Return what the producer does now, for a person; takes a second where it is busy."""
+        """Return what the producer does now, for a person; a busy one takes a second to say."""
         self._check_open()
         return self._connection.explain(self._next)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is, for `load_state_dict` of one with any number of positions."""
+        """Return the position, for `load_state_dict` of a loader of any number of positions."""
         state = find_state(self._store.folder, self._next)
         content = None
         if state is not None:
@@ -213,10 +213,10 @@ class CachedLoader:
         return {"samples_consumed": self.samples_consumed, "source_state": content}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where another was; ValueError where no batch begins there.
+        """Go to another loader's position; ValueError where no batch begins there.
 
-        Where the position is known before, `samples_consumed` of `cached` is faster: until it
-        is told, the producer makes what it was told then.
+        Where the position is known earlier, `samples_consumed` of `cached` is faster: until this
+        call the producer makes the batches of the position that was given there.
         """
         consumed = int(state["samples_consumed"])
         number, rest = divmod(consumed, self._spec.samples_per_batch)
@@ -234,10 +234,10 @@ class CachedLoader:
         self._tell(number)
 
     def close(self, *, is_over: bool = False) -> None:
-        """Leave the cache; the files stay, and the producer goes on for who comes next.
+        """Leave the cache; the files stay, and the producer goes on for the next consumer.
 
-        `is_over` says that nobody comes: the producer ends with its last consumer, and the
-        files of the job go with the last of all its loaders on the node. A second call does
+        `is_over` says that no other consumer comes: the producer ends with its last consumer, and
+        the files of the job go with the last of all its loaders on the node. A second call does
         nothing.
         """
         if self._is_closed:

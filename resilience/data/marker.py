@@ -65,9 +65,10 @@ def read_marker(root: Path) -> Marker | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file unless it says so already.
+    """Write a small file unless it has this text already.
 
-    In place: several processes write the same, and it is told from one that was cut short.
+    The file is written in place: several processes write the same text, and a reader recognises a
+    file that was cut short.
     """
     content = text.encode()
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -1,9 +1,9 @@
 """The process that makes the batches of one cache: `python -m resilience.data.producer`.
 
-It reads its ProducerSpec from standard input. It is given two descriptors: the locked file by
-which there is one producer a cache at most, and the socket that consumers connect to from before
-it has started. It ends when its owner does, or some time after its last consumer, or when it is
-told to, and whatever it has started ends with it.
+The producer reads its ProducerSpec from standard input. It inherits two descriptors: the locked
+file by which there is one producer a cache at most, and the socket that consumers connect to even
+before the producer has started. It ends when its owner does, some time after its last consumer, or
+when it is told to. Whatever it has started ends with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Be a producer; `arguments` are the descriptors of the lock and of the socket."""
+    """Run a producer; `arguments` are the descriptors of the lock and of the socket."""
     lock_file, socket_file = map(int, arguments)
     for each in (lock_file, socket_file):
         # Held on by what the source starts, they would say that the producer lives.

@@ -27,14 +27,14 @@ _DEATHS_MAX = 5
 _EXPLAIN_S = 1.0
 """How long a producer may take to say why it is late."""
 _PULSE_S = 0.2
-"""How often somebody is told that a consumer still waits."""
+"""How often `on_wait` is called while a batch is waited for."""
 _END_S = 10.0
 _RETRY_S = 0.002
 _REAP_S = 1.0
 
 
 class ProducerConnection:
-    """The connection to whoever is the producer of a cache. One thread."""
+    """A consumer's connection to its cache's producer, whichever process that is. One thread."""
 
     def __init__(
         self, spec: ProducerSpec, *, deadline_s: float, on_wait: Callable[[], None] | None = None
@@ -51,7 +51,7 @@ class ProducerConnection:
     def open(self, number: int) -> bool:
         """Connect, without waiting, and say where this consumer is; starts a missing producer.
 
-        False where somebody else is just starting one: the next message tries again.
+        False where another process is just starting one: the next message tries again.
         """
         if self._socket is not None:
             return True
@@ -70,12 +70,12 @@ class ProducerConnection:
         return self._socket is not None
 
     def note_checkpoint(self, number: int) -> None:
-        """Say, now and to each later producer, that a resume begins at a batch."""
+        """Tell this producer and each later one that a resume begins at a batch."""
         self._checkpoint = number
         self._send("checkpoint", number)
 
     def tell(self, verb: FromConsumer, number: int) -> None:
-        """Say something that needs no answer; it is lost where the producer is gone or busy."""
+        """Send a message that needs no answer; it is lost where the producer is gone or busy."""
         self._send(verb, number)
 
     def ask(self, number: int, *, is_damaged: bool = False) -> ProducerMessage:
@@ -100,7 +100,7 @@ class ProducerConnection:
             self._num_deaths += 1
 
     def explain(self, number: int) -> str:
-        """Return what the producer says that it does."""
+        """Return what the producer says it is doing."""
         if not self.open(number):
             return "the producer is just being started"
         self._send("why", number)

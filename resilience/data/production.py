@@ -1,7 +1,7 @@
 """What a producer knows, and the loop that makes batches.
 
-Two threads: one calls the source, stores and deletes; it is the process's main one, as some
-loaders want that. The other speaks for the consumers; it never waits for the first.
+The process's main thread calls the source, as some loaders want that, and stores and deletes. A
+second thread speaks for the consumers; it never waits for the main one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from resilience.data.wire import ProducerMessage
 
 @dataclass(eq=False, kw_only=True)
 class Consumer:
-    """One that is connected."""
+    """A consumer that is connected."""
 
     send: Callable[[ProducerMessage], None]
-    """Must not block and not raise."""
+    """The call must neither block nor raise."""
     position: int
     is_waiting: bool = False
 
@@ -62,8 +62,9 @@ class Production:
     ) -> None:
         """`first` is where the consumer that is expected begins, `checkpoint` where a resume would.
 
-        `lock` is the shelf's. `is_refusing`: the source cannot be opened in this process; who asks
-        once more than it has said so is to be served by another, which may be able to.
+        `lock` is the shelf's. `is_refusing`: the source cannot be opened in this process. A
+        consumer that asks again after it was told so is left to another producer, which may be able
+        to.
         """
         self._limits = limits
         self._shelf = shelf
@@ -90,7 +91,7 @@ class Production:
     # What the consumers' thread calls.
 
     def arrive(self, send: Callable[[ProducerMessage], None], number: int) -> Consumer:
-        """Take in a consumer that begins at a batch; it takes the place of one that has left."""
+        """Take in a consumer that begins at a batch, in the place of one that has left."""
         consumer = Consumer(send=send, position=number)
         with self._changed:
             if self._left:
@@ -130,7 +131,7 @@ class Production:
     def doubt(self, number: int) -> None:
         """Check a batch that a consumer has found damaged, so that it is made again.
 
-        Where it is the key that is damaged, all is over: the next producer makes another.
+        Where the key is damaged this producer ends, and the next one makes another key.
         """
         with self._changed:
             if not self._shelf.is_readable():

@@ -25,7 +25,7 @@ class Reception:
     ) -> None:
         """Take over the listener; the producer ends when one of `ends` becomes readable.
 
-        `linger_s` is how long it stays without a consumer; None: as long as it has to.
+        `linger_s` is how long the producer stays without a consumer; None: until one of `ends`.
         """
         self._production = production
         self._listener = listener

@@ -1,9 +1,9 @@
 """Batches that lie encrypted in the cache: AES-256-GCM with one data key a cache.
 
-The data key comes from a `KeyService`: AWS KMS, or a file that holds a key from which it
-is derived. What is needed to get it again lies beside the batches in `key.wrapped`, so a
-process asks the service once and never for a batch. Who makes a new data key empties the
-segments that are there: nobody could read them, or they are not encrypted.
+The data key comes from a `KeyService`: AWS KMS, or a file that holds a key from which it is
+derived. What is needed to get the key again lies beside the batches in `key.wrapped`, so a process
+asks the service once and never for a batch. A producer that makes a new data key empties the
+segments that are there: no process could read them, or they are not encrypted.
 
 Nothing here prints a key, or puts one into a message.
 """
@@ -49,7 +49,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class KeyService(Protocol):
-    """Who makes data keys, and tells them again from their wrapped form.
+    """Makes data keys, and returns them again for their wrapped form.
 
     Both raise CacheKeyError where the service cannot be used.
     """
@@ -75,8 +75,8 @@ class AesGcmSealer:
     def seal(self, parts: Iterable[Buffer], associated: bytes) -> bytes:
         """Return the parts, joined and encrypted: a nonce, the ciphertext, and its tag.
 
-        Only who gives the same associated bytes can open it, so put in what says which
-        batch it is. For a producer only.
+        Opening takes the same associated bytes, so these should say which batch it is. For a
+        producer only.
         """
         if self._key is None:
             raise CacheKeyError("only the producer of a cache encrypts batches")

@@ -4,8 +4,8 @@ The producer appends; a batch is visible from the moment the count of published 
 before that nobody reads it. A consumer maps a segment once, privately: what it writes into its
 tensors reaches nobody else. Deleting a file leaves the mappings of it as they are.
 
-Space is allocated when a file is made, so a full file system is an error there and never a
-signal for who reads or writes later.
+Space is allocated when a file is made, so a full file system is an error then, and never a signal
+to a later reader or writer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 
 
 class Sealer(Protocol):
-    """Encrypts and decrypts records; who gives other associated bytes cannot decrypt."""
+    """Encrypts and decrypts records; decrypting takes the associated bytes of the encryption."""
 
     def seal(self, parts: Iterable[Buffer], associated: bytes) -> bytes:
         """Return the parts, joined and encrypted."""
@@ -253,7 +253,7 @@ class Segment:
         return range(self.first, self.first + self.published())
 
     def published(self) -> int:
-        """Return how many batches it holds now, from `first` on; raises DamagedBatchError."""
+        """Return how many batches are there now, from `first` on; raises DamagedBatchError."""
         # A file that somebody has cut would kill the process at the first touch.
         if os.lseek(self._file, 0, os.SEEK_END) < self._records_offset:
             raise DamagedBatchError(f"{self.path.name} is damaged: it has been cut")

@@ -113,7 +113,7 @@ class Shelf:
         return self._serial
 
     def evict(self, serials: tuple[int, ...]) -> None:
-        """Delete segments; who has them mapped keeps them. For the thread that writes."""
+        """Delete segments; a process that has one mapped keeps it. For the thread that writes."""
         for serial in serials:
             if serial == self._serial:
                 self.close()
@@ -124,7 +124,7 @@ class Shelf:
             prune_states(self._folder, min(each.first for each in self.spans.values()))
 
     def is_damaged(self, number: int) -> bool:
-        """Check a batch in the newest segment that should hold it; one that is damaged goes.
+        """Return whether a batch cannot be read; the newest segment that should hold it then goes.
 
         What the segment still held is made again when it is needed. For any thread.
         """

@@ -1,7 +1,7 @@
 """What makes the batches: a function that another process can import, and its arguments.
 
-The producer calls it and iterates over what it returns. Nothing here imports torch: a source
-without it costs its producer no import of it.
+The producer calls the function and iterates over what it returns. Nothing here imports torch: the
+producer of a source without torch never imports it.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class PositionBatchSampler:
     """Which samples of a map-style dataset form the batches of one position.
 
     For `DataLoader(dataset, batch_sampler=...)`. The samples of a batch of all positions are
-    neighbours in one global order, and each position takes its share of them: the order is the
-    same for any number of positions. It begins behind `samples_consumed` samples at no cost.
+    neighbours in one global order, and each position takes its share of them: the order is the same
+    for any number of positions. The sampler begins behind `samples_consumed` samples at no cost.
     """
 
     num_samples: int

@@ -1,8 +1,8 @@
 """Starts a producer, if there is none, without waiting for anything.
 
-Whoever locks the cache's lock file starts the producer, and makes the socket that consumers
-connect to. The producer gets both. So there is never a second one, and everybody can connect
-before it has started; connections wait in the socket, and end where it dies.
+Whoever locks the cache's lock file starts the producer, and makes the socket that consumers connect
+to. The producer gets both. So there is never a second producer, and consumers can connect before it
+has started; their connections wait in the socket, and end where the producer dies.
 """
 
 from __future__ import annotations

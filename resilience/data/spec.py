@@ -49,7 +49,7 @@ class ProducerSpec:
     encryption: Mapping[str, Any] | None
     owner: OwnerProcess | None
     linger_s: float
-    """How long it waits for a consumer when the last has gone; unless it has an owner."""
+    """How long a producer without an owner waits for a consumer when the last has gone."""
     module_path: tuple[str, ...]
     """Where the caller finds modules."""
 

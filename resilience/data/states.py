@@ -1,8 +1,8 @@
 """States of loaders that cannot begin at any batch, kept beside the batches.
 
 A new producer loads the newest at or before its first batch, and a checkpoint takes it along, so
-that neither has to read what stands before. Each is a small file that appears by rename: a
-checksum in hexadecimal, then JSON. One that is damaged counts as none.
+that neither has to read what stands before. Each is a small file that appears by rename: a checksum
+in hexadecimal, then JSON. A damaged file counts as none.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_state(content: Mapping[str, Any]) -> SourceState:
 
 
 def prune_states(folder: Path, oldest: int) -> None:
-    """Delete the states that none needs who begins at the oldest batch or later."""
+    """Delete the states that are of no use to begin at the oldest batch or later."""
     before = sorted(each for each in _batches(folder) if each <= oldest)
     for batch in before[:-1]:
         (folder / f"state-{batch}.json").unlink(missing_ok=True)

@@ -27,7 +27,7 @@ def list_segments(folder: Path) -> list[SegmentFile]:
 class SegmentStore:
     """The open segments of a folder, for a producer or a consumer. One thread.
 
-    It knows what was there at the last `refresh`.
+    The store knows the files that were there at the last `refresh`.
     """
 
     def __init__(self, folder: Path, fingerprint: bytes, *, sealer: Sealer | None = None) -> None:

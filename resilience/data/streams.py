@@ -1,6 +1,6 @@
 """The sources that a producer has open, and the batches that it has taken from them.
 
-There are two at most: one goes on at the front, the other makes again what lies behind it. So a
+Two sources are open at most: one goes on at the front, the other makes again what lies behind. So a
 batch that was damaged does not cost the place at the front.
 """
 

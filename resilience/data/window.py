@@ -56,7 +56,7 @@ class Reader:
     position: int
     """Number of the batch that it holds or needs."""
     is_connected: bool = True
-    """False for one that has gone: it is expected back."""
+    """False for a consumer that has gone and is expected back."""
     is_waiting: bool = False
 
 

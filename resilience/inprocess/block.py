@@ -40,7 +40,7 @@ BAD_HOOK_STATUS = 71
 
 
 class Reporter(Protocol):
-    """What tells the others what this rank holds."""
+    """Tells the other ranks what this rank holds."""
 
     def __call__(self, *, rank: int, node: str, generation: int) -> Report:
         """Return the report; called after the block has stopped."""
@@ -187,7 +187,7 @@ class _Loop(Generic[T]):
         return isinstance(error, (SystemExit, KeyboardInterrupt, *self._options.fatal))
 
     def _finish(self, generation: Generation, error: BaseException | None) -> bool:
-        """Say that this rank is through; False where another one needs it once more."""
+        """Report that this rank has finished; False where another rank needs it once more."""
         self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
         status, text = 0, ""
         if isinstance(error, SystemExit):
@@ -242,7 +242,7 @@ class _Loop(Generic[T]):
             self._call(self._hooks.abort)
 
     def _call(self, hook: Callable[[], None]) -> None:
-        """Call a user's hook; who fails in it is replaced as a process."""
+        """Call a user's hook; a process whose hook fails is replaced."""
         try:
             hook()
         except BaseException:  # noqa: BLE001 - a hook may fail in any way

@@ -1,4 +1,4 @@
-"""What an agent gives to a worker process: the only reader of these variables."""
+"""What a worker inherits from its agent; no other module reads these variables."""
 
 from __future__ import annotations
 

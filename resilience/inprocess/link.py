@@ -1,9 +1,9 @@
 """The worker's side of the socket to its agent, and the one thread that reads it.
 
-The thread blocks until the agent says something or it is time for a heartbeat.
-It hands openings and the end to the training thread, and breaks the current
-generation itself, because the training thread may be blocked in a collective.
-When the agent is gone it ends the process: nobody would own it.
+The thread blocks until the agent says something or it is time for a heartbeat. It hands openings
+and the end to the training thread, and breaks the current generation itself, because the training
+thread may be blocked in a collective. When the agent is gone the thread ends the process, which
+nobody would own.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ OnBreak = Callable[[Break], None]
 
 
 class Coordinator(Protocol):
-    """Who numbers generations, as the block sees it.
+    """What numbers the generations, as the block sees it.
 
     All methods are called from the training thread; only what `on_break` was
     given is called from another one.
     """
 
     def send(self, message: Message) -> None:
-        """Say something; does not wait for an answer."""
+        """Send a message; does not wait for an answer."""
         ...
 
     def wait(self) -> Open | Break | End:
@@ -66,7 +66,7 @@ class AgentLink:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Say something to the agent; ends the process where the agent is gone."""
+        """Send a message to the agent; ends the process where the agent is gone."""
         try:
             with self._send_lock:
                 self._socket.sendall(encode(message))
@@ -78,7 +78,7 @@ class AgentLink:
         return self._messages.get()
 
     def on_break(self, callback: OnBreak | None) -> None:
-        """Have breaks told to `callback`; the last one at once, should it have come already."""
+        """Call `callback` at each break, and at once where a break has come already."""
         with self._lock:
             self._callback = callback
             if callback and self._last_break:

@@ -24,8 +24,8 @@ PIECE_BYTES = 4 << 20
 def digest_state(view: StateView) -> str:
     """Return the xxh3_128 of all tensors' names, shapes, types and bytes, in 32 hex digits.
 
-    Copies nothing but 4 MiB at a time of tensors that are on a device or not
-    contiguous. The rest is not part of it.
+    Copies nothing but 4 MiB at a time of tensors that are on a device or not contiguous. The
+    state's rest is not part of the digest.
     """
     tensors = view.tensors()
     digest = xxhash.xxh3_128(describe_layout(tensors))

@@ -1,7 +1,7 @@
 """Copies a state straight out of another rank's memory, in chunks that are hashed on both sides.
 
-The source hashes its own memory, the target what has reached its own, while the
-cache holds it. Nothing here waits for the other side, or knows of messages.
+The source hashes its own memory; the target hashes what it has copied, while a core's cache holds
+it. Nothing here waits for the other side, or knows of messages.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def hash_chunks(memory: Bytes) -> Checksums:
 def copy_chunks(
     source: Bytes, target: Bytes, on_chunk: Callable[[int], None] | None = None
 ) -> Checksums:
-    """Copy all; returns the xxh3_64 of each chunk, read where it came to.
+    """Copy all chunks; returns the xxh3_64 of each, read from the target's memory.
 
-    `on_chunk` is called in this thread with the number of each chunk that it has
-    copied; a second thread copies others. Is it left with an error, no thread goes on.
+    `on_chunk` is called in this thread with the number of each chunk that it has copied; a second
+    thread copies others. When the call ends with an error, no thread goes on.
     """
     checksums = np.zeros(count_chunks(len(target)), dtype=np.uint64)
     # One iterator for both: who is free takes the next.

@@ -13,8 +13,8 @@ source's, the source sends but the checksums, and one word comes back at the end
 Else, on one node, chunks go through the transfer buffer and short messages through the
 process group; between nodes the chunks themselves do, a ring of them at a time.
 
-Nobody polls: whoever waits is in a receive of the group, which ends with the
-group's time-out, the peer's death, or when the process's sockets are shut down.
+Neither side polls: a rank that waits is in a receive of the group, which ends with the group's
+time-out, the peer's death, or when the process's sockets are shut down.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MoveResult:
     num_bytes: int
     """Bytes of tensors that this rank sent or received."""
     source: int | None
-    """Whom this rank has its state from; None for a rank that received none."""
+    """The rank that sent this rank its state; None for a rank that received none."""
 
 
 def run_transfers(
@@ -169,7 +169,7 @@ def _send_state(
 
 
 def _send_checksums(pair: RankPair, memory: Bytes) -> None:
-    """Say what this rank's memory holds, while the target copies it; wait until it has."""
+    """Send the checksums of this rank's memory while the target copies it; wait until it has."""
     word = torch.zeros(1, dtype=torch.int64)
     end = pair.receive(word, _TAG_END)
     checksums = torch.from_numpy(hash_chunks(memory).view(np.int64))

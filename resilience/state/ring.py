@@ -1,10 +1,10 @@
 """Places that chunks pass through between the two ranks of a transfer, in turn.
 
-Shared memory: counters beside the places show how far each side is, so that two
-running sides need no messages. Each side sends a word through the group every
-half ring; it is for a peer that found nothing to do and sleeps in a receive.
-No side can sleep for ever: a source that waits has a whole ring ready, a target
-that waits has taken a whole ring, and within a ring there is always a word.
+Shared memory: counters beside the places show how far each side is, so that two running sides need
+no messages. Each side sends a word through the group every half ring; the word wakes a peer that
+found nothing to do and sleeps in a receive. No side can sleep for ever: a source that waits has a
+whole ring ready, a target that waits has taken a whole ring, and within a ring there is always a
+word.
 
 No shared memory: each chunk is a message, and each is answered by a word.
 """

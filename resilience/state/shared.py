@@ -256,7 +256,7 @@ def _allocate(file: int, begin: int, end: int, size: int) -> int:
 
 
 def _empty(file: int) -> None:
-    """Give back a file's memory. It keeps its size: a spare may have mapped it at any moment."""
+    """Give back a file's memory, but not its size: a spare may have mapped it at any moment."""
     libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.c_int64(os.fstat(file).st_size)
     if size.value and libc.fallocate(file, _PUNCH_HOLE, ctypes.c_int64(0), size):

@@ -1,7 +1,7 @@
 """The state of a torch module and its optimizer, as recovery sees it.
 
-Buffers are no part of it: those that forward writes are refused, and the others
-are made by the module's constructor.
+Buffers are no part of the state: those that forward writes are refused, and the others are made by
+the module's constructor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TorchState:
     def owners(self) -> list[Tensor] | None:
         """Return the same parameters and tensors themselves; None if one of them is no plain one.
 
-        A DTensor is not: who shards it keeps more references to its memory.
+        A DTensor is not plain: its sharding keeps more references to its memory.
         """
         owners = [each for _, each in self._entries()]
         return owners if all(type(each) in {Tensor, nn.Parameter} for each in owners) else None

@@ -58,6 +58,6 @@ class Movable(Protocol):
     def owners(self) -> Sequence[Tensor] | None:
         """Return what `tensors` lists, in its order, as the very objects that training uses.
 
-        Who sets their `data` moves the state; None where that would not move all of it.
+        Setting their `data` moves the state; None where that would not move all of it.
         """
         ...
