@@ -78,18 +78,6 @@ FOREIGN_TARGETS = {
         "the ways of torch and numpy to move a tensor and to protect an array",
         "each.data part.flags.writeable tensor.data",
     ),
-    "resilience/testing/async_messages.py": (
-        "the group's records, of the same file",
-        "source.is_done target.is_done work.is_aborted",
-    ),
-    "resilience/tiered/arena.py": (
-        "segments are made, kept and removed by their arena alone",
-        "segment.owner",
-    ),
-    "resilience/tiered/namespaces.py": (
-        "the ledger's records, of the same file",
-        "known.job known.num_claims known.runs self._known[name].num_claims",
-    ),
     "training/torch_trainer/checkpoint.py": (
         "Transformers' way to name the class in config.json",
         "core.config.architectures",

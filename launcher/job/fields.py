@@ -25,7 +25,7 @@ _TIME_LIMIT = re.compile(
 
 
 class Section(BaseModel):
-    """A part of a job: frozen, and closed to keys that nobody reads."""
+    """A part of a job: frozen, and closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -94,7 +94,7 @@ class Recovery:
 
     @property
     def fault(self) -> str:
-        """Return what happened to whom, but for who brought it about."""
+        """Return what happened to which rank or node, and not whether it was injected."""
         return f"{self._who}{self._happened}"
 
     @property

@@ -42,7 +42,7 @@ from resilience.comm.waits import slice_waits
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a collective waits where nobody breaks it."""
+"""How long a collective waits where its generation is not broken."""
 
 AXES_TIMEOUT = timedelta(seconds=30)
 """How long members of an open world may keep each other waiting for further groups."""

@@ -28,7 +28,7 @@ from resilience.settings import MmapSettings
 
 _LINGER_S = 30.0
 _END_S = 3.0
-"""How long a producer that nobody needs may take to end; more than it gives its source."""
+"""How long an unneeded producer may take to end; more than it gives its source."""
 _TRIES_MAX = 5
 """So often a batch is made again that is damaged each time."""
 _READERS_MAX = 256
@@ -316,7 +316,7 @@ class CachedLoader:
         return True
 
     def _tell(self, number: int) -> None:
-        """Say where this consumer is; who waits for a batch hears why there is no producer."""
+        """Tell the producer the position; without one, the next wait for a batch raises why."""
         self._check_open()
         self._told = number
         with suppress(DataCacheError):

@@ -201,7 +201,7 @@ class ProducerConnection:
             self._num_deaths += 1
 
     def _say(self, verb: FromConsumer, number: int, end_s: float) -> None:
-        """Say what must not be lost; a producer that is gone is found out by who waits for it."""
+        """Send a message that must not be lost; the wait for its answer finds a producer gone."""
         assert self._socket is not None, "who speaks is connected"
         while True:
             try:

@@ -241,7 +241,7 @@ class Production:
                 self._answer_all()
 
     def _place(self, made: Made) -> bool:
-        """Store a batch and tell who waits for it; False where the plan has to be made anew."""
+        """Store a batch and answer its consumers; False where the plan has to be made anew."""
         if made.num_bytes != self._batch_bytes:
             # Only now it is known what room is needed, which the plan depends on.
             self._batch_bytes = made.num_bytes

@@ -60,7 +60,7 @@ class Reception:
         self._selector.close()
 
     def _rest_s(self) -> float | None:
-        """Return how long to wait for somebody; None: for ever, 0: not any more."""
+        """Return how long to wait for a consumer; None: for ever, 0: not any more."""
         if self._consumers or self._linger_s is None:
             return None
         return max(0.0, self._alone_since_s + self._linger_s - time.monotonic())

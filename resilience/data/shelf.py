@@ -93,7 +93,7 @@ class Shelf:
         return span is not None and span.end == made.number and made.num_bytes <= span.free_bytes
 
     def store(self, made: Made) -> int | None:
-        """Store a batch and return the segment's serial; None where somebody took that away.
+        """Store a batch and return the segment's serial; None where the segment was taken away.
 
         Raises CacheFullError where the file system has no room, CacheFolderError where the
         folder cannot be written to.

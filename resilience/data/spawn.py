@@ -26,7 +26,7 @@ _started: list[_Detached] = []
 
 
 class _Detached(subprocess.Popen[bytes]):
-    """A process that outlives whoever has started it, which is no reason to complain."""
+    """A process that may outlive its parent, of which Popen would warn."""
 
     folder = ""
     """The cache whose producer it is."""
@@ -77,7 +77,7 @@ def start_producer(spec: ProducerSpec) -> bool:
 
 
 def end_producer(folder: Path, timeout_s: float) -> None:
-    """End a producer that nobody needs, and wait for that; one with consumers ends with them."""
+    """End a producer without consumers and wait for its end; one with consumers ends with them."""
     connection = connect_producer(folder)
     if connection is None:
         return

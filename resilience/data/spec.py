@@ -41,7 +41,7 @@ class ProducerSpec:
     first: int
     """Number of the batch that is needed first."""
     checkpoint: int | None = None
-    """First batch after the newest complete checkpoint, where whoever starts it was told."""
+    """First batch after the newest complete checkpoint, where the starting consumer was told."""
     prefetch_length: int
     lookback_length: int
     checkpoint_frequency: int | None

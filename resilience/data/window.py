@@ -68,7 +68,7 @@ class Window:
     spans: tuple[Span, ...] = ()
     readers: tuple[Reader, ...] = ()
     checkpoint: int | None = None
-    """First batch after the newest complete checkpoint; None where nobody has ever said."""
+    """First batch after the newest complete checkpoint; None where no consumer has said."""
     end: int | None = None
     """Number after the stage's last batch, where it is known."""
     failed: frozenset[int] = frozenset()
@@ -121,7 +121,7 @@ def plan(window: Window) -> Plan:
 
 
 def keep_from(window: Window) -> int:
-    """Return the first batch that is still kept: nobody comes back to one before it."""
+    """Return the first batch that is still kept: no consumer comes back to one before it."""
     limits = window.limits
     slowest = min(reader.position for reader in window.readers)
     behind = slowest - limits.lookback_length
@@ -162,7 +162,7 @@ def _first_wanted(window: Window, kept: tuple[Span, ...]) -> int | None:
 
 
 def _first_ahead(window: Window, kept: tuple[Span, ...]) -> int | None:
-    """Return the next batch that nobody waits for yet."""
+    """Return the next batch that no consumer waits for yet."""
     length = window.limits.prefetch_length
     slowest = min(reader.position for reader in _leading(window))
     number = first_missing(kept, slowest)
@@ -268,7 +268,7 @@ def _by_need(window: Window, kept: tuple[Span, ...]) -> list[Span]:
 
 
 def _of_resumes(window: Window, kept: tuple[Span, ...]) -> list[Span]:
-    """Return the segments that nobody needs who goes on, the newest first."""
+    """Return the segments that no consumer needs to go on, the newest first."""
     slowest = min(reader.position for reader in _leading(window))
     behind = slowest - window.limits.lookback_length
     older = [span for span in kept if span.end <= behind]

@@ -40,6 +40,14 @@ class MessageWork:
         self.is_aborted = False
         self._world = world
 
+    def finish(self) -> None:
+        """Note that the message has arrived; the caller has the world's lock."""
+        self.is_done = True
+
+    def abort(self) -> None:
+        """Note that the message never arrives; the caller has the world's lock."""
+        self.is_aborted = True
+
     def wait(self) -> None:
         """Block until both sides have asked for it.
 
@@ -98,14 +106,15 @@ class AsyncMessages:
             peer = other[key].popleft()
             source, target = (work, peer) if is_sent else (peer, work)
             target.tensor.copy_(source.tensor)
-            source.is_done = target.is_done = True
+            source.finish()
+            target.finish()
             world.changed.notify_all()
         return work
 
     def _end(self, work: MessageWork, *, is_sent: bool) -> None:
         if work.is_done:
             return
-        work.is_aborted = True
+        work.abort()
         if not is_sent:
             noise = random.Random(f"{self._world.seed}/{self.rank}").randbytes(work.tensor.nbytes)
             flat = work.tensor.view(-1).view(torch.uint8)

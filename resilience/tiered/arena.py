@@ -63,6 +63,10 @@ class Segment:
         self._memory: memoryview | None = None
         self._lock = threading.Lock()
 
+    def give_to(self, owner: str) -> None:
+        """Note who has the segment from now on."""
+        self.owner = owner
+
     @property
     def read_file(self) -> int:
         """Return a descriptor that cannot write; opened on first use, the arena's own."""
@@ -169,7 +173,7 @@ class Arena:
         segment, number = self._pick_or_reserve(size, owner)
         if segment is None:
             segment = self._make(number, size)
-        segment.owner = owner
+        segment.give_to(owner)
         return segment
 
     def seal(self, segment: Segment, text: bytes) -> None:

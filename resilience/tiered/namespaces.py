@@ -28,6 +28,18 @@ class Namespace:
     runs: dict[int, int] = field(default_factory=dict)
     """Where each run of the job went on, the oldest first; see `Runs`."""
 
+    def give_to(self, job: str | None) -> None:
+        """Let a job have the namespace; None: nobody has it."""
+        self.job = job
+
+    def count_claims(self, change: int) -> None:
+        """Count one claim more, or one less."""
+        self.num_claims += change
+
+    def take_back_runs(self, before: dict[int, int]) -> None:
+        """Know the runs again that were known before one that could not be kept."""
+        self.runs = before
+
     def see(self, step: int, generation: int) -> None:
         """Take note of a generation that has written a step."""
         if not self.is_stale(step, generation):
@@ -96,18 +108,18 @@ class Ledger:
             )
         known = self._renew(name, job)
         if known.job is None:
-            known.job = job
+            known.give_to(job)
             try:
                 self._write()
             except OSError as error:
-                known.job = None
+                known.give_to(None)
                 self.forget(name)
                 raise VaultFullError(f"no room in {self._path.parent}: {error}") from error
-        known.num_claims += 1
+        known.count_claims(1)
 
     def unclaim(self, name: str) -> None:
         """Count a claim no more."""
-        self._known[name].num_claims -= 1
+        self._known[name].count_claims(-1)
         self.forget(name)
 
     def job_of(self, name: str) -> str | None:
@@ -129,14 +141,14 @@ class Ledger:
         """
         known = self._renew(name, job)
         if job is not None and not self._is_had(name):
-            known.job = job
+            known.give_to(job)
         before = known.runs
         try:
             is_new = known.begin_run(first_generation, step)
             if is_new:
                 self._write()
         except OSError as error:
-            known.runs = before
+            known.take_back_runs(before)
             raise VaultFullError(f"no room in {self._path.parent}: {error}") from error
         return is_new
 
