@@ -43,7 +43,6 @@ class Training:
         )
         transfer_buffer.touch()
         self.recovery = Recovery(
-            lambda rank: (rank, ""),
             apply=lambda step: self.optimizer.step(),
             transfer_buffer=transfer_buffer,
         )
@@ -98,7 +97,7 @@ def main() -> None:
     reexecutable(
         training.block,
         report=recovery.report,
-        enter=lambda generation: recovery.enter(generation.number),
+        enter=lambda generation: recovery.enter(generation.number, generation.layout),
     )()
 
 

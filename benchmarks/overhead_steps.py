@@ -158,7 +158,6 @@ class Ours:
         )
         transfer_buffer.touch()
         self.recovery = Recovery(
-            lambda rank: (rank, ""),
             apply=lambda step: self.optimizer.step(),
             transfer_buffer=transfer_buffer,
         )
@@ -322,7 +321,7 @@ def main() -> None:
     reexecutable(
         contest.block,
         report=recovery.report,
-        enter=lambda generation: recovery.enter(generation.number),
+        enter=lambda generation: recovery.enter(generation.number, generation.layout),
         options=BlockOptions(fatal=(Exception,)),
     )()
 

@@ -44,7 +44,8 @@ from torch.optim import AdamW
 
 from resilience.state.digest import digest_state
 from resilience.state.move import run_transfers
-from resilience.state.shared import SharedState, create_state_files
+from resilience.state.shared import SharedState
+from resilience.state.state_files import create_state_files
 from resilience.state.torch_state import TorchState, materialise
 from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buffer
 

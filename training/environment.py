@@ -24,8 +24,8 @@ class WorkerEnvironment:
 
 
 def has_agent(variables: Mapping[str, str]) -> bool:
-    """Say whether a node agent of ours has started this process; then it tells the rank."""
-    return "RESILIENCE_AGENT_FD" in variables
+    """Say whether a node agent that recovers has started this process; then it tells the rank."""
+    return variables.get("RESILIENCE_RECOVERS") == "1"
 
 
 def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:

@@ -92,17 +92,10 @@ def plan_placement(trainer: TorchTrainer, rank: int) -> tuple[int, str]:
 
     Ranks that hold the same part can take each other's place.
     """
-    mesh = plan_mesh(trainer, trainer.world_size)
-    if mesh is None:
+    if trainer.num_shards is None:
         return rank, ""
-    num_shards = mesh.sizes[-1]
-    return rank // num_shards, str(rank % num_shards)
-
-
-def plan_num_shards(trainer: TorchTrainer) -> int:
-    """Return how many shards make one copy of the state."""
-    mesh = plan_mesh(trainer, trainer.world_size)
-    return mesh.sizes[-1] if mesh else 1
+    replica, shard = divmod(rank, trainer.num_shards)
+    return replica, str(shard)
 
 
 def writes_shard(trainer: TorchTrainer, rank: int, local_rank: int) -> bool:

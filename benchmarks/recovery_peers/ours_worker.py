@@ -44,7 +44,6 @@ class Training:
         shared.prepare()
         # Every rank holds all of the state.
         self.recovery = Recovery(
-            lambda rank: (rank, ""),
             apply=lambda step: self.update(),
             transfer_buffer=transfer_buffer,
             shared=shared,
@@ -97,7 +96,7 @@ def main() -> None:
     reexecutable(
         training.block,
         report=recovery.report,
-        enter=lambda generation: recovery.enter(generation.number),
+        enter=lambda generation: recovery.enter(generation.number, generation.layout),
     )()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.job import Job
+from launcher.job.workload import TorchTrainer
 from resilience.settings import CheckpointlessSettings
 
 
@@ -56,6 +57,7 @@ def _agent(job: Job, settings: CheckpointlessSettings, words: NodeWords) -> tupl
         f"--nnodes={_num_nodes(job)}",
         f"--standby-nodes={settings.standby_nodes}",
         f"--nproc-per-node={job.trainer.num_devices}",
+        *_shards(job),
         *_meeting(words),
         f"--node-name={words.node}",
         f"--run-dir={words.run_path}",
@@ -87,6 +89,13 @@ def _program(words: NodeWords) -> tuple[str, ...]:
         f"--run-dir={words.run_path}",
         f"--node-name={words.node}",
     )
+
+
+def _shards(job: Job) -> tuple[str, ...]:
+    trainer = job.trainer
+    if not isinstance(trainer, TorchTrainer) or trainer.num_shards is None:
+        return ()
+    return (f"--shards={trainer.num_shards}",)
 
 
 def _num_nodes(job: Job) -> str:

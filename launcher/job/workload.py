@@ -199,6 +199,11 @@ class TorchTrainer(TrainerSettings):
             return self.world_size
         return self.num_replicas or 1
 
+    @property
+    def num_shards(self) -> int | None:
+        """Return the ranks that together hold one copy; None where each rank holds a whole one."""
+        return None if self.sharding == "none" else self.world_size // self.replicas
+
 
 class MegatronTrainer(TrainerSettings):
     """Megatron-Core: tensor, pipeline, context and expert parallelism."""

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -38,14 +37,15 @@ from resilience.comm.messages import (
 )
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog, EventLogError
-from resilience.state.report import Phase, Report
+from resilience.state.report import Phase, fresh_report
 
 LAST_WORDS_S = 5.0
 """How long workers may take to end by themselves once the run has failed."""
 GOOD_END_S = 60.0
 """How long they may take once it has ended well: what follows a block may still write."""
 _ASKED = "asked to end"
-_STARTS_MAX = 3
+STARTS_MAX = 3
+"""Failed starts in a row that a run which has begun takes."""
 LOST_STATUS = 69
 """Exit status of an agent that found no coordinator any more."""
 
@@ -87,11 +87,9 @@ class Agent:
             hear=self._hear_worker,
         )
         self._opening: Open | None = None
-        self._is_broken = False
-        self._broken_s = 0.0
+        self._is_broken, self._broken_s = False, 0.0
         self._reports: dict[int, Stopped] = {}
-        self._is_joined = False
-        self._num_failed_starts = 0
+        self._is_joined, self._num_failed_starts = False, 0
         self._end: End | None = None
         self._end_s = self._killed_s = float("inf")
         self._failures = Failures()
@@ -114,8 +112,9 @@ class Agent:
         self._watch.add(self._pool, self._read_zygote)
         self._succession.begin(leader_address)
         self._crew.start()
+        pause_s = min(0.5, max(0.02, self._options.hang_deadline_s / 8))
         while not self._is_done():
-            self._watch.serve(self._pause_s())
+            self._watch.serve(pause_s)
             self._tick()
         assert self._end
         return self._end.status
@@ -139,9 +138,6 @@ class Agent:
         is_late = time.monotonic() >= self._killed_s + LAST_WORDS_S
         return is_late or all(worker.is_ended for worker in self._pool.workers.values())
 
-    def _pause_s(self) -> float:
-        return min(0.5, max(0.02, self._options.hang_deadline_s / 8))
-
     def _tick(self) -> None:
         now_s = time.monotonic()
         self._succession.tick(now_s)
@@ -150,8 +146,7 @@ class Agent:
         elif self._end is None and self._opening is None and self._stop_status is not None:
             self._end_as_asked(_ASKED)
         elif self._end is None:
-            self._check_progress(now_s)
-            self._check_stopping(now_s)
+            self._check_workers(now_s)
             if not self._is_broken:
                 self._crew.refill(now_s, is_patient=self._opening is not None)
 
@@ -189,7 +184,7 @@ class Agent:
         return take_over(
             options,
             generation=self._generation,
-            nodes=self._opening.nodes if self._opening else (),
+            layout=self._opening.layout if self._opening else None,
             lost=lost,
             silent=silent,
             now_s=now_s,
@@ -205,16 +200,13 @@ class Agent:
         """Tell the coordinator of this node; it is done once its workers are warm."""
         if self._opening is None and not self._crew.is_whole:
             return
-        index = -1
-        if self._opening is not None and self._options.node in self._opening.nodes:
-            index = self._opening.nodes.index(self._options.node)
         self._is_joined = True
         self._succession.tell(
             Join(
                 node=self._options.node,
                 address=self._succession.address,
                 generation=self._generation,
-                index=index,
+                layout=self._opening.layout if self._opening else None,
             )
         )
 
@@ -254,7 +246,9 @@ class Agent:
             worker.is_finished = False
             self._page.mark(worker.slot, 0, Activity.NOWHERE)
             worker.take_turn()
-            if not _is_told(opening.reports[rank], known.get(rank)):
+            report, told = opening.reports[rank], known.get(rank)
+            is_fresh = report["phase"] == Phase.FRESH.value
+            if not is_fresh and (told is None or told.report != report):
                 # The generation counts on what a process held that is gone since.
                 self._fail(rank, "died", f"rank {rank} was replaced as its generation began")
                 self._report_fresh(worker)
@@ -278,36 +272,35 @@ class Agent:
             elif worker.is_attached and worker.state() not in STOPPED_STATES:
                 worker.send(order)
             else:
-                self._condemn(worker)
+                worker.condemn(signal.SIGKILL)
         self._replace_missing()
-
-    def _condemn(self, worker: Worker) -> None:
-        """End a worker on purpose: its death is no fault of its own."""
-        worker.is_condemned = True
-        worker.signal(signal.SIGKILL)
 
     def _replace_rank(self, order: ReplaceRank) -> None:
         worker = self._crew.ranks.get(order.rank - self._rank(0))
         if worker is not None:
             self._say(f"replacing rank {order.rank}: {order.reason}")
-            self._condemn(worker)
+            worker.condemn(signal.SIGKILL)
 
     def _finish(self, end: End) -> None:
         if self._end is not None:
             return
         self._succession.close()
         self._crew.is_closed = True
-        last_words_s = LAST_WORDS_S if end.status else GOOD_END_S
-        self._end, self._end_s = end, min(self._end_s, time.monotonic() + last_words_s)
+        self._end = end
+        self._end_s = min(self._end_s, time.monotonic() + self._end_workers(end))
+        if end.status:
+            self._failures.show(self._say)
+            self._say(f"the run ends with exit status {end.status}: {end.reason}")
+
+    def _end_workers(self, end: End) -> float:
+        """Have the workers end as the run does; returns how many seconds they have."""
         for worker in self._pool.workers.values():
             has_rank = worker.rank is not None and not worker.is_condemned
             if worker.is_finished or (has_rank and end.status == 0):
                 worker.send(end)
             elif self._stop_status is None or not has_rank or worker.is_attached:
                 worker.signal(signal.SIGKILL)
-        if end.status:
-            self._failures.show(self._say)
-            self._say(f"the run ends with exit status {end.status}: {end.reason}")
+        return LAST_WORDS_S if end.status else GOOD_END_S
 
     # ---- workers
 
@@ -355,13 +348,12 @@ class Agent:
             self.join()
 
     def _is_member(self) -> bool:
-        return self._opening is not None and self._options.node in self._opening.nodes
+        return self._opening is not None and self._options.node in self._opening.layout.nodes
 
     def _report_fresh(self, worker: Worker) -> None:
+        assert self._opening is not None
         rank = self._rank(worker.local_rank or 0)
-        report = Report(
-            rank=rank, node=self._options.node, generation=self._generation, phase=Phase.FRESH
-        )
+        report = fresh_report(self._opening.layout, rank, self._generation)
         stopped = Stopped(generation=self._generation, rank=rank, report=report.to_json())
         self._reports[rank] = stopped
         self._note("worker_replaced", {"pid": worker.pid}, rank=rank)
@@ -388,9 +380,13 @@ class Agent:
             return
         rank = self._rank(local_rank)
         self._reports.pop(rank, None)
+        self._bury_rank(worker, rank)
+
+    def _bury_rank(self, worker: Worker, rank: int) -> None:
+        """Deal with a member's process that has ended."""
         if worker.status == 0 and not (worker.is_attached or self._is_broken):
             # A program without a block of its own that has come to its end.
-            self._crew.done.add(local_rank)
+            self._crew.done.add(worker.local_rank or 0)
             self._succession.tell(Finished(generation=self._generation, rank=rank, status=0))
             return
         if not worker.is_condemned:
@@ -424,7 +420,7 @@ class Agent:
     def _fail_start(self, worker: Worker) -> None:
         """Try a start again in a run that has begun; then do without spares, or leave the run."""
         self._num_failed_starts += 1
-        if self._opening is not None and self._num_failed_starts < _STARTS_MAX:
+        if self._opening is not None and self._num_failed_starts < STARTS_MAX:
             self._crew.add_missing()
             return
         text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
@@ -442,6 +438,11 @@ class Agent:
         self._finish(End(status=status, reason=text))
 
     # ---- deadlines
+
+    def _check_workers(self, now_s: float) -> None:
+        """Do what is due about workers that do not get on."""
+        self._check_progress(now_s)
+        self._check_stopping(now_s)
 
     def _check_progress(self, now_s: float) -> None:
         """Break a generation in which no rank of this node gets on."""
@@ -463,7 +464,7 @@ class Agent:
             return
         self._fail(hang.rank, "hung", hang.text)
         for rank in hang.stopped:
-            self._condemn(workers[rank])
+            workers[rank].condemn(signal.SIGKILL)
 
     def _check_stopping(self, now_s: float) -> None:
         """Replace who does not stop: it is stuck where nothing reaches it."""
@@ -476,7 +477,7 @@ class Agent:
                     f"rank {rank} did not stop within {self._options.stop_deadline_s:g} s; "
                     "it is replaced"
                 )
-                self._condemn(worker)
+                worker.condemn(signal.SIGKILL)
         self._broken_s = now_s
 
     # ---- words
@@ -491,8 +492,3 @@ class Agent:
     def _say(self, text: str) -> None:
         sys.stderr.write(f"resilience.agent {self._options.node}: {text}\n")
         sys.stderr.flush()
-
-
-def _is_told(report: Mapping[str, Any], told: Stopped | None) -> bool:
-    """Say whether a generation's report of a rank is what its process can stand for."""
-    return report["phase"] == Phase.FRESH.value or (told is not None and told.report == report)

@@ -13,9 +13,10 @@ opens only where more than half of the agents are at hand that may still live.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from resilience.agent.counters import count, find_end
 from resilience.agent.membership import (
     ENDED,
     GATHERING,
@@ -35,7 +36,8 @@ from resilience.agent.membership import (
     State,
 )
 from resilience.comm.messages import Break, End, Failed, Finished, Join, Message, Open, Stopped
-from resilience.state.report import Phase, Report
+from resilience.state.layout import Layout, make_layout
+from resilience.state.report import Phase, Report, fresh_report
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
@@ -55,7 +57,7 @@ def take_over(
     options: Options,
     *,
     generation: int,
-    nodes: Sequence[str],
+    layout: Layout | None,
     lost: str,
     silent: Collection[str] = (),
     now_s: float,
@@ -64,15 +66,16 @@ def take_over(
 
     `silent` are the agents that may still live; who comes is silent no more.
     """
-    if generation < 0:
+    if layout is None:
         return State(options=options, since_s=now_s, silent=frozenset(silent))
     return State(
         options=options,
         stage=STOPPING,
         since_s=now_s,
         generation=generation,
-        nodes=(None,) * options.num_nodes,
-        awaited=frozenset(place for place, node in enumerate(nodes) if node != lost),
+        layout=layout,
+        nodes=(None,) * len(layout.nodes),
+        awaited=frozenset(place for place, node in enumerate(layout.nodes) if node != lost),
         silent=frozenset(silent),
     )
 
@@ -100,8 +103,9 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     note = Note(event="node_joined", fields={"node": join.node})
     # Once it has opened one itself, a generation that it missed is another history, and is over.
     is_regrouping = state.stage in (GATHERING, STOPPING) and state.first_failure is None
-    if is_regrouping and join.index >= 0 and join.generation > state.generation:
-        state = _adopt(state, join, now_s)
+    is_newer = join.index >= 0 and join.generation > state.generation
+    if is_regrouping and is_newer and join.layout is not None:
+        state = _adopt(state, join.generation, join.layout, now_s)
     if state.stage == STOPPING and join.index in state.awaited:
         if join.generation == state.generation:
             return _add(_regain(state, join), note)
@@ -111,7 +115,7 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     return state, [note, *actions]
 
 
-def _adopt(state: State, join: Join, now_s: float) -> State:
+def _adopt(state: State, generation: int, layout: Layout, now_s: float) -> State:
     """Learn from a member of a newer generation that there is one.
 
     The coordinator was a standby, or the one before it was lost while it opened
@@ -121,9 +125,10 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
         state,
         stage=STOPPING,
         since_s=now_s,
-        generation=join.generation,
-        nodes=(None,) * state.options.num_nodes,
-        awaited=frozenset(range(state.options.num_nodes)),
+        generation=generation,
+        layout=layout,
+        nodes=(None,) * len(layout.nodes),
+        awaited=frozenset(range(len(layout.nodes))),
         reports={},
         finished={},
     )
@@ -146,8 +151,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
         return _lose_majority(state, [note], now_s)
-    place = state.nodes.index(event.node)
-    ranks = _ranks(state, place)
+    ranks = state.members.ranks_of(state.nodes.index(event.node))
     nodes = tuple(None if name == event.node else name for name in state.nodes)
     state = replace(
         state,
@@ -177,23 +181,13 @@ def _lose_majority(state: State, actions: list[Action], now_s: float) -> Decisio
     return state, [*actions, *more]
 
 
-def _ranks(state: State, place: int) -> range:
-    size = state.options.num_local_ranks
-    return range(place * size, (place + 1) * size)
-
-
-def _owns(state: State, node: str, rank: int) -> bool:
-    """Say whether a rank is a node's; one that was given another place may speak of its old one."""
-    return node in state.nodes and rank in _ranks(state, state.nodes.index(node))
-
-
 # ---- what ranks say
 
 
 def _failed(state: State, event: Said, now_s: float) -> Decision:
     failed = event.message
     assert isinstance(failed, Failed)
-    if failed.generation != state.generation or not _owns(state, event.node, failed.rank):
+    if failed.generation != state.generation or not state.owns(event.node, failed.rank):
         return state, []
     if state.stage == RUNNING:
         return _stop(state, failed, now_s)
@@ -220,7 +214,7 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
         Note(event="generation_broken", fields={"reason": failed.text}),
         *(Send(node=node, message=order) for node in state.nodes if node is not None),
     ]
-    place = failed.rank // state.options.num_local_ranks
+    place = state.members.seat(failed.rank).node_index
     replacing: frozenset[int] = frozenset()
     is_repeated = is_own and in_process[failed.rank] >= 2
     if is_repeated and (node := state.nodes[place]) is not None:
@@ -238,6 +232,9 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
         in_process=in_process,
         first_failure=failed,
     )
+    if not state.options.recovers and (end := find_end(state)):
+        # Nobody is told to begin afresh.
+        return _add(_end(state, end.status, end.reason), actions[0])
     return state, actions
 
 
@@ -254,7 +251,7 @@ def _detected(failed: Failed) -> Note:
 def _stopped(state: State, event: Said, now_s: float) -> Decision:
     stopped = event.message
     assert isinstance(stopped, Stopped)
-    if stopped.generation != state.generation or not _owns(state, event.node, stopped.rank):
+    if stopped.generation != state.generation or not state.owns(event.node, stopped.rank):
         return state, []
     actions: list[Action] = []
     if state.stage == RUNNING:
@@ -278,13 +275,13 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
             return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
         return state, []
     is_current = finished.generation == state.generation and state.stage == RUNNING
-    if not is_current or not _owns(state, event.node, finished.rank):
+    if not is_current or not state.owns(event.node, finished.rank):
         return state, []
     is_first = not state.finished
     state = replace(state, finished={**state.finished, finished.rank: finished})
     if is_first:
         state = replace(state, since_s=now_s)
-    if len(state.finished) < state.options.world_size:
+    if len(state.finished) < state.members.world_size:
         return state, []
     status = max(each.status for each in state.finished.values())
     return _end(state, status, "all ranks have finished")
@@ -338,11 +335,12 @@ def _missing(state: State) -> str:
         )
     places = [str(place) for place, node in enumerate(state.nodes) if node is None]
     if places:
+        advice = "start more with --standby-nodes" if options.recovers else "start it again"
         return (
             f"no node took the place of lost node {', '.join(places)} within "
-            f"{_patience_s(state):g} s; start more with --standby-nodes"
+            f"{_patience_s(state):g} s; {advice}"
         )
-    ranks = [rank for rank in range(options.world_size) if rank not in state.reports]
+    ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]
     if ranks:
         return f"ranks {ranks} neither stopped nor were replaced within {_patience_s(state):g} s"
     return _no_majority(state)
@@ -370,18 +368,19 @@ def _advance(state: State, now_s: float) -> Decision:
             return state, []
         if len(state.present) <= len(state.silent):
             return state, []
-        members = sorted(state.present)[: options.num_nodes]
-        state = replace(state, nodes=tuple(members))
-        reports = {
-            rank: _fresh(state, rank, node)
-            for place, node in enumerate(members)
-            for rank in _ranks(state, place)
-        }
-        return _open(replace(state, reports=reports), now_s)
+        layout = make_layout(
+            nodes=sorted(state.present)[: options.num_nodes],
+            num_local_ranks=options.num_local_ranks,
+            num_shards=options.num_shards,
+            is_sharded=options.is_sharded,
+        )
+        ranks = range(layout.world_size)
+        reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
+        return _open(replace(state, layout=layout, nodes=layout.nodes, reports=reports), now_s)
     if state.stage != STOPPING:
         return state, []
     state = _fill_places(state)
-    is_whole = None not in state.nodes and len(state.reports) == state.options.world_size
+    is_whole = None not in state.nodes and len(state.reports) == state.members.world_size
     if not is_whole or len(state.present) <= len(state.silent):
         return state, []
     return _open(state, now_s)
@@ -390,41 +389,38 @@ def _advance(state: State, now_s: float) -> Decision:
 def _fill_places(state: State) -> State:
     """Give the place of a lost node to one that waits; its ranks hold nothing."""
     nodes = list(state.nodes)
-    reports = dict(state.reports)
     standby = [name for name in state.present if name not in nodes]
     for place, node in enumerate(state.nodes):
         if node is None and place not in state.awaited and standby:
             nodes[place] = standby.pop(0)
-            reports |= {
-                rank: _fresh(state, rank, str(nodes[place])) for rank in _ranks(state, place)
-            }
-    return replace(state, nodes=tuple(nodes), reports=reports)
-
-
-def _fresh(state: State, rank: int, node: str) -> Report:
-    return Report(rank=rank, node=node, generation=state.generation, phase=Phase.FRESH)
+    fresh = {
+        rank: replace(fresh_report(state.members, rank, state.generation), node=node)
+        for place, node in enumerate(nodes)
+        if node is not None and node != state.nodes[place]
+        for rank in state.members.ranks_of(place)
+    }
+    return replace(state, nodes=tuple(nodes), reports={**state.reports, **fresh})
 
 
 def _open(state: State, now_s: float) -> Decision:
-    state = _count(state, now_s)
-    if problem := _given_up(state):
-        return _end(state, GAVE_UP_STATUS, problem)
-    generation = state.generation + 1
+    state = count(state, now_s)
+    if end := find_end(state):
+        return _end(state, end.status, end.reason)
     nodes = tuple(node for node in state.nodes if node is not None)
-    reports = tuple(state.reports[rank].to_json() for rank in range(state.options.world_size))
+    generation, layout = state.generation + 1, replace(state.members, nodes=nodes)
+    reports = tuple(state.reports[rank].to_json() for rank in range(layout.world_size))
     actions: list[Action] = [
         Note(
             event="generation_opened",
-            fields={"number": generation, "world_size": state.options.world_size},
+            fields={"number": generation, "world_size": layout.world_size},
         )
     ]
-    for place, node in enumerate(nodes):
+    for place, node in enumerate(layout.nodes):
         opening = Open(
             generation=generation,
-            rank=place * state.options.num_local_ranks,
+            rank=layout.ranks_of(place).start,
             local_rank=0,
-            nodes=nodes,
-            num_local_ranks=state.options.num_local_ranks,
+            layout=layout,
             store="",
             reports=reports,
         )
@@ -434,6 +430,7 @@ def _open(state: State, now_s: float) -> Decision:
         stage=RUNNING,
         since_s=now_s,
         generation=generation,
+        layout=layout,
         reports={},
         finished={},
         awaited=frozenset(),
@@ -441,47 +438,6 @@ def _open(state: State, now_s: float) -> Decision:
         replacing=frozenset(),
     )
     return state, actions
-
-
-def _count(state: State, now_s: float) -> State:
-    """Count generations that ended without a step, and replacements in the window."""
-    window_s = state.options.restart_window_s
-    restarts_s = tuple(at for at in state.restarts_s if now_s - at < window_s)
-    steps = [
-        each.step + (each.phase is Phase.PASSED)
-        for each in state.reports.values()
-        if each.phase is not Phase.FRESH
-    ]
-    step = max(steps, default=state.last_step)
-    if state.first_failure is None or step > state.last_step:
-        return replace(
-            state, restarts_s=restarts_s, last_step=step, num_without_progress=0, in_process={}
-        )
-    # A fallback has taken the run back: what it does from there on is progress.
-    return replace(
-        state,
-        restarts_s=restarts_s,
-        last_step=step,
-        num_without_progress=state.num_without_progress + 1,
-    )
-
-
-def _given_up(state: State) -> str | None:
-    options, failed = state.options, state.first_failure
-    last = f"; the last fault: rank {failed.rank}: {failed.text}" if failed else ""
-    if state.num_without_progress > options.restarts_without_progress_max:
-        return (
-            f"{state.num_without_progress} faults without a committed step between them, allowed "
-            f"are {options.restarts_without_progress_max} (restarts_without_progress_max); mend "
-            f"what comes back at once{last}"
-        )
-    if len(state.restarts_s) > options.restarts_max:
-        return (
-            f"{len(state.restarts_s)} replacements within {options.restart_window_s:g} s, "
-            f"allowed are {options.restarts_max} (restarts_max); look for what they have in "
-            f"common, or allow more{last}"
-        )
-    return None
 
 
 def _end(state: State, status: int, reason: str) -> Decision:

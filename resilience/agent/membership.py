@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilience.comm.messages import End, Failed, Finished, Join, Message
+from resilience.state.layout import Layout
 from resilience.state.report import Report
 
 GATHERING = "gathering"
@@ -23,8 +24,12 @@ class Options:
     """What the coordinator is told on the command line."""
 
     num_nodes: int
+    """With which the run starts; from then on the layout says how many there are."""
     num_standby_nodes: int = 0
     num_local_ranks: int
+    num_shards: int = 1
+    is_sharded: bool = False
+    """Both as a layout has them."""
     last_call_s: float = 20.0
     """How long expected standby nodes are waited for once enough nodes are there."""
     join_deadline_s: float = 120.0
@@ -32,14 +37,12 @@ class Options:
     stop_deadline_s: float = 15.0
     regroup_s: float = 2.0
     """How long the nodes of a lost coordinator may take to find the next one."""
+    recovers: bool = True
+    """Whether workers live on through faults of others; else all begin afresh after any fault."""
     restarts_max: int = 10
+    """Replacements of processes in the window; without recovery, of all of them in the run."""
     restart_window_s: float = 21600.0
     restarts_without_progress_max: int = 3
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
-        return self.num_nodes * self.num_local_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +55,10 @@ class State:
     """When the stage began."""
     generation: int = -1
     """The open generation, or the one that is being stopped."""
+    layout: Layout | None = None
+    """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()
-    """Members by the order of their ranks; None for a place that waits for a node."""
+    """Who has the layout's places now; None for a place that waits for a node."""
     awaited: frozenset[int] = frozenset()
     """Places whose node was a member under a lost coordinator and has not come yet."""
     present: Mapping[str, Join] = field(default_factory=dict)
@@ -73,6 +78,16 @@ class State:
     """How the run has ended."""
     replacing: frozenset[int] = frozenset()
     """Ranks whose process is being ended on purpose: what it still says does not count."""
+
+    @property
+    def members(self) -> Layout:
+        """Return the layout, which there is once a generation was opened."""
+        assert self.layout is not None
+        return self.layout
+
+    def owns(self, node: str, rank: int) -> bool:
+        """Say whether a rank is a node's; one that has another place may speak of its old one."""
+        return node in self.nodes and rank in self.members.ranks_of(self.nodes.index(node))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,10 @@ class LogFolder:
         probe.write_bytes(b"")
         probe.unlink()
 
+    def error_path(self, number: int) -> Path:
+        """Return where a worker may write how it failed, as programs of torchrun do."""
+        return (self._path / f"error-{number}.json").absolute()
+
     def write(
         self, rank: int | None, generation: int, lines: list[bytes], *, is_error: bool
     ) -> None:

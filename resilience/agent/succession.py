@@ -22,6 +22,8 @@ from resilience.events import EventLog
 BEAT_S = 1.0
 _SILENCE_S = 0.7 * LEASE_S
 """An agent gives its coordinator up before its own lease ends there."""
+_AWAY_S = 0.5 * _SILENCE_S
+"""An agent that has done nothing for so long cannot say that others were silent."""
 
 
 class Owner(Protocol):
@@ -77,7 +79,7 @@ class Succession:
         self._roster: tuple[tuple[str, str], ...] = ()
         self._silent: set[str] = set()
         """Agents that did not answer and may still live, over all coordinators since then."""
-        self._heard_s = self._beat_s = time.monotonic()
+        self._heard_s = self._beat_s = self._tick_s = time.monotonic()
         self._is_closed = False
         self.leader: Leader | None = None
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -113,6 +115,10 @@ class Succession:
 
     def tick(self, now_s: float) -> None:
         """Renew leases, and give up a coordinator that is silent."""
+        if now_s - self._tick_s > _AWAY_S:
+            # It was this process that was stopped: what the coordinator has said is still unread.
+            self._heard_s = now_s
+        self._tick_s = now_s
         if self.leader:
             self.leader.tick()
         elif self._link and now_s - self._heard_s > _SILENCE_S:

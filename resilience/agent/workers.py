@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,11 @@ from typing import Any
 from resilience.agent.output import LineCutter, LogFolder
 from resilience.comm.messages import LineReader, Message, encode
 from resilience.inprocess.handles import AGENT_PID, SLOT, WorkerHandles
+from resilience.inprocess.variables import ERROR_FILE
 
 _MESSAGE_BYTES = 1 << 16
 _SEND_DEADLINE = struct.pack("@ll", 5, 0)
+_WORDS_MAX = 500
 _ZYGOTE = "resilience.agent.zygote"
 
 
@@ -54,6 +56,8 @@ class Worker:
     status: int | None = None
     text: str = ""
     """Why there never was a process."""
+    last_words: str = ""
+    """The last line of its errors."""
     reader: LineReader = field(default_factory=LineReader)
 
     def send(self, message: Message) -> None:
@@ -100,6 +104,16 @@ class Worker:
         except OSError:
             return ""
 
+    def condemn(self, number: int) -> None:
+        """End the worker on purpose: its death is no fault of its own."""
+        self.is_condemned = True
+        self.signal(number)
+
+    def note_errors(self, lines: Sequence[bytes]) -> None:
+        """Keep the last line of what the worker has written to its stderr."""
+        if words := [line.strip() for line in lines if line.strip()]:
+            self.last_words = words[-1].decode(errors="replace")[:_WORDS_MAX]
+
     def take_turn(self) -> None:
         """Let a spare that has warmed up behind everybody else run as all others do."""
         if self.is_patient:
@@ -127,6 +141,8 @@ class Program:
     preload: tuple[str, ...]
     warm: str
     """How far spares come: imports, or program (up to its block)."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the environment of each says beside its rank."""
     handles: WorkerHandles
 
 
@@ -169,12 +185,14 @@ class WorkerPool:
         self._free_slots = list(range(program.handles.num_slots))
         self._zygote, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         handles = program.handles
-        inherited = (handles.page_file, handles.transfer_file, *handles.state_files)
+        files = (handles.page_file, handles.transfer_file, *handles.state_files)
+        inherited = [file for file in files if file >= 0]
         self._process = subprocess.Popen(
             [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],
             pass_fds=[theirs.fileno(), *inherited],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, AGENT_PID: str(os.getpid())},
+            # What is imported there may read how many threads it is to have.
+            env={**os.environ, **program.variables, AGENT_PID: str(os.getpid())},
         )
         theirs.close()
 
@@ -205,7 +223,12 @@ class WorkerPool:
             is_patient=is_patient and self._can_renice,
         )
         handles = self._program.handles
-        variables = handles.variables() | {SLOT: str(worker.slot)}
+        variables = {
+            **self._program.variables,
+            **handles.variables(),
+            SLOT: str(worker.slot),
+            ERROR_FILE: str(self._logs.error_path(worker.number)),
+        }
         request = {
             "number": worker.number,
             "command": list(self._program.command),
@@ -276,6 +299,8 @@ class WorkerPool:
     def print(self, worker: Worker, lines: Sequence[bytes], *, is_error: bool) -> None:
         """Write a worker's lines."""
         if lines:
+            if is_error:
+                worker.note_errors(lines)
             self._logs.write(worker.rank, worker.generation, list(lines), is_error=is_error)
 
     def close(self) -> None:

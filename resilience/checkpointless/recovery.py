@@ -23,6 +23,7 @@ from resilience.comm.gate import Gate
 from resilience.comm.page import Activity
 from resilience.errors import CorruptionError
 from resilience.state.digest import digest_state
+from resilience.state.layout import Layout
 from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
 from resilience.state.shared import SharedState
@@ -31,22 +32,15 @@ from resilience.state.view import StateView
 
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
-Placement = Callable[[int], tuple[int, str]]
-"""Tells (replica, shard) of a rank; the same function on every rank."""
-
 
 class Members(Protocol):
     """What a recovery asks of the generation that it takes place in."""
 
     number: int
     rank: int
+    layout: Layout
     group: ProcessGroup
     gate: Gate
-
-    @property
-    def local_ranks(self) -> Sequence[int]:
-        """Return the local rank of each rank."""
-        ...
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -96,7 +90,7 @@ class Resumed:
 class Recovery:
     """The part of a rank that survives generations.
 
-    `placement` says who holds what. `apply` ends the update of a step from the
+    `apply` ends the update of a step from the
     gradients in memory, without a collective; it is called within `commit`'s
     rules when the rank rolls forward. `self_check_every_n_steps` compares the
     state with its digest before the gate of every nth step. `reach` is told
@@ -108,7 +102,6 @@ class Recovery:
 
     def __init__(
         self,
-        placement: Placement,
         *,
         apply: Callable[[int], None],
         transfer_buffer: TransferBuffer | None = None,
@@ -123,7 +116,6 @@ class Recovery:
         """Small data that goes with the committed state, such as the last step's loss."""
         self.pending: dict[str, Any] = {}
         """What becomes `rest` when the update of this step has ended."""
-        self._placement = placement
         self._apply = apply
         self._transfer_buffer = transfer_buffer
         self._shared = shared
@@ -135,6 +127,7 @@ class Recovery:
         self._keep = keep or (lambda: None)
         self._view: StateView | None = None
         self._member_generation = -1
+        self._layout: Layout | None = None
         self._digest: str | None = None
         self._is_healthy = True
         self._is_guarded = False
@@ -150,24 +143,25 @@ class Recovery:
 
     # ---- reports
 
-    def enter(self, generation: int) -> None:
-        """Note that this rank is a member of a generation, before anything else in it.
+    def enter(self, generation: int, layout: Layout) -> None:
+        """Note that this process is a member of a generation, before anything else in it.
 
         State that missed a generation counts as none: the others went on without it.
         """
         if self._member_generation not in (-1, generation - 1):
             self.mark = Mark()
-        self._member_generation = generation
+        self._member_generation, self._layout = generation, layout
 
     def report(self, *, rank: int, node: str, generation: int) -> Report:
         """Return what this rank holds; only after its training thread has stopped."""
-        replica, shard = self._placement(rank)
+        assert self._layout is not None
+        seat = self._layout.seat(rank)
         return Report(
             rank=rank,
             node=node,
             generation=generation,
-            replica=replica,
-            shard=shard,
+            replica=seat.replica,
+            shard=seat.shard,
             phase=self.mark.phase,
             step=self.mark.step,
             step_generation=self.mark.step_generation,
@@ -188,16 +182,10 @@ class Recovery:
         """
         assert self._view is not None
         members.mark(Activity.RECOVERY, self.mark.step)
-        reports = [self._placed(each) for each in members.reports]
-        plan = plan_recovery(reports)
+        plan = plan_recovery(members.reports)
         if isinstance(plan, Fallback):
-            return self._start(plan, start, members.local_ranks[members.rank])
+            return self._start(plan, start, members.layout.seat(members.rank).local_rank)
         return self._carry_out(plan, members, self._view)
-
-    def _placed(self, report: Report) -> Report:
-        """Return the report with the place that its rank has; a fresh process knew none."""
-        replica, shard = self._placement(report.rank)
-        return replace(report, replica=replica, shard=shard)
 
     def _start(
         self, fallback: Fallback, start: Callable[[Fallback], int], local_rank: int
@@ -229,7 +217,7 @@ class Recovery:
             # Who sends a changed state would spread it.
             self._check_digest(plan.step)
         elif self._shared is not None:
-            self._shared.adopt(view, members.local_ranks[rank], is_overwritten=True)
+            self._shared.adopt(view, members.layout.seat(rank).local_rank, is_overwritten=True)
         if plan.transfers:
             num_bytes = self._move(plan, members, view)
         if role == "repaired":
@@ -260,7 +248,7 @@ class Recovery:
             group=members.group,
             transfer_buffer=self._transfer_buffer,
             shared=self._shared,
-            local_ranks=members.local_ranks,
+            local_ranks=members.layout.local_ranks,
             on_chunk=show_progress,
             on_sent=show_progress,
         )

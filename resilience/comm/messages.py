@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
+from resilience.state.layout import Layout
+
 LINE_BYTES_MAX = 64 << 20
 """No honest message is longer; 1024 reports take about a megabyte."""
 
@@ -40,6 +42,8 @@ class Failed(Message):
     """One line for a person."""
     details: str = ""
     """A traceback, where there is one."""
+    status: int = 1
+    """Exit status of a run that ends for this fault alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,18 +74,11 @@ class Open(Message):
     rank: int
     """Between coordinator and agent the node's first; the agent gives each worker its own."""
     local_rank: int
-    nodes: tuple[str, ...]
-    """The nodes in the order of their ranks."""
-    num_local_ranks: int
+    layout: Layout
     store: str
     """HOST:PORT of the TCPStore that outlives the workers."""
     reports: tuple[Mapping[str, Any], ...]
     """What every rank held at the end of the generation before, by rank."""
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
-        return len(self.nodes) * self.num_local_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +114,13 @@ class Join(Message):
     """HOST:PORT at which the agent can be reached should it become the coordinator."""
     generation: int = -1
     """The newest generation that the agent has seen."""
-    index: int = -1
-    """The agent's place among the nodes of that generation; -1 for a standby."""
+    layout: Layout | None = None
+    """Who held what in it."""
+
+    @property
+    def index(self) -> int:
+        """Return the agent's place among the nodes of that generation; -1 for a standby."""
+        return -1 if self.layout is None else self.layout.index_of(self.node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (Ready, Failed, Stopped, Finished, Open, Break, ReplaceRank, End, Join, Beat)
 }
+_LAYOUTS = ("Layout", "Layout | None")
 M = TypeVar("M", bound=Message)
 
 
@@ -154,7 +157,11 @@ def decode(line: bytes) -> Message:
     kind = _KINDS[name]
     values = {key: _freeze(value) for key, value in data.items() if key != "kind"}
     for each in fields(kind):
-        if each.name in values and not _fits(values[each.name], str(each.type)):
+        if each.name not in values:
+            continue
+        if str(each.type) in _LAYOUTS and values[each.name] is not None:
+            values[each.name] = Layout.from_json(values[each.name])
+        elif not _fits(values[each.name], str(each.type)):
             raise ValueError(f"no {name}: {each.name} is {values[each.name]!r:.80}")
     try:
         return kind(**values)
@@ -171,6 +178,8 @@ def _freeze(value: Any) -> Any:
 
 def _fits(value: Any, kind: str) -> bool:
     """Say whether a value is what a field is declared to hold."""
+    if kind in _LAYOUTS:
+        return kind == "Layout | None"
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "bool":

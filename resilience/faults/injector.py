@@ -15,6 +15,7 @@ from pathlib import Path
 
 from resilience.events import EventLog
 from resilience.faults.schedule import Fault
+from resilience.state.layout import Layout
 
 EXIT_STATUS = 13
 """With which a fault of kind exit ends the process."""
@@ -41,30 +42,29 @@ class Injector:
         faults: Sequence[Fault],
         *,
         rank: int,
+        layout: Layout,
         run_dir: Path,
         on_corrupt: Callable[[str], None],
         events: EventLog | None = None,
-        node: int | None = None,
-        local_rank: int = 0,
         agent_pid: int | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        seat = layout.seat(rank)
         self._rank = rank
         self._folder = run_dir / "faults"
         self._on_corrupt = on_corrupt
         self._events = events
         self._sleep = sleep
         self._agent_pid = agent_pid
-        self._node_folder = self._folder / f"node-{node}"
+        self._node_folder = self._folder / f"node-{seat.node_index}"
         self._pending = [
             (number, fault)
             for number, fault in enumerate(faults)
-            if fault.rank == rank
-            or (fault.node is not None and (fault.node, 0) == (node, local_rank))
+            if fault.rank == rank or (fault.node, 0) == (seat.node_index, seat.local_rank)
         ]
         self._due = _by_place(self._pending)
-        if any(fault.node is not None for fault in faults) and node is not None:
-            self._sign_in(local_rank)
+        if any(fault.node is not None for fault in faults):
+            self._sign_in(seat.local_rank)
 
     def is_scheduled(self, *places: str) -> bool:
         """Say whether this rank may yet get a fault in one of the places."""

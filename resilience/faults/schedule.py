@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from resilience.state.layout import Layout
+
 Kind = Literal["exception", "sigkill", "sigstop", "exit", "corrupt", "slow"]
 Place = Literal[
     "forward",
@@ -84,13 +86,11 @@ class Fault:
             )
 
 
-def check_faults(
-    faults: Sequence[Fault], *, num_steps: int, world_size: int, num_nodes: int = 1
-) -> None:
+def check_faults(faults: Sequence[Fault], *, num_steps: int, layout: Layout) -> None:
     """Raise ValueError for the first fault that could never fire in such a run."""
     for number, fault in enumerate(faults):
         reason = (
-            _find_bound(fault, num_steps, world_size, num_nodes)
+            _find_bound(fault, num_steps, layout)
             if fault.place != "recovery" or _has_cause(fault, faults)
             else f"no fault at step {fault.step} or later begins a recovery for it to fire in"
         )
@@ -131,7 +131,7 @@ def random_faults(
 
 
 def faults_from(
-    settings: Mapping[str, Any], *, num_steps: int, world_size: int, num_nodes: int = 1
+    settings: Mapping[str, Any], *, num_steps: int, layout: Layout
 ) -> tuple[Fault, ...]:
     """Return the faults of a recipe's `resilience.faults`, checked.
 
@@ -145,8 +145,8 @@ def faults_from(
         except ValueError as error:
             raise ValueError(f"fault {number}: {error}") from error
     if options := settings.get("random"):
-        faults += random_faults(num_steps=num_steps, world_size=world_size, **options)
-    check_faults(faults, num_steps=num_steps, world_size=world_size, num_nodes=num_nodes)
+        faults += random_faults(num_steps=num_steps, world_size=layout.world_size, **options)
+    check_faults(faults, num_steps=num_steps, layout=layout)
     return tuple(faults)
 
 
@@ -170,13 +170,13 @@ def _has_cause(fault: Fault, faults: Sequence[Fault]) -> bool:
     )
 
 
-def _find_bound(fault: Fault, num_steps: int, world_size: int, num_nodes: int) -> str | None:
+def _find_bound(fault: Fault, num_steps: int, layout: Layout) -> str | None:
     if fault.step >= num_steps:
         return f"step {fault.step} is beyond the last one, {num_steps - 1}"
-    if fault.rank is not None and fault.rank >= world_size:
-        return f"rank {fault.rank} is beyond the last one, {world_size - 1}"
-    if fault.node is not None and fault.node >= num_nodes:
-        return f"node {fault.node} is beyond the last one, {num_nodes - 1}"
+    if fault.rank is not None and fault.rank >= layout.world_size:
+        return f"rank {fault.rank} is beyond the last one, {layout.world_size - 1}"
+    if fault.node is not None and fault.node >= len(layout.nodes):
+        return f"node {fault.node} is beyond the last one, {len(layout.nodes) - 1}"
     return None
 
 

@@ -28,6 +28,7 @@ from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.inprocess.link import AgentLink, Coordinator
 from resilience.inprocess.plain import take_opening
+from resilience.inprocess.variables import rank_variables
 from resilience.state.report import Report
 
 T = TypeVar("T")
@@ -133,10 +134,14 @@ class _Loop(Generic[T]):
     def run(self) -> T:
         """Return what the block returned in the last generation."""
         opening = take_opening()
-        self._link.send(Ready(pid=os.getpid(), has_block=True))
+        recovers = self._handles.recovers
+        self._link.send(Ready(pid=os.getpid(), has_block=recovers))
         while True:
             opening = opening or self._wait_open()
+            os.environ.update(rank_variables(opening))
             generation, opening = self._make(opening), None
+            if not recovers:
+                return self._run_once(generation)
             try:
                 result = self._run_once(generation)
             except BaseException as error:

@@ -18,6 +18,11 @@ from resilience.errors import BrokenError
 from resilience.state.report import Report
 
 
+def store_prefix(number: int) -> str:
+    """Return what the keys of a generation begin with in its store."""
+    return f"generation/{number}"
+
+
 class Generation:
     """The members of one generation, their store and their process group.
 
@@ -37,13 +42,10 @@ class Generation:
     ) -> None:
         self.number = opening.generation
         self.rank = opening.rank
-        self.world_size = opening.world_size
+        self.layout = opening.layout
+        self.world_size = opening.layout.world_size
         self.local_rank = opening.local_rank
-        self.num_local_ranks = opening.num_local_ranks
         self.node = node
-        size = opening.num_local_ranks
-        self.nodes = [name for name in opening.nodes for _ in range(size)]
-        self.local_ranks = [rank % size for rank in range(self.world_size)]
         self.reports = tuple(Report.from_json(each) for each in opening.reports)
         self.store_address = opening.store
         self.broken: Break | None = None
@@ -61,7 +63,7 @@ class Generation:
         self.group: ProcessGroup = self._world.open(
             host=host,
             port=int(port),
-            prefix=f"generation/{self.number}",
+            prefix=store_prefix(self.number),
             rank=self.rank,
             world_size=self.world_size,
             timeout=timeout,

@@ -15,6 +15,7 @@ NUM_LOCAL_RANKS = "RESILIENCE_NUM_LOCAL_RANKS"
 TRANSFER_BYTES = "RESILIENCE_TRANSFER_BYTES"
 NODE = "RESILIENCE_NODE"
 AGENT_PID = "RESILIENCE_AGENT_PID"
+RECOVERS = "RESILIENCE_RECOVERS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class WorkerHandles:
     transfer_bytes: int
     node: str
     agent_pid: int
+    recovers: bool = True
+    """Whether the run goes on in this process after a fault; else all workers begin afresh."""
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say so."""
@@ -47,6 +50,7 @@ class WorkerHandles:
             TRANSFER_BYTES: str(self.transfer_bytes),
             NODE: self.node,
             AGENT_PID: str(self.agent_pid),
+            RECOVERS: str(int(self.recovers)),
         }
 
 
@@ -65,4 +69,5 @@ def read_handles(variables: Mapping[str, str]) -> WorkerHandles | None:
         transfer_bytes=int(variables[TRANSFER_BYTES]),
         node=variables[NODE],
         agent_pid=int(variables[AGENT_PID]),
+        recovers=variables[RECOVERS] == "1",
     )

@@ -14,6 +14,7 @@ import sys
 from resilience.comm.messages import End, LineReader, Open, Ready, encode
 from resilience.comm.page import Page
 from resilience.inprocess.link import AGENT_LOST_STATUS, HEARTBEAT_S
+from resilience.inprocess.variables import rank_variables
 
 # Not in the environment: the reports of a large run are longer than a variable may be.
 _opening: Open | None = None
@@ -37,24 +38,9 @@ def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
             if isinstance(message, Open):
                 global _opening  # noqa: PLW0603 - this process has one rank
                 _opening = message
-                return _variables(message)
+                return rank_variables(message)
             if isinstance(message, End):
                 sys.exit(max(0, message.status))
-
-
-def _variables(opening: Open) -> dict[str, str]:
-    host, _, port = opening.store.rpartition(":")
-    return {
-        "RANK": str(opening.rank),
-        "LOCAL_RANK": str(opening.local_rank),
-        "WORLD_SIZE": str(opening.world_size),
-        "LOCAL_WORLD_SIZE": str(opening.num_local_ranks),
-        "GROUP_RANK": str(opening.rank // opening.num_local_ranks),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": str(opening.generation),
-    }
 
 
 def take_opening() -> Open | None:

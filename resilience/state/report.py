@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from resilience.state.layout import Layout
+
 
 class Phase(str, Enum):
     """How far a rank came in the step after its last update."""
@@ -76,3 +78,16 @@ class Report:
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         """Read back what `to_json` returned."""
         return cls(**{**data, "phase": Phase(data["phase"])})
+
+
+def fresh_report(layout: Layout, rank: int, generation: int) -> Report:
+    """Return the report of a rank whose process holds no state yet."""
+    seat = layout.seat(rank)
+    return Report(
+        rank=rank,
+        node=seat.node,
+        generation=generation,
+        replica=seat.replica,
+        shard=seat.shard,
+        phase=Phase.FRESH,
+    )

@@ -35,18 +35,6 @@ _PUNCH_HOLE = 0x01 | 0x02
 Bytes = NDArray[np.uint8]
 
 
-def create_state_files(num: int) -> list[int]:
-    """Return descriptors of `num` empty places; closed on exec, owned by the caller."""
-    files: list[int] = []
-    try:
-        files.extend(os.memfd_create(f"resilience-state-{number}") for number in range(num))
-    except OSError:
-        for file in files:
-            os.close(file)
-        raise
-    return files
-
-
 class SharedState:
     """One process's maps of the places of its node, `files[n]` being that of local rank n.
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.state.layout import make_layout
 from tests.training.jobs import GPT_OSS, MODEL_KEYS, make_job, with_other_value
 from training.errors import DataError, PlacementError
 from training.plan import (
@@ -21,6 +22,7 @@ from training.plan import (
     plan_files,
     plan_mesh,
     plan_model_config,
+    plan_placement,
     plan_schedule,
     plan_split,
     shard_rows,
@@ -207,3 +209,34 @@ def test_files_hold_all_tensors_in_order_and_are_not_too_large(sizes, bytes_max)
     assert [name for names in files for name in names] == list(named)
     for names in files:
         assert len(names) == 1 or sum(named[name] for name in names) <= bytes_max
+
+
+@pytest.mark.parametrize(
+    ("sharding", "num_replicas", "num_nodes", "num_devices"),
+    [
+        pytest.param("none", None, 2, 2, id="none"),
+        pytest.param("none", None, 1, 1, id="none-of-one"),
+        pytest.param("full", None, 2, 2, id="full"),
+        pytest.param("full", None, 1, 1, id="full-of-one"),
+        pytest.param("hybrid", 2, 2, 4, id="hybrid"),
+        pytest.param("hybrid", 4, 2, 4, id="hybrid-within-a-node"),
+        pytest.param("hybrid", 4, 2, 2, id="hybrid-of-whole-copies"),
+    ],
+)
+def test_layout_gives_ranks_what_the_trainer_places_there(
+    sharding, num_replicas, num_nodes, num_devices
+):
+    own = {"sharding": sharding, "num_replicas": num_replicas, "num_nodes": num_nodes}
+    trainer = make_job(trainer={**own, "num_devices": num_devices, "global_batch_size": 16}).trainer
+
+    layout = make_layout(
+        nodes=[f"n{each}" for each in range(num_nodes)],
+        num_local_ranks=num_devices,
+        num_shards=trainer.num_shards or 1,
+        is_sharded=trainer.num_shards is not None,
+    )
+
+    assert layout.num_replicas == trainer.replicas
+    for rank in range(trainer.world_size):
+        seat = layout.seat(rank)
+        assert (seat.replica, seat.shard) == plan_placement(trainer, rank)

@@ -32,6 +32,10 @@ class Batches(Protocol):
         """Take note that a run which loses every copy of its state begins with this step again."""
         ...
 
+    def leave(self) -> None:
+        """Leave them to whoever has the rank from now on."""
+        ...
+
     def close(self) -> None:
         """Leave nothing behind: the run is over."""
         ...
@@ -95,6 +99,9 @@ class _ReadBatches:
     def note_checkpoint(self, step: int) -> None:
         pass
 
+    def leave(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -109,6 +116,9 @@ class _CachedBatches:
 
     def note_checkpoint(self, step: int) -> None:
         self._loader.note_checkpoint(step)
+
+    def leave(self) -> None:
+        self._loader.close()
 
     def close(self) -> None:
         self._loader.close(is_over=True)

@@ -5,38 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch.optim import Optimizer
+
 from launcher.job import Job
 from resilience.events import EventLog
 from resilience.faults.injector import Injector
 from resilience.faults.schedule import faults_from
-from training.group import WorkerGroup
+from resilience.state.layout import Layout
 
 
 def make_injector(
     job: Job,
-    group: WorkerGroup,
+    layout: Layout,
+    rank: int,
     *,
     run_dir: Path,
     events: EventLog,
     on_corrupt: Callable[[str], None],
     agent_pid: int | None,
 ) -> Injector:
-    """Return what fires this worker's faults; without any it does nothing."""
-    trainer, settings = job.trainer, job.resilience.faults
+    """Return what fires a rank's faults; without any it does nothing."""
+    settings = job.resilience.faults
     faults = faults_from(
         settings.model_dump() if settings else {},
-        num_steps=trainer.max_steps,
-        world_size=trainer.world_size,
-        num_nodes=trainer.num_nodes,
+        num_steps=job.trainer.max_steps,
+        layout=layout,
     )
-    environment = group.environment
     return Injector(
         faults,
-        rank=environment.rank,
+        rank=rank,
+        layout=layout,
         run_dir=run_dir,
         on_corrupt=on_corrupt,
         events=events,
-        node=environment.rank // trainer.num_devices,
-        local_rank=environment.local_rank,
         agent_pid=agent_pid,
     )
+
+
+def flip_bit(optimizer: Optimizer, kind: str) -> None:
+    """Change the state as a broken memory would; `kind` is parameter or moment."""
+    parameter = optimizer.param_groups[0]["params"][0]
+    tensor = parameter if kind == "parameter" else optimizer.state[parameter]["exp_avg"]
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    with torch.no_grad():
+        local.view(torch.int32).view(-1)[0] ^= 1 << 20

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
@@ -91,6 +92,7 @@ def _swap_groups(run: FSDPModule) -> None:
         if info.replicate_mesh_dim is not None:
             before.append(info.replicate_process_group)
             info.replicate_process_group = info.mesh.get_group(info.replicate_mesh_dim)
+            info.replicate_mesh_rank = info.replicate_process_group.rank()
     drop_groups(before)
 
 
@@ -107,6 +109,9 @@ def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:
 
 def _set_groups(mesh: Any, by_axis: dict[str, ProcessGroup]) -> None:
     groups = [by_axis[name] for name in mesh.mesh_dim_names]
+    # The process may have been given another rank with the same shard.
+    mesh._rank = dist.get_rank()
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
     mesh._dim_group_names = [each.group_name for each in groups]
     mesh._pg_registry = (
         {each.group_name: each for each in groups} if mesh._root_mesh is None else {}

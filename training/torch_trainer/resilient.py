@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch.utils.hooks import RemovableHandle
 
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
@@ -25,12 +26,10 @@ from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import Injector
 from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
-from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.state.digest import digest_state
+from resilience.state.layout import Seat
 from resilience.state.rng import seed_step
-from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise, refuse_unshared
-from resilience.state.transfer_buffer import TransferBuffer
 from training.data.loading import (
     announce_samples,
     check_begun_with,
@@ -47,14 +46,15 @@ from training.errors import (
     WeightsError,
 )
 from training.group import WorkerGroup, open_device
-from training.plan import check_world_size, plan_device_type, plan_placement, plan_schedule
+from training.plan import check_world_size, plan_device_type, plan_schedule
 from training.stop import EXIT_STATUS, StopSignal
 from training.torch_trainer.batches import Batches, open_batches
 from training.torch_trainer.checkpoint import write_checkpoint
 from training.torch_trainer.checkpoint_backend import open_checkpoints
 from training.torch_trainer.checkpoints import SAVE_DUE, STALL_S
 from training.torch_trainer.epoch_checkpoint import EpochCheckpoint, ends_epoch
-from training.torch_trainer.faults import make_injector
+from training.torch_trainer.faults import flip_bit, make_injector
+from training.torch_trainer.inherited import open_shared, open_transfer_buffer, read_own_handles
 from training.torch_trainer.model import (
     SpreadModel,
     build_core,
@@ -76,8 +76,8 @@ _FATAL = (
     StateError,
 )
 """Errors that would come again in the next generation."""
-_OTHER_RANK_STATUS = 72
-"""Exit status of a worker that was given another rank than its own; a fresh one takes it."""
+_OTHER_SHARD_STATUS = 72
+"""Exit status of a worker that was given a rank with another shard; a fresh one takes it."""
 
 
 def run_resilient(
@@ -111,7 +111,7 @@ class _ResilientRun:
         self._node = node
         self._events = events
         self._stop = stop
-        self._handles = _read_handles()
+        self._handles = read_own_handles()
         self._schedule = plan_schedule(job)
         self._samples: Samples | None = None
         self._batches: Batches | None = None
@@ -123,15 +123,16 @@ class _ResilientRun:
         self._stepper: Stepper | None = None
         self._injector: Injector | None = None
         self._state: TorchState | None = None
+        self._hooks: tuple[RemovableHandle, ...] | None = None
         self._rank: int | None = None
+        self._seat: Seat | None = None
         self._is_started = False
         self._saves = open_checkpoints(job, run_dir=run_dir, node=node, events=events)
         self.watch = RunWatch(self)
         self.recovery = Recovery(
-            lambda rank: plan_placement(self._trainer, rank),
             apply=self._apply,
-            transfer_buffer=_open_transfer_buffer(self._handles),
-            shared=_open_shared(self._handles),
+            transfer_buffer=open_transfer_buffer(self._handles),
+            shared=open_shared(self._handles),
             self_check_every_n_steps=job.resilience.checkpointless.self_check_every_n_steps,
             reach=self._reach,
             before_update=lambda: self._saves.before_update(self.watch.pulse),
@@ -148,18 +149,35 @@ class _ResilientRun:
 
     def enter(self, generation: Generation) -> None:
         """Note a generation before anything is done in it."""
+        seat = generation.layout.seat(generation.rank)
+        if self._seat is not None and self._seat.shard != seat.shard:
+            # Its memory, and what was made of it, are those of another shard.
+            os._exit(_OTHER_SHARD_STATUS)
         if self._rank not in (None, generation.rank):
-            # Its shards, and what was made of them, are those of another rank.
-            os._exit(_OTHER_RANK_STATUS)
-        self._rank = generation.rank
+            self._leave_rank()
+        self._rank, self._seat = generation.rank, seat
         self._events.rank, self._events.generation = generation.rank, generation.number
-        self.recovery.enter(generation.number)
+        self.recovery.enter(generation.number, generation.layout)
         if generation.number > 0:
             # The others are within their steps, and this rank has to end with them.
             self._stop.defer()
         if not self._is_started:
             self._is_started = True
             self._events.write("worker_started", pid=os.getpid(), world_size=generation.world_size)
+
+    def _leave_rank(self) -> None:
+        """Keep nothing that was made for the rank's number: the next one is another.
+
+        The run went on without this process, so what it knew of checkpoints is old, too.
+        """
+        self._injector = self._state = None
+        self._complete = self._begun = None
+        for hook in self._hooks or ():
+            hook.remove()
+        self._hooks = None
+        if self._batches is not None:
+            self._batches.leave()
+            self._batches = None
 
     def on_fault(self, error: BaseException) -> None:
         """Note that the training thread has stopped."""
@@ -174,13 +192,14 @@ class _ResilientRun:
         """Run in one generation until the last step, from whatever step it begins with."""
         self._events.write("process_group_ready")
         group = self._make_group(generation)
-        injector = self._make_injector(group)
+        injector = self._make_injector(generation)
         self.watch.enter(generation, injector)
         self._open_data(group)
         if self._model is not None:
             # What is to be done now is short, and a rank that is stuck in it holds up all others.
             generation.mark(Activity.RECOVERY, self.recovery.mark.step)
-        model = self._make_model(group, injector)
+        model = self._make_model(group)
+        self._bind_rank(model, injector)
         checkpoint = self._open_checkpoint()
         view = self.recovery.view_with_rest()
         assert self._state is not None
@@ -237,15 +256,16 @@ class _ResilientRun:
             check=generation.check,
         )
 
-    def _make_injector(self, group: WorkerGroup) -> Injector:
-        """Make what fires this rank's faults, once a process: hooks of the model refer to it."""
+    def _make_injector(self, generation: Generation) -> Injector:
+        """Make what fires this rank's faults, once a rank: hooks of the model refer to it."""
         if self._injector is None:
             self._injector = make_injector(
                 self._job,
-                group,
+                generation.layout,
+                generation.rank,
                 run_dir=self._run_dir,
                 events=self._events,
-                on_corrupt=self._corrupt,
+                on_corrupt=self._flip_bit,
                 agent_pid=self._handles.agent_pid,
             )
         return self._injector
@@ -284,7 +304,7 @@ class _ResilientRun:
         assert self._samples is not None
         check_begun_with(self.recovery.rest, self._samples, self._node)
 
-    def _make_model(self, group: WorkerGroup, injector: Injector) -> SpreadModel:
+    def _make_model(self, group: WorkerGroup) -> SpreadModel:
         if self._model is not None:
             take_groups(self._model)
             return self._model
@@ -300,19 +320,28 @@ class _ResilientRun:
             wants_save=self._saves.wants_save,
         )
         materialise(self._stepper.optimizer)
-        replica, shard = plan_placement(self._trainer, group.environment.rank)
-        self._state = TorchState(
-            self._model.core, self._stepper.optimizer, replica=replica, shard=shard
-        )
-        self.recovery.bind(self._state)
-        reach_in_backward(
-            self._model.layers,
-            injector,
-            step=lambda: self.watch.step,
-            is_reducing=lambda: self.watch.is_last_micro_batch,
-        )
         self._events.write("model_ready", num_parameters=self._model.num_parameters)
         return self._model
+
+    def _bind_rank(self, model: SpreadModel, injector: Injector) -> None:
+        """Make what stands between the model and the rank that the process has, once a rank."""
+        assert self._stepper is not None
+        assert self._seat is not None
+        if self._state is None:
+            self._state = TorchState(
+                model.core,
+                self._stepper.optimizer,
+                replica=self._seat.replica,
+                shard=self._seat.shard,
+            )
+            self.recovery.bind(self._state)
+        if self._hooks is None:
+            self._hooks = reach_in_backward(
+                model.layers,
+                injector,
+                step=lambda: self.watch.step,
+                is_reducing=lambda: self.watch.is_last_micro_batch,
+            )
 
     def _open_checkpoint(self) -> EpochCheckpoint:
         assert self._state is not None
@@ -461,33 +490,6 @@ class _ResilientRun:
         """Let what the step came to go with the state: who replaces this rank may tell it."""
         self.recovery.pending = describe_step(step, result, self._schedule.lr_at(step))
 
-    def _corrupt(self, kind: str) -> None:
-        """Flip a bit of the state, as a broken memory would."""
+    def _flip_bit(self, kind: str) -> None:
         assert self._stepper is not None
-        optimizer = self._stepper.optimizer
-        parameter = optimizer.param_groups[0]["params"][0]
-        tensor = parameter if kind == "parameter" else optimizer.state[parameter]["exp_avg"]
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        with torch.no_grad():
-            local.view(torch.int32).view(-1)[0] ^= 1 << 20
-
-
-def _read_handles() -> WorkerHandles:
-    handles = read_handles(os.environ)
-    assert handles is not None, "main looks whether an agent has started this worker"
-    return handles
-
-
-def _open_shared(handles: WorkerHandles) -> SharedState:
-    """Open the memory that the node's workers have in common; a spare maps what is there now."""
-    shared = SharedState(handles.state_files)
-    shared.prepare()
-    return shared
-
-
-def _open_transfer_buffer(handles: WorkerHandles) -> TransferBuffer:
-    transfer_buffer = TransferBuffer(
-        handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
-    )
-    transfer_buffer.touch()
-    return transfer_buffer
+        flip_bit(self._stepper.optimizer, kind)

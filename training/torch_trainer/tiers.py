@@ -29,7 +29,7 @@ from resilience.tiered.saver import AbandonedError, Saver, Saving
 from resilience.tiered.uploads import Cadence, decide_save
 from training.errors import GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
-from training.plan import plan_device_type, plan_lineage, plan_num_shards, writes_shard
+from training.plan import plan_device_type, plan_lineage, writes_shard
 from training.torch_trainer.checkpoints import (
     FINISH_TIMEOUT,
     Begun,
@@ -128,7 +128,7 @@ class TieredCheckpoints(Checkpoints):
         self._lineage = lineage
         self._is_inline = is_inline
         self._clock = clock
-        self._num_shards = plan_num_shards(trainer)
+        self._num_shards = trainer.num_shards or 1
         self._cadence = Cadence(
             every_n_steps=settings.ram.every_n_steps, every_s=settings.ram.every_s
         )

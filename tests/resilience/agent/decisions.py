@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from resilience.agent.coordinator import decide
 from resilience.agent.membership import (
@@ -18,13 +17,22 @@ from resilience.agent.membership import (
     State,
 )
 from resilience.comm.messages import Break, End, Failed, Finished, Join, Open, Stopped
+from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, Report
 
 OPTIONS = Options(num_nodes=2, num_local_ranks=2, restarts_without_progress_max=2, restarts_max=3)
 
 
-def join(node: str, **more: Any) -> NodeJoined:
-    return NodeJoined(join=Join(node=node, address=f"{node}:1", **more))
+def layout(*nodes: str) -> Layout:
+    return make_layout(nodes=nodes, num_local_ranks=OPTIONS.num_local_ranks)
+
+
+def join(node: str, generation: int = -1, nodes: Sequence[str] = ()) -> NodeJoined:
+    """Return the join of a node that has seen a generation of these nodes."""
+    known = layout(*nodes) if nodes else None
+    return NodeJoined(
+        join=Join(node=node, address=f"{node}:1", generation=generation, layout=known)
+    )
 
 
 def lost(node: str, *, is_dead: bool = True) -> NodeLost:

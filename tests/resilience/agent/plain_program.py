@@ -1,26 +1,56 @@
-"""A program as torchrun starts it: it reads its rank, and knows of no block."""
+"""A program as torchrun starts it: it reads its rank, and knows of no block.
+
+FAULTS is a JSON list of {"kind", "rank", "count"}: what becomes of a rank in which start.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 OUT = Path(os.environ["OUT"])
+FAULTS = json.loads(os.environ.get("FAULTS", "[]"))
 rank, count = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+kinds = [each["kind"] for each in FAULTS if (each["rank"], each["count"]) == (rank, count)]
+
+
+def wait_for_test() -> None:
+    """Tell the test that this place is reached, and go no further."""
+    with Path(os.environ["NOTE"]).open("w") as note:
+        note.write("reached\n")
+    time.sleep(1000)
+
+
 if os.environ.get("FAIL") == "always":
     sys.exit(5)
+if "stubborn" in kinds:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 dist.init_process_group("gloo")
 store = dist.distributed_c10d._get_default_store()
 key = store.get(f"who/{rank}") if store.check([f"who/{rank}"]) else b"nobody"
 store.set(f"who/{rank}", str(os.getpid()))
-(OUT / f"start-{count}-{rank}").write_text(f"{key.decode()} {os.environ['MASTER_PORT']}")
+(OUT / f"start-{count}-{rank}").write_text(
+    f"{key.decode()} {os.environ['MASTER_PORT']} {os.getpid()}"
+)
 total = torch.tensor([float(rank + 1)])
 dist.all_reduce(total)
+if "end" in kinds:
+    sys.exit(0)
+if "asked" in kinds:
+    sys.exit(143)
+if "raise" in kinds:
+    raise ValueError("a planned fault")
+if "wait" in kinds:
+    wait_for_test()
+if "stubborn" in kinds:
+    time.sleep(1000)
 if count < int(os.environ.get("NUM_DEATHS", "0")) and rank == count % 2:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()

@@ -187,10 +187,11 @@ reach("import")
 handles = read_handles(os.environ)
 assert handles
 rec = Recovery(
-    lambda rank: (rank, ""),
     apply=apply,
-    transfer_buffer=TransferBuffer(
-        handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+    transfer_buffer=(
+        TransferBuffer(handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes)
+        if handles.recovers
+        else None
     ),
     reach=reach,
 )
@@ -233,7 +234,7 @@ def block(generation: Generation) -> str:
 
 def enter(generation: Generation) -> None:
     current.append(generation)
-    rec.enter(generation.number)
+    rec.enter(generation.number, generation.layout)
 
 
 def main() -> None:

@@ -50,7 +50,7 @@ class Run:
         *options: str,
         program: Sequence[str] = (str(PROGRAM),),
         warm: str = "program",
-        variables: Mapping[str, str] | None = None,
+        variables: Mapping[str, str | None] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start the agent of a node."""
         for name in ("out", "tmp"):
@@ -75,7 +75,11 @@ class Run:
         ]
         with (self.folder / f"{node}.txt").open("wb") as output:
             agent = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={key: value for key, value in environment.items() if value is not None},
+                cwd=self.folder,
             )
         self.agents[node] = agent
         return agent

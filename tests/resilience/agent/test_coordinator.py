@@ -48,7 +48,7 @@ def test_first_generation_opens_with_the_last_node() -> None:
 
     first, second = opened(actions)
     assert (state.stage, state.generation, state.nodes) == (RUNNING, 0, ("n0", "n1"))
-    assert (first.rank, second.rank, first.nodes) == (0, 2, ("n0", "n1"))
+    assert (first.rank, second.rank, first.layout.nodes) == (0, 2, ("n0", "n1"))
     assert phases(first) == ["fresh"] * 4
 
 
@@ -159,7 +159,7 @@ def test_standby_takes_the_place_of_a_lost_node() -> None:
 
     state, actions = play(state, stopped("n1", 2), stopped("n1", 3))
 
-    assert [each.nodes for each in opened(actions)] == [("n2", "n1")] * 2
+    assert [each.layout.nodes for each in opened(actions)] == [("n2", "n1")] * 2
     assert phases(opened(actions)[0]) == ["fresh", "fresh", "computing", "computing"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -24,9 +24,12 @@ from resilience.agent.membership import (
     Tick,
 )
 from resilience.comm.messages import Break, End, Failed, Finished, Join, Message, Open, Stopped
-from resilience.state.report import Phase, Report
+from resilience.state.layout import Layout
+from resilience.state.report import Phase, Report, fresh_report
 
-OPTIONS = Options(num_nodes=2, num_local_ranks=2, num_standby_nodes=1)
+OPTIONS = Options(
+    num_nodes=2, num_local_ranks=2, num_standby_nodes=1, num_shards=2, is_sharded=True
+)
 END_S = 5_000.0
 """By then every run without further faults has ended or runs."""
 
@@ -38,27 +41,29 @@ class Node:
     name: str
     generation: int = -1
     rank: int = 0
-    nodes: tuple[str, ...] = ()
+    layout: Layout | None = None
     is_broken: bool = False
     is_ended: bool = False
     told: dict[int, Stopped] = field(default_factory=dict)
 
     @property
     def index(self) -> int:
-        return self.nodes.index(self.name) if self.name in self.nodes else -1
+        return self.layout.index_of(self.name) if self.layout else -1
 
     def join(self) -> NodeJoined:
-        join = Join(node=self.name, address=self.name, generation=self.generation, index=self.index)
+        join = Join(
+            node=self.name, address=self.name, generation=self.generation, layout=self.layout
+        )
         return NodeJoined(join=join)
 
     def hear(self, message: Message) -> list[Message]:
         if isinstance(message, End):
             self.is_ended = True
         elif isinstance(message, Open):
-            self.generation, self.rank, self.nodes = (
+            self.generation, self.rank, self.layout = (
                 message.generation,
                 message.rank,
-                message.nodes,
+                message.layout,
             )
             self.is_broken = False
             known, self.told = self.told, {}
@@ -82,10 +87,11 @@ class Node:
 
     def report(self, rank: int, phase: Phase = Phase.COMPUTING) -> Stopped:
         if rank not in self.told:
-            report = Report(
-                rank=rank, node=self.name, generation=self.generation, phase=phase
-            ).to_json()
-            self.told[rank] = Stopped(generation=self.generation, rank=rank, report=report)
+            assert self.layout is not None
+            report = replace(fresh_report(self.layout, rank, self.generation), phase=phase)
+            self.told[rank] = Stopped(
+                generation=self.generation, rank=rank, report=report.to_json()
+            )
         return self.told[rank]
 
     def die(self, rank: int) -> list[Message]:
@@ -97,13 +103,14 @@ class Node:
 class Simulation:
     """Nodes, the coordinator and what is on its way between them; each link keeps its order."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, options: Options = OPTIONS) -> None:
+        self.options = options
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.number = 0
         self.nodes: dict[str, Node] = {}
         self.links: dict[str, deque[Event]] = {}
-        self.state = State(options=OPTIONS)
+        self.state = State(options=options)
         self.leader: str | None = None
         self.num_opened = 0
 
@@ -145,9 +152,9 @@ class Simulation:
         own = self.nodes[self.leader]
         others = [name for name in self.nodes if name != self.leader]
         self.state = take_over(
-            OPTIONS,
+            self.options,
             generation=own.generation,
-            nodes=own.nodes,
+            layout=own.layout,
             lost=lost,
             silent=others,
             now_s=self.now_s,
@@ -217,14 +224,15 @@ class Simulation:
 
     def check_opening(self, name: str, opening: Open) -> None:
         assert opening.generation == self.state.generation
-        assert name in opening.nodes
-        assert len(set(opening.nodes)) == OPTIONS.num_nodes
-        assert set(opening.nodes) <= set(self.state.present)
+        assert name in opening.layout.nodes
+        assert len(set(opening.layout.nodes)) == OPTIONS.num_nodes
+        assert set(opening.layout.nodes) <= set(self.state.present)
         reports = [Report.from_json(each) for each in opening.reports]
-        assert [each.rank for each in reports] == list(range(OPTIONS.world_size))
+        assert [each.rank for each in reports] == list(range(4))
         assert {each.generation for each in reports} == {opening.generation - 1}
-        owners = [opening.nodes[rank // 2] for rank in range(OPTIONS.world_size)]
-        assert [each.node for each in reports] == owners
+        seats = [opening.layout.seat(rank) for rank in range(4)]
+        assert [each.node for each in reports] == [each.node for each in seats]
+        assert [each.shard for each in reports] == [each.shard for each in seats]
 
     def settle(self) -> None:
         """Nothing more goes wrong: the run ends or runs before its last deadline."""
@@ -244,8 +252,8 @@ class Simulation:
             assert all(self.nodes[name].is_ended for name in self.state.present)
 
 
-def play(seed: int) -> int:
-    simulation = Simulation(seed)
+def play(seed: int, options: Options = OPTIONS) -> int:
+    simulation = Simulation(seed, options)
     try:
         simulation.run(num_events=200)
     except AssertionError as error:
@@ -256,6 +264,15 @@ def play(seed: int) -> int:
 def test_rules_hold_over_random_events() -> None:
     opened = [play(seed) for seed in range(300)]
 
+    assert sum(opened) > 1000, "the simulation opens too few generations to show anything"
+
+
+def test_rules_hold_without_recovery() -> None:
+    options = replace(OPTIONS, recovers=False, num_standby_nodes=0, restarts_max=30)
+
+    opened = [play(seed, options) for seed in range(300)]
+
+    assert max(opened) <= 31
     assert sum(opened) > 1000, "the simulation opens too few generations to show anything"
 
 

@@ -19,6 +19,13 @@ def test_defaults_are_a_run_of_one_process() -> None:
     assert options.node_name
 
 
+def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
+    options = parse_options(["--no-recovery", *PROGRAM])
+
+    assert (options.recovers, options.spares, options.max_restarts) == (False, 0, 0)
+    assert (options.term_deadline_s, parse_options(PROGRAM).term_deadline_s) == (30.0, 15.0)
+
+
 @pytest.mark.parametrize(
     ("command", "program"),
     [
@@ -60,6 +67,31 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
         ),
         pytest.param(["--nope", *PROGRAM], "unrecognized arguments: --nope", id="unknown"),
         pytest.param(["--nnode", "2", *PROGRAM], "unrecognized arguments", id="abbreviation"),
+        pytest.param(
+            ["--nproc-per-node", "4", "--shards", "3", *PROGRAM],
+            "--shards: 3 does not divide the world size 4 (--nnodes 1 x --nproc-per-node 4)",
+            id="shards",
+        ),
+        pytest.param(
+            ["--no-recovery", "--standby-nodes", "1", *PROGRAM],
+            "--standby-nodes: 1 lets nodes stand by, which needs recovery",
+            id="standby",
+        ),
+        pytest.param(
+            ["--no-recovery", "--nnodes", "2:3", *PROGRAM],
+            "--nnodes: 2:3 lets nodes stand by, which needs recovery",
+            id="range-without-recovery",
+        ),
+        pytest.param(
+            ["--no-recovery", "--spares", "1", *PROGRAM],
+            "--spares: 1 is not allowed with --no-recovery",
+            id="spares-without-recovery",
+        ),
+        pytest.param(
+            ["--max-restarts", "1", *PROGRAM],
+            "--max-restarts: 1 counts restarts of all workers",
+            id="restarts-of-all",
+        ),
         pytest.param(["train.py"], "unrecognized arguments: train.py|no program", id="no-dashes"),
     ],
 )

@@ -15,6 +15,7 @@ from tests.resilience.agent.decisions import (
     ends,
     failed,
     join,
+    layout,
     lost,
     opened,
     phases,
@@ -24,22 +25,22 @@ from tests.resilience.agent.decisions import (
 
 
 def succeed(options: Options = OPTIONS, **more: Any) -> State:
-    return take_over(options, generation=4, nodes=("n0", "n1"), lost="n0", now_s=0.0, **more)
+    return take_over(options, generation=4, layout=layout("n0", "n1"), lost="n0", now_s=0.0, **more)
 
 
 def test_successor_asks_members_for_what_they_hold() -> None:
-    state, actions = play(succeed(silent=["n2"]), join("n1", generation=4, index=1))
+    state, actions = play(succeed(silent=["n2"]), join("n1", 4, ["n0", "n1"]))
     assert broken(actions) == ["n1"]
 
     state, actions = play(state, join("n2"), stopped("n1", 2, 4), stopped("n1", 3, 4))
 
     opening = opened(actions)[0]
-    assert (opening.generation, opening.nodes) == (5, ("n2", "n1"))
+    assert (opening.generation, opening.layout.nodes) == (5, ("n2", "n1"))
     assert phases(opening) == ["fresh", "fresh", "computing", "computing"]
 
 
 def test_successor_before_the_first_generation_gathers() -> None:
-    state = take_over(OPTIONS, generation=-1, nodes=(), lost="n0", now_s=0.0)
+    state = take_over(OPTIONS, generation=-1, layout=None, lost="n0", now_s=0.0)
 
     state, actions = play(state, join("n1"), join("n2"))
 
@@ -49,8 +50,8 @@ def test_successor_before_the_first_generation_gathers() -> None:
 
 def test_standby_that_succeeds_learns_of_the_generation_from_its_members() -> None:
     """Its own count would begin the run again beside what the members hold."""
-    state = take_over(OPTIONS, generation=-1, nodes=(), lost="n0", silent=["n1"], now_s=0.0)
-    state, actions = play(state, join("n2"), join("n1", generation=4, index=1), now_s=1.0)
+    state = take_over(OPTIONS, generation=-1, layout=None, lost="n0", silent=["n1"], now_s=0.0)
+    state, actions = play(state, join("n2"), join("n1", 4, ["n0", "n1"]), now_s=1.0)
     assert (state.stage, state.generation, broken(actions)) == (STOPPING, 4, ["n1"])
 
     state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4), now_s=1.0)
@@ -64,9 +65,9 @@ def test_standby_that_succeeds_learns_of_the_generation_from_its_members() -> No
 def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     """The coordinator was lost when it had told one node of two."""
     options = replace(OPTIONS, num_nodes=3)
-    state = take_over(options, generation=4, nodes=("n0", "n1", "n2"), lost="n0", now_s=0.0)
-    state, _ = play(state, join("n1", generation=4, index=1))
-    state, actions = play(state, join("n2", generation=5, index=2), join("n3"))
+    state = take_over(options, generation=4, layout=layout("n0", "n1", "n2"), lost="n0", now_s=0.0)
+    state, _ = play(state, join("n1", 4, ["n0", "n1", "n2"]))
+    state, actions = play(state, join("n2", 5, ["n0", "n1", "n2"]), join("n3"))
     assert (state.generation, broken(actions)) == (5, ["n2"])
 
     state, actions = play(state, stopped("n2", 4, 5), stopped("n2", 5, 5), Tick(), now_s=2.0)
@@ -77,9 +78,7 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
 
 
 def test_node_of_an_older_generation_comes_back_without_state() -> None:
-    state, actions = play(
-        succeed(), join("n1", generation=3, index=1), join("n2", generation=4, index=0)
-    )
+    state, actions = play(succeed(), join("n1", 3, ["n0", "n1"]), join("n2", 4, ["n2", "n1"]))
 
     assert broken(actions) == []
     assert state.nodes == ("n1", "n2")
@@ -87,7 +86,9 @@ def test_node_of_an_older_generation_comes_back_without_state() -> None:
 
 def test_successor_waits_for_a_majority() -> None:
     options = replace(OPTIONS, num_nodes=1)
-    state = take_over(options, generation=-1, nodes=(), lost="n0", silent=["n0", "n1"], now_s=0.0)
+    state = take_over(
+        options, generation=-1, layout=None, lost="n0", silent=["n0", "n1"], now_s=0.0
+    )
 
     state, actions = play(state, join("n2"), now_s=6.0)
     assert opened(actions) == []
@@ -105,7 +106,7 @@ def test_every_stage_has_a_deadline(stage: str) -> None:
 
 def test_member_that_got_another_place_is_not_believed_about_its_old_ranks() -> None:
     state = succeed(silent=["n2", "n3", "n4"])
-    state, actions = play(state, Tick(), join("n1", generation=4, index=1), join("n5"), now_s=2.0)
+    state, actions = play(state, Tick(), join("n1", 4, ["n0", "n1"]), join("n5"), now_s=2.0)
     assert (state.nodes, opened(actions)) == (("n1", "n5"), [])
 
     state, actions = play(
@@ -125,7 +126,7 @@ def test_member_that_got_another_place_is_not_believed_about_its_old_ranks() -> 
 def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened() -> None:
     state, _ = play(succeed(), Tick(), now_s=2.0)
 
-    state, actions = play(state, join("n2", generation=6, index=1), now_s=3.0)
+    state, actions = play(state, join("n2", 6, ["n0", "n2"]), now_s=3.0)
 
     assert (state.stage, state.generation, broken(actions)) == (STOPPING, 6, ["n2"])
 
@@ -133,13 +134,13 @@ def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened(
 def test_all_members_of_a_newer_generation_are_waited_for() -> None:
     """One of them may hold the last copy of a shard."""
     options = replace(OPTIONS, num_nodes=3)
-    state = take_over(options, generation=4, nodes=("n0", "n1", "n2"), lost="n0", now_s=0.0)
-    state, _ = play(state, join("n2", generation=4, index=2), join("n3"))
-    state, actions = play(state, join("n1", generation=5, index=1))
+    state = take_over(options, generation=4, layout=layout("n0", "n1", "n2"), lost="n0", now_s=0.0)
+    state, _ = play(state, join("n2", 4, ["n0", "n1", "n2"]), join("n3"))
+    state, actions = play(state, join("n1", 5, ["n0", "n1", "n2"]))
     state, more = play(state, stopped("n1", 2, 5), stopped("n1", 3, 5))
     assert opened([*actions, *more]) == []
 
-    state, _ = play(state, join("n4", generation=5, index=2))
+    state, _ = play(state, join("n4", 5, ["n0", "n1", "n4"]))
     state, actions = play(state, stopped("n4", 4, 5), stopped("n4", 5, 5), Tick(), now_s=2.0)
 
     opening = opened(actions)[0]
@@ -147,13 +148,13 @@ def test_all_members_of_a_newer_generation_are_waited_for() -> None:
 
 
 def test_late_member_of_a_newer_generation_waits_without_state_once_one_was_opened() -> None:
-    state, _ = play(succeed(), join("n1", generation=4, index=1), join("n3"))
+    state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]), join("n3"))
     state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4))
     assert opened(actions)[0].generation == 5
 
-    state, _ = play(state, join("n2", generation=6, index=1), failed("n3", 0, 5))
+    state, _ = play(state, join("n2", 6, ["n0", "n2"]), failed("n3", 0, 5))
     state, actions = play(state, lost("n3"), stopped("n1", 2, 5), stopped("n1", 3, 5))
 
     opening = opened(actions)[0]
-    assert (opening.generation, opening.nodes) == (6, ("n2", "n1"))
+    assert (opening.generation, opening.layout.nodes) == (6, ("n2", "n1"))
     assert phases(opening) == ["fresh"] * 2 + ["computing"] * 2

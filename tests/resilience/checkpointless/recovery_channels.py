@@ -31,10 +31,10 @@ _kept = []
 class Seat:
     """One rank's place in one generation: the `Members` of its recovery, and its gradients."""
 
-    def __init__(self, number, rank, world_size, reports, reach):
+    def __init__(self, number, rank, layout, reports, reach):
         self.number = number
         self.rank = rank
-        self.local_ranks = [each % 2 for each in range(world_size)]
+        self.layout = layout
         self.reports = reports
         self.lock = threading.Lock()
         self.reach = reach
@@ -98,12 +98,13 @@ class GlooChannels:
     ranks = (1,)
     """Where one rank has to stand for all."""
 
-    def __init__(self, number, world_size, reports, reach, *, seed):
+    def __init__(self, number, layout, reports, reach, *, seed):
+        world_size = layout.world_size
         self._before = open_sockets()
         self._store = dist.HashStore()
         self._world_size = world_size
         self.seats = [
-            Seat(number, rank, world_size, reports, functools.partial(reach, rank))
+            Seat(number, rank, layout, reports, functools.partial(reach, rank))
             for rank in range(world_size)
         ]
 
@@ -159,13 +160,14 @@ class AsyncChannels:
     garbage = "random"
     gate = Gate
 
-    def __init__(self, number, world_size, reports, reach, *, seed):
+    def __init__(self, number, layout, reports, reach, *, seed):
+        world_size = layout.world_size
         self._gradients = AsyncWorld(world_size, seed=seed, garbage=self.garbage)
         self._gates = AsyncWorld(world_size, seed=seed + 1, garbage=self.garbage)
         self._messages = MessageWorld(world_size, seed=seed)
         self._world_size = world_size
         self.seats = [
-            Seat(number, rank, world_size, reports, functools.partial(reach, rank))
+            Seat(number, rank, layout, reports, functools.partial(reach, rank))
             for rank in range(world_size)
         ]
 

@@ -19,14 +19,15 @@ from torch import nn
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.errors import ResilienceError
-from resilience.state.report import Report
+from resilience.state.layout import make_layout
+from resilience.state.report import fresh_report
 from resilience.state.torch_state import TorchState, materialise
 from tests.resilience.checkpointless.recovery_channels import TIMEOUT_S
 
 NUM_RANKS = 4
 LAYOUTS = {
-    "2-replicas-x-2-shards": lambda rank: (rank // 2, str(rank % 2)),
-    "4-replicas": lambda rank: (rank, ""),
+    name: make_layout(nodes=("node-0", "node-1"), num_local_ranks=2, num_shards=num_shards)
+    for name, num_shards in (("2-replicas-x-2-shards", 2), ("4-replicas", 1))
 }
 MOST_STEPS = 9
 LR, NORM_MAX = 0.02, 0.05
@@ -95,16 +96,15 @@ def _matches(wanted, place, step):
 class Worker:
     """What one process holds: a part of a model, its optimizer, and its recovery."""
 
-    def __init__(self, rank, placement, *, self_check=None, work_in_update=None):
-        replica, self.shard = placement(rank)
+    def __init__(self, rank, layout, *, self_check=None, work_in_update=None):
+        seat = layout.seat(rank)
         self.rank = rank
-        self.num_shards = len({placement(each)[1] for each in range(NUM_RANKS)})
+        self.shard, self.num_shards = seat.shard, layout.num_shards
         self.module = nn.Linear(5, 3)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=LR)
         materialise(self.optimizer)
-        self.state = TorchState(self.module, self.optimizer, replica=replica, shard=self.shard)
+        self.state = TorchState(self.module, self.optimizer, replica=seat.replica, shard=self.shard)
         self.recovery = Recovery(
-            placement,
             apply=self.update,
             self_check_every_n_steps=self_check,
             reach=self.reach,
@@ -215,11 +215,11 @@ class Run:
     def __init__(self, channels, layout, *, seed=0, **options):
         self.channels = channels
         self.layout = layout
-        self.make_worker = functools.partial(Worker, placement=LAYOUTS[layout], **options)
+        self.make_worker = functools.partial(Worker, layout=LAYOUTS[layout], **options)
         self.workers = [self.make_worker(rank) for rank in range(NUM_RANKS)]
         self.random = random.Random(seed)
         self.number = 0
-        self.reports = [fresh_report(rank, -1) for rank in range(NUM_RANKS)]
+        self.reports = [fresh_report(LAYOUTS[layout], rank, -1) for rank in range(NUM_RANKS)]
 
     def play(self, until, faults=(), stances=None, actions=None):
         """Run one generation, and return how each rank came to its first step (None: not).
@@ -228,7 +228,9 @@ class Run:
         """
         control = Control({each.rank: each for each in faults}, stances or {}, actions or {})
         seed = self.random.getrandbits(32)
-        world = self.channels(self.number, NUM_RANKS, self.reports, control.reach, seed=seed)
+        world = self.channels(
+            self.number, LAYOUTS[self.layout], self.reports, control.reach, seed=seed
+        )
         with closing(world):
             threads = [_RankThread(world, each, until) for each in self.workers]
             for each in threads:
@@ -263,11 +265,13 @@ class Run:
         self.reports = []
         for rank, worker in enumerate(self.workers):
             if rank in ranks:
-                self.reports.append(fresh_report(rank, self.number))
+                self.reports.append(fresh_report(LAYOUTS[self.layout], rank, self.number))
                 self.workers[rank] = self.make_worker(rank)
             else:
                 self.reports.append(
-                    worker.recovery.report(rank=rank, node=_node(rank), generation=self.number)
+                    worker.recovery.report(
+                        rank=rank, node=f"node-{rank // 2}", generation=self.number
+                    )
                 )
 
 
@@ -280,7 +284,8 @@ class _RankThread(threading.Thread):
 
     def run(self):
         world, worker, until = self._arguments
-        worker.recovery.enter(world.seats[self.rank].number)
+        seat = world.seats[self.rank]
+        worker.recovery.enter(seat.number, seat.layout)
         try:
             worker.run(world.sit_down(self.rank), until)
         except Exception as error:  # noqa: BLE001 - the test looks at it
@@ -289,15 +294,6 @@ class _RankThread(threading.Thread):
     def end(self):
         self.join(TIMEOUT_S)
         assert not self.is_alive(), f"rank {self.rank} hangs"
-
-
-def fresh_report(rank, generation):
-    """Return what an agent says of a worker that it has replaced."""
-    return Report(rank=rank, node=_node(rank), generation=generation)
-
-
-def _node(rank):
-    return f"node-{rank // 2}"
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from resilience.errors import CorruptionError, StateError
 from resilience.state.report import Phase
 from tests.resilience.checkpointless.recovery_runs import (
     ANY,
+    LAYOUTS,
     MOST_STEPS,
     NUM_RANKS,
     Fault,
@@ -294,9 +295,9 @@ def missed_generation(channels, layout):
     finish(run, 1, {0: "repaired", 1: "kept", 2: "kept", 3: "kept"}, 6)
 
     assert away.recovery.mark.phase is Phase.COMPUTING
-    away.recovery.enter(run.number)
+    away.recovery.enter(run.number, LAYOUTS[layout])
     assert away.recovery.mark.step == 6
-    away.recovery.enter(run.number + 2)
+    away.recovery.enter(run.number + 2, LAYOUTS[layout])
     assert away.recovery.mark.phase is Phase.FRESH
 
 

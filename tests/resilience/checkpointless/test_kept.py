@@ -9,6 +9,7 @@ import torch
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.errors import CorruptionError
+from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.state.nodes import PlainView
 
@@ -25,7 +26,7 @@ class Members:
 
     number = 0
     rank = 0
-    local_ranks = (0,)
+    layout = make_layout(nodes=["n0"], num_local_ranks=1)
     gate = Gate()
     lock = threading.Lock()
     reports = (Report(rank=0, node="n0", generation=-1, phase=Phase.FRESH),)
@@ -42,7 +43,6 @@ class Members:
 
 def make_recovery(told, *, before_update):
     recovery = Recovery(
-        lambda rank: (rank, "0"),
         apply=lambda step: None,
         self_check_every_n_steps=1,
         before_update=before_update,

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.comm.page import Activity
+from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.checkpointless.recovery_channels import open_gloo
 from tests.resilience.rank_processes import CONTEXT, TIMEOUT_S, run_ranks
@@ -23,7 +24,7 @@ class Members:
     """A generation of three replicas on three nodes, the last of which holds nothing."""
 
     number = 1
-    local_ranks = (0, 0, 0)
+    layout = make_layout(nodes=["n0", "n1", "n2"], num_local_ranks=1)
     lock = threading.Lock()
 
     def __init__(self, rank, group, is_repaired):
@@ -60,7 +61,7 @@ class Members:
 def repair(rank, world_size, folder, signals):
     store = dist.FileStore(f"{folder}/store", world_size)
     members = Members(rank, open_gloo(store, rank, world_size), signals)
-    recovery = Recovery(lambda each: (each, "0"), apply=lambda step: None)
+    recovery = Recovery(apply=lambda step: None)
     recovery.bind(PlainView([torch.full((NUM_BYTES,), rank, dtype=torch.uint8)]))
     if rank == TARGET:
         assert signals[BYSTANDER].wait(TIMEOUT_S)

@@ -22,6 +22,7 @@ from resilience.comm.messages import (
     decode,
     encode,
 )
+from resilience.state.layout import make_layout
 
 KINDS = list(_KINDS.values())
 PLAIN = st.recursive(
@@ -30,6 +31,18 @@ PLAIN = st.recursive(
     max_leaves=5,
 )
 OBJECTS = st.dictionaries(st.text(), PLAIN, max_size=3)
+LAYOUTS = st.builds(
+    lambda nodes, num_shards, num_times, is_sharded: make_layout(
+        nodes=nodes,
+        num_local_ranks=num_shards * num_times,
+        num_shards=num_shards,
+        is_sharded=is_sharded,
+    ),
+    st.lists(st.text(), min_size=1, max_size=4, unique=True),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.booleans(),
+)
 VALUES = {
     "int": st.integers(),
     "bool": st.booleans(),
@@ -37,6 +50,8 @@ VALUES = {
     "Mapping[str, Any]": OBJECTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Mapping[str, Any], ...]": st.lists(OBJECTS, max_size=4).map(tuple),
+    "Layout": LAYOUTS,
+    "Layout | None": st.none() | LAYOUTS,
     "tuple[tuple[str, str], ...]": st.lists(st.tuples(st.text(), st.text())).map(tuple),
 }
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import InjectedFault, Injector
 from resilience.faults.schedule import Fault
+from resilience.state.layout import make_layout
 
 
 class Layer(nn.Module):
@@ -73,7 +74,8 @@ def make_injector(
         Fault(kind=kind, place=place, step=0, rank=0, tensor=tensor if kind == "corrupt" else None)
         for place, tensor in zip(places, tensors, strict=False)
     ]
-    return Injector(faults, rank=rank, run_dir=Path(folder), on_corrupt=on_corrupt)
+    layout = make_layout(nodes=("n0",), num_local_ranks=2)
+    return Injector(faults, rank=rank, layout=layout, run_dir=Path(folder), on_corrupt=on_corrupt)
 
 
 def _log_to(log: list[Any], model: SmallModel) -> Callable[[str], None]:

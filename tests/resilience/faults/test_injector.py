@@ -12,6 +12,7 @@ import pytest
 from resilience.events import EventLog, read_events
 from resilience.faults.injector import InjectedFault, Injector
 from resilience.faults.schedule import Fault
+from resilience.state.layout import make_layout
 
 pytestmark = pytest.mark.timeout(60)
 FAULT = {"kind": "exception", "place": "forward", "step": 2, "rank": 0}
@@ -20,7 +21,11 @@ FAULT = {"kind": "exception", "place": "forward", "step": 2, "rank": 0}
 def _injector(folder: Path, *faults, rank=0, **options) -> Injector:
     options = {"on_corrupt": lambda _: None, **options}
     return Injector(
-        [Fault(**{**FAULT, **each}) for each in faults], rank=rank, run_dir=folder, **options
+        [Fault(**{**FAULT, **each}) for each in faults],
+        rank=rank,
+        layout=make_layout(nodes=("n0", "n1"), num_local_ranks=2),
+        run_dir=folder,
+        **options,
     )
 
 
@@ -146,33 +151,37 @@ def test_event_is_written_before_the_fault_acts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("node", "local_rank", "fires"), [(1, 0, True), (1, 1, False), (0, 0, False)]
+    ("rank", "fires"),
+    [
+        pytest.param(2, True, id="first-of-the-node"),
+        pytest.param(3, False, id="second-of-the-node"),
+        pytest.param(0, False, id="another-node"),
+    ],
 )
-def test_fault_of_a_node_fires_on_its_first_worker(tmp_path, node, local_rank, fires):
-    injector = _injector(tmp_path, {"rank": None, "node": 1}, node=node, local_rank=local_rank)
+def test_fault_of_a_node_fires_on_its_first_worker(tmp_path, rank, fires):
+    injector = _injector(tmp_path, {"rank": None, "node": 1}, rank=rank)
 
     assert injector.is_scheduled("forward") == fires
 
 
 def test_sigkill_of_a_node_takes_its_workers_and_agent_and_no_others(tmp_path):
-    options = [{"node": 0}, {"node": 0, "local_rank": 1}, {"node": 1}]
     kill = {"kind": "sigkill", "rank": None, "node": 0}
     reader, writer = os.pipe()
 
-    def stay(**where):
-        _injector(tmp_path, kill, **where)
+    def stay(rank):
+        _injector(tmp_path, kill, rank=rank)
         os.write(writer, b"x")
         signal.pause()
 
     with (
         _forked(signal.pause) as agent,
-        _forked(lambda: stay(**options[1])) as sibling,
-        _forked(lambda: stay(**options[2])) as stranger,
+        _forked(lambda: stay(1)) as sibling,
+        _forked(lambda: stay(2)) as stranger,
     ):
         assert [os.read(reader, 1) for _ in range(2)] == [b"x", b"x"]
 
         def fire():
-            injector = _injector(tmp_path, kill, **options[0], agent_pid=agent)
+            injector = _injector(tmp_path, kill, agent_pid=agent)
             injector.reach("forward", 2)
 
         with _forked(fire) as first:
@@ -189,7 +198,7 @@ def test_process_that_got_the_number_of_a_dead_worker_is_spared(tmp_path):
     with _forked(signal.pause) as stranger:
 
         def fire():
-            injector = _injector(tmp_path, kill, node=0)
+            injector = _injector(tmp_path, kill)
             (folder / "1").write_text(f"{stranger} 1")
             (folder / "2").write_text(f"{2**22 + 1} 1")
             injector.reach("forward", 2)

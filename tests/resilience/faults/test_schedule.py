@@ -15,8 +15,10 @@ from resilience.faults.schedule import (
     faults_from,
     random_faults,
 )
+from resilience.state.layout import make_layout
 
 ALL = (KINDS, PLACES)
+_LAYOUT = make_layout(nodes=("n0",), num_local_ranks=2)
 EXCEPTION = {"kind": "exception", "place": "forward", "step": 5, "rank": 1}
 GOLDEN = [
     ("exception", "gate", 3, 3),
@@ -77,7 +79,8 @@ def test_what_is_drawn_can_fire(seed, world_size, kinds, places):
 
     faults = random_faults(*options)
 
-    check_faults(faults, num_steps=30, world_size=world_size)
+    layout = make_layout(nodes=("n0",), num_local_ranks=world_size)
+    check_faults(faults, num_steps=30, layout=layout)
     assert {each.kind for each in faults} <= set(kinds)
     assert {each.place for each in faults} <= set(places)
 
@@ -128,11 +131,13 @@ def test_fault_that_could_never_fire_is_refused(faults, message):
     faults = [_fault(**each) for each in faults]
 
     with pytest.raises(ValueError, match=rf"^fault {len(faults) - 1} \(exception .*{message}"):
-        check_faults(faults, num_steps=10, world_size=4, num_nodes=2)
+        check_faults(
+            faults, num_steps=10, layout=make_layout(nodes=("n0", "n1"), num_local_ranks=2)
+        )
 
 
 def test_fault_in_the_recovery_from_another_can_fire():
-    check_faults([_fault(), _fault(place="recovery", rank=0)], num_steps=10, world_size=2)
+    check_faults([_fault(), _fault(place="recovery", rank=0)], num_steps=10, layout=_LAYOUT)
 
 
 def test_recipe_is_turned_into_faults():
@@ -141,7 +146,7 @@ def test_recipe_is_turned_into_faults():
         random={"seed": 1, "mean_steps_between": 3, "kinds": ["exit"], "places": ["data"]},
     )
 
-    faults = faults_from(written.model_dump(), num_steps=20, world_size=2)
+    faults = faults_from(written.model_dump(), num_steps=20, layout=_LAYOUT)
 
     drawn = random_faults(1, 20, 2, 3, ["exit"], ["data"])
     assert drawn
@@ -149,12 +154,14 @@ def test_recipe_is_turned_into_faults():
 
 
 def test_recipe_without_random_faults():
-    assert faults_from({"injected": (), "random": None}, num_steps=1, world_size=1) == ()
+    assert faults_from({"injected": (), "random": None}, num_steps=1, layout=_LAYOUT) == ()
 
 
 def test_bad_fault_of_a_recipe_is_named():
     with pytest.raises(ValueError, match=r"^fault 1: rank 1 and node 0; set exactly one"):
-        faults_from({"injected": [EXCEPTION, {**EXCEPTION, "node": 0}]}, num_steps=9, world_size=2)
+        faults_from(
+            {"injected": [EXCEPTION, {**EXCEPTION, "node": 0}]}, num_steps=9, layout=_LAYOUT
+        )
 
 
 def test_recipes_know_the_same_kinds_and_places():

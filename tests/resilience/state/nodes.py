@@ -21,7 +21,8 @@ from torch.distributed import ProcessGroup
 
 from resilience.state import direct
 from resilience.state.ring import RING
-from resilience.state.shared import SharedState, create_state_files
+from resilience.state.shared import SharedState
+from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buffer
 from resilience.state.view import NamedTensor
 

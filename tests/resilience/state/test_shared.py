@@ -16,7 +16,8 @@ from torch.optim import AdamW
 
 from resilience.state import shared as shared_module
 from resilience.state.digest import digest_state
-from resilience.state.shared import ALIGNMENT_BYTES, SharedState, create_state_files
+from resilience.state.shared import ALIGNMENT_BYTES, SharedState
+from resilience.state.state_files import create_state_files
 from resilience.state.torch_state import TorchState, materialise
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.state.programs import odd_tensors
@@ -232,7 +233,8 @@ def test_tensors_return_where_memory_ends_on_the_way(
 
 LITTLE_MEMORY = """
 import resource, torch
-from resilience.state.shared import SharedState, create_state_files
+from resilience.state.shared import SharedState
+from resilience.state.state_files import create_state_files
 from tests.resilience.state.nodes import PlainView
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 shared = SharedState(create_state_files(1))

@@ -189,6 +189,7 @@ def _command(folder: Path, job: Job, endpoint: str, node: str, module: str) -> l
         f"--nnodes={trainer.num_nodes}",
         f"--standby-nodes={settings.standby_nodes}",
         f"--nproc-per-node={trainer.num_devices}",
+        *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
         f"--rdzv-endpoint={endpoint}",
         "--local-addr=127.0.0.1",
         f"--node-name={node}",

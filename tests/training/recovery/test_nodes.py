@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 import pytest
 
@@ -57,6 +58,54 @@ def test_run_goes_on_without_a_lost_node(tmp_path, undisturbed, trainer, role):
     assert (role != "coordinator") or outcome.named("coordinator_replaced")
     repaired = [e for e in outcome.named("rank_recovered") if e.fields["role"] == "repaired"]
     assert len(repaired) == (2 if role == "member" else len(repaired))
+
+
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
+def test_workers_of_a_node_that_gets_another_place_live_on(tmp_path, undisturbed, trainer):
+    """Its agent is silent until a standby has its place; then it has that of a lost node."""
+    pauses = [
+        {"kind": "slow", "place": "forward", "step": 5, "rank": rank, "seconds": 13.0}
+        for rank in (0, 2)
+    ]
+    last = [{**each, "step": 15, "seconds": 6.0} for each in pauses]
+    job = make_fault_job(
+        trainer,
+        max_steps=NUM_STEPS,
+        num_nodes=2,
+        num_devices=2,
+        standby_nodes=1,
+        faults=[*pauses, *last],
+        settings={"hang_deadline_s": 60},
+    )
+
+    with start_run(tmp_path, job, nodes=NODES) as run:
+        moved = choose(run, "member")
+        lost = next(
+            node for node in (run.wait_for(is_start(rank)).node for rank in (0, 2)) if node != moved
+        )
+        run.wait_for(lambda event: event.event == "fault_injected" and event.step == 5)
+        run.agents[moved].send_signal(signal.SIGSTOP)
+        gone = run.wait_for(lambda event: event.event == "node_lost")
+        run.agents[moved].send_signal(signal.SIGCONT)
+        run.wait_for(
+            lambda event: (
+                event.event == "node_joined"
+                and event.time > gone.time
+                and event.fields["node"] == moved
+            )
+        )
+        run.wait_for(lambda event: event.event == "fault_injected" and event.step == 15)
+        run.kill_node(lost)
+        outcome = finish(run)
+
+    assert sorted(outcome.statuses) == [-9, 0, 0], run.log()
+    check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
+    assert not outcome.named("recovery_fallback")
+    started = [each.rank for each in outcome.named("worker_started") if each.node == moved]
+    ended = [each.rank for each in outcome.named("state_digest") if each.node == moved]
+    assert len(started) == len(ended) == 2, "a process was replaced"
+    assert set(started) & set(ended) == set()
+    assert not [each for each in outcome.named("worker_replaced") if each.node == moved]
 
 
 def test_every_node_holds_a_whole_copy_of_the_state():

@@ -23,6 +23,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --nnodes=2 \
   --standby-nodes=0 \
   --nproc-per-node=2 \
+  --shards=2 \
   --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
   --rdzv-id=gpt-oss-tiny-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \

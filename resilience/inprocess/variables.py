@@ -1,0 +1,33 @@
+"""The environment variables that tell a program its rank, as torchrun sets them. Pure."""
+
+from __future__ import annotations
+
+from resilience.comm.messages import Open
+
+MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+RUN_ID = "TORCHELASTIC_RUN_ID"
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+NUM_THREADS = "OMP_NUM_THREADS"
+
+
+def rank_variables(opening: Open) -> dict[str, str]:
+    """Return the variables that say which rank this is; an agent's others are there before."""
+    host, _, port = opening.store.rpartition(":")
+    layout, rank = opening.layout, str(opening.rank)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(opening.local_rank),
+        "WORLD_SIZE": str(layout.world_size),
+        "LOCAL_WORLD_SIZE": str(layout.num_local_ranks),
+        "GROUP_RANK": str(layout.seat(opening.rank).node_index),
+        "GROUP_WORLD_SIZE": str(len(layout.nodes)),
+        # All workers have one role.
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": str(layout.world_size),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": str(opening.generation),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

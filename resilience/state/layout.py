@@ -1,0 +1,134 @@
+"""Who holds what in one generation: which node and which part of the state each rank has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What one rank holds."""
+
+    replica: int
+    """Which copy of the state it holds a part of."""
+    shard: str
+    """Which part of the copy; ranks with equal ones can take each other's place."""
+    node: str
+    """Name of the node."""
+    node_index: int
+    """Position of the node among the layout's nodes."""
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The ranks of one generation: those of the first node, then those of the next."""
+
+    nodes: tuple[str, ...]
+    """Names of the nodes in the order of their ranks."""
+    num_local_ranks: int
+    """Ranks of each node."""
+    num_shards: int
+    """Ranks that together hold one copy of the state."""
+    is_sharded: bool
+    """Whether shards have names, as they also have where one rank holds all that there are."""
+
+    def __post_init__(self) -> None:
+        if not self.nodes or len(set(self.nodes)) != len(self.nodes):
+            raise ValueError(f"nodes are {', '.join(self.nodes) or 'none'}; want different ones")
+        if self.num_local_ranks < 1 or self.num_shards < 1:
+            raise ValueError(
+                f"{self.num_local_ranks} ranks of a node and {self.num_shards} shards; want at "
+                "least 1 of each"
+            )
+        if self.world_size % self.num_shards:
+            raise ValueError(
+                f"world size {self.world_size} does not divide by {self.num_shards}, the ranks "
+                "that together hold one copy of the state"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.nodes) * self.num_local_ranks
+
+    @property
+    def num_replicas(self) -> int:
+        """Return the number of copies of the state."""
+        return self.world_size // self.num_shards
+
+    @property
+    def local_ranks(self) -> Sequence[int]:
+        """Return the local rank of each rank."""
+        return [rank % self.num_local_ranks for rank in range(self.world_size)]
+
+    def seat(self, rank: int) -> Seat:
+        """Return what a rank holds; raises IndexError for one that there is not."""
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"rank {rank} is none of {self.world_size}")
+        node_index, local_rank = divmod(rank, self.num_local_ranks)
+        replica, shard = divmod(rank, self.num_shards)
+        return Seat(
+            replica=replica,
+            shard=str(shard) if self.is_sharded else "",
+            node=self.nodes[node_index],
+            node_index=node_index,
+            local_rank=local_rank,
+        )
+
+    def ranks_of(self, node_index: int) -> range:
+        """Return the ranks of the node at a position."""
+        return range(node_index * self.num_local_ranks, (node_index + 1) * self.num_local_ranks)
+
+    def index_of(self, node: str) -> int:
+        """Return the position of a node, -1 for one that has no ranks."""
+        return self.nodes.index(node) if node in self.nodes else -1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the layout as JSON data."""
+        return {
+            "nodes": list(self.nodes),
+            "num_local_ranks": self.num_local_ranks,
+            "num_shards": self.num_shards,
+            "is_sharded": self.is_sharded,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Layout:
+        """Read back what `to_json` returned; raises ValueError for anything else."""
+        kinds = {"num_local_ranks": int, "num_shards": int, "is_sharded": bool}
+        if not isinstance(data, Mapping) or set(data) != {"nodes", *kinds}:
+            raise ValueError(f"no layout: {data!r:.80}")
+        nodes = data["nodes"]
+        if not isinstance(nodes, (list, tuple)) or any(type(node) is not str for node in nodes):
+            raise ValueError(f"no layout: nodes is {nodes!r:.80}")
+        for name, kind in kinds.items():
+            if type(data[name]) is not kind:
+                raise ValueError(f"no layout: {name} is {data[name]!r:.80}")
+        return cls(
+            nodes=tuple(nodes),
+            num_local_ranks=data["num_local_ranks"],
+            num_shards=data["num_shards"],
+            is_sharded=data["is_sharded"],
+        )
+
+
+def make_layout(
+    *,
+    nodes: Sequence[str],
+    num_local_ranks: int,
+    num_shards: int = 1,
+    is_sharded: bool | None = None,
+) -> Layout:
+    """Return the layout of such ranks; raises ValueError where the world does not divide.
+
+    `is_sharded` is whether shards have names; without it they have where there are several.
+    """
+    return Layout(
+        nodes=tuple(nodes),
+        num_local_ranks=num_local_ranks,
+        num_shards=num_shards,
+        is_sharded=num_shards > 1 if is_sharded is None else is_sharded,
+    )

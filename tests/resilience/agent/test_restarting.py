@@ -1,0 +1,278 @@
+"""Runs without recovery: after any fault all workers of all nodes begin afresh."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.resilience.agent.runs import (
+    LIMIT_S,
+    ROOT,
+    Run,
+    fault,
+    listening_ports,
+    plan,
+    undisturbed,
+)
+
+HERE = Path(__file__).parent
+PLAIN = (str(HERE / "plain_program.py"),)
+ONE_NODE = ("--no-recovery", "--nproc-per-node", "2")
+TWO_NODES = ("--no-recovery", "--nnodes", "2", "--nproc-per-node", "1")
+
+
+def faults(*each: tuple[str, int, int]) -> str:
+    """Return (kind, rank, start) as the program reads them."""
+    return json.dumps([{"kind": kind, "rank": rank, "count": count} for kind, rank, count in each])
+
+
+def start(run: Run, options: Sequence[str], *each: tuple[str, int, int], **more: str) -> None:
+    """Start as many agents as the options say there are nodes."""
+    for node in ("n0", "n1") if "--nnodes" in options else ("n0",):
+        start_node(run, node, options, *each, **more)
+
+
+def start_node(
+    run: Run, node: str, options: Sequence[str], *each: tuple[str, int, int], **more: str
+) -> None:
+    variables = {"FAULTS": faults(*each), "NOTE": str(run.note), **more}
+    run.start(node, *options, program=PLAIN, warm="imports", variables=variables)
+
+
+def statuses(run: Run) -> list[int]:
+    return [run.wait(node) for node in run.agents]
+
+
+def reason(run: Run, node: str) -> str:
+    """Return why the run has ended; a worker may say more after it."""
+    (line,) = [each for each in run.text(node).splitlines() if "the run ends with" in each]
+    return line
+
+
+def starts(run: Run) -> dict[tuple[int, int], list[str]]:
+    """Return by (start, rank) who was found in the store, its port, and the process."""
+    files = (run.folder / "out").glob("start-*")
+    return {
+        (int(each.name.split("-")[1]), int(each.name.split("-")[2])): each.read_text().split()
+        for each in files
+    }
+
+
+# ---- restarts
+
+
+def test_all_workers_begin_afresh_on_every_node(run: Run) -> None:
+    start(run, [*TWO_NODES, "--max-restarts", "2"], ("raise", 1, 0), ("raise", 0, 1))
+
+    assert statuses(run) == [0, 0], run.show()
+    found = starts(run)
+    assert sorted(found) == [(count, rank) for count in range(3) for rank in range(2)]
+    assert {each[0] for each in found.values()} == {"nobody"}
+    assert len({each[2] for each in found.values()}) == 6
+    assert run.digests() == {0: "3.0", 1: "3.0"}
+    run.assert_nothing_left()
+
+
+def test_restarts_are_counted_once_for_all_nodes(run: Run) -> None:
+    """Each node has fewer faults than restarts, and the run has more."""
+    places = [("raise", count % 2, count) for count in range(4)]
+    start(run, [*TWO_NODES, "--max-restarts", "2"], *places)
+
+    assert statuses(run) == [1, 1], run.show()
+    assert {count for count, _ in starts(run)} == {0, 1, 2}
+    for node in run.agents:
+        assert reason(run, node) == (
+            f"resilience.agent {node}: the run ends with exit status 1: rank 0 ended with exit "
+            "status 1: ValueError: a planned fault; the 2 restarts that --max-restarts allows are "
+            "used up"
+        )
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "text"),
+    [
+        pytest.param({"FAIL": "always"}, 5, "ended with exit status 5", id="exit"),
+        pytest.param({"NUM_DEATHS": "1"}, 137, "rank 0 was killed by SIGKILL", id="killed"),
+    ],
+)
+def test_run_without_restarts_ends_as_its_first_worker(
+    run: Run, variables: dict[str, str], status: int, text: str
+) -> None:
+    start(run, ONE_NODE, **variables)
+
+    assert run.wait() == status, run.show()
+    assert text in reason(run, "n0")
+    assert {count for count, _ in starts(run)} <= {0}
+    run.assert_nothing_left()
+
+
+def test_worker_that_does_not_end_when_told_is_killed(run: Run) -> None:
+    options = [*ONE_NODE, "--max-restarts", "1", "--term-deadline-s", "1"]
+    start(run, options, ("stubborn", 0, 0), ("raise", 1, 0))
+
+    assert run.wait() == 0, run.show()
+    assert run.digests() == {0: "3.0", 1: "3.0"}
+    run.assert_nothing_left()
+
+
+def test_worker_that_has_ended_well_begins_afresh_with_the_others_only(run: Run) -> None:
+    start(run, [*ONE_NODE, "--max-restarts", "1"], ("end", 0, 0), ("wait", 1, 0))
+    run.wait_for_note()
+    before = starts(run)
+
+    os.kill(int(before[0, 1][2]), signal.SIGKILL)
+
+    assert run.wait() == 0, run.show()
+    assert sorted(before) == [(0, 0), (0, 1)]
+    assert sorted(starts(run)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    run.assert_nothing_left()
+
+
+def test_block_is_not_run_again_in_its_process(run: Run) -> None:
+    places = plan(fault("raise", "forward", 1, 2))
+    run.start("n0", *ONE_NODE, "--max-restarts", "1", variables=places)
+
+    assert run.wait() == 0, run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    assert [(number, role) for number, _, role, _ in run.resumed()] == [
+        (number, "started") for number in (0, 0, 1, 1)
+    ]
+    assert "ValueError: a planned fault" in run.text()
+    run.assert_nothing_left()
+
+
+# ---- nodes
+
+
+def test_lost_node_that_comes_back_takes_part_again(run: Run) -> None:
+    options = [*TWO_NODES, "--max-restarts", "1", "--join-deadline-s", "100"]
+    start(run, options, ("wait", 0, 0))
+    run.wait_for_note()
+    lost = next(
+        node for node, agent in run.agents.items() if run.port not in listening_ports(agent.pid)
+    )
+    other = next(node for node in run.agents if node != lost)
+
+    run.agents[lost].kill()
+    run.agents[lost].wait()
+    start_node(run, lost, options)
+
+    assert [run.wait(other), run.wait(lost)] == [0, 0], run.show()
+    assert {(1, 0), (1, 1)} < set(starts(run))
+    assert run.digests() == {0: "3.0", 1: "3.0"}
+    run.assert_nothing_left()
+
+
+def test_run_whose_lost_node_does_not_come_back_is_given_up(run: Run) -> None:
+    options = [*TWO_NODES, "--max-restarts", "1", "--join-deadline-s", "30"]
+    start(run, [*options, "--term-deadline-s", "2"], ("wait", 0, 0))
+    run.wait_for_note()
+    lost = next(
+        node for node, agent in run.agents.items() if run.port not in listening_ports(agent.pid)
+    )
+    other = next(node for node in run.agents if node != lost)
+
+    run.agents[lost].kill()
+
+    assert run.wait(other) == 75, run.show()
+    assert "took the place of lost node" in reason(run, other)
+    run.agents[lost].wait()
+    run.assert_nothing_left()
+
+
+# ---- the end
+
+
+def test_signal_reaches_the_workers_of_all_nodes(run: Run) -> None:
+    start(run, [*TWO_NODES, "--max-restarts", "5"], ("wait", 1, 0))
+    run.wait_for_note()
+
+    run.agents["n0"].terminate()
+
+    assert statuses(run) == [143, 143], run.show()
+    assert {count for count, _ in starts(run)} == {0}
+    run.assert_nothing_left()
+
+
+def test_workers_that_stop_together_are_not_started_again(run: Run) -> None:
+    start(run, [*TWO_NODES, "--max-restarts", "5"], ("asked", 0, 0), ("asked", 1, 0))
+
+    assert statuses(run) == [143, 143], run.show()
+    assert {count for count, _ in starts(run)} == {0}
+    run.assert_nothing_left()
+
+
+# ---- what a worker is told
+
+
+@pytest.mark.parametrize("warm", ["imports", "program"])
+def test_program_takes_the_one_generation_that_it_is_part_of(run: Run, warm: str) -> None:
+    program = (str(HERE / "once_program.py"),)
+    run.start("n0", *ONE_NODE, "--max-restarts", "1", program=program, warm=warm)
+
+    assert run.wait() == 0, run.show()
+    told = [json.loads((run.folder / "out" / f"told-{rank}").read_text()) for rank in range(2)]
+    assert [each["is_early"] for each in told] == [warm == "program"] * 2
+    assert [(each["number"], each["local_rank"], each["node"]) for each in told] == [
+        (1, 0, "n0"),
+        (1, 1, "n0"),
+    ]
+    assert [each["environment"]["RANK"] for each in told] == ["0", "1"]
+    assert {each["environment"]["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
+    run.assert_nothing_left()
+
+
+OTHER_VALUES = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
+"""A free port, and a file in the run's own folder."""
+NOT_TOLD = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+"""Which torchrun sets for itself."""
+
+
+@pytest.mark.parametrize("recovery", [ONE_NODE, ("--nproc-per-node", "2")], ids=["none", "full"])
+def test_worker_is_told_what_torchrun_tells_it(
+    run: Run, tmp_path: Path, recovery: Sequence[str]
+) -> None:
+    program = str(HERE / "environment_program.py")
+    known = {"OMP_NUM_THREADS": None, "KMP_BLOCKTIME": None}
+    max_restarts = ("--max-restarts" if recovery == ONE_NODE else "--restarts-max", "3")
+    options = (*recovery, *max_restarts, "--rdzv-id", "name")
+    run.start("n0", *options, program=(program,), warm="imports", variables=known)
+    assert run.wait() == 0, run.show()
+    ours = read_environments(run.folder / "out")
+
+    theirs = read_environments(_run_torchrun(run, tmp_path / "torchrun", program))
+
+    for own, its in zip(ours, theirs, strict=True):
+        told = set(its) - set(os.environ) - NOT_TOLD - {"OUT"} | {"OMP_NUM_THREADS"}
+        assert told - set(own) == set()
+        assert {name for name in told if own[name] != its[name]} == OTHER_VALUES
+
+
+def _run_torchrun(run: Run, folder: Path, program: str) -> Path:
+    folder.mkdir()
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"},
+        "OUT": str(folder),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+        *("--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=name", "--local-addr=127.0.0.1"),
+        *(f"--rdzv-endpoint=127.0.0.1:{run.port}", program),
+    ]
+    subprocess.run(command, env=environment, check=True, timeout=LIMIT_S, capture_output=True)
+    return folder
+
+
+def read_environments(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"environment-{rank}").read_text()) for rank in range(2)]
