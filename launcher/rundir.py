@@ -16,6 +16,7 @@ from launcher.errors import OutsideError, RecipeError
 
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
+NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
 
 
@@ -124,7 +125,7 @@ def _rendered_before(folder: Path) -> set[str]:
         return set()
     scripts = {f"node-{index}.sh" for index in range(num_nodes)}
     rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": {"manifest.yaml"}}
-    return {JOB_FILE} | rendered.get(kind, set())
+    return {JOB_FILE, NODE_FILE} | rendered.get(kind, set())
 
 
 def write_submission(folder: Path, content: Mapping[str, object]) -> None:

@@ -232,6 +232,8 @@ class TieredSettings(_Settings):
     copy_while: Literal["auto", "computing", "waiting"]
     """When a shard is copied: while the device computes the next step, or while training waits;
     `auto`: the first on an accelerator, the second on a CPU."""
+    lease_s: Seconds
+    """Seconds that a node's daemon outlives an agent that was killed, for the next one to find."""
     token_file: AbsolutePath | None
     """File, on every node, with the token that clients of a daemon have to know; null: the run
     makes one."""

@@ -52,6 +52,7 @@ TIERED: dict[str, Any] = {
     },
     "store": None,
     "copy_while": "auto",
+    "lease_s": 60.0,
     "token_file": None,
     "peer_port": None,
     "http_port": None,

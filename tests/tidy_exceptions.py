@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 31_460
+CODE_LINES_MAX = 32_111
 """Of the product, without blanks, comments and docstrings; so many before it was cut into rooms:
 launcher 7,557, resilience 19,847, training 3,780.
 """
@@ -41,7 +41,7 @@ NAMES_THAT_STAND_TWICE = {
 FOREIGN_TARGETS = {
     "resilience/agent/__main__.py": (
         "options are completed before anybody has them",
-        "options.node_name options.program options.spares options.term_deadline_s",
+        "options.node_name options.program options.spares_per_node options.term_deadline_s",
     ),
     "resilience/agent/agent.py": (
         "to be mended: workers, crew and events are told by their attributes",

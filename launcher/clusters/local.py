@@ -9,19 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import NodeWords, agent_command
+from launcher.clusters.agent import NodeWords, agent_command, agent_config
 from launcher.clusters.local_files import node_name, script_name
-from launcher.clusters.memoryd import (
-    PEER_PORT,
-    MemorydWords,
-    memoryd_command,
-    memoryd_settings,
-    wait_command,
-)
+from launcher.clusters.memoryd import PEER_PORT, memoryd_config, memoryd_settings
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
+from launcher.rundir import NODE_FILE
 from launcher.support import notes
 from launcher.templates import fill_template
+from resilience.node_config import NodeConfig
 
 TEMPLATE = "local/node.sh.j2"
 _PYTHON = '"${LAUNCHER_PYTHON:-python}"'
@@ -30,14 +26,16 @@ _DRAIN_S = 5
 
 
 def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
-    """Return the script of each node by its file name.
+    """Return the script of each node by its file name, and the one file for all of them.
 
     Raises RecipeError where the template fails.
     """
-    return {
+    scripts = {
         script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
         for index in range(job.num_nodes_started)
     }
+    config = NodeConfig(agent=agent_config(job), memoryd=memoryd_config(job, drain_s=_DRAIN_S))
+    return {NODE_FILE: config.to_json(), **scripts}
 
 
 def _values(job: Job, index: int) -> dict[str, object]:
@@ -53,8 +51,8 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "has_file_secrets": any(secret.file for secret in secrets.values()),
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),
         "env": sorted(_environment(job).items()),
-        "agent_words": agent_command(job, _words(job, node)),
-        "memoryd": _memoryd_values(job, index),
+        "agent_words": agent_command(job, _words(job, index)),
+        "memoryd": _memoryd_values(job),
     }
 
 
@@ -65,32 +63,31 @@ def num_peer_ports(job: Job) -> int:
     return job.num_nodes_started if is_open and job.num_nodes_started > 1 else 0
 
 
-def _memoryd_values(job: Job, index: int) -> dict[str, object] | None:
+def _memoryd_values(job: Job) -> dict[str, object] | None:
     settings = memoryd_settings(job)
     if settings is None:
         return None
     nodes = range(job.num_nodes_started)
-    words = MemorydWords(
-        python=_PYTHON,
-        folder='"$MEMORYD_DIR"',
-        node=node_name(index),
-        token_file='"$MEMORYD_TOKEN_FILE"',
-        peer_listen=f'127.0.0.1:"${{peer_ports[{index}]}}"',
-        peers=tuple(
-            f'--peer={node_name(each)}=127.0.0.1:"${{peer_ports[{each}]}}"'
-            for each in nodes
-            if each != index
-        ),
-        drain_s=_DRAIN_S,
-    )
     first = settings.peer_port or PEER_PORT
     return {
         "token_file": settings.token_file,
         "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
-        "python": _PYTHON,
-        "words": memoryd_command(job, settings, words),
-        "wait_words": wait_command(_PYTHON),
     }
+
+
+def _memoryd_words(job: Job, index: int) -> tuple[str, ...]:
+    """Return where the node's daemon listens, and where the others' do."""
+    nodes = range(job.num_nodes_started)
+    if memoryd_settings(job) is None or len(nodes) == 1:
+        return ()
+    return (
+        f'--peer-listen=127.0.0.1:"${{peer_ports[{index}]}}"',
+        *(
+            f'--peer={node_name(each)}=127.0.0.1:"${{peer_ports[{each}]}}"'
+            for each in nodes
+            if each != index
+        ),
+    )
 
 
 def _environment(job: Job) -> dict[str, str]:
@@ -102,13 +99,15 @@ def _environment(job: Job) -> dict[str, str]:
     return {**ours, **job.env}
 
 
-def _words(job: Job, node: str) -> NodeWords:
+def _words(job: Job, index: int) -> NodeWords:
     return NodeWords(
         python=_PYTHON,
+        config_path=f'"$run_dir/{NODE_FILE}"',
         rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
         rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
         job_path='"$run_dir/job.json"',
         run_path='"$run_dir"',
-        node=shlex.quote(node),
+        node=node_name(index),
         local_addr="127.0.0.1",
+        memoryd=_memoryd_words(job, index),
     )

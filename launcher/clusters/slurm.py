@@ -12,32 +12,34 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import NodeWords, agent_command
-from launcher.clusters.memoryd import (
-    MemorydWords,
-    memoryd_command,
-    memoryd_settings,
-    wait_command,
-)
+from launcher.clusters.agent import NodeWords, agent_command, agent_config
+from launcher.clusters.memoryd import memoryd_config, memoryd_settings
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
 from launcher.job.tiered_memory import budget_mib
+from launcher.rundir import NODE_FILE
 from launcher.support import notes
 from launcher.templates import fill_template
+from resilience.node_config import NodeConfig
 
 JOB_SCRIPT = "job.sbatch"
 TEMPLATE = "slurm/job.sbatch.j2"
 
 # Slurm keeps the warning time of --signal in 16 bits.
 _SIGNAL_BEFORE_END_S_MAX = 65535
+_PEER_WORDS = (
+    '--peer-listen="$peer_listen"',
+    '--peers-file="$peers_file"',
+    '--switch="$switch"',
+)
 # Recipe keys whose option has the same name.
 _TEXT_FIELDS = ("partition", "account", "qos", "reservation", "constraint", "exclude", "comment")
 
 
 def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
-    """Return the batch script by its name; job.json has to lie beside it.
+    """Return the batch script and the file for all nodes by their names; job.json lies beside them.
 
     Pure. No path of this machine is in it: the run's folder is the one that
     sbatch is called in. Raises RecipeError.
@@ -59,13 +61,14 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "is_checkpointless": job.resilience.checkpointless is not None,
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
-        "agent_words": agent_command(job, _node_words(cluster)),
+        "agent_words": agent_command(job, _node_words(job, cluster)),
         "memoryd": _memoryd_values(job, cluster),
         "shm_mib": _shm_mib(job),
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
-    return {JOB_SCRIPT: text}
+    config = NodeConfig(agent=agent_config(job), memoryd=memoryd_config(job))
+    return {JOB_SCRIPT: text, NODE_FILE: config.to_json()}
 
 
 def check_slurm(text: str) -> None:
@@ -160,10 +163,12 @@ def _node_counts(job: Job) -> tuple[int, ...]:
     return ()
 
 
-def _node_words(cluster: SlurmCluster) -> NodeWords:
+def _node_words(job: Job, cluster: SlurmCluster) -> NodeWords:
     host = cluster.rdzv_host
+    has_peers = memoryd_settings(job) is not None and job.num_nodes_started > 1
     return NodeWords(
         python=shlex.quote(cluster.python),
+        config_path=f'"$run_dir/{NODE_FILE}"',
         rdzv_endpoint='"$rdzv_endpoint"',
         rdzv_id='"$rdzv_id"',
         job_path='"$run_dir/job.json"',
@@ -171,6 +176,7 @@ def _node_words(cluster: SlurmCluster) -> NodeWords:
         node='"$SLURMD_NODENAME"',
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host and _is_loopback(host) else None,
+        memoryd=_PEER_WORDS if has_peers else (),
     )
 
 
@@ -178,24 +184,14 @@ def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None
     settings = memoryd_settings(job)
     if settings is None:
         return None
-    python, host = shlex.quote(cluster.python), cluster.rdzv_host
+    host = cluster.rdzv_host
     # Nodes that share a machine share its ports as well.
     is_one_machine = host is not None and _is_loopback(host)
-    words = MemorydWords(
-        python=python,
-        folder='"$MEMORYD_DIR"',
-        node='"$SLURMD_NODENAME"',
-        token_file='"$MEMORYD_TOKEN_FILE"',
-        peer_listen='"$peer_listen"',
-        peers=('--peers-file="$peers_file"', '--switch="$switch"'),
-    )
     return {
         "token_file": settings.token_file,
         "peer_port": settings.peer_port,
         "host": host if is_one_machine else None,
-        "python": python,
-        "words": memoryd_command(job, settings, words),
-        "wait_words": wait_command(python),
+        "has_peers": job.num_nodes_started > 1,
     }
 
 

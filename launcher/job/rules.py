@@ -311,18 +311,18 @@ def _environment(job: JobContent) -> Iterator[str]:
     for name in sorted({*job.env, *job.cluster.secrets}):
         if name in _TAKEN_VARIABLES or name.startswith(("LAUNCHER_", "TORCHELASTIC_")):
             yield (
-                f"{name} of env or cluster.secrets is a variable of the shell, of torchrun or of "
+                f"{name} of env or cluster.secrets is a variable of the shell, of the agent or of "
                 "the rendered scripts themselves; choose another name"
             )
 
 
-# Read-only in bash, set by torchrun for each worker, or used by templates/.
+# Read-only in bash, set by the agent for each worker, or used by templates/.
 _TAKEN_VARIABLES = frozenset(
     """
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
     RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
     NNODES RDZV_HOST JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
-    agent file is_stopping left_s memoryd memoryd_options mode name new_token node node_list nodes
+    file is_stopping mode name new_token node node_list nodes
     num_given num_nodes peer_listen peer_port peer_ports peers_file place rdzv_endpoint rdzv_host
     rdzv_id rdzv_port restart run_dir shm_mib size sizes status step step_options switch value
     """.split()  # noqa: SIM905  a list would take a line each

@@ -11,9 +11,9 @@ from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WARNING = re.compile(r"\bWARNING\b|Warning: ")
-# How torch's agent begins the lines in which it reports a worker's failure.
-_AGENT_ERROR = re.compile(r"E\d{4} [\d:.]+ .*torch/distributed/elastic/")
-_KILLED = re.compile(r"failed \(exitcode: -\d+\)")
+# How the agent begins the lines in which it reports the run's end, and a worker's.
+_AGENT_ERROR = re.compile(r"resilience\.agent \S+: the run ends ")
+_KILLED = re.compile(r"resilience\.agent \S+: rank \d+ was killed by ")
 _NUM_LINES_MAX = 60
 _NUM_TAIL = 20
 _TAIL_BYTES = 1 << 20
@@ -77,8 +77,8 @@ def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
 
 
 def killed_line(lines: Sequence[str]) -> str | None:
-    """Return the agent's line about a worker that a signal ended; it cannot say so itself."""
-    return next((line for line in lines if _KILLED.search(line)), None)
+    """Return the agent's last line about a worker that a signal ended, which cannot say so."""
+    return next((line for line in reversed(lines) if _KILLED.match(line)), None)
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[list[str]]:

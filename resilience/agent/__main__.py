@@ -13,25 +13,31 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilience.agent.agent_connection import listen, own_address
 from resilience.agent.membership import GAVE_UP_STATUS, Options
 from resilience.agent.options import AgentOptions
-from resilience.agent.output import LogFolder
+from resilience.agent.output import LogFolder, say
+from resilience.agent.services.memoryd import memoryd_service
+from resilience.agent.services.services import Service, Services
 from resilience.agent.workers import Program, WorkerPool, ZygoteError, ZygoteLostError
+from resilience.arguments import count, parse_endpoint, positive, seconds
 from resilience.comm.page import Page, create_page
 from resilience.events import EventLog
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import MAX_RESTARTS, NCCL_ERRORS, NUM_THREADS, RUN_ID
+from resilience.node_config import AgentConfig, add_config_argument, parse_config
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
 
 if TYPE_CHECKING:  # it imports torch, and a mistake in the options should not wait for that
     from resilience.agent.agent import Agent
 
+_PROG = "python -m resilience.agent"
 _SPARE_SLOTS = 8
 # The second is what every optimizer of torch imports when it is made.
 _PRELOAD = ("torch", "torch._dynamo")
@@ -40,12 +46,16 @@ _PRELOAD = ("torch", "torch._dynamo")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of a job and return the job's exit status."""
     options = parse_options(arguments)
-    logs = LogFolder(options.run_dir / "logs" / options.node_name, options.node_name)
+    log_folder = options.run_dir / "logs" / options.node_name
+    logs = LogFolder(log_folder, options.node_name)
     try:
+        services = _services(options, log_folder)
         logs.prepare()
         events = EventLog(
             options.run_dir / "events.jsonl", node=options.node_name, rank=None, generation=-1
         )
+    except ValueError as error:
+        return _complain(str(error), 2)
     except OSError as error:
         return _complain(f"cannot write to --run-dir {options.run_dir}: {error}")
     host = options.local_addr or own_address(options.rdzv_endpoint.rpartition(":")[0])
@@ -53,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listener = listen(host)
     except OSError as error:
         return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
-    with events, listener:
-        return _run(options, host, listener, logs, events)
+    with events, listener, closing(logs):
+        return _run(options, host, listener, logs, events, services)
 
 
 def _run(
@@ -63,34 +73,15 @@ def _run(
     listener: socket.socket,
     logs: LogFolder,
     events: EventLog,
+    services: Services,
 ) -> int:
-    num_slots = options.nproc_per_node + options.spares + _SPARE_SLOTS
-    transfer_bytes = options.transfer_buffer_mib << 20
-    transfer_file, state_files = -1, tuple[int, ...]()
     try:
-        page_file = create_page(num_slots)
-        if options.recovers:
-            _check_memory(options.nproc_per_node * transfer_bytes)
-            transfer_file = create_transfer_buffer(options.nproc_per_node, transfer_bytes)
-            state_files = tuple(create_state_files(options.nproc_per_node))
+        handles = _make_handles(options)
     except (OSError, OverflowError) as error:
         return _complain(
             f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
             f"x {options.nproc_per_node} workers: {error}"
         )
-    handles = WorkerHandles(
-        agent_file=-1,
-        page_file=page_file,
-        transfer_file=transfer_file,
-        state_files=state_files,
-        slot=-1,
-        num_slots=num_slots,
-        num_local_ranks=options.nproc_per_node,
-        transfer_bytes=transfer_bytes,
-        node=options.node_name,
-        agent_pid=os.getpid(),
-        recovers=options.recovers,
-    )
     program = Program(
         command=options.program,
         preload=tuple(options.preload or _PRELOAD),
@@ -107,15 +98,60 @@ def _run(
     agent = make_agent(
         _agent_options(options, host),
         pool=pool,
-        page=Page(page_file, num_slots),
+        page=Page(handles.page_file, handles.num_slots),
         events=events,
         listener=listener,
+        services=services,
     )
+    status = 1
     try:
-        return _serve(agent, options)
+        status = _serve(agent, options)
     finally:
         pool.close()
-        logs.close()
+        services.end(removes=status == 0)
+    return status
+
+
+def _make_handles(options: argparse.Namespace) -> WorkerHandles:
+    """Make what workers share with the agent; OSError where there is no memory for it."""
+    num_slots = options.nproc_per_node + options.spares_per_node + _SPARE_SLOTS
+    transfer_bytes = options.transfer_buffer_mib << 20
+    transfer_file, state_files = -1, tuple[int, ...]()
+    page_file = create_page(num_slots)
+    if options.recovers:
+        _check_memory(options.nproc_per_node * transfer_bytes)
+        transfer_file = create_transfer_buffer(options.nproc_per_node, transfer_bytes)
+        state_files = tuple(create_state_files(options.nproc_per_node))
+    return WorkerHandles(
+        agent_file=-1,
+        page_file=page_file,
+        transfer_file=transfer_file,
+        state_files=state_files,
+        slot=-1,
+        num_slots=num_slots,
+        num_local_ranks=options.nproc_per_node,
+        transfer_bytes=transfer_bytes,
+        node=options.node_name,
+        agent_pid=os.getpid(),
+        recovers=options.recovers,
+    )
+
+
+def _services(options: argparse.Namespace, logs: Path) -> Services:
+    """Return what runs beside the workers; ValueError where it is not said how."""
+    services: list[Service] = []
+    config = options.node_config.memoryd if options.node_config else None
+    if config:
+        memoryd = memoryd_service(
+            config,
+            path=options.config,
+            node=options.node_name,
+            log=logs / "memoryd.log",
+            more=options.memoryd,
+            variables=os.environ,
+        )
+        services.append(memoryd)
+    return Services(services, partial(say, options.node_name))
 
 
 def _serve(agent: Agent, options: argparse.Namespace) -> int:
@@ -140,8 +176,9 @@ def _serve(agent: Agent, options: argparse.Namespace) -> int:
 
 def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     """Return what torchrun tells each worker beside its rank."""
+    max_restarts = options.process_restarts_max if options.recovers else options.max_restarts
     variables = {
-        MAX_RESTARTS: str(options.restarts_max if options.recovers else options.max_restarts),
+        MAX_RESTARTS: str(max_restarts),
         RUN_ID: options.rdzv_id,
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, "1"),
     }
@@ -155,7 +192,7 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
         node=options.node_name,
         host=host,
         num_local_ranks=options.nproc_per_node,
-        num_spares=options.spares,
+        num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
         stop_deadline_s=options.stop_deadline_s,
         term_deadline_s=options.term_deadline_s,
@@ -172,7 +209,9 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
                 options.stop_deadline_s if options.recovers else options.term_deadline_s
             ),
             recovers=options.recovers,
-            restarts_max=options.restarts_max if options.recovers else options.max_restarts,
+            restarts_max=(
+                options.process_restarts_max if options.recovers else options.max_restarts
+            ),
             restart_window_s=options.restart_window_s,
             restarts_without_progress_max=options.restarts_without_progress_max,
         ),
@@ -193,6 +232,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         place = words.index("--")
         words, command = words[:place], words[place + 1 :]
     parser = _make_parser()
+    config = parse_config(_PROG, words)
+    parser.set_defaults(node_config=config)
+    if config and config.agent:
+        parser.set_defaults(**_defaults(config.agent))
     options = parser.parse_args(words)
     options.program = _program(parser, command)
     world_size = options.nnodes[0] * options.nproc_per_node
@@ -206,6 +249,19 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _defaults(config: AgentConfig) -> dict[str, Any]:
+    """Return what a file says by the names of options, which are those of the settings."""
+    return {
+        "nnodes": (config.nodes_min, config.nodes_max),
+        "nproc_per_node": config.workers_per_node,
+        "shards": config.shards,
+        "join_deadline_s": config.join_deadline_s,
+        "recovers": config.checkpointless is not None,
+        "max_restarts": config.max_restarts,
+        **(config.checkpointless.model_dump() if config.checkpointless else {}),
+    }
+
+
 def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Hold options against each other, and fill in those that depend on others."""
     low, high = options.nnodes
@@ -216,18 +272,18 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
             f"argument {option}: {value} lets nodes stand by, which needs recovery; leave out "
             "--no-recovery, or start as many nodes as the job has"
         )
-    if not options.recovers and options.spares:
+    if not options.recovers and options.spares_per_node:
         parser.error(
-            f"argument --spares: {options.spares} is not allowed with --no-recovery, which "
-            "starts all workers again at once; want 0"
+            f"argument --spares: {options.spares_per_node} is not allowed with --no-recovery, "
+            "which starts all workers again at once; want 0"
         )
     if options.recovers and options.max_restarts:
         parser.error(
             f"argument --max-restarts: {options.max_restarts} counts restarts of all workers, "
             "which a run with recovery has none of; set --restarts-max, or add --no-recovery"
         )
-    if options.spares is None:
-        options.spares = int(options.recovers)
+    if options.spares_per_node is None:
+        options.spares_per_node = int(options.recovers)
     if options.term_deadline_s is None:
         options.term_deadline_s = 15.0 if options.recovers else 30.0
 
@@ -248,17 +304,18 @@ def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m resilience.agent",
+        prog=_PROG,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_config_argument(parser)
     add = parser.add_argument
     add("--nnodes", type=_nodes, default=(1, 1), metavar="MIN:MAX",
         help="nodes of the job; those beyond MIN stand by (default 1)")  # fmt: skip
-    add("--standby-nodes", type=_count, default=0, help="further nodes that stand by (default 0)")
-    add("--nproc-per-node", type=_positive, default=1, help="workers of each node (default 1)")
-    add("--shards", type=_positive, metavar="N",
+    add("--standby-nodes", type=count, default=0, help="further nodes that stand by (default 0)")
+    add("--nproc-per-node", type=positive, default=1, help="workers of each node (default 1)")
+    add("--shards", type=positive, metavar="N",
         help="ranks that together hold one copy of the state (default: each has one)")  # fmt: skip
     add("--rdzv-endpoint", default="127.0.0.1:29500", type=_endpoint, metavar="HOST:PORT",
         help="where agents find each other first")  # fmt: skip
@@ -268,68 +325,46 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, default=Path("run"), help="folder for events and logs")
     add("--no-recovery", dest="recovers", action="store_false",
         help="at a fault end all workers of all nodes and start them again")  # fmt: skip
-    add("--max-restarts", type=_count, default=0, metavar="N",
+    add("--max-restarts", type=count, default=0, metavar="N",
         help="how often that is done in the run (default 0)")  # fmt: skip
-    add("--spares", type=_count,
+    add("--spares", dest="spares_per_node", type=count,
         help="warm processes without a rank (default 1; without recovery 0)")  # fmt: skip
     add("--warm", choices=("imports", "program"), default="imports",
         help="how far a spare comes: imports, or the program up to its block, which then may "
              "not read RANK before it (default imports)")  # fmt: skip
     add("--preload", action="append",
         help="module that is imported once (default torch and torch._dynamo)")  # fmt: skip
-    add("--hang-deadline-s", type=_seconds, default=300.0,
+    add("--hang-deadline-s", type=seconds, default=300.0,
         help="no progress of any rank for this long is a hang (default 300)")  # fmt: skip
-    add("--stop-deadline-s", type=_seconds, default=15.0,
+    add("--stop-deadline-s", type=seconds, default=15.0,
         help="how long a worker may take to stop after a fault (default 15)")  # fmt: skip
-    add("--term-deadline-s", type=_seconds,
+    add("--term-deadline-s", type=seconds,
         help="how long workers may take to end after SIGTERM "
              "(default 15; without recovery 30)")  # fmt: skip
-    add("--join-deadline-s", type=_seconds, default=120.0,
+    add("--join-deadline-s", type=seconds, default=120.0,
         help="how long nodes and replacements may take to come (default 120)")  # fmt: skip
-    add("--restarts-max", type=_count, default=10, help="replacements in a window (default 10)")
-    add("--restart-window-s", type=_seconds, default=21600.0, help="the window (default 6 h)")
-    add("--restarts-without-progress-max", type=_count, default=3,
+    add("--restarts-max", dest="process_restarts_max", type=count, default=10,
+        help="replacements within 6 h, or as long as --config says (default 10)")  # fmt: skip
+    add("--restarts-without-progress-max", type=count, default=3,
         help="faults in a row without a committed step (default 3)")  # fmt: skip
-    add("--transfer-buffer-mib", type=_positive, default=32,
+    add("--transfer-buffer-mib", type=positive, default=32,
         help="shared memory of each worker for moving state (default 32)")  # fmt: skip
+    add("--memoryd", action="append", default=[], metavar="ARGUMENT",
+        help="an argument for the checkpoint daemon that --config describes")  # fmt: skip
+    parser.set_defaults(restart_window_s=21600.0)
     return parser
 
 
 def _nodes(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    numbers = (_positive(low), _positive(high or low))
+    numbers = (positive(low), positive(high or low))
     if numbers[0] > numbers[1]:
         raise argparse.ArgumentTypeError(f"{text!r} has more nodes at least than at most")
     return numbers
 
 
-def _positive(text: str) -> int:
-    number = _count(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
-    return number
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return number
-
-
 def _endpoint(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    parse_endpoint(text)
     return text
 
 

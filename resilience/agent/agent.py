@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from resilience.agent.failures import Failures
 from resilience.agent.hang import STOPPED_STATES, find_hang, is_silent
 from resilience.agent.membership import State
 from resilience.agent.options import AgentOptions
+from resilience.agent.output import say
+from resilience.agent.services.services import Services
 from resilience.agent.succession import Succession
 from resilience.agent.watch import Watch
 from resilience.agent.workers import Worker, WorkerPool
@@ -61,9 +63,10 @@ class Agent:
         page: Page,
         events: EventLog,
         listener: socket.socket,
+        services: Services,
     ) -> None:
         self._options = options
-        self._pool = pool
+        self._pool, self._services = pool, services
         self._page = page
         self._events = events
         self._watch = Watch()
@@ -111,7 +114,8 @@ class Agent:
         """
         self._watch.add(self._pool, self._read_zygote)
         self._succession.begin(leader_address)
-        self._crew.start()
+        self._watch.add(self._services, self._services.serve)
+        self._services.begin(self._crew.start, self._leave)
         pause_s = min(0.5, max(0.02, self._options.hang_deadline_s / 8))
         while not self._is_done():
             self._watch.serve(pause_s)
@@ -141,6 +145,7 @@ class Agent:
     def _tick(self) -> None:
         now_s = time.monotonic()
         self._succession.tick(now_s)
+        self._services.serve()
         if now_s >= self._end_s:
             self._kill_all()
         elif self._end is None and self._opening is None and self._stop_status is not None:
@@ -164,9 +169,8 @@ class Agent:
         """End the run, or leave it where this node is no part of it."""
         status = self._stop_status or 128 + signal.SIGTERM
         rank = self._rank(0)
-        self._succession.tell(
-            Finished(generation=self._generation, rank=rank, status=status, text=text)
-        )
+        finished = Finished(generation=self._generation, rank=rank, status=status, text=text)
+        self._succession.tell(finished)
         if self._end is None and not (self._is_member() and text == _ASKED):
             self._finish(End(status=status, reason=text))
 
@@ -192,9 +196,8 @@ class Agent:
 
     def lose_all(self) -> None:
         """End: without a coordinator nobody may go on."""
-        if self._end is None:
-            reason = "the coordinator and all that could follow it are gone"
-            self._finish(End(status=LOST_STATUS, reason=reason))
+        reason = "the coordinator and all that could follow it are gone"
+        self._finish(End(status=LOST_STATUS, reason=reason))
 
     def join(self) -> None:
         """Tell the coordinator of this node; it is done once its workers are warm."""
@@ -429,12 +432,13 @@ class Agent:
             self._say(f"{text}; the run goes on without spares on this node")
             self._crew.stop_refill()
             return
-        status = worker.status if worker.status and worker.status > 0 else 1
+        self._leave(text, worker.status if worker.status and worker.status > 0 else 1)
+
+    def _leave(self, text: str, status: int = 1) -> None:
+        """Leave the place of a node that can start nothing any more to another one."""
         if self._opening is None:
-            self._succession.tell(
-                Finished(generation=-1, rank=self._rank(0), status=status, text=text)
-            )
-        # A node that can start nothing any more leaves its place to another one.
+            finished = Finished(generation=-1, rank=self._rank(0), status=status, text=text)
+            self._succession.tell(finished)
         self._finish(End(status=status, reason=text))
 
     # ---- deadlines
@@ -483,12 +487,9 @@ class Agent:
     # ---- words
 
     def _note(self, event: str, fields: dict[str, Any], rank: int | None = None) -> None:
-        try:
+        # A full disk is no reason to stop a run that survives without its record.
+        with suppress(EventLogError):
             self._events.write(event, rank=rank, **fields)
-        except EventLogError:
-            # A full disk is no reason to stop a run that survives without its record.
-            return
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(f"resilience.agent {self._options.node}: {text}\n")
-        sys.stderr.flush()
+        say(self._options.node, text)

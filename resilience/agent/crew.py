@@ -44,7 +44,9 @@ class Crew:
         return None not in self.ranks.values()
 
     def start(self) -> None:
-        """Start the first processes."""
+        """Start the first processes, unless the run has ended before them."""
+        if self.is_closed:
+            return
         for _ in range(len(self.ranks) + self._num_spares):
             self._add()
 

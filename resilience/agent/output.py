@@ -104,3 +104,10 @@ class LineCutter:
             data += more
         os.close(self.file)
         return data.splitlines()
+
+
+def say(node: str, text: str) -> None:
+    """Tell whoever looks after the run what an agent does."""
+    with suppress(OSError):  # nobody reads
+        sys.stderr.write(f"resilience.agent {node}: {text}\n")
+        sys.stderr.flush()

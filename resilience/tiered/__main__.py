@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.arguments import read_token, seconds
 from resilience.tiered.errors import RefusedError, TieredError
-from resilience.tiered.memoryd.arguments import read_token, seconds
 from resilience.tiered.memoryd.options import default_folder
 from resilience.tiered.status import Told, ask_daemon, find_folders, render_status
 from resilience.tiered.wait import wait_for_daemon

@@ -147,7 +147,7 @@ INCONSISTENT = [
     pytest.param(["instance.num_efa=4"],
                  "instance.num_efa 4 is not that of 'ml.p5.48xlarge', 32", id="efa-not-the-tables"),
     pytest.param(["cluster=k8s", "+env.NNODES=3"],
-                 "NNODES of env or cluster.secrets is a variable", id="variable-of-torchrun"),
+                 "NNODES of env or cluster.secrets is a variable", id="variable-of-a-script"),
     pytest.param(["cluster=slurm", "+env.run_dir=/x"],
                  "run_dir of env or cluster.secrets is a variable", id="variable-of-the-script"),
     pytest.param(["cluster=k8s", "cluster.termination_grace_s=99999999999"],

@@ -209,7 +209,6 @@ def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
 
     assert (spec["completions"], spec["parallelism"]) == (2 + standby, 2 + standby)
     assert spec["backoffLimit"] == expected
-    assert "PET_RDZV_CONF" not in str(spec)
 
 
 def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:
@@ -407,7 +406,6 @@ def test_variables_come_from_the_recipe_secrets_and_the_pod_in_order(kind: str) 
         "job": [
             {"name": "LAUNCHER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "OMP_NUM_THREADS", "value": "3"},
-            {"name": "PET_RDZV_CONF", "value": "join_timeout=1800,read_timeout=1800"},
         ],
     }  # fmt: skip
     assert env == [

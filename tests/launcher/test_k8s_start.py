@@ -49,15 +49,17 @@ def start(
 @pytest.mark.parametrize(
     ("index", "host"), [("0", "localhost"), ("1", "llama3-tiny-pretrain-0.llama3-tiny-pretrain")]
 )
-def test_plain_job_starts_torchrun_on_each_node(folder: Path, index: str, host: str) -> None:
+def test_plain_job_starts_the_agent_on_each_node(folder: Path, index: str, host: str) -> None:
     done = start(folder, "job", {}, JOB_COMPLETION_INDEX=index, LAUNCHER_POD_IP="10.0.0.7")
 
     assert done.stderr == ""
     assert done.stdout.splitlines()[:-1] == [
-        f"{folder}/python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
-        "--max-restarts=0", "--rdzv-backend=c10d", f"--rdzv-endpoint={host}:29500",
-        "--rdzv-id=llama3-tiny-pretrain", "--local-addr=10.0.0.7", "-m", "training",
-        f"--job={folder}/job.json", "--run-dir=/run/training/llama3-tiny-pretrain",
+        f"{folder}/python", "-m", "resilience.agent", f"--config={folder}/node.json",
+        f"--rdzv-endpoint={host}:29500", "--rdzv-id=llama3-tiny-pretrain",
+        "--local-addr=10.0.0.7", f"--node-name=llama3-tiny-pretrain-{index}",
+        "--run-dir=/run/training/llama3-tiny-pretrain", "--preload=training.preload", "--",
+        "python", "-m", "training", f"--job={folder}/job.json",
+        "--run-dir=/run/training/llama3-tiny-pretrain",
         f"--node-name=llama3-tiny-pretrain-{index}",
     ]  # fmt: skip
 

@@ -81,8 +81,8 @@ def test_node_starts_the_agent_with_the_folder_it_lies_in(tmp_path: Path) -> Non
     done = start_by_hand(folder, "node-1.sh", CDPATH=str(tmp_path))
 
     arguments, env = json.loads(done.stdout)
-    assert arguments[:2] == ["-m", "torch.distributed.run"]
-    assert "--nnodes=2" in arguments
+    assert arguments[:2] == ["-m", "resilience.agent"]
+    assert f"--config={folder}/node.json" in arguments
     assert "--rdzv-endpoint=127.0.0.1:29500" in arguments
     assert "--rdzv-id=tiny-0" in arguments
     assert f"--job={folder}/job.json" in arguments
@@ -106,12 +106,10 @@ def test_run_that_recovers_has_our_agent_and_scripts_for_nodes_that_stand_by(
         "node-0.sh", "node-1.sh", "node-2.sh"
     ]  # fmt: skip
     assert arguments == [
-        "-m", "resilience.agent", "--nnodes=2", "--standby-nodes=1", "--nproc-per-node=2",
+        "-m", "resilience.agent", f"--config={tmp_path}/node.json",
         "--rdzv-endpoint=127.0.0.1:29500", "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
-        "--node-name=node-2", f"--run-dir={tmp_path}", "--spares=1", "--hang-deadline-s=2.5",
-        "--stop-deadline-s=15", "--join-deadline-s=120", "--restarts-max=10",
-        "--restart-window-s=21600", "--restarts-without-progress-max=3",
-        "--transfer-buffer-mib=32", "--warm=program", "--preload=training.preload",
+        "--node-name=node-2", f"--run-dir={tmp_path}",
+        "--preload=training.preload", "--warm=program",
         "--", str(tmp_path / "fake python"), "-m", "training", f"--job={tmp_path}/job.json",
         f"--run-dir={tmp_path}", "--node-name=node-2",
     ]  # fmt: skip

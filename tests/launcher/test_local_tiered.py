@@ -20,16 +20,23 @@ from tests.launcher.shipped import rendered
 from tests.processes import descendants, wait_for_end
 
 SHM = Path("/dev/shm")
-# Takes the agent's place: it says that it is there, and does as it is told.
-AGENT = f"""#!{sys.executable}
+# Starts the agents as they are, with workers that say that they are there, and do as they are told.
+PYTHON = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+if words[1] == "resilience.agent":
+    folder, node = (word.partition("=")[2] for word in words[-2:])
+    words = [word for word in words[: words.index("--")] if not word.startswith("--preload")]
+    words += ["--preload=json", "--", "python", folder + "/worker.py", folder, node]
+os.execv({sys.executable!r}, [{sys.executable!r}, *words])
+"""
+WORKER = """
 import os, pathlib, sys
-if sys.argv[1:3] != ["-m", "torch.distributed.run"]:
-    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
-run_dir = pathlib.Path(next(w for w in sys.argv if w.startswith("--run-dir="))[10:])
-name = sys.argv[-1].partition("=")[2]
-(run_dir / name).write_text(os.environ["MEMORYD_DIR"] + " " + os.environ["MEMORYD_TOKEN_FILE"])
-with open(run_dir / "told", "rb", buffering=0) as told:
-    sys.exit(int(told.read(1)))
+folder, node = pathlib.Path(sys.argv[1]), sys.argv[2]
+told = os.open(folder / "told", os.O_RDONLY)
+rank = os.environ["RANK"]
+(folder / f"{node}.{rank}").write_text(os.environ["MEMORYD_DIR"])
+sys.exit(int(os.read(told, 1)))
 """
 RUN = """
 import sys
@@ -52,35 +59,39 @@ class Run:
         for name, text in rendered(job).items():
             (folder / name).write_text(text)
         os.mkfifo(folder / "told")
-        (folder / "python").write_text(AGENT)
+        (folder / "worker.py").write_text(WORKER)
+        (folder / "python").write_text(PYTHON)
         (folder / "python").chmod(0o755)
         self._told = os.open(folder / "told", os.O_RDWR)
         self.process = subprocess.Popen([sys.executable, "-c", RUN, str(folder)],
                                         stdout=subprocess.DEVNULL)  # fmt: skip
 
-    def wait_for_agents(self) -> None:
-        """Block until both agents run."""
+    def wait_for_workers(self) -> None:
+        """Block until all workers run."""
         deadline = 2 * TIMEOUT_S
-        while len(self.arenas()) < 2:
+        while len(self.workers()) < 4:
             deadline -= 1
             assert deadline, self.log()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.5)
 
+    def workers(self) -> dict[str, Path]:
+        """Return the folders that the workers were told of."""
+        files = self.folder.glob("node-?.[0-9]")
+        return {each.name: Path(text) for each in files if (text := each.read_text())}
+
     def arenas(self) -> list[Path]:
-        """Return the folders that the agents were told of."""
-        texts = [path.read_text() for path in self.folder.glob("node-?") if path.stat().st_size]
-        return [Path(text.split()[0]) for text in texts]
+        return sorted(set(self.workers().values()))
 
     def tell(self, status: int) -> None:
-        os.write(self._told, f"{status}{status}".encode())
+        os.write(self._told, f"{status}".encode() * 4)
 
     def close(self) -> None:
-        """Let go of what the agents read."""
+        """Let go of what the workers read."""
         os.close(self._told)
 
     def log(self) -> str:
-        return "".join(path.read_text() for path in sorted((self.folder / "logs").glob("*")))
+        return "".join(path.read_text() for path in sorted((self.folder / "logs").rglob("*.log")))
 
     def daemons(self) -> list[int]:
         """Return the daemons that have said they are ready, oldest first."""
@@ -91,7 +102,7 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Run]:
     started = Run(tmp_path)
     try:
-        started.wait_for_agents()
+        started.wait_for_workers()
         yield started
     finally:
         started.close()

@@ -11,7 +11,7 @@ from launcher.monitor.logs import (
     read_tail,
 )
 
-AGENT = "E1121 13:46:50.573000 17897 lib/torch/distributed/elastic/multiprocessing/api.py:1002] "
+AGENT = "resilience.agent node-0: the run ends with exit status 1: rank 0 "
 TRACEBACK = ["Traceback (most recent call last):", "  File x", "KeyError: 'a'"]
 
 
@@ -44,10 +44,10 @@ def test_long_traceback_keeps_its_end() -> None:
 
 
 def test_worker_that_a_signal_ended_is_known_by_the_agents_line() -> None:
-    line = f"{AGENT}failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python"
+    line = "resilience.agent node-0: rank 0 was killed by SIGKILL"
 
     assert killed_line(["noise", line]) == line
-    assert killed_line(["noise", line.replace("-9", "1")]) is None
+    assert killed_line(["noise", f"{AGENT}ended with exit status 1"]) is None
 
 
 def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:

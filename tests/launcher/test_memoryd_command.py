@@ -1,4 +1,4 @@
-"""The daemon's command as each kind of cluster renders it, read by the daemon's own parser."""
+"""What each kind of cluster renders for the daemon, read by the daemon's own parser."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.__main__ import parse_options as parse_agent_options
+from resilience.agent.services.memoryd import memoryd_service
 from resilience.tiered.memoryd.options import MemorydOptions, parse_options
 from resilience.tiered.stores.s3 import S3Settings
 from tests.launcher.k8s_job import documents
@@ -35,21 +37,32 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         "SLURMD_NODENAME": "n1", "peer_listen": "0.0.0.0:9201", "switch": "s1",
         "peers_file": str(folder / "peers"), "JOB_COMPLETION_INDEX": "0",
         "LAUNCHER_POD_NAME": "llama3-tiny-pretrain-pods-0", "LAUNCHER_K8S_NODE": "k1",
-        "peer_ports[0]": "9201", "peer_ports[1]": "9202",
+        "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "peer_ports[1]": "9202",
+        "run_dir": str(folder),
     }  # fmt: skip
     (folder / "token").write_text("secret")
     (folder / "peers").write_text("n1=n1:9201\nn2=n2:9201\n")
     if cluster in ("job", "hyperpod"):
-        data = documents(job)["ConfigMap"]["data"]
-        text = data["memoryd.sh"].partition("exec ")[2]
-        (folder / "memoryd.peers").write_text(data["memoryd.peers"])
-        text = text.replace("/etc/training", str(folder))
-    else:
-        text = files["node-0.sh" if cluster == "local" else "job.sbatch"]
-        text = re.split(r"launcher\.clusters\.beside", text)[1].split("\n}")[0].split(")\n")[0]
-    text = re.sub(r"\$\{?([\w\[\]]+)\}?", lambda found: values.get(found[1], ""), text)
-    words = shlex.split(text.replace("\\\n", " "))
-    return words[words.index("resilience.tiered.memoryd") + 1 :]
+        files = documents(job)["ConfigMap"]["data"]
+        (folder / "memoryd.peers").write_text(files["memoryd.peers"])
+    (folder / "node.json").write_text(files["node.json"])
+    script = {"local": "node-0.sh", "slurm": "job.sbatch"}.get(cluster, "memoryd.sh")
+    text = files[script].replace("/etc/training", str(folder)).replace("\\\n", " ")
+    line = next(each for each in text.splitlines() if "node.json" in each)
+    line = re.sub(
+        r"\$\{?([\w\[\]]+)(?::-([^}]*))?\}?",
+        lambda found: values.get(found[1], found[2] or ""),
+        line,
+    )
+    words = shlex.split(line)
+    if cluster in ("job", "hyperpod"):
+        return words[words.index("resilience.tiered.memoryd") + 1 :]
+    agent = parse_agent_options(words[words.index("resilience.agent") + 1 :])
+    config = agent.node_config.memoryd
+    return list(memoryd_service(
+        config, path=agent.config, node=agent.node_name, log=folder, more=agent.memoryd,
+        variables=values,
+    ).arguments)  # fmt: skip
 
 
 def options(
@@ -107,8 +120,13 @@ def test_peers_that_hold_instead_are_told_so(tmp_path: Path) -> None:
     overrides = ["resilience/tiered=ram", "resilience.tiered.ram.peers_hold=instead",
                  "resilience.tiered.ram.domains_min=1"]  # fmt: skip
 
-    assert "--peers-hold=instead" in arguments("slurm", overrides, tmp_path)
-    assert not any("peers-hold" in word for word in arguments("slurm", overrides[:1], tmp_path))
+    told = options("slurm", overrides[1:], tmp_path).peers
+    untold = options("slurm", [], tmp_path).peers
+
+    assert told is not None
+    assert told.holds_instead
+    assert untold is not None
+    assert not untold.holds_instead
 
 
 @pytest.mark.parametrize("cluster", ["hyperpod", "job"])
@@ -119,20 +137,16 @@ def test_library_of_aws_gets_no_daemon(cluster: str) -> None:
     assert "resilience.tiered.memoryd" not in text
 
 
-def test_daemon_of_slurm_runs_after_the_pre_script_as_the_agent_does() -> None:
-    """Which may be what makes Python known."""
-    job = shipped_job(
-        TINY, "slurm", ["resilience/tiered=ram", "cluster.pre_script=. /venv/activate"]
-    )
-
-    script = rendered(job)["job.sbatch"]
-
-    for name in ("on_node", "beside_node"):
-        body = script.split(f"\n{name}() {{")[1].split("\n}\n")[0]
-        assert "eval '. /venv/activate'" in body
-        assert body.index("eval") < body.index("-m resilience.tiered")
-
-
 def test_daemon_on_kubernetes_has_time_for_the_store_at_its_end(tmp_path: Path) -> None:
     assert options("job", [STORE], tmp_path, "ram_s3").kept.drain_s == 60
     assert options("slurm", [STORE], tmp_path, "ram_s3").kept.drain_s == 20
+
+
+@pytest.mark.parametrize("cluster", PEERS)
+def test_daemon_that_an_agent_starts_has_a_lease(cluster: str, tmp_path: Path) -> None:
+    """And no other one, which a cluster or a person looks after."""
+    is_ours = cluster in ("local", "slurm")
+
+    read = options(cluster, ["resilience.tiered.lease_s=7.5"], tmp_path)
+
+    assert read.lease_s == (7.5 if is_ours else None)

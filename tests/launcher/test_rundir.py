@@ -25,11 +25,11 @@ def names(folder: Path) -> set[str]:
 
 def test_an_earlier_rendering_of_another_kind_is_removed(tmp_path: Path) -> None:
     write_files(tmp_path, rendered(shipped_job(TINY, "local")))
-    assert names(tmp_path) == {"job.json", "node-0.sh", "node-1.sh"}
+    assert names(tmp_path) == {"job.json", "node.json", "node-0.sh", "node-1.sh"}
 
     write_files(tmp_path, rendered(shipped_job(TINY, "slurm")))
 
-    assert names(tmp_path) == {"job.json", "job.sbatch"}
+    assert names(tmp_path) == {"job.json", "node.json", "job.sbatch"}
 
 
 @pytest.mark.parametrize("name", ["manifest.yaml", "job.json"])
@@ -50,7 +50,7 @@ def test_files_that_no_rendering_has_stay(tmp_path: Path) -> None:
 
     write_files(tmp_path, rendered(shipped_job(TINY, "slurm")))
 
-    assert names(tmp_path) == {"job.json", "job.sbatch", "node-7.sh"}
+    assert names(tmp_path) == {"job.json", "node.json", "job.sbatch", "node-7.sh"}
 
 
 @pytest.mark.parametrize("mark", ["events.jsonl", "submitted.json"])
@@ -135,4 +135,4 @@ def test_a_submission_that_failed_leaves_its_folder_free(tmp_path: Path) -> None
                        folder=tmp_path, env={"PATH": str(tmp_path)})  # fmt: skip
 
         assert (ended.status, ended.err.split(" on ")[0]) == (1, "no program 'sbatch'")
-    assert names(tmp_path / "out") == {"job.json", "job.sbatch"}
+    assert names(tmp_path / "out") == {"job.json", "node.json", "job.sbatch"}

@@ -36,7 +36,10 @@ while True:
 
 def prepare(folder: Path) -> None:
     folder.mkdir()
-    (folder / "training.py").write_text(WORKER)
+    (folder / "training").mkdir()
+    (folder / "training" / "__main__.py").write_text(WORKER)
+    for name in ("__init__.py", "preload.py"):
+        (folder / "training" / name).touch()
 
 
 @pytest.fixture

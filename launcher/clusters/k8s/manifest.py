@@ -9,15 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from launcher.clusters.agent import agent_config
 from launcher.clusters.k8s.check import check_manifest
-from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_files
+from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
 from launcher.clusters.k8s.start import start_values
 from launcher.clusters.k8s.values import manifest_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
+from launcher.rundir import NODE_FILE
 from launcher.templates import fill_template
+from resilience.node_config import NodeConfig
 
 MANIFEST = "manifest.yaml"
+
+# Pods start minutes apart when nodes are added or an image is large.
+_JOIN_DEADLINE_S = 1800.0
 
 # A literal block holds these lines as they are. It begins unindented, since YAML takes the
 # indentation from the first line, and ends with one line break.
@@ -32,6 +38,12 @@ def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     assert isinstance(job.cluster, K8sCluster)
     start = fill_template(templates, "k8s/start.sh.j2", start_values(job))
     texts = {"job.json": job.to_json()}
+    # On HyperPod its own agent starts the workers.
+    is_ours = job.cluster.job_kind == "job"
+    agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
+    config = NodeConfig(agent=agent, memoryd=sidecar_config(job))
+    if config.agent or config.memoryd:
+        texts[NODE_FILE] = config.to_json()
     if job.cluster.pre_script is not None:
         texts["pre.sh"] = job.cluster.pre_script
     texts["start.sh"] = start

@@ -14,14 +14,15 @@ from typing import Any
 from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME
 from launcher.clusters.memoryd import (
     PEER_PORT,
-    MemorydWords,
-    memoryd_command,
+    memoryd_config,
     memoryd_settings,
     token_secret_name,
 )
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.tiered_memory import budget_mib, tiered_mib
+from launcher.rundir import NODE_FILE
+from resilience.node_config import MemorydConfig
 from resilience.settings import TieredSettings
 
 K8S_NODE = "LAUNCHER_K8S_NODE"
@@ -57,6 +58,12 @@ def sidecar_values(job: Job) -> dict[str, Any] | None:
     }
 
 
+def sidecar_config(job: Job) -> MemorydConfig | None:
+    """Return what the daemon is told, None without one."""
+    has_store = job.resilience.tiered is not None and job.resilience.tiered.store is not None
+    return memoryd_config(job, drain_s=_DRAIN_S if has_store else None, is_external=True)
+
+
 def sidecar_files(job: Job) -> dict[str, Any]:
     """Return the daemon's command for its script, and where the others' are, by file name."""
     settings, cluster = memoryd_settings(job), job.cluster
@@ -66,20 +73,24 @@ def sidecar_files(job: Job) -> dict[str, Any]:
     names = _names(job, cluster)
     peers = [f"{name}={_host(job, cluster, name)}:{_port(settings)}\n" for name in names]
     is_job = cluster.job_kind == "job"
-    words = MemorydWords(
-        python=shlex.quote(cluster.python or "python"),
-        folder='"$MEMORYD_DIR"',
-        node=f'{job.name}-"$JOB_COMPLETION_INDEX"' if is_job else f'"${POD_NAME}"',
-        token_file='"$MEMORYD_TOKEN_FILE"',
-        peer_listen=f"0.0.0.0:{_port(settings)}",
-        peers=(f"--peers-file={CONFIG_PATH}/{PEERS_FILE}",),
-        domain=f'"${K8S_NODE}"',
-        drain_s=_DRAIN_S,
-    )
+    node = f'{job.name}-"$JOB_COMPLETION_INDEX"' if is_job else f'"${POD_NAME}"'
+    command = [
+        shlex.quote(cluster.python or "python"),
+        "-m",
+        "resilience.tiered.memoryd",
+        f"--config={CONFIG_PATH}/{NODE_FILE}",
+        '--dir="$MEMORYD_DIR"',
+        '--token-file="$MEMORYD_TOKEN_FILE"',
+        f"--node={node}",
+        f'--domain="${K8S_NODE}"',
+    ]
+    if job.num_nodes_started > 1:
+        command.append(f"--peer-listen=0.0.0.0:{_port(settings)}")
+        command.append(f"--peers-file={CONFIG_PATH}/{PEERS_FILE}")
     return {
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
-        "command": memoryd_command(job, settings, words),
+        "command": command,
         "peers": "".join(peers),
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 from launcher.clusters.agent import NodeWords, agent_command
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
+from launcher.rundir import NODE_FILE
 
 CONFIG_PATH = "/etc/training"
 """Where the ConfigMap is mounted in the pod."""
@@ -79,6 +80,7 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
 def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
     words = NodeWords(
         python=shlex.quote(cluster.python or "python"),
+        config_path=f"{CONFIG_PATH}/{NODE_FILE}",
         rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
         rdzv_id=shlex.quote(job.name),
         job_path=f"{CONFIG_PATH}/job.json",

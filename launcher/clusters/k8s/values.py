@@ -42,8 +42,6 @@ REPLICA_NAME = "pods"
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
-# Pods start minutes apart when nodes are added or an image is large; torchrun waits a minute.
-_TORCHRUN_PATIENCE = "join_timeout=1800,read_timeout=1800"
 
 
 def manifest_values(job: Job) -> dict[str, Any]:
@@ -113,8 +111,6 @@ def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
     texts = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
     fields = {POD_NAME: "metadata.name"}
     if cluster.job_kind == "job":
-        if job.resilience.checkpointless is None:
-            texts["PET_RDZV_CONF"] = _TORCHRUN_PATIENCE
         fields = {POD_IP: "status.podIP"}
     if variables_of_memoryd := sidecar_variables(job):
         texts |= variables_of_memoryd

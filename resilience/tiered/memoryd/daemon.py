@@ -15,6 +15,7 @@ from resilience.tiered.expiry import remove_expired
 from resilience.tiered.memoryd.board import Board, Own
 from resilience.tiered.memoryd.http import HttpDoor, Others
 from resilience.tiered.memoryd.keeper import Keeper
+from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.local import SOCKET_NAME, LocalDoor
 from resilience.tiered.memoryd.notes import BoardNotes
 from resilience.tiered.memoryd.offer import TieredOffer
@@ -48,11 +49,11 @@ class Door(Protocol):
         ...
 
 
-OpenDoors = Callable[[MemorydOptions, Vault], Sequence[Door]]
+OpenDoors = Callable[[MemorydOptions, Vault, Lease], Sequence[Door]]
 """Makes the doors that options ask for; none is started yet."""
 
 
-def open_doors(options: MemorydOptions, vault: Vault) -> list[Door]:
+def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> list[Door]:
     """Make the doors that the options ask for. This is where further ones are plugged in."""
     settings = LocalSettings(
         node=options.node,
@@ -60,6 +61,7 @@ def open_doors(options: MemorydOptions, vault: Vault) -> list[Door]:
         token=options.token,
         connections_max=options.connections_max,
         idle_s=options.idle_s,
+        arguments=options.arguments,
     )
     door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
     peers: Peers = door or NoPeers()
@@ -85,6 +87,7 @@ def open_doors(options: MemorydOptions, vault: Vault) -> list[Door]:
         go_back=board.go_back,
         flush=board.flush,
         describe=keeper.describe,
+        lease=lease,
     )
     doors: list[Door] = [keeper, local]
     spaces = None
@@ -104,9 +107,9 @@ def open_doors(options: MemorydOptions, vault: Vault) -> list[Door]:
 def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. For the main thread alone.
 
-    SIGUSR1 ends it, too, and the arena goes. Before, the store gets for some time what it has to
-    get, for longer where the arena goes. Arenas beside it that nobody has used for long
-    go once the doors are open.
+    The end of its lease ends it as SIGTERM does. SIGUSR1 ends it, too, and the arena goes. Before,
+    the store gets for some time what it has to get, for longer where the arena goes. Arenas beside
+    it that nobody has used for long go once the doors are open.
 
     Says on one line of standard output when all doors are open. Raises ArenaError where
     the folder cannot be used, OSError where a door cannot be opened.
@@ -118,14 +121,17 @@ def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
         is_removed = options.remove_on_exit
         stack.callback(lambda: arena.remove() if is_removed else arena.close())
         vault = Vault(arena)
-        opened = doors(options, vault)
+        lease = Lease(options.lease_s, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        opened = doors(options, vault, lease)
         for door in opened:
             stack.callback(_close, door)
             door.start()
+        lease.start()
         _announce(options, vault)
         # Memory of many gigabytes takes minutes, and nobody waits for it.
         threading.Thread(target=_expire, args=(options,), name="expiry", daemon=True).start()
         has_to_go = signal.sigwait(END_SIGNALS) == REMOVE_SIGNAL
+        lease.end()
         is_removed |= has_to_go
         drain_s = options.kept.remove_s if has_to_go else options.kept.drain_s
         watchdog = threading.Timer(drain_s + CLOSE_TIMEOUT_S, _give_up, (drain_s,))
@@ -156,6 +162,10 @@ def _announce(options: MemorydOptions, vault: Vault) -> None:
             f"{vault.budget_bytes >> 20} MiB\n"
         )
         sys.stdout.flush()
+    if options.ready_file is not None:
+        with suppress(OSError):  # nobody waits
+            os.write(options.ready_file, b"ready")
+        os.close(options.ready_file)
 
 
 def _give_up(drain_s: float) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import FRAME_BYTES_MAX, FrameSocket, describe_error
 from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.offer import Offer, VaultOffer
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.session import (
@@ -61,6 +62,7 @@ class LocalDoor:
         go_back: GoBack | None = None,
         flush: Flush | None = None,
         describe: Describe = dict,
+        lease: Lease | None = None,
     ) -> None:
         board = Board(vault, Own(node="", domain=""), Settings())
         self._house = House(
@@ -72,6 +74,7 @@ class LocalDoor:
             go_back=go_back or board.go_back,
             flush=flush or board.flush,
             describe=describe,
+            lease=lease or Lease(),
         )
         self._path = path
         self._lock = threading.Lock()
@@ -149,7 +152,7 @@ class LocalDoor:
     def _serve(self, connection: FrameSocket) -> None:
         try:
             with Peer(connection.socket) as peer:
-                session = Session(self._house, peer)
+                session = Session(self._house, peer, lambda: _hang_up(connection))
                 try:
                     self._answer_all(connection, peer, session)
                 finally:
@@ -163,7 +166,8 @@ class LocalDoor:
 
     def _answer_all(self, connection: FrameSocket, peer: Peer, session: Session) -> None:
         """Answer until the connection ends."""
-        idle_s, bytes_max = _HELLO_TIMEOUT_S, _HELLO_BYTES_MAX
+        idle_s: float | None = _HELLO_TIMEOUT_S
+        bytes_max = _HELLO_BYTES_MAX
         with suppress(OSError):  # the other side is gone or too slow: nobody to tell
             while not self._is_closed.is_set() and peer.waits_for_answer(idle_s):
                 try:
@@ -179,4 +183,12 @@ class LocalDoor:
                     connection.send(describe_error(error), timeout_s=_FRAME_TIMEOUT_S)
                 if not session.is_known:
                     return
-                idle_s, bytes_max = self._house.settings.idle_s, FRAME_BYTES_MAX
+                idle_s = None if session.is_supervisor else self._house.settings.idle_s
+                bytes_max = FRAME_BYTES_MAX
+
+
+def _hang_up(connection: FrameSocket) -> None:
+    """Tell an agent that another one supervises the daemon now."""
+    with suppress(OSError):
+        connection.send({"is_taken_over": True}, timeout_s=_HELLO_TIMEOUT_S)
+    connection.shut_down()

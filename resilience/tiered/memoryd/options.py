@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from resilience.tiered.memoryd.arguments import positive, read_token, seconds
-from resilience.tiered.memoryd.endpoints import is_loopback, parse_endpoint
+from resilience.arguments import is_loopback, parse_endpoint, positive, read_token, seconds
+from resilience.node_config import MemorydConfig, add_config_argument, parse_config
 from resilience.tiered.memoryd.peer_options import (
     PeerSettings,
     add_peer_arguments,
@@ -23,6 +25,7 @@ from resilience.tiered.memoryd.store_options import (
 )
 from resilience.tiered.uploads import Settings
 
+_PROG = "python -m resilience.tiered.memoryd"
 _SOCKET_PATH_BYTES_MAX = 107
 _SETTLE_S = 1.0
 """With other nodes, how long a step is whole before it is sent to the store."""
@@ -53,6 +56,12 @@ class MemorydOptions:
     """What stays in memory, and the store below it."""
     peers: PeerSettings | None = None
     """The daemons of other nodes and the door to them; None: this node is alone."""
+    lease_s: float | None = None
+    """How long it goes on without an agent that supervises it; None: until it is told to end."""
+    ready_file: int | None = None
+    """Descriptor that says to an agent that all doors are open."""
+    arguments: tuple[str, ...] = ()
+    """Its command line, but for what differs from one start to the next."""
 
 
 def default_folder() -> Path:
@@ -62,8 +71,10 @@ def default_folder() -> Path:
 
 def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
     """Return the options; ends the process with status 2 and one message where they are wrong."""
-    parser = _make_parser()
-    given = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    config = parse_config(_PROG, words)
+    parser = _make_parser(_defaults(config.memoryd) if config and config.memoryd else {})
+    given = parser.parse_args(words)
     folder: Path = given.dir.absolute()
     token: str = given.token_file or ""
     if len(os.fsencode(folder / "memoryd.sock")) > _SOCKET_PATH_BYTES_MAX:
@@ -104,17 +115,35 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
         expire_s=given.expire_s,
         kept=read_keep_options(parser, given, settle_s=_SETTLE_S if peers else 0.0),
         peers=peers,
+        lease_s=given.lease_s,
+        ready_file=given.ready_file,
+        arguments=tuple(word for word in words if not word.startswith("--ready-file=")),
     )
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _defaults(config: MemorydConfig) -> dict[str, Any]:
+    """Return what a file says by the names of options, which are those of the settings."""
+    store = config.store.model_dump() if config.store else {}
+    return {
+        **config.ram.model_dump(),
+        **{f"store_{name}": value for name, value in store.items()},
+        "budget_mib": config.budget_mib,
+        # AWS's library sends no token; only processes of this node reach loopback.
+        "http": ("127.0.0.1", config.http_port) if config.http_port else None,
+        "http_open": config.http_port is not None,
+        **({"drain_s": config.drain_s} if config.drain_s is not None else {}),
+    }
+
+
+def _make_parser(defaults: Mapping[str, Any]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m resilience.tiered.memoryd",
+        prog=_PROG,
         description="Keep this node's checkpoints in memory, whatever happens to its workers.",
         allow_abbrev=False,
     )
+    add_config_argument(parser)
     add = parser.add_argument
-    add("--budget-mib", type=positive, required=True, metavar="N",
+    add("--budget-mib", type=positive, required="budget_mib" not in defaults, metavar="N",
         help="how much memory all segments may take")  # fmt: skip
     add("--dir", type=Path, default=default_folder(),
         help="folder of segments and socket, on tmpfs (default /dev/shm/memoryd-UID)")  # fmt: skip
@@ -137,8 +166,13 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--expire-s", type=seconds, default=86400.0, metavar="S",
         help="remove arenas of this user beside --dir that no daemon has used for so long "
              "(default 86400)")  # fmt: skip
+    add("--lease-s", type=seconds, metavar="S",
+        help="end once no agent has supervised it for so long (default: never)")  # fmt: skip
+    add("--ready-file", type=int, metavar="FD",
+        help="an agent's own: descriptor to write to when all doors are open")  # fmt: skip
     add_store_arguments(parser)
     add_peer_arguments(parser)
+    parser.set_defaults(**defaults)
     return parser
 
 

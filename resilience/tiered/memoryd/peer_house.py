@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Any, Protocol
 
+from resilience.arguments import parse_endpoint
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
-from resilience.tiered.memoryd.endpoints import parse_endpoint
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
 from resilience.tiered.memoryd.http_steps import METADATA
 from resilience.tiered.memoryd.peer_directory import Directory

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.tiered.memoryd.endpoints import is_loopback, parse_endpoint
+from resilience.arguments import is_loopback, parse_endpoint
 from resilience.tiered.placement import Node
 
 PEERS_MAX = 4096

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.arguments import is_loopback
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError, TieredError
 from resilience.tiered.frames import raise_error
-from resilience.tiered.memoryd.endpoints import is_loopback
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse, write_id
 from resilience.tiered.memoryd.peer_link import Link

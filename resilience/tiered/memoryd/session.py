@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from resilience.tiered.catalog import StepAt
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.frames import describe_error
+from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.offer import Offer, describe_vault
 from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
@@ -61,6 +62,8 @@ class LocalSettings:
     connections_max: int = 128
     idle_s: float = 3600.0
     """A connection that is silent for so long is ended, with what it has open."""
+    arguments: tuple[str, ...] = ()
+    """What the daemon was started with, by which an agent knows it for its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class House:
     go_back: GoBack
     flush: Flush
     describe: Describe
+    lease: Lease
 
 
 class Peer:
@@ -96,12 +100,13 @@ class Peer:
         if self._file is not None:
             self._poll.register(self._file, select.POLLIN)
 
-    def waits_for_answer(self, timeout_s: float) -> bool:
+    def waits_for_answer(self, timeout_s: float | None) -> bool:
         """Block until there is something to receive; False where the process has ended.
 
         False after `timeout_s`, too. A connection may outlive its process in a child.
         """
-        return any(file == self._socket_file for file, _ in self._poll.poll(timeout_s * 1000))
+        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        return any(file == self._socket_file for file, _ in self._poll.poll(timeout_ms))
 
     def is_over(self) -> bool:
         """Say whether the process has ended and with it all its mappings.
@@ -127,9 +132,12 @@ class Peer:
 class Session:
     """What one connection has open, and the answers to its requests. One thread."""
 
-    def __init__(self, house: House, peer: Peer) -> None:
+    def __init__(self, house: House, peer: Peer, lose: Callable[[], None]) -> None:
         self.is_known = False
         """A hello was accepted."""
+        self.is_supervisor = False
+        """An agent is at the other end, which says no more and only stays."""
+        self._lose = lose
         self._house = house
         self._peer = peer
         self._namespace = ""
@@ -148,6 +156,7 @@ class Session:
             "go_back": self._go_back,
             "flush": self._flush,
             "status": self._status,
+            "supervise": self._supervise,
         }
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
@@ -165,6 +174,7 @@ class Session:
 
     def close(self) -> None:
         """Abort what was being written and release what was being read."""
+        self._house.lease.drop(self)
         with ExitStack() as stack:
             if self._claim is not None:
                 stack.callback(self._claim.close)
@@ -301,6 +311,14 @@ class Session:
             "num_connections": self._house.count_connections(),
             **self._house.describe(),
         }, ()
+
+    def _supervise(self, request: Mapping[str, Any]) -> Reply:
+        """Hold the lease for an agent, unless it would have started another daemon than this."""
+        is_same = request.get("arguments") == list(self._house.settings.arguments)
+        if is_same:
+            self._house.lease.take(self, self._lose)
+            self.is_supervisor = True
+        return {"is_same": is_same}, ()
 
     def _own_namespace(self) -> str:
         if not self._namespace:

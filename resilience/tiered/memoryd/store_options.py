@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from resilience.arguments import positive, seconds
 from resilience.tiered.catalog import LowerTier
-from resilience.tiered.memoryd.arguments import positive, seconds
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.stores.s3 import S3Settings, open_s3
@@ -49,7 +49,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     add("--domains-min", type=positive, metavar="N",
         help="in how many failure domains a step has to be to count as complete, if there are "
              "so many (default 2; with --peers-hold instead not more than replicas)")  # fmt: skip
-    add("--store", type=_place, metavar="folder:PATH|s3://BUCKET/PREFIX",
+    add("--store", dest="store_url", type=_place, metavar="folder:PATH|s3://BUCKET/PREFIX",
         help="where steps go that have to outlive all nodes (default: nowhere)")  # fmt: skip
     add("--store-every-n-steps", type=positive, metavar="N",
         help="the store gets the steps that N divides (default: every one)")  # fmt: skip
@@ -90,12 +90,12 @@ def read_keep_options(
         "force_path_style": given.store_path_style or None,
     }
     changed = {name: value for name, value in named.items() if value is not None}
-    if given.store is None:
+    if given.store_url is None:
         needing = (given.store_every_n_steps, given.store_every_s, given.store_keep)
         if changed or any(needing) or given.store_waiting_max:
             parser.error("argument --store: has to be given with the other options of the store")
         return KeepOptions(settings=settings)
-    tier, place = given.store
+    tier, place = given.store_url
     if tier == "folder" and changed:
         parser.error("argument --store: endpoint, region, parts and attempts are of s3:// alone")
     try:

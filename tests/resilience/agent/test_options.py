@@ -15,14 +15,14 @@ def test_defaults_are_a_run_of_one_process() -> None:
     options = parse_options(PROGRAM)
 
     assert options.program == ("train.py", "--steps", "3")
-    assert (options.nnodes, options.nproc_per_node, options.spares) == ((1, 1), 1, 1)
+    assert (options.nnodes, options.nproc_per_node, options.spares_per_node) == ((1, 1), 1, 1)
     assert options.node_name
 
 
 def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
     options = parse_options(["--no-recovery", *PROGRAM])
 
-    assert (options.recovers, options.spares, options.max_restarts) == (False, 0, 0)
+    assert (options.recovers, options.spares_per_node, options.max_restarts) == (False, 0, 0)
     assert (options.term_deadline_s, parse_options(PROGRAM).term_deadline_s) == (30.0, 15.0)
 
 
@@ -50,7 +50,11 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
         pytest.param(["--", "python"], "no program in ''", id="python-alone"),
         pytest.param(["--", "python", "-m"], "no program in '-m'", id="no-module"),
         pytest.param(["--", "python", "-c", "x"], "no program in '-c x'", id="code"),
-        pytest.param(["--nnodes", "0", *PROGRAM], "--nnodes: '0' is not at least 1", id="no-node"),
+        pytest.param(
+            ["--nnodes", "0", *PROGRAM],
+            "--nnodes: '0' is no whole number",
+            id="no-node",
+        ),
         pytest.param(["--nnodes", "3:2", *PROGRAM], "'3:2' has more nodes at least", id="range"),
         pytest.param(["--nnodes", "2:x", *PROGRAM], "'x' is no whole number", id="words"),
         pytest.param(["--nproc-per-node", "gpu", *PROGRAM], "'gpu' is no whole", id="ranks"),
@@ -58,12 +62,12 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
         pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
         pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
         pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),
-        pytest.param(["--hang-deadline-s", "0", *PROGRAM], "'0' is no positive", id="no-time"),
-        pytest.param(["--hang-deadline-s", "nan", *PROGRAM], "'nan' is no positive", id="nan"),
-        pytest.param(["--join-deadline-s", "inf", *PROGRAM], "'inf' is no positive", id="inf"),
+        pytest.param(["--hang-deadline-s", "0", *PROGRAM], "'0' is no number of", id="no-time"),
+        pytest.param(["--hang-deadline-s", "nan", *PROGRAM], "'nan' is no number", id="nan"),
+        pytest.param(["--join-deadline-s", "inf", *PROGRAM], "'inf' is no number", id="inf"),
         pytest.param(["--warm", "all", *PROGRAM], "invalid choice: 'all'", id="warm"),
         pytest.param(
-            ["--transfer-buffer-mib", "0", *PROGRAM], "'0' is not at least 1", id="buffer"
+            ["--transfer-buffer-mib", "0", *PROGRAM], "'0' is no whole number", id="buffer"
         ),
         pytest.param(["--nope", *PROGRAM], "unrecognized arguments: --nope", id="unknown"),
         pytest.param(["--nnode", "2", *PROGRAM], "unrecognized arguments", id="abbreviation"),

@@ -19,14 +19,16 @@ export OMP_NUM_THREADS=1
 
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
-  torch.distributed.run \
-  --nnodes=2 \
-  --nproc-per-node=2 \
-  --max-restarts=0 \
-  --rdzv-backend=c10d \
+  resilience.agent \
+  --config="$run_dir/node.json" \
   --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
   --rdzv-id=gpt-oss-tiny-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
+  --node-name=node-1 \
+  --run-dir="$run_dir" \
+  --preload=training.preload \
+  -- \
+  "${LAUNCHER_PYTHON:-python}" \
   -m \
   training \
   --job="$run_dir/job.json" \

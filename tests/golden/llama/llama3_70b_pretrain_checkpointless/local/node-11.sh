@@ -22,24 +22,14 @@ export OMP_NUM_THREADS=8
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
-  --nnodes=16 \
-  --standby-nodes=0 \
-  --nproc-per-node=8 \
+  --config="$run_dir/node.json" \
   --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
   --rdzv-id=llama3-70b-pretrain-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-11 \
   --run-dir="$run_dir" \
-  --spares=1 \
-  --hang-deadline-s=300 \
-  --stop-deadline-s=15 \
-  --join-deadline-s=120 \
-  --restarts-max=10 \
-  --restart-window-s=21600 \
-  --restarts-without-progress-max=3 \
-  --transfer-buffer-mib=32 \
-  --warm=program \
   --preload=training.preload \
+  --warm=program \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \

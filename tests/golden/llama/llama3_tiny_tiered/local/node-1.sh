@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_tiered version 1, digest fc93e0f8937d3119347345d776a00e8163559b95af4ac2ba716276ce8af70f31.
+# node-1 of 2 of llama/llama3_tiny_tiered version 1, digest 2d037f588ba3b0818159258b68537fc83a4e71476c98e05a246a4018af680ae2.
 # A small Llama 3 with a checkpoint in the memory of two nodes every 10 steps
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -17,8 +17,8 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export GLOO_SOCKET_IFNAME=lo
 export OMP_NUM_THREADS=1
 
-# The node's checkpoint daemon runs beside the agent and outlives every worker. Whoever starts this
-# script again finds what it leaves. The name is short, as a socket's path has 107 bytes at most.
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
 place=$(printf %s "$run_dir" | sha256sum)
 export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-1
 export MEMORYD_TOKEN_FILE=$run_dir/memoryd.token
@@ -31,69 +31,23 @@ if [ ! -e "$MEMORYD_TOKEN_FILE" ]; then
 fi
 read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
 
-# Standard input of what keeps the daemon running: it ends with this script, however that ends.
-exec 3> >(exec "${LAUNCHER_PYTHON:-python}" -m launcher.clusters.beside \
-  "${LAUNCHER_PYTHON:-python}" \
-  -m \
-  resilience.tiered.memoryd \
-  --dir="$MEMORYD_DIR" \
-  --budget-mib=32 \
-  --node=node-1 \
-  --token-file="$MEMORYD_TOKEN_FILE" \
-  --keep=1 \
-  --domains-min=2 \
-  --peer-listen=127.0.0.1:"${peer_ports[1]}" \
-  --replicas=1 \
-  --peer=node-0=127.0.0.1:"${peer_ports[0]}")
-memoryd=$!
-"${LAUNCHER_PYTHON:-python}" -m resilience.tiered wait --timeout-s=60 3>&-
-
-# Signals reach the agent once, through this script, and the daemon not at all.
-# shellcheck disable=SC2317,SC2329  # called by a signal
-ask_to_stop() {
-  is_stopping=true
-  kill -s TERM "$agent" 2>/dev/null || true
-}
-trap ask_to_stop TERM INT HUP
-setsid "${LAUNCHER_PYTHON:-python}" \
+exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
-  --nnodes=2 \
-  --standby-nodes=0 \
-  --nproc-per-node=2 \
+  --config="$run_dir/node.json" \
   --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
   --rdzv-id=llama3-tiny-tiered-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \
   --run-dir="$run_dir" \
-  --spares=1 \
-  --hang-deadline-s=10 \
-  --stop-deadline-s=15 \
-  --join-deadline-s=120 \
-  --restarts-max=10 \
-  --restart-window-s=21600 \
-  --restarts-without-progress-max=3 \
-  --transfer-buffer-mib=32 \
-  --warm=program \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[1]}" \
+  --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \
   --preload=training.preload \
+  --warm=program \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \
   training \
   --job="$run_dir/job.json" \
   --run-dir="$run_dir" \
-  --node-name=node-1 3>&- &
-agent=$!
-while :; do
-  is_stopping=false status=0
-  wait "$agent" || status=$?
-  "$is_stopping" || break
-done
-if [ "$status" = 0 ]; then
-  # The job is done, and nobody needs its checkpoints in memory.
-  trap '' PIPE
-  echo remove >&3 || true
-fi
-exec 3>&-
-wait "$memoryd" || true
-exit "$status"
+  --node-name=node-1

@@ -1,0 +1,1 @@
+"""Processes that an agent keeps beside its workers."""

@@ -1,0 +1,57 @@
+"""The node's checkpoint daemon, as a service of its agent."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from resilience.agent.services.services import Service
+from resilience.agent.services.supervision import ServiceLimits
+from resilience.arguments import read_token
+from resilience.node_config import MemorydConfig
+
+_SOCKET_NAME = "memoryd.sock"
+
+
+def memoryd_service(
+    config: MemorydConfig,
+    *,
+    path: Path,
+    node: str,
+    log: Path,
+    more: Sequence[str],
+    variables: Mapping[str, str],
+) -> Service:
+    """Return the daemon that the file `path` describes, with `more` arguments of this start.
+
+    Workers find it by the variables MEMORYD_DIR and MEMORYD_TOKEN_FILE, and so does the agent.
+    Raises ValueError where one of them is not set or names no token.
+    """
+    folder = variables.get("MEMORYD_DIR")
+    token_file = variables.get("MEMORYD_TOKEN_FILE")
+    if not folder or not token_file:
+        name = "MEMORYD_TOKEN_FILE" if folder else "MEMORYD_DIR"
+        raise ValueError(f"the variable {name} is not set, which --config {path} asks for")
+    try:
+        token = read_token(token_file)
+    except ArgumentTypeError as error:
+        raise ValueError(f"MEMORYD_TOKEN_FILE {error}") from error
+    return Service(
+        name="memoryd",
+        command=(sys.executable, "-m", "resilience.tiered.memoryd"),
+        arguments=(
+            f"--config={path}",
+            f"--dir={folder}",
+            f"--token-file={token_file}",
+            f"--node={node}",
+            f"--lease-s={config.lease_s:g}",
+            *more,
+        ),
+        socket=Path(folder) / _SOCKET_NAME,
+        token=token,
+        node=node,
+        log=log,
+        limits=ServiceLimits(is_external=config.is_external),
+    )

@@ -1,0 +1,344 @@
+"""The processes that an agent keeps beside its workers, such as the node's checkpoint daemon.
+
+Each runs in a session of its own and is not ended by the agent's death: it outlives the agent by
+a lease, in which the node's next agent takes it over. What is done about one is decided in
+`supervision`; here are the processes, connections and logs. One thread, which never blocks but
+in `end`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resilience.agent.services.connection import Supervisor
+from resilience.agent.services.supervision import (
+    Action,
+    Announced,
+    Answered,
+    Asked,
+    Ended,
+    Event,
+    Find,
+    GiveUp,
+    Missed,
+    Outdated,
+    Refused,
+    Say,
+    SendSignal,
+    ServiceLimits,
+    ServicePhase,
+    StartProcess,
+    TakenOver,
+    TimePassed,
+    Unstarted,
+    begin,
+    decide,
+)
+from resilience.agent.watch import Watch
+from resilience.tiered.errors import RefusedError
+
+_PAUSE_S = 0.5
+_WORDS_BYTES = 2000
+_BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""Signals that a service waits for: one that comes before it does must not kill it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A process beside the workers, with a door that says whether it is ready."""
+
+    name: str
+    command: tuple[str, ...]
+    """What starts it; `arguments` are its last words."""
+    arguments: tuple[str, ...]
+    """By these an earlier agent's service is known for the same."""
+    socket: Path
+    """Where it answers."""
+    token: str
+    node: str
+    log: Path
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
+
+
+class Services:
+    """All services of a node. `say` tells a person."""
+
+    def __init__(self, services: Sequence[Service], say: Callable[[str], None]) -> None:
+        self._watch = Watch()
+        self._kept = [_Kept(each, self._watch, say) for each in services]
+        self._begin_work: Callable[[], None] | None = None
+        self._leave: Callable[[str], None] | None = None
+
+    def fileno(self) -> int:
+        """Return what becomes readable when `serve` has something to do."""
+        return self._watch.selector.fileno()
+
+    def begin(self, work: Callable[[], None], leave: Callable[[str], None]) -> None:
+        """StartProcess all; `work` is called once they are ready, or `leave` with what is wrong."""
+        self._begin_work, self._leave = work, leave
+        for each in self._kept:
+            each.begin()
+        self._tell()
+
+    def serve(self, timeout_s: float = 0.0) -> None:
+        """Do what is to be done; to be called twice a second, and whenever there is something."""
+        self._watch.serve(timeout_s)
+        for each in self._kept:
+            each.feed(TimePassed())
+        self._tell()
+
+    def end(self, *, removes: bool) -> None:
+        """End all and return when they are gone, with all they keep where `removes`.
+
+        A job that is done needs nothing of them any more; the next start of another one does.
+        Takes at most as long as the services' limits allow.
+        """
+        self._begin_work = self._leave = None
+        for each in self._kept:
+            each.feed(Asked(removes))
+        while not all(each.is_over for each in self._kept):
+            self.serve(_PAUSE_S)
+        for each in self._kept:
+            each.close()
+        self._watch.selector.close()
+
+    def _tell(self) -> None:
+        """Tell once how the start went."""
+        if self._begin_work is None or self._leave is None:
+            return
+        failures = [each.failure for each in self._kept if each.failure]
+        if not failures and not all(each.was_ready for each in self._kept):
+            return
+        work, leave = self._begin_work, self._leave
+        self._begin_work = self._leave = None
+        if failures:
+            leave(failures[0])
+        else:
+            work()
+
+
+class _Kept:
+    """One service: its state, its process and the connection to it."""
+
+    def __init__(self, service: Service, watch: Watch, say: Callable[[str], None]) -> None:
+        self._service = service
+        self._watch = watch
+        self._say = say
+        self._state, _ = begin(time.monotonic(), service.limits)
+        self._num_answers = 0
+        """How many the connection still has to bring."""
+        self._events: deque[Event] = deque()
+        self._is_begun = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._process_file: int | None = None
+        self._ready_file: int | None = None
+        self._link: Supervisor | None = None
+        self._log_bytes = 0
+        self.failure = ""
+        """Why it never was ready."""
+
+    @property
+    def is_over(self) -> bool:
+        return not self._is_begun or self._state.phase is ServicePhase.OVER
+
+    @property
+    def was_ready(self) -> bool:
+        return self._state.was_ready
+
+    def begin(self) -> None:
+        self._is_begun = True
+        self._state, actions = begin(time.monotonic(), self._service.limits)
+        self._act(actions)
+
+    def feed(self, event: Event) -> None:
+        """Decide on an event and act, also on what comes of that."""
+        if self._is_begun:
+            self._events.append(event)
+            while self._events:
+                self._state, actions = decide(
+                    self._state, self._events.popleft(), time.monotonic(), self._service.limits
+                )
+                self._act(actions)
+
+    def close(self) -> None:
+        """Let go of a process that is over, or another agent's."""
+        self._forget_link()
+        self._forget_process()
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Find):
+                self._find()
+            elif isinstance(action, StartProcess):
+                self._start(action)
+            elif isinstance(action, SendSignal):
+                self._send(action.number)
+            elif isinstance(action, Say):
+                self._say(f"{self._service.name} {action.text}")
+            else:
+                self._give_up(action)
+
+    def _give_up(self, action: GiveUp) -> None:
+        text = f"{self._service.name} {action.text}{self._last_words()}"
+        if self._state.was_ready:
+            self._say(f"{text}\n{self._service.name} is given up, and the run goes on without it")
+        else:
+            self.failure = text
+
+    def _last_words(self) -> str:
+        """Return the end of what the last process has said."""
+        try:
+            with self._service.log.open("rb") as file:
+                file.seek(max(self._log_bytes, file.seek(0, os.SEEK_END) - _WORDS_BYTES))
+                words = file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; its last words, of {self._service.log}:\n{words}" if words else ""
+
+    # ---- the process
+
+    def _start(self, order: StartProcess) -> None:
+        service = self._service
+        words = [*service.command, *service.arguments]
+        if order.removes:
+            words.append("--remove-on-exit")
+        ready, told = os.pipe2(os.O_CLOEXEC)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            with service.log.open("ab") as log:
+                self._log_bytes = log.seek(0, os.SEEK_END)
+                self._process = subprocess.Popen(
+                    [*words, f"--ready-file={told}"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[told],
+                )
+                process_file = os.pidfd_open(self._process.pid)
+        except OSError as error:
+            os.close(ready)
+            self._events.append(Unstarted(f"cannot be started: {error}"))
+            return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(told)
+        self._watch_process(process_file)
+        self._ready_file = ready
+        self._watch.add(ready, self._hear_ready)
+
+    def _watch_process(self, file: int) -> None:
+        self._process_file = file
+        self._watch.add(file, self._bury)
+
+    def _hear_ready(self) -> None:
+        assert self._ready_file is not None
+        is_ready = bool(os.read(self._ready_file, 16))
+        self._forget_ready_file()
+        if is_ready:
+            self.feed(Announced())
+
+    def _bury(self) -> None:
+        status = self._process.wait() if self._process else None
+        self._forget_process()
+        self._forget_link()
+        self.feed(Ended(status))
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process_file is not None:
+            with suppress(ProcessLookupError):  # its end is about to be heard
+                signal.pidfd_send_signal(self._process_file, number)
+
+    def _forget_process(self) -> None:
+        self._forget_ready_file()
+        if self._process_file is not None:
+            self._watch.drop(self._process_file)
+            os.close(self._process_file)
+        self._process = self._process_file = None
+
+    def _forget_ready_file(self) -> None:
+        if self._ready_file is not None:
+            self._watch.drop(self._ready_file)
+            os.close(self._ready_file)
+            self._ready_file = None
+
+    # ---- the connection
+
+    def _find(self) -> None:
+        if self._link is not None:
+            return  # it has been asked, and may be slow
+        service = self._service
+        arguments = None if service.limits.is_external else service.arguments
+        try:
+            self._link = Supervisor(
+                service.socket, token=service.token, node=service.node, arguments=arguments
+            )
+        except RefusedError as error:
+            self._events.append(Refused(f"cannot be asked: {error}"))
+        except OSError:
+            self._events.append(Missed())
+        else:
+            self._num_answers = self._link.num_answers
+            self._watch.add(self._link, self._hear)
+
+    def _hear(self) -> None:
+        assert self._link is not None
+        messages = self._link.read()
+        if messages is None:
+            self._forget_link()
+            self.feed(Missed())
+            return
+        for message in messages if self._link else ():
+            if message.get("is_taken_over"):
+                self._forget_process()
+                self.feed(TakenOver())
+            elif self._num_answers:
+                self._num_answers -= 1
+                self._answer(message)
+
+    def _answer(self, message: dict[str, object]) -> None:
+        """Take in the answer to the hello, or to the last request."""
+        if message.get("error") == "busy" and not self._num_answers:
+            self._find_process()
+            self.feed(Outdated(is_ending=True))
+        elif "error" in message:
+            self._forget_link()
+            if message["error"] == "busy":
+                return  # it has no room for another connection just now
+            self.feed(Refused(f"refuses this agent: {message.get('message')}"))
+        elif not self._num_answers:
+            is_found = self._process is None
+            if self._service.limits.is_external:
+                self._forget_link()
+                self.feed(Answered())
+                return
+            if is_found:
+                self._find_process()
+            if message.get("is_same"):
+                self.feed(Answered(is_found))
+            else:
+                self.feed(Outdated(is_ending=False))
+
+    def _find_process(self) -> None:
+        """Watch the process of a service that an earlier agent has started."""
+        if self._process is not None or self._link is None:
+            return
+        file = self._link.open_process()
+        if file is None:
+            self._events.append(Ended(None))
+        else:
+            self._watch_process(file)
+
+    def _forget_link(self) -> None:
+        if self._link is not None:
+            self._watch.drop(self._link.fileno())
+            self._link.close()
+            self._link = None

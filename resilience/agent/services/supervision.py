@@ -1,0 +1,336 @@
+"""What is done about a service, a process that an agent keeps beside its workers. Pure.
+
+A service is looked for, started where nobody answers, started again where it ends, and ended
+after the workers. One that an earlier agent has left running is taken over as it is.
+`services` carries out what is decided here.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, replace
+from enum import Enum
+
+RESTART_PAUSE_S = 1.0
+"""Between the end of a service and its next start."""
+SHORT_LIFE_S = 5.0
+KILLED_S = 5.0
+"""A process that is there so long after SIGKILL is in the kernel's hands."""
+_WRONG_COMMAND = 2
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceLimits:
+    """How long a service may take."""
+
+    ready_s: float = 60.0
+    """Until it answers."""
+    end_s: float = 65.0
+    """After SIGTERM, with what it has to bring to safety."""
+    remove_s: float = 165.0
+    """After SIGUSR1, which leaves nothing of it behind."""
+    short_lives_max: int = 10
+    """So many lives in a row that were short: another one would not be longer."""
+    is_external: bool = False
+    """Somebody else starts and ends it: the agent waits until it answers, and no more."""
+
+
+class ServicePhase(Enum):
+    """Where a service is in its life."""
+
+    SEARCHING = "searching"
+    """Asked whether it answers already."""
+    GIVING_WAY = "giving way"
+    """An earlier one is about to end, and the next one can start then."""
+    STARTING = "starting"
+    READY = "ready"
+    PAUSING = "pausing"
+    """Before the next start."""
+    ENDING = "ending"
+    OVER = "over"
+    """The agent does nothing about it any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """What is known of a service."""
+
+    phase: ServicePhase
+    until_s: float
+    """When the phase has lasted too long, or long enough."""
+    began_s: float = 0.0
+    """When the present life began."""
+    num_short_lives: int = 0
+    was_ready: bool = False
+    """It has answered in this agent's life."""
+    removes: bool = False
+    """Its end leaves nothing behind."""
+    is_last: bool = False
+    """No further process is started to remove what is left."""
+    is_killed: bool = False
+
+
+# ---- what happened
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The service answers, and this agent supervises it."""
+
+    is_found: bool = False
+    """An earlier agent has started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """An earlier one answers that this agent has no use for."""
+
+    is_ending: bool
+    """It ends by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Somebody answers who wants nothing from this agent."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Another agent supervises the service from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The process that was started can be asked now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """There is no process."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The process has ended."""
+
+    status: int | None
+    """None where only its parent would know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The workers are gone, and the service has to go, too."""
+
+    removes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing else happened."""
+
+
+Event = (
+    Missed
+    | Answered
+    | Outdated
+    | Refused
+    | TakenOver
+    | Announced
+    | Unstarted
+    | Ended
+    | Asked
+    | TimePassed
+)
+
+
+# ---- what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Ask whether it answers, unless it has been asked already."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    """StartProcess a process."""
+
+    removes: bool = False
+    """It takes away what an earlier one has left, and is told to end at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendSignal:
+    """SendSignal a signal to the process."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell the person."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Go on without the service; at the start, end the node."""
+
+    text: str
+
+
+_REMOVE = (StartProcess(removes=True), SendSignal(signal.SIGUSR1))
+Action = Find | StartProcess | SendSignal | Say | GiveUp
+Decision = tuple[ServiceState, tuple[Action, ...]]
+
+
+def begin(now_s: float, limits: ServiceLimits) -> Decision:
+    """Return what is done first."""
+    return ServiceState(phase=ServicePhase.SEARCHING, until_s=now_s + limits.ready_s), (Find(),)
+
+
+def decide(state: ServiceState, event: Event, now_s: float, limits: ServiceLimits) -> Decision:
+    """Return what becomes of a service by an event, and what is to be done."""
+    if state.phase is ServicePhase.OVER:
+        return state, ()
+    if isinstance(event, Asked):
+        return _ask(state, event, now_s, limits)
+    if state.phase is ServicePhase.ENDING:
+        return _end(state, event, now_s)
+    if isinstance(event, TimePassed):
+        return _wait(state, now_s, limits)
+    if isinstance(event, Ended):
+        return _bury(state, event.status, now_s, limits)
+    if isinstance(event, Refused):
+        return _give_up(state, event.text, now_s)
+    if isinstance(event, Unstarted):
+        return _give_up(replace(state, phase=ServicePhase.PAUSING), event.text, now_s)
+    if isinstance(event, TakenOver):
+        text = "was taken over by another agent of this node"
+        return replace(state, phase=ServicePhase.OVER), (GiveUp(text),)
+    return _hear(state, event, now_s, limits)
+
+
+def _hear(
+    state: ServiceState,
+    event: Missed | Answered | Outdated | Announced,
+    now_s: float,
+    limits: ServiceLimits,
+) -> Decision:
+    """Go on by what is at the service's door."""
+    if isinstance(event, Announced):
+        return state, (Find(),)
+    if isinstance(event, Answered):
+        ready = replace(state, phase=ServicePhase.READY, until_s=_NEVER, was_ready=True)
+        if not event.is_found:
+            return ready, ()
+        return replace(ready, began_s=now_s), (Say("of an earlier agent goes on"),)
+    if state.phase is not ServicePhase.SEARCHING:
+        return state, ()
+    if isinstance(event, Outdated):
+        giving_way = replace(state, phase=ServicePhase.GIVING_WAY)
+        return giving_way, () if event.is_ending else (SendSignal(signal.SIGTERM),)
+    if limits.is_external:
+        return state, ()
+    return replace(state, phase=ServicePhase.STARTING, began_s=now_s), (StartProcess(),)
+
+
+def _wait(state: ServiceState, now_s: float, limits: ServiceLimits) -> Decision:
+    """Act where a phase has lasted long enough."""
+    if now_s < state.until_s:
+        return state, (Find(),) if state.phase is ServicePhase.SEARCHING else ()
+    if state.phase is ServicePhase.PAUSING:
+        return replace(state, phase=ServicePhase.SEARCHING, until_s=now_s + limits.ready_s), (
+            Find(),
+        )
+    text = f"did not answer within {limits.ready_s:g} s"
+    if state.phase is ServicePhase.STARTING and state.was_ready:
+        # A life like any other, that begins again.
+        return replace(state, until_s=_NEVER), (
+            Say(f"{text}, and is killed"),
+            SendSignal(signal.SIGKILL),
+        )
+    return _give_up(state, text, now_s)
+
+
+def _bury(state: ServiceState, status: int | None, now_s: float, limits: ServiceLimits) -> Decision:
+    """StartProcess a service again that has ended, unless that would not help."""
+    if state.phase is ServicePhase.GIVING_WAY:
+        return replace(state, phase=ServicePhase.SEARCHING), (Find(),)
+    state = replace(state, phase=ServicePhase.PAUSING, until_s=now_s + RESTART_PAUSE_S)
+    if status == _WRONG_COMMAND:
+        return _give_up(state, "was started with a wrong command (exit status 2)", now_s)
+    is_short = now_s - state.began_s < SHORT_LIFE_S
+    num_short_lives = state.num_short_lives + 1 if is_short else 0
+    how = "ended" if status is None else f"ended with {_describe(status)}"
+    if num_short_lives == limits.short_lives_max:
+        return _give_up(state, f"{how}, {num_short_lives} times in a row at once", now_s)
+    pausing = replace(state, num_short_lives=num_short_lives)
+    return pausing, (Say(f"{how}; starting it again"),)
+
+
+def _give_up(state: ServiceState, text: str, now_s: float) -> Decision:
+    """Do without the service; a process that has been started and is of no use goes, too."""
+    if state.phase is not ServicePhase.STARTING:
+        return replace(state, phase=ServicePhase.OVER), (GiveUp(text),)
+    killed = replace(
+        state, phase=ServicePhase.ENDING, is_last=True, is_killed=True, until_s=now_s + KILLED_S
+    )
+    return killed, (GiveUp(text), SendSignal(signal.SIGKILL))
+
+
+def _ask(state: ServiceState, event: Asked, now_s: float, limits: ServiceLimits) -> Decision:
+    """Begin the end; what a dead process has kept, only another one can take away."""
+    if state.phase is ServicePhase.ENDING:
+        return state, ()
+    has_process = state.phase in (ServicePhase.STARTING, ServicePhase.READY)
+    is_left_alone = state.phase is ServicePhase.GIVING_WAY or not (has_process or event.removes)
+    if limits.is_external or is_left_alone:
+        return replace(state, phase=ServicePhase.OVER), ()
+    ending = replace(
+        state,
+        phase=ServicePhase.ENDING,
+        removes=event.removes,
+        until_s=now_s + (limits.remove_s if event.removes else limits.end_s),
+    )
+    if not has_process:
+        return replace(ending, is_last=True), (
+            StartProcess(removes=True),
+            SendSignal(signal.SIGUSR1),
+        )
+    return ending, (SendSignal(signal.SIGUSR1 if event.removes else signal.SIGTERM),)
+
+
+def _end(state: ServiceState, event: Event, now_s: float) -> Decision:
+    """Wait for the end of a service that was asked to end."""
+    over = replace(state, phase=ServicePhase.OVER)
+    if isinstance(event, Unstarted | TakenOver):
+        return over, ()
+    if isinstance(event, Ended):
+        if not state.removes or state.is_last or event.status == 0:
+            return over, ()
+        return replace(state, is_last=True), (
+            StartProcess(removes=True),
+            SendSignal(signal.SIGUSR1),
+        )
+    if not isinstance(event, TimePassed) or now_s < state.until_s:
+        return state, ()
+    if state.is_killed:
+        return over, ()
+    killed = replace(state, is_last=True, is_killed=True, until_s=now_s + KILLED_S)
+    return killed, (Say("did not end in time, and was killed"), SendSignal(signal.SIGKILL))
+
+
+def _describe(status: int) -> str:
+    return f"{signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,102 @@
+"""What a node's agent and daemon are told that is known when a job is rendered.
+
+The launcher writes one file of it for all nodes of a run, and `--config` names it to both. What
+differs from node to node, or from start to start, are arguments. Without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from resilience.settings import (
+    CheckpointlessSettings,
+    Count,
+    Port,
+    RamTier,
+    Seconds,
+    StoreTier,
+    Whole,
+)
+
+_BYTES_MAX = 1 << 20
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AgentConfig(_Section):
+    """How many workers there are, and what is done when one fails."""
+
+    nodes_min: Count
+    nodes_max: Count
+    workers_per_node: Count
+    shards: Count | None
+    """Ranks that together hold one copy of the state; null: each has one."""
+    join_deadline_s: Seconds
+    """How long nodes may take to come where `checkpointless` does not say it."""
+    max_restarts: Whole
+    """How often all workers are started again where nothing recovers them."""
+    checkpointless: CheckpointlessSettings | None
+
+
+class MemorydConfig(_Section):
+    """The checkpoints in a node's memory, and the store below it."""
+
+    is_external: bool
+    """The cluster starts the daemon, and the agent waits for it."""
+    budget_mib: Count
+    ram: RamTier
+    store: StoreTier | None
+    http_port: Port | None
+    lease_s: Seconds
+    drain_s: Seconds | None
+    """How long it may send to the store when it is to end; null leaves that to the daemon."""
+
+
+class NodeConfig(_Section):
+    """The file; a section is null where the cluster has no use for it."""
+
+    agent: AgentConfig | None
+    memoryd: MemorydConfig | None
+
+    def to_json(self) -> str:
+        """Return the text of the file."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def read_node_config(path: Path) -> NodeConfig:
+    """Return what a file says; raises ValueError with one message where it is wrong."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_BYTES_MAX)
+        return NodeConfig.model_validate_json(content, strict=True)
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the whole file"
+        has_value = first["type"] not in {"missing", "json_invalid"}
+        value = f" {first['input']!r:.80}" if has_value else ""
+        raise ValueError(f"{str(path)!r}: {where}{value}: {first['msg']}") from error
+
+
+def parse_config(prog: str, words: Sequence[str]) -> NodeConfig | None:
+    """Return the file that a command line names; ends with status 2 where it is wrong."""
+    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    add_config_argument(parser)
+    path = parser.parse_known_args(words)[0].config
+    try:
+        return read_node_config(path) if path else None
+    except ValueError as error:
+        parser.error(f"argument --config: {error}")
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option to a command line, whose other options win over the file."""
+    parser.add_argument("--config", type=Path, metavar="FILE",
+        help="node.json of a run's folder, with what the launcher knows of the node")  # fmt: skip
