@@ -1,5 +1,6 @@
 # make run    train a small Llama 3 on this machine, through two faults, and show the report's path
-# make test   everything that a change has to pass; make test-long adds what takes longer
+# make test   everything that a change has to pass
+# make test-long   that and what takes longer, part by part; PART=... for one of them
 # make check  format, lint, types and import contracts alone
 # make image  the image that Kubernetes manifests name, with docker, podman or buildah;
 #             ACCELERATOR=cuda for GPUs, BASE=... for another image to start from
@@ -19,7 +20,21 @@ RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
 # So many tests run beside each other. Most of them start several processes, as a run does.
 TEST_JOBS ?= 2
-PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal
+PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
+
+# Every test file belongs to one part of make test-long, by the folder that it lies in.
+PART_recovery := tests/training/recovery --ignore=tests/training/recovery/test_random.py
+PART_random := tests/training/recovery/test_random.py
+PART_training := tests/training --ignore=tests/training/recovery
+PART_tiered := tests/resilience/tiered
+PART_data := tests/resilience/data
+PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data
+PART_rest := tests --ignore=tests/training --ignore=tests/resilience
+PARTS := recovery random training tiered data agent rest
+PART ?= $(PARTS)
+ifneq ($(filter-out $(PARTS),$(PART)),)
+$(error PART is '$(PART)'; allowed: $(PARTS))
+endif
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -67,7 +82,13 @@ test: check
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 test-long: check
-	$(BIN)/python -m pytest --hypothesis-profile=searching $(PARALLEL) $(ARGS)
+	@echo "parts: $(PARTS); for one of them alone: make test-long PART=NAME"
+	@failed=; for part in $(PART); do \
+	  $(MAKE) --no-print-directory "part-$$part" || failed="$$failed $$part"; \
+	done; [ -z "$$failed" ] || { echo "parts that failed:$$failed" >&2; exit 1; }
+
+part-%:
+	$(BIN)/python -m pytest --hypothesis-profile=searching $(PARALLEL) $(PART_$*) $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py

@@ -24,7 +24,7 @@ from benchmarks import machine, overhead_memory
 from benchmarks import overhead_figures as figures
 from benchmarks.faultbench import free_ports, run_folder
 from benchmarks.jobplan import NUM_RANKS, JobPlan
-from benchmarks.overhead_jobs import agent_job, torchrun_job, wait_for_job
+from benchmarks.overhead_jobs import agent_job, plain_agent_job, wait_for_job
 
 PARTS = ("steps", "buckets", "off", "memory")
 WARM_UP = {"tiny": 20, "wide": 6}
@@ -35,13 +35,16 @@ START_LIMIT_S = 180.0
 RECIPE = "llama/llama3_tiny_pretrain"
 OFF_STEPS = (2, 5)
 NUM_OFF_RANKS = 2
-ALLOWED_WHEN_OFF = {
-    "resilience",
-    "resilience.data",
-    "resilience.data.order",  # in which samples come, with the feature or without
-    "resilience.events",
-    "resilience.settings",
-}
+FOREIGN_WHEN_OFF = (
+    "resilience.checkpointless",
+    "resilience.comm.gate",
+    "resilience.comm.reducer",
+    "resilience.inprocess.block",
+    "resilience.tiered",
+)
+"""What recovery is made of; the loop, which is one for all jobs, imports the rest."""
+THREADS_WHEN_OFF = {"MainThread", "agent-link"}
+"""The second may wait for the agent's word."""
 NUM_OFF_BUCKETS = 2
 """Of the recipe's model under DDP; a step reduces these, and the loss with the wish to stop."""
 MIB = 1 << 20
@@ -181,7 +184,7 @@ def check_off() -> dict[str, Any]:
 
 
 def run_off(num_steps: int) -> list[dict[str, Any]]:
-    """Run the trainer as a local cluster would without the feature, on one node."""
+    """Run the trainer under a node agent, as any cluster would without the feature."""
     from launcher.composition.compose import resolve
 
     overrides = [
@@ -202,7 +205,7 @@ def run_off(num_steps: int) -> list[dict[str, Any]]:
         )
         plan.write()
         program = ["benchmarks.overhead_off", f"--job={path}", f"--run-dir={folder}"]
-        wait_for_job(torchrun_job(plan, [*program, "--node-name=node-0"]), START_LIMIT_S)
+        wait_for_job(plain_agent_job(plan, [*program, "--node-name=node-0"]), START_LIMIT_S)
         paths = [Path(folder, f"off-{rank}.json") for rank in range(NUM_OFF_RANKS)]
         return [json.loads(path.read_text("utf-8")) for path in paths]
 
@@ -224,15 +227,16 @@ def judge_off(
         for before, after in zip(short, long, strict=True)
     ]
     kept = [{name: number for name, number in each.items() if number} for each in per_step]
-    modules = {name for each in met for name in each["modules"]}
+    modules = {
+        name for each in met for name in each["modules"] if name.startswith(FOREIGN_WHEN_OFF)
+    }
     threads = {name for each in met for name in each["threads"]}
     return {
-        "modules": sorted(modules),
-        "foreign_modules": sorted(modules - ALLOWED_WHEN_OFF),
+        "foreign_modules": sorted(modules),
         "threads": sorted(threads),
         "collectives_per_step": kept,
-        "is_clean": modules <= ALLOWED_WHEN_OFF
-        and threads == {"MainThread"}
+        "is_clean": not modules
+        and threads <= THREADS_WHEN_OFF
         and all(each == {"c10d.allreduce_.default": num_buckets + 1} for each in kept),
     }
 
@@ -241,7 +245,7 @@ def render_off(result: Mapping[str, Any]) -> str:
     """Render what a worker without the feature met."""
     verdict = "nothing of recovery" if result["is_clean"] else "SOMETHING OF RECOVERY"
     return (
-        f"off: {verdict}; modules {', '.join(result['modules'])}; "
+        f"off: {verdict}; its modules {', '.join(result['foreign_modules']) or 'none'}; "
         f"threads {', '.join(result['threads'])}; collectives of a step "
         f"{result['collectives_per_step'][0]}"
     )

@@ -47,6 +47,21 @@ def torchrun_job(plan: JobPlan, program: Sequence[object]) -> ProcessJob:
     return _start(plan, arguments)
 
 
+def plain_agent_job(plan: JobPlan, program: Sequence[object]) -> ProcessJob:
+    """Start `python -m PROGRAM` under a node agent that does not recover."""
+    options = {
+        "--nproc-per-node": plan.num_ranks,
+        "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
+        "--local-addr": "127.0.0.1",
+        "--run-dir": plan.run_dir,
+        "--preload": "torch",
+    }
+    arguments = [sys.executable, "-m", "resilience.agent", "--no-recovery"]
+    arguments += [f"{key}={value}" for key, value in options.items()]
+    arguments += ["--", "python", "-m", *map(str, program)]
+    return _start(plan, arguments)
+
+
 def _start(plan: JobPlan, arguments: Sequence[str]) -> ProcessJob:
     environment = job_environment(plan)
     return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])

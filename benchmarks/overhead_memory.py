@@ -33,7 +33,11 @@ PLAIN, RECOVERED = "benchmarks.overhead_state", "benchmarks.overhead_recovered"
 SAMPLE_S = 0.05
 CALM_STEP = 3
 EXCEPTION_STEP, KILL_STEP, NUM_STEPS = 10, 14, 18
-AGENTS = (b"\0resilience.agent\0", b"\0resilience.agent.zygote\0", b"\0torch.distributed.run\0")
+AGENTS = (
+    b"\0resilience.agent\0",
+    b"\0resilience.agent.processes.zygote\0",
+    b"\0torch.distributed.run\0",
+)
 LIMIT_S = 600.0
 
 

@@ -1,6 +1,6 @@
 """One worker of a real job without recovery, which notes what of recovery it has met anyway.
 
-Run by `benchmarks.overhead` under torchrun: the trainer's own command line. Written to
+Run by `benchmarks.overhead` under a node agent: the trainer's own command line. Written to
 off-RANK.json: modules of resilience, threads, and collectives by name.
 """
 

@@ -4,37 +4,67 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, get_args
 
-_NUMBER_MAX = 1 << 40
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from resilience.docstrings import field_docstrings
+
+_SECONDS_MAX = 1e6
 _TOKEN_BYTES_MAX = 4096
 
 
-def positive(text: str) -> int:
-    """Return a whole number of at least 1; raises ArgumentTypeError for any other text."""
-    return _whole(text, 1)
+def add_options(
+    parser: argparse._ActionsContainer,
+    model: type[BaseModel],
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+    notes: Mapping[str, str] = MappingProxyType({}),
+    prefix: str = "",
+) -> None:
+    """Add an option for each field of a model that `defaults` names; without it for all.
+
+    The field's annotation says what is allowed, its docstring what it is. Its name is the option's,
+    after the prefix, where `names` has no other one. `notes` say what None stands for.
+    """
+    texts = field_docstrings(model)
+    for name, field in model.model_fields.items():
+        if defaults is not None and name not in defaults:
+            continue
+        default = field.default if defaults is None else defaults[name]
+        text = texts[name].replace("null", "not given").removesuffix(".")
+        kind: Any = Annotated[field.annotation, field]
+        how: dict[str, Any] = {"type": read_as(kind)}
+        if default is False:
+            how = {"action": "store_true"}
+        elif default == ():
+            how = {"type": read_as(get_args(field.annotation)[0]), "action": "append"}
+            default = []
+        elif note := notes.get(name, f"{default:g}" if isinstance(default, float) else default):
+            text += f" (default {note})"
+        option = names.get(name, prefix + name).replace("_", "-")
+        parser.add_argument(f"--{option}", dest=prefix + name, default=default, help=text, **how)
 
 
-def count(text: str) -> int:
-    """Return a whole number of at least 0; raises ArgumentTypeError for any other text."""
-    return _whole(text, 0)
+def read_as(kind: Any) -> Callable[[str], Any]:
+    """Return what makes a value of a type of an option's text, or raises ArgumentTypeError."""
+    adapter = TypeAdapter(kind)
 
+    def read(text: str) -> Any:
+        try:
+            value = adapter.validate_python(text)
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise argparse.ArgumentTypeError(f"{text!r}: {message}") from error
+        if isinstance(value, float) and value > _SECONDS_MAX:
+            raise argparse.ArgumentTypeError(f"{text!r}: at most {_SECONDS_MAX:g} is allowed")
+        return value
 
-def _whole(text: str, least: int) -> int:
-    if not (text.isascii() and text.isdecimal()) or not least <= int(text) < _NUMBER_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """Return a number of seconds above 0; raises ArgumentTypeError for any other text."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, up to 1e6")
-    return number
+    return read
 
 
 def read_token(text: str) -> str:
@@ -61,7 +91,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only processes of this machine reach a host's address."""
+    """Return whether only processes of this machine reach a host's address."""
     if host == "localhost":
         return True
     try:

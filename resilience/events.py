@@ -39,7 +39,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _LINE_START = b'{"time":'
@@ -71,10 +70,10 @@ class EventLog:
     was written survives the process. May be used from several threads.
     """
 
-    generation: int
-    """Stands in every event from now on; whoever enters another generation sets it."""
     rank: int | None
-    """Likewise; None where no single worker is meant."""
+    """Stands in every event; None where no single worker is meant."""
+    generation: int
+    """Likewise."""
 
     def __init__(
         self,
@@ -95,6 +94,10 @@ class EventLog:
         self._complain = complain
         self._has_complained = False
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def enter(self, generation: int, *, rank: int | None = None) -> None:
+        """Have a generation, and the rank that the writer has in it, stand in further events."""
+        self.generation, self.rank = generation, rank
 
     def write(
         self, event: str, /, *, step: int | None = None, rank: int | None = None, **fields: Any
@@ -143,12 +146,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _ends_within_line(self) -> bool:

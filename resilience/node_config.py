@@ -21,6 +21,7 @@ from resilience.settings import (
     StoreTier,
     Whole,
 )
+from resilience.validation import first_problem
 
 _BYTES_MAX = 1 << 20
 
@@ -35,6 +36,7 @@ class AgentConfig(_Section):
     nodes_min: Count
     nodes_max: Count
     workers_per_node: Count
+    """Workers of each node."""
     shards: Count | None
     """Ranks that together hold one copy of the state; null: each has one."""
     join_deadline_s: Seconds
@@ -50,12 +52,16 @@ class MemorydConfig(_Section):
     is_external: bool
     """The cluster starts the daemon, and the agent waits for it."""
     budget_mib: Count
+    """Memory in MiB that all segments may take."""
     ram: RamTier
     store: StoreTier | None
     http_port: Port | None
     lease_s: Seconds
+    """Seconds that a daemon goes on without an agent that supervises it."""
+    # Null leaves that to the daemon.
     drain_s: Seconds | None
-    """How long it may send to the store when it is to end; null leaves that to the daemon."""
+    """Seconds that the end waits for what the store has to get; where the arena goes, as long as
+    the store's deadline, 120 at most."""
 
 
 class NodeConfig(_Section):
@@ -78,11 +84,8 @@ def read_node_config(path: Path) -> NodeConfig:
     except OSError as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the whole file"
-        has_value = first["type"] not in {"missing", "json_invalid"}
-        value = f" {first['input']!r:.80}" if has_value else ""
-        raise ValueError(f"{str(path)!r}: {where}{value}: {first['msg']}") from error
+        problem = first_problem(error, whole="the whole file")
+        raise ValueError(f"{str(path)!r}: {problem}") from error
 
 
 def parse_config(prog: str, words: Sequence[str]) -> NodeConfig | None:

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Install what tests run against: a Slurm of this machine's own distribution, a browser that
-# opens reports, and shells.
+# Install what tests run against: a Slurm of this machine's own distribution, what a Kubernetes
+# API keeps its objects in, a browser that opens reports, and shells.
 #
 # Debian packages, so root and apt are needed; without them, or where a package cannot be
 # had, it says so and exits 0: the tests then skip and name what is missing.
 set -euo pipefail
 
-packages=(slurmctld slurmd slurm-client munge chromium zsh fish)
+packages=(slurmctld slurmd slurm-client munge etcd-server chromium zsh fish)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+from tests import durations
+from tests.shared import Shared
 
 # The same examples each time, so that a change is judged by what it changes; `make test-long`
 # draws new ones.
@@ -12,10 +17,28 @@ settings.load_profile("steady")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--judge",
+        action="store_true",
+        help="seconds by folder, the budget of tests/budget.py, and a second run of what failed",
+    )
+    parser.addoption(
         "--update-golden", action="store_true", help="write what is rendered to tests/golden"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--judge"):
+        durations.register(config)
 
 
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """What all processes of the session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    is_one_of_many = "PYTEST_XDIST_WORKER" in os.environ
+    return Shared((base.parent if is_one_of_many else base) / "shared")

@@ -21,8 +21,8 @@ from launcher.job import Job
 from launcher.job.workload import MegatronTrainer, TorchTrainer
 from tests.cases import slow
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
-from tests.training.workers import Workers, start_workers
-from training.megatron_plan import plan_megatron
+from tests.training.workers import Workers
+from training.megatron.plan import plan_megatron
 from training.plan import plan_mesh
 
 STORE: dict[str, Any] = {
@@ -342,9 +342,8 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    with start_workers() as workers:
-        yield Trained(workers, tmp_path_factory.mktemp("trained"))
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(Workers(), tmp_path_factory.mktemp("trained"))
 
 
 def outcome(plain: dict[str, Any]) -> tuple[Any, Any]:

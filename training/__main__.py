@@ -1,4 +1,7 @@
-"""The worker's command line: python -m training --job JOB --run-dir DIR --node-name NAME."""
+"""The worker's command line: python -m training --job JOB --run-dir DIR --node-name NAME.
+
+A program that calls `run_and_exit` with a trainer of its own has the same command line.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,32 @@ import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pydantic import ValidationError
 
 from launcher.job import Job, read_job
 from resilience.events import EventLog, EventLogError
-from training.environment import WorkerEnvironment, has_agent, parse_environment
+from training.environment import (
+    AGENT_PID,
+    WorkerEnvironment,
+    has_agent,
+    parse_environment,
+)
 from training.errors import TrainingError
 from training.stop import StopSignal
+
+if TYPE_CHECKING:
+    from training.loop import MakeTrainer
 
 EVENTS_NAME = "events.jsonl"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one worker to its end; returns its exit status."""
+def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = None) -> int:
+    """Run one worker to its end; returns its exit status.
+
+    `make_trainer` makes a `training.trainer.Trainer`; without it the job says which.
+    """
     options = _parse_options(arguments)
     stop = StopSignal()
     try:
@@ -33,11 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     with events:
         try:
             stop.install()
-            if environment is None:
-                _train_under_agent(_read_job(options.job), options, events, stop)
-            else:
+            if environment is not None:
                 events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
-                _train(_read_job(options.job), environment, options, events, stop)
+            _train(_read_job(options.job), environment, options, events, stop, make_trainer)
             events.write("worker_finished")
         except SystemExit:
             _write_last(events, "worker_stopped", step=stop.last_step)
@@ -62,43 +74,54 @@ def _write_last(
             events.write(event, step=step, message=message)
 
 
-def _train_under_agent(
-    job: Job, options: argparse.Namespace, events: EventLog, stop: StopSignal
-) -> None:
-    """Train through faults; the worker learns its rank from the agent."""
-    if job.resilience.checkpointless is None:
-        raise TrainingError(
-            "the node agent has started a job without resilience.checkpointless; "
-            "start its workers with torchrun, or add the feature to the recipe"
-        )
-    from training.torch_trainer.resilient import run_resilient
-
-    run_resilient(job, run_dir=options.run_dir, node=options.node_name, events=events, stop=stop)
-
-
 def _train(
     job: Job,
-    environment: WorkerEnvironment,
+    environment: WorkerEnvironment | None,
     options: argparse.Namespace,
     events: EventLog,
     stop: StopSignal,
+    make_trainer: MakeTrainer | None,
 ) -> None:
-    if job.trainer.kind == "megatron":
+    """Train with recovery where the job asks for it, and once where it does not."""
+    if make_trainer is None and job.trainer.kind == "megatron":
         raise TrainingError(
             "trainer.kind 'megatron' is not run by this version; "
             "set trainer: torch in the recipe, or render the job without running it"
         )
-    if job.resilience.checkpointless is not None:
+    is_recoverable = job.resilience.checkpointless is not None
+    if is_recoverable and not has_agent(os.environ):
         raise TrainingError(
             "resilience.checkpointless needs the node agent, and another program has started "
             "this worker; start it with python -m resilience.agent, or leave the feature out"
         )
+    if not is_recoverable and environment is None:
+        raise TrainingError(
+            "the node agent has started a job without resilience.checkpointless for recovery; "
+            "start its agents with --no-recovery, or add the feature to the recipe"
+        )
     # torch takes seconds to import, and a bad job should not wait for it.
-    from training.torch_trainer.run import run_training
+    from training.loop import Worker, run_once
 
-    run_training(
-        job, environment, run_dir=options.run_dir, node=options.node_name, events=events, stop=stop
+    if make_trainer is None:
+        from training.torch.trainer import TorchTrainer
+
+        make_trainer = TorchTrainer
+
+    worker = Worker(
+        job=job,
+        run_dir=options.run_dir,
+        node=options.node_name,
+        owner_pid=int(os.environ.get(AGENT_PID, os.getppid())),
+        events=events,
+        stop=stop,
     )
+    if is_recoverable:
+        from training.recovery import run_with_recovery
+
+        run_with_recovery(worker, make_trainer)
+    else:
+        assert environment is not None
+        run_once(worker, make_trainer, environment)
 
 
 def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
@@ -118,7 +141,7 @@ def _open_events(options: argparse.Namespace, environment: WorkerEnvironment | N
             rank=environment.rank if environment else None,
             generation=environment.generation if environment else -1,
             # A run that survives faults does not end for its record.
-            complain=None if environment else _say,
+            complain=_say if has_agent(os.environ) else None,
         )
     except OSError as error:
         raise TrainingError(f"cannot write events to {options.run_dir}: {error}") from error
@@ -148,10 +171,10 @@ def _last_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def run_and_exit() -> NoReturn:
+def run_and_exit(make_trainer: MakeTrainer | None = None) -> NoReturn:
     """Run one worker and end the process, without the destructors of what torch holds."""
     try:
-        status = main()
+        status = main(make_trainer=make_trainer)
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1
     except BaseException:  # noqa: BLE001 - what the interpreter would do, but for the destructors

@@ -1,11 +1,15 @@
-"""What torchrun tells a worker: the one place that reads environment variables."""
+"""What whoever starts the workers tells one of them: the one place that reads these variables."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from training.errors import PlacementError
+
+_REQUIRED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,25 +19,49 @@ class WorkerEnvironment:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int | None
+    """Workers of each node; None where nobody says."""
     master_addr: str
+    """Host of the store; empty for a worker that is the whole world and needs none."""
     master_port: int
     generation: int
     """Grows with every start of the workers, over torchrun's restarts and the job's."""
     is_store_hosted: bool
-    """The agent hosts the store; otherwise rank 0 does."""
+    """Whether somebody else hosts the store; otherwise rank 0 does."""
+
+
+AGENT_PID = "RESILIENCE_AGENT_PID"
+"""Variable in which our node agent names its process."""
 
 
 def has_agent(variables: Mapping[str, str]) -> bool:
-    """Say whether a node agent that recovers has started this process; then it tells the rank."""
+    """Return whether a node agent that recovers has started this process."""
     return variables.get("RESILIENCE_RECOVERS") == "1"
 
 
 def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:
-    """Return the worker's place; raises PlacementError for a variable that is missing."""
+    """Return the worker's place; raises PlacementError for a variable that is missing or wrong.
+
+    A process that nobody told anything is the whole world.
+    """
+    if not any(name in variables for name in _REQUIRED):
+        return WorkerEnvironment(
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            local_world_size=1,
+            master_addr="",
+            master_port=0,
+            generation=parse_generation(variables),
+            is_store_hosted=True,
+        )
     return WorkerEnvironment(
         rank=_number(variables, "RANK"),
         local_rank=_number(variables, "LOCAL_RANK"),
         world_size=_number(variables, "WORLD_SIZE"),
+        local_world_size=(
+            _number(variables, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in variables else None
+        ),
         master_addr=_text(variables, "MASTER_ADDR"),
         master_port=_number(variables, "MASTER_PORT"),
         generation=parse_generation(variables),
@@ -50,6 +78,16 @@ def parse_generation(variables: Mapping[str, str]) -> int:
     num_restarts_max = int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     num_restarts = int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return num_requeues * (num_restarts_max + 1) + num_restarts
+
+
+def name_run(run_dir: Path, *, within: str = "") -> str:
+    """Return what tells runs of one recipe apart: 12 hex digits of a run's folder.
+
+    A run that is started again is the same one. `within` is what the folder's path is unique
+    in, where that is not everywhere.
+    """
+    text = f"{within}:{run_dir.resolve()}" if within else str(run_dir.resolve())
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _text(variables: Mapping[str, str], name: str) -> str:

@@ -1,13 +1,13 @@
-"""The workers of one generation: their store and process group.
+"""The workers of one generation, and what they agree on through their store.
 
-Every key stands under a name of this start of the workers. The agent keeps one
-store over restarts, and without the name a restarted worker reads addresses of
-processes that are gone.
+Every key stands in the generation's own store, or under its name: a replaced worker never
+reads what one of an older generation has written.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,42 +15,60 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
-from training.environment import WorkerEnvironment
-from training.errors import GroupError, PlacementError, describe
-from training.meeting import agree_on_name, wait_for_key
+from resilience.state.layout import Layout
+from training.errors import GroupError, PlacementError, describe, first_line
 
-JOIN_TIMEOUT = timedelta(minutes=10)
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DATA_TIMEOUT = timedelta(hours=12)
 """How long one worker may tokenise while the others wait."""
 CHECKPOINT_TIMEOUT = timedelta(hours=1)
 """How long rank 0 may write one file of the checkpoint."""
 
 _FINE = "fine"
+_PAUSE_S_MIN = 0.005
+_PAUSE_S_MAX = 1.0
 
-# What holds process groups: kept until the process ends. To destruct a group joins its threads
-# with the interpreter's lock held, and one of them may be waiting for that lock (seen with gloo
-# and DDP on torch 2.13, where a run ends right after a reduction).
 _kept: list[object] = []
+
+
+def keep(holder: object) -> None:
+    """Keep what refers to a process group until the process ends.
+
+    To destruct a group joins its threads with the interpreter's lock held, and one of them
+    may be waiting for that lock (seen with gloo and DDP on torch 2.13, where a run ends right
+    after a reduction).
+    """
+    _kept.append(holder)
+
+
+def go_on() -> None:
+    """Do nothing: the check of a group that nobody breaks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGroup:
     """All workers of this generation; the default process group is theirs."""
 
-    environment: WorkerEnvironment
+    rank: int
+    layout: Layout
+    generation: int
     node: str
+    """Name of this worker's node."""
     device: torch.device
     store: Store
-    check: Callable[[], None] | None = None
-    """Raises where the group is over: called while a worker waits by the store."""
+    check: Callable[[], None] = go_on
+    """Raises where the generation is over: called while a worker waits by the store."""
 
-    def keep(self, holder: object) -> None:
-        """Keep what refers to the process group until the process ends."""
-        _kept.append(holder)
+    @property
+    def world_size(self) -> int:
+        """Return the number of workers."""
+        return self.layout.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Return this worker's number on its node."""
+        return self.layout.seat(self.rank).local_rank
 
     @contextmanager
     def lead(self, topic: str) -> Iterator[None]:
@@ -67,7 +85,7 @@ class WorkerGroup:
 
     def first_text(self, topic: str, text: str, timeout: timedelta) -> str:
         """Return rank 0's text."""
-        if self.environment.rank == 0:
+        if self.rank == 0:
             self.store.set(topic, text)
             return text
         wait_for_key(self.store, topic, timeout, self.check)
@@ -82,7 +100,7 @@ class WorkerGroup:
         topic = f"{topic}/all"
         with self._tell_problem(topic):
             yield
-        if self.store.add(f"{topic}/count", 1) == self.environment.world_size:
+        if self.store.add(f"{topic}/count", 1) == self.world_size:
             self.store.set(topic, _FINE)
         self.follow(topic, timeout)
 
@@ -91,7 +109,7 @@ class WorkerGroup:
         topic = f"{topic}/problem"
         if problem is not None:
             self.store.set(f"{topic}/text", problem)
-        if self.store.add(f"{topic}/count", 1) == self.environment.world_size:
+        if self.store.add(f"{topic}/count", 1) == self.world_size:
             self.store.set(topic, _FINE)
         wait_for_key(self.store, topic, timeout, self.check)
         told = f"{topic}/text"
@@ -101,11 +119,11 @@ class WorkerGroup:
         """Return on every worker the text of the lowest rank that has one; None where none has."""
         topic = f"{topic}/lowest"
         if text is not None:
-            self.store.set(f"{topic}/{self.environment.rank}", text)
+            self.store.set(f"{topic}/{self.rank}", text)
         self.first_problem(topic, None, timeout)  # all have told
         found = None
-        if self.environment.rank == 0:
-            ranks = range(self.environment.world_size)
+        if self.rank == 0:
+            ranks = range(self.world_size)
             found = next((each for each in ranks if self.store.check([f"{topic}/{each}"])), None)
         told = self.first_text(f"{topic}/rank", str(found), timeout)
         return None if told == "None" else self.store.get(f"{topic}/{told}").decode()
@@ -117,64 +135,6 @@ class WorkerGroup:
         except BaseException as error:
             self.store.set(topic, describe(error))
             raise
-
-    def leave(self) -> None:
-        """Use the store no more; the worker that hosts it returns after all others."""
-        environment = self.environment
-        if environment.is_store_hosted or environment.world_size == 1:
-            return
-        if environment.rank == 0:
-            wait_for_key(self.store, "left/all", COLLECTIVE_TIMEOUT)
-        elif self.store.add("left/count", 1) == environment.world_size - 1:
-            self.store.set("left/all", _FINE)
-
-
-@contextmanager
-def open_group(
-    environment: WorkerEnvironment, *, node: str, device_type: str
-) -> Iterator[WorkerGroup]:
-    """Form the process group; it is left open where the block ends with an error.
-
-    To destroy a group whose peers may be gone can block; the process that ends
-    next does it better.
-    """
-    device = open_device(device_type, environment.local_rank)
-    store = _connect(environment)
-    name = agree_on_name(
-        store, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
-    )
-    store = PrefixStore(name, store)
-    try:
-        dist.init_process_group(
-            "nccl" if device_type == "cuda" else "gloo",
-            store=store,
-            rank=environment.rank,
-            world_size=environment.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
-            device_id=device if device_type == "cuda" else None,
-        )
-    except dist.DistError as error:
-        raise GroupError(f"the {environment.world_size} workers did not meet: {error}") from error
-    group = WorkerGroup(environment=environment, node=node, device=device, store=store)
-    group.keep(dist.group.WORLD)
-    yield group
-    dist.destroy_process_group()
-    group.leave()
-
-
-def _connect(environment: WorkerEnvironment) -> Store:
-    place = f"{environment.master_addr}:{environment.master_port}"
-    try:
-        store: Store = TCPStore(
-            environment.master_addr,
-            environment.master_port,
-            is_master=environment.rank == 0 and not environment.is_store_hosted,
-            timeout=JOIN_TIMEOUT,
-            wait_for_workers=False,
-        )
-    except dist.DistError as error:
-        raise GroupError(f"no store at {place}: {error}") from error
-    return store
 
 
 def open_device(device_type: str, local_rank: int) -> torch.device:
@@ -191,3 +151,35 @@ def open_device(device_type: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def wait_for_key(store: Store, key: str, timeout: timedelta, check: Callable[[], None]) -> None:
+    """Return when the store has the key; raises GroupError after the timeout.
+
+    `check` is called before each look, and raises where nobody will set the key any more.
+    """
+
+    def has_key() -> bool:
+        check()
+        return bool(store.check([key]))
+
+    if not poll(has_key, timeout):
+        raise GroupError(f"no word of {key!r} from the other workers within {timeout}")
+
+
+def poll(is_done: Callable[[], bool], timeout: timedelta) -> bool:
+    """Return whether it is done within the timeout; raises GroupError where the store is gone.
+
+    It polls: within one call of the store Python takes no signal, and a call that times out
+    writes warnings to the log.
+    """
+    deadline_s, pause_s = time.monotonic() + timeout.total_seconds(), _PAUSE_S_MIN
+    try:
+        while not is_done():
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+    except dist.DistError as error:
+        raise GroupError(f"the store of the workers is gone: {first_line(error)}") from error
+    return True

@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 from launcher.job import Job
 from launcher.job.workload import GptOssModel, Model, Optimizer, TorchTrainer
+from resilience.state.layout import Layout, make_layout
+from training.data.order import Split
+from training.environment import WorkerEnvironment
 from training.errors import DataError, PlacementError
-from training.order import Split
 
 InitialValue = Literal["ones", "zeros", "normal"]
 _NO_LINEAGE = frozenset(
@@ -50,6 +52,22 @@ def check_world_size(job: Job, world_size: int) -> None:
         )
 
 
+def check_layout(job: Job, layout: Layout) -> None:
+    """Refuse a world that the job does not have, or one that holds its state in another way."""
+    check_world_size(job, layout.world_size)
+    mesh = (
+        plan_mesh(job.trainer, layout.world_size) if isinstance(job.trainer, TorchTrainer) else None
+    )
+    wanted = (mesh.sizes[-1] if mesh else 1, mesh is not None)
+    if (layout.num_shards, layout.is_sharded) != wanted:
+        option = f"--shards={wanted[0]}" if mesh else "no --shards"
+        given = f"--shards={layout.num_shards}" if layout.is_sharded else "none"
+        raise PlacementError(
+            f"the job's trainer.sharding {getattr(job.trainer, 'sharding', None)!r} needs {option} "
+            f"on the node agents' command lines, and they were started with {given}"
+        )
+
+
 def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
     """Return the device that the job's instance has.
 
@@ -59,12 +77,78 @@ def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
     return "cuda" if job.instance.accelerator == "gpu" else "cpu"
 
 
-def plan_split(job: Job, world_size: int) -> Split:
-    """Return how a step's samples are divided."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What one rank has to do with state and data in one generation."""
+
+    replica: int
+    """Which copy of the state the rank holds a part of."""
+    shard: str
+    """Which part of the copy; ranks with equal ones hold the same bits."""
+    data_rank: int
+    """Which part of each global batch the rank reads."""
+    data_size: int
+    """In how many parts a global batch is divided."""
+    writes_shard: bool
+    """Whether the rank writes its shard on its node: the first of the node that holds it does."""
+    has_loss: bool
+    """Whether the rank knows the loss of a step, so that it can be the one that logs."""
+
+
+def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
+    """Return who holds what in a world that the environment tells of; nodes are numbered.
+
+    Raises PlacementError where the worker's numbers do not fit each other.
+    """
+    world_size = environment.world_size
+    num_local_ranks = environment.local_world_size or job.trainer.num_devices
+    if environment.local_world_size is None and world_size % num_local_ranks:
+        num_local_ranks = world_size
+    if num_local_ranks < 1 or world_size % num_local_ranks:
+        raise PlacementError(
+            f"the variable LOCAL_WORLD_SIZE is {num_local_ranks} and WORLD_SIZE is {world_size}, "
+            "which is no multiple of it; start as many workers on each node"
+        )
+    if not 0 <= environment.rank < world_size:
+        raise PlacementError(
+            f"the variable RANK is {environment.rank}; allowed: 0 to {world_size - 1}, as "
+            f"WORLD_SIZE is {world_size}"
+        )
+    num_nodes = world_size // num_local_ranks
+    mesh = plan_mesh(job.trainer, world_size) if isinstance(job.trainer, TorchTrainer) else None
+    return make_layout(
+        nodes=[f"node-{number}" for number in range(num_nodes)],
+        num_local_ranks=num_local_ranks,
+        num_shards=mesh.sizes[-1] if mesh else 1,
+        is_sharded=mesh is not None,
+    )
+
+
+def plan_placement(layout: Layout, rank: int) -> Placement:
+    """Return what a rank has to do with state and data."""
+    seat = layout.seat(rank)
+    before = range(rank - seat.local_rank, rank)
+    return Placement(
+        replica=seat.replica,
+        shard=seat.shard,
+        data_rank=rank,
+        data_size=layout.world_size,
+        writes_shard=all(layout.seat(other).shard != seat.shard for other in before),
+        has_loss=True,
+    )
+
+
+def plan_log_rank(layout: Layout) -> int:
+    """Return the rank that logs steps: the first that knows their loss."""
+    return next(rank for rank in range(layout.world_size) if plan_placement(layout, rank).has_loss)
+
+
+def plan_split(job: Job, data_size: int) -> Split:
+    """Return how a step's samples are divided over so many ranks."""
     return Split(
         global_batch_size=job.trainer.global_batch_size,
         micro_batch_size=job.trainer.micro_batch_size,
-        world_size=world_size,
+        world_size=data_size,
     )
 
 
@@ -85,24 +169,6 @@ def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
     return MeshPlan(
         axes=("replicate", "shard"), sizes=(trainer.replicas, world_size // trainer.replicas)
     )
-
-
-def plan_placement(trainer: TorchTrainer, rank: int) -> tuple[int, str]:
-    """Return which copy of the state a rank holds a part of, and which part.
-
-    Ranks that hold the same part can take each other's place.
-    """
-    if trainer.num_shards is None:
-        return rank, ""
-    replica, shard = divmod(rank, trainer.num_shards)
-    return replica, str(shard)
-
-
-def writes_shard(trainer: TorchTrainer, rank: int, local_rank: int) -> bool:
-    """Say whether a rank writes its shard to its node: the node's first one that holds it does."""
-    _, shard = plan_placement(trainer, rank)
-    before = range(rank - local_rank, rank)
-    return all(plan_placement(trainer, other)[1] != shard for other in before)
 
 
 def plan_lineage(job: Job) -> str:
@@ -190,7 +256,7 @@ def classify_parameter(name: str) -> InitialValue:
 
 
 def has_weight_decay(name: str, num_axes: int) -> bool:
-    """Say whether a parameter is decayed: matrices are, norms, biases and sinks are not."""
+    """Return whether a parameter is decayed: matrices are, norms, biases and sinks are not."""
     return num_axes >= 2 and not name.endswith("bias")
 
 
@@ -234,7 +300,7 @@ def plan_schedule(job: Job) -> Schedule:
 
 
 def is_logged(step: int, *, log_every_n_steps: int, max_steps: int) -> bool:
-    """Say whether a step is reported: the first, the last and every nth between."""
+    """Return whether a step is reported: the first, the last and every nth between."""
     return step % log_every_n_steps == 0 or step == max_steps - 1
 
 

@@ -11,6 +11,7 @@ import torch.optim
 import transformers.models.gpt_oss.modeling_gpt_oss
 import transformers.models.llama.modeling_llama
 
-import training.torch_trainer.resilient
+import training.recovery
+import training.torch.trainer
 
 __all__ = ["torch", "training", "transformers"]

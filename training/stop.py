@@ -25,6 +25,10 @@ class StopSignal:
         """Take SIGTERM from now on; main thread only."""
         signal.signal(signal.SIGTERM, self._on_signal)
 
+    def note_step(self, step: int) -> None:
+        """Note the newest step that this worker has finished."""
+        self.last_step = step
+
     def defer(self) -> None:
         """Only note the signal until `release`."""
         self._is_deferred = True

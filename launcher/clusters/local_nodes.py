@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import launcher
 from launcher.clusters import keeper
@@ -108,12 +107,7 @@ class LocalNodes:
     def __enter__(self) -> LocalNodes:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         deadline = time.monotonic() + self.grace_s + _MARGIN_S
         for name, process in self._running.items():

@@ -135,7 +135,7 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
 
 
 def _outlives_nodes(job: Job, cluster: SlurmCluster) -> bool:
-    """Say whether to ask that the job survives a node, unless the recipe asks for it already."""
+    """Return whether to ask that the job survives a node, unless the recipe asks for it already."""
     return bool(job.resilience.standby_nodes) and "no-kill" not in cluster.extra_options
 
 

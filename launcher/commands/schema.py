@@ -17,9 +17,9 @@ import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from launcher.commands.docstrings import field_docstrings
 from launcher.job import Job
 from launcher.paths import shipped_folder
+from resilience.docstrings import field_docstrings
 
 _Node = dict[str, Any]
 

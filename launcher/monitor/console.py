@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.text import Text
@@ -50,12 +49,7 @@ class RunConsole:
         self._display.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._display.close()
 
     def say(self, text: str) -> None:

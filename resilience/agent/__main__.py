@@ -16,21 +16,24 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from resilience.agent.agent_connection import listen, own_address
-from resilience.agent.membership import GAVE_UP_STATUS, Options
+from pydantic import BaseModel, PlainValidator
+
+from resilience.agent.coordination.agent_connection import listen, own_address
+from resilience.agent.coordination.membership import GAVE_UP_STATUS, Options
 from resilience.agent.options import AgentOptions
-from resilience.agent.output import LogFolder, say
+from resilience.agent.processes.output import LogFolder, say
+from resilience.agent.processes.workers import Program, WorkerPool, ZygoteError, ZygoteLostError
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
-from resilience.agent.workers import Program, WorkerPool, ZygoteError, ZygoteLostError
-from resilience.arguments import count, parse_endpoint, positive, seconds
+from resilience.arguments import add_options, parse_endpoint, read_as
 from resilience.comm.page import Page, create_page
 from resilience.events import EventLog
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import MAX_RESTARTS, NCCL_ERRORS, NUM_THREADS, RUN_ID
 from resilience.node_config import AgentConfig, add_config_argument, parse_config
+from resilience.settings import CheckpointlessSettings, Count, Seconds
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
 
@@ -41,6 +44,65 @@ _PROG = "python -m resilience.agent"
 _SPARE_SLOTS = 8
 # The second is what every optimizer of torch imports when it is made.
 _PRELOAD = ("torch", "torch._dynamo")
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    count = read_as(Count)
+    numbers = (count(low), count(high or low))
+    if numbers[0] > numbers[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} has more nodes at least than at most")
+    return numbers
+
+
+def _endpoint(text: str) -> str:
+    parse_endpoint(text)
+    return text
+
+
+class _Start(BaseModel):
+    """What differs from node to node, or from start to start."""
+
+    nnodes: Annotated[tuple[int, int], PlainValidator(_nodes)] = (1, 1)
+    """MIN:MAX nodes of the job; those beyond MIN stand by."""
+    rdzv_endpoint: Annotated[str, PlainValidator(_endpoint)] = "127.0.0.1:29500"
+    """HOST:PORT where agents find each other first."""
+    rdzv_id: str = "0"
+    """Name of this run at the endpoint."""
+    local_addr: str | None = None
+    """Address of this node for the others (default: found)."""
+    node_name: str | None = None
+    """Name of this node (default: its host name)."""
+    run_dir: Path = Path("run")
+    """Folder for events and logs."""
+    warm: Literal["imports", "program"] = "imports"
+    """How far a spare comes: imports, or the program up to its block, which then may not read RANK
+    before it."""
+    preload: tuple[str, ...] = ()
+    """Module that is imported once (default torch and torch._dynamo)."""
+    term_deadline_s: Seconds | None = None
+    """How long workers may take to end after SIGTERM (default 15; without recovery 30)."""
+    memoryd: tuple[str, ...] = ()
+    """An argument for the checkpoint daemon that --config describes."""
+
+
+_JOB = {"workers_per_node": 1, "shards": None, "max_restarts": 0}
+_RECOVERY = {
+    "transfer_buffer_mib": 32,
+    "spares_per_node": None,
+    "standby_nodes": 0,
+    "hang_deadline_s": 300.0,
+    "stop_deadline_s": 15.0,
+    "join_deadline_s": 120.0,
+    "process_restarts_max": 10,
+    "restarts_without_progress_max": 3,
+}
+_NAMES = {
+    "workers_per_node": "nproc_per_node",
+    "spares_per_node": "spares",
+    "process_restarts_max": "restarts_max",
+}
+_NOTES = {"spares_per_node": "1; without recovery 0"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +142,7 @@ def _run(
     except (OSError, OverflowError) as error:
         return _complain(
             f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
-            f"x {options.nproc_per_node} workers: {error}"
+            f"x {options.workers_per_node} workers: {error}"
         )
     program = Program(
         command=options.program,
@@ -114,14 +176,14 @@ def _run(
 
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:
     """Make what workers share with the agent; OSError where there is no memory for it."""
-    num_slots = options.nproc_per_node + options.spares_per_node + _SPARE_SLOTS
+    num_slots = options.workers_per_node + options.spares_per_node + _SPARE_SLOTS
     transfer_bytes = options.transfer_buffer_mib << 20
     transfer_file, state_files = -1, tuple[int, ...]()
     page_file = create_page(num_slots)
     if options.recovers:
-        _check_memory(options.nproc_per_node * transfer_bytes)
-        transfer_file = create_transfer_buffer(options.nproc_per_node, transfer_bytes)
-        state_files = tuple(create_state_files(options.nproc_per_node))
+        _check_memory(options.workers_per_node * transfer_bytes)
+        transfer_file = create_transfer_buffer(options.workers_per_node, transfer_bytes)
+        state_files = tuple(create_state_files(options.workers_per_node))
     return WorkerHandles(
         agent_file=-1,
         page_file=page_file,
@@ -129,7 +191,7 @@ def _make_handles(options: argparse.Namespace) -> WorkerHandles:
         state_files=state_files,
         slot=-1,
         num_slots=num_slots,
-        num_local_ranks=options.nproc_per_node,
+        num_local_ranks=options.workers_per_node,
         transfer_bytes=transfer_bytes,
         node=options.node_name,
         agent_pid=os.getpid(),
@@ -156,8 +218,8 @@ def _services(options: argparse.Namespace, logs: Path) -> Services:
 
 def _serve(agent: Agent, options: argparse.Namespace) -> int:
     """Find the other agents, and run until the job has ended."""
-    from resilience.agent.leader import StoreError
-    from resilience.agent.rendezvous import RendezvousError, find_leader
+    from resilience.agent.coordination.leader import StoreError
+    from resilience.agent.coordination.rendezvous import RendezvousError, find_leader
 
     # To look for the others may take long, and no signal would be heard meanwhile.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -167,6 +229,8 @@ def _serve(agent: Agent, options: argparse.Namespace) -> int:
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: agent.stop(number))
+        # A terminal that is closed asks for the same; workers know no such signal.
+        signal.signal(signal.SIGHUP, lambda number, frame: agent.stop(signal.SIGTERM))
         return agent.run(leader)
     except ZygoteLostError as error:
         return _complain(f"{error}, and all workers of this node with it", GAVE_UP_STATUS)
@@ -177,21 +241,20 @@ def _serve(agent: Agent, options: argparse.Namespace) -> int:
 def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     """Return what torchrun tells each worker beside its rank."""
     max_restarts = options.process_restarts_max if options.recovers else options.max_restarts
-    variables = {
+    return {
         MAX_RESTARTS: str(max_restarts),
         RUN_ID: options.rdzv_id,
+        # Also for one worker: a process whose imports start threads cannot be forked.
+        NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, "1"),
     }
-    if options.nproc_per_node > 1 and NUM_THREADS not in os.environ:
-        variables[NUM_THREADS] = "1"
-    return variables
 
 
 def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
     return AgentOptions(
         node=options.node_name,
         host=host,
-        num_local_ranks=options.nproc_per_node,
+        num_local_ranks=options.workers_per_node,
         num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
         stop_deadline_s=options.stop_deadline_s,
@@ -200,7 +263,7 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],
-            num_local_ranks=options.nproc_per_node,
+            num_local_ranks=options.workers_per_node,
             num_shards=options.shards or 1,
             is_sharded=options.shards is not None,
             join_deadline_s=options.join_deadline_s,
@@ -219,7 +282,7 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
 
 
 def _announce(run_id: str, address: str) -> None:
-    from resilience.agent.rendezvous import name_leader
+    from resilience.agent.coordination.rendezvous import name_leader
 
     name_leader(run_id, address)
 
@@ -238,11 +301,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.set_defaults(**_defaults(config.agent))
     options = parser.parse_args(words)
     options.program = _program(parser, command)
-    world_size = options.nnodes[0] * options.nproc_per_node
+    world_size = options.nnodes[0] * options.workers_per_node
     if options.shards and world_size % options.shards:
         parser.error(
             f"argument --shards: {options.shards} does not divide the world size {world_size} "
-            f"(--nnodes {options.nnodes[0]} x --nproc-per-node {options.nproc_per_node})"
+            f"(--nnodes {options.nnodes[0]} x --nproc-per-node {options.workers_per_node})"
         )
     options.node_name = options.node_name or socket.gethostname()
     _complete(parser, options)
@@ -251,20 +314,25 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _defaults(config: AgentConfig) -> dict[str, Any]:
     """Return what a file says by the names of options, which are those of the settings."""
+    recovery = config.checkpointless
     return {
+        **config.model_dump(),
         "nnodes": (config.nodes_min, config.nodes_max),
-        "nproc_per_node": config.workers_per_node,
-        "shards": config.shards,
-        "join_deadline_s": config.join_deadline_s,
-        "recovers": config.checkpointless is not None,
-        "max_restarts": config.max_restarts,
-        **(config.checkpointless.model_dump() if config.checkpointless else {}),
+        "recovers": recovery is not None,
+        **(recovery.model_dump() if recovery else {}),
     }
 
 
 def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Hold options against each other, and fill in those that depend on others."""
     low, high = options.nnodes
+    if high < low:
+        parser.error(f"argument --config: agent.nodes_max {high} is less than nodes_min {low}")
+    if not options.recovers and options.warm == "program":
+        parser.error(
+            "argument --warm: program is not allowed with --no-recovery, under which no worker "
+            "waits in a block; want imports"
+        )
     if not options.recovers and (options.standby_nodes or high > low):
         option = "--standby-nodes" if options.standby_nodes else "--nnodes"
         value = options.standby_nodes or f"{low}:{high}"
@@ -310,62 +378,13 @@ def _make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_config_argument(parser)
-    add = parser.add_argument
-    add("--nnodes", type=_nodes, default=(1, 1), metavar="MIN:MAX",
-        help="nodes of the job; those beyond MIN stand by (default 1)")  # fmt: skip
-    add("--standby-nodes", type=count, default=0, help="further nodes that stand by (default 0)")
-    add("--nproc-per-node", type=positive, default=1, help="workers of each node (default 1)")
-    add("--shards", type=positive, metavar="N",
-        help="ranks that together hold one copy of the state (default: each has one)")  # fmt: skip
-    add("--rdzv-endpoint", default="127.0.0.1:29500", type=_endpoint, metavar="HOST:PORT",
-        help="where agents find each other first")  # fmt: skip
-    add("--rdzv-id", default="0", help="name of this run at the endpoint")
-    add("--local-addr", help="address of this node for the others (default: found)")
-    add("--node-name", help="name of this node (default: its host name)")
-    add("--run-dir", type=Path, default=Path("run"), help="folder for events and logs")
-    add("--no-recovery", dest="recovers", action="store_false",
+    add_options(parser, _Start, notes={"nnodes": "1"})
+    parser.add_argument("--no-recovery", dest="recovers", action="store_false",
         help="at a fault end all workers of all nodes and start them again")  # fmt: skip
-    add("--max-restarts", type=count, default=0, metavar="N",
-        help="how often that is done in the run (default 0)")  # fmt: skip
-    add("--spares", dest="spares_per_node", type=count,
-        help="warm processes without a rank (default 1; without recovery 0)")  # fmt: skip
-    add("--warm", choices=("imports", "program"), default="imports",
-        help="how far a spare comes: imports, or the program up to its block, which then may "
-             "not read RANK before it (default imports)")  # fmt: skip
-    add("--preload", action="append",
-        help="module that is imported once (default torch and torch._dynamo)")  # fmt: skip
-    add("--hang-deadline-s", type=seconds, default=300.0,
-        help="no progress of any rank for this long is a hang (default 300)")  # fmt: skip
-    add("--stop-deadline-s", type=seconds, default=15.0,
-        help="how long a worker may take to stop after a fault (default 15)")  # fmt: skip
-    add("--term-deadline-s", type=seconds,
-        help="how long workers may take to end after SIGTERM "
-             "(default 15; without recovery 30)")  # fmt: skip
-    add("--join-deadline-s", type=seconds, default=120.0,
-        help="how long nodes and replacements may take to come (default 120)")  # fmt: skip
-    add("--restarts-max", dest="process_restarts_max", type=count, default=10,
-        help="replacements within 6 h, or as long as --config says (default 10)")  # fmt: skip
-    add("--restarts-without-progress-max", type=count, default=3,
-        help="faults in a row without a committed step (default 3)")  # fmt: skip
-    add("--transfer-buffer-mib", type=positive, default=32,
-        help="shared memory of each worker for moving state (default 32)")  # fmt: skip
-    add("--memoryd", action="append", default=[], metavar="ARGUMENT",
-        help="an argument for the checkpoint daemon that --config describes")  # fmt: skip
+    add_options(parser, AgentConfig, _JOB, names=_NAMES)
+    add_options(parser, CheckpointlessSettings, _RECOVERY, names=_NAMES, notes=_NOTES)
     parser.set_defaults(restart_window_s=21600.0)
     return parser
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    numbers = (positive(low), positive(high or low))
-    if numbers[0] > numbers[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} has more nodes at least than at most")
-    return numbers
-
-
-def _endpoint(text: str) -> str:
-    parse_endpoint(text)
-    return text
 
 
 def _check_memory(size_bytes: int) -> None:

@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from resilience.agent.coordinator import take_over
-from resilience.agent.crew import Crew
-from resilience.agent.failures import Failures
-from resilience.agent.hang import STOPPED_STATES, find_hang, is_silent
-from resilience.agent.membership import State
+from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.succession import Succession
 from resilience.agent.options import AgentOptions
-from resilience.agent.output import say
+from resilience.agent.processes.crew import Crew
+from resilience.agent.processes.failures import Failures
+from resilience.agent.processes.hang import STOPPED_STATES, find_hang, is_silent
+from resilience.agent.processes.output import say
+from resilience.agent.processes.workers import Worker, WorkerPool
 from resilience.agent.services.services import Services
-from resilience.agent.succession import Succession
 from resilience.agent.watch import Watch
-from resilience.agent.workers import Worker, WorkerPool
 from resilience.comm.messages import (
     Beat,
     Break,
@@ -46,7 +46,7 @@ LAST_WORDS_S = 5.0
 GOOD_END_S = 60.0
 """How long they may take once it has ended well: what follows a block may still write."""
 _ASKED = "asked to end"
-STARTS_MAX = 3
+_STARTS_MAX = 3
 """Failed starts in a row that a run which has begun takes."""
 LOST_STATUS = 69
 """Exit status of an agent that found no coordinator any more."""
@@ -237,7 +237,7 @@ class Agent:
         self._failures.open(opening)
         self._opening, self._is_broken = opening, False
         known, self._reports = self._reports, {}
-        self._events.generation = opening.generation
+        self._events.enter(opening.generation)
         self._crew.put_off_refill(time.monotonic())
         for local_rank, worker in self._crew.ranks.items():
             rank = opening.rank + local_rank
@@ -421,12 +421,16 @@ class Agent:
         self._succession.tell(failed)
 
     def _fail_start(self, worker: Worker) -> None:
-        """Try a start again in a run that has begun; then do without spares, or leave the run."""
+        """Try a start again in a run that has begun; then end it, or do without."""
         self._num_failed_starts += 1
-        if self._opening is not None and self._num_failed_starts < STARTS_MAX:
+        if self._opening is not None and self._num_failed_starts < _STARTS_MAX:
             self._crew.add_missing()
             return
         text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
+        self._give_up_start(worker, text)
+
+    def _give_up_start(self, worker: Worker, text: str) -> None:
+        """Do without spares, or leave the run."""
         if self._opening is not None and self._crew.is_whole:
             # The run has all that it needs now.
             self._say(f"{text}; the run goes on without spares on this node")

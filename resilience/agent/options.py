@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from resilience.agent.membership import Options
+from resilience.agent.coordination.membership import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from resilience.agent.agent import STARTS_MAX, Agent
-from resilience.agent.workers import Worker
+from resilience.agent.agent import Agent
+from resilience.agent.processes.workers import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
 
 _ASKED_STATUS = 128 + signal.SIGTERM
@@ -93,13 +93,8 @@ class RestartingAgent(Agent):
                 )
             )
 
-    def _fail_start(self, worker: Worker) -> None:
-        """Try a start again in a run that has begun; then end the run."""
-        self._num_failed_starts += 1
-        if self._opening is not None and self._num_failed_starts < STARTS_MAX:
-            self._crew.add_missing()
-            return
-        text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
+    def _give_up_start(self, worker: Worker, text: str) -> None:
+        """End the run: it has no spares to do without."""
         words = f"{text}: {worker.last_words}" if worker.last_words else text
         status = _shell_status(worker)
         rank = self._rank(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from resilience.state.move import run_transfers
 from resilience.state.report import Phase, Report
 from resilience.state.shared import SharedState
 from resilience.state.transfer_buffer import TransferBuffer
-from resilience.state.view import StateView
+from resilience.state.view import StateView, ViewWithRest
 
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,7 +53,7 @@ class Members(Protocol):
         ...
 
     def is_current(self) -> bool:
-        """Say whether the generation still goes on."""
+        """Return whether the generation still goes on."""
         ...
 
     def check(self) -> None:
@@ -132,14 +132,32 @@ class Recovery:
         self._is_healthy = True
         self._is_guarded = False
 
+    @property
+    def step(self) -> int:
+        """Return how many updates this rank's memory has seen."""
+        return self.mark.step
+
+    @property
+    def step_generation(self) -> int:
+        """Return the generation whose gradients made the last of them; -1 where none did."""
+        return self.mark.step_generation
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        """Take over the `rest` of a state that was loaded or made."""
+        self.rest = rest
+
+    def pend(self, values: dict[str, Any]) -> None:
+        """Have values become a part of `rest` when the update of this step has ended."""
+        self.pending = values
+
     def bind(self, view: StateView) -> None:
-        """Take the state that all else is about; before the first `resume`."""
+        """Take the state that all else is about; before each `resume`."""
         self._view = view
 
     def view_with_rest(self) -> StateView:
         """Return the state with the small data of the recovery, as checkpoints need it."""
         assert self._view is not None
-        return _WithRest(self._view, self)
+        return ViewWithRest(self._view, self)
 
     # ---- reports
 
@@ -243,7 +261,7 @@ class Recovery:
             members.mark(Activity.WAITING, plan.step)
         result = run_transfers(
             [(each.source, each.target, each.is_same_node) for each in plan.transfers],
-            view=_WithRest(view, self),
+            view=ViewWithRest(view, self),
             rank=members.rank,
             group=members.group,
             transfer_buffer=self._transfer_buffer,
@@ -347,24 +365,6 @@ class Recovery:
                 f"the state of step {step} has the digest {found}, and had {noted} when its "
                 "last update ended; something has changed it since"
             )
-
-
-class _WithRest:
-    """A view whose small rest carries the recovery's own as well."""
-
-    def __init__(self, view: StateView, recovery: Recovery) -> None:
-        self.replica = view.replica
-        self.shard = view.shard
-        self.tensors = view.tensors
-        self._view = view
-        self._recovery = recovery
-
-    def read_rest(self) -> Mapping[str, Any]:
-        return {"view": self._view.read_rest(), "recovery": self._recovery.rest}
-
-    def write_rest(self, rest: Mapping[str, Any]) -> None:
-        self._view.write_rest(rest["view"])
-        self._recovery.rest = dict(rest["recovery"])
 
 
 @contextmanager

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, StrictBool, StrictInt, TypeAdapter, ValidationError
 
 from resilience.state.layout import Layout
+from resilience.validation import first_problem
 
 LINE_BYTES_MAX = 64 << 20
 """No honest message is longer; 1024 reports take about a megabyte."""
@@ -20,13 +23,15 @@ LINE_BYTES_MAX = 64 << 20
 class Message:
     """Root of all messages."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Message):
     """Worker to agent: the process is warm and waits for a rank, or has one already."""
 
-    pid: int
-    has_block: bool = False
+    pid: StrictInt
+    has_block: StrictBool = False
     """The program has reached a block, so it can stop and report; otherwise it can only end."""
 
 
@@ -34,15 +39,15 @@ class Ready(Message):
 class Failed(Message):
     """Worker to agent, agent to coordinator: a fault that ends the generation."""
 
-    generation: int
-    rank: int
+    generation: StrictInt
+    rank: StrictInt
     reason: str
     """exception, died, hung, corrupt, group or node lost."""
     text: str
     """One line for a person."""
     details: str = ""
     """A traceback, where there is one."""
-    status: int = 1
+    status: StrictInt = 1
     """Exit status of a run that ends for this fault alone."""
 
 
@@ -50,8 +55,8 @@ class Failed(Message):
 class Stopped(Message):
     """Worker to agent, agent to coordinator: the training thread of this rank has stopped."""
 
-    generation: int
-    rank: int
+    generation: StrictInt
+    rank: StrictInt
     report: Mapping[str, Any]
 
 
@@ -59,9 +64,9 @@ class Stopped(Message):
 class Finished(Message):
     """Worker to agent, agent to coordinator: the block has returned, or must not be run again."""
 
-    generation: int
-    rank: int
-    status: int
+    generation: StrictInt
+    rank: StrictInt
+    status: StrictInt
     """Exit status that the worker will end with."""
     text: str = ""
 
@@ -70,10 +75,10 @@ class Finished(Message):
 class Open(Message):
     """Coordinator to agent, agent to worker: a generation begins."""
 
-    generation: int
-    rank: int
+    generation: StrictInt
+    rank: StrictInt
     """Between coordinator and agent the node's first; the agent gives each worker its own."""
-    local_rank: int
+    local_rank: StrictInt
     layout: Layout
     store: str
     """HOST:PORT of the TCPStore that outlives the workers."""
@@ -85,7 +90,7 @@ class Open(Message):
 class Break(Message):
     """Coordinator to agent, agent to worker: the generation is over, stop and report."""
 
-    generation: int
+    generation: StrictInt
     reason: str
 
 
@@ -93,7 +98,7 @@ class Break(Message):
 class ReplaceRank(Message):
     """Coordinator to agent: end the process of this rank and give the rank to another."""
 
-    rank: int
+    rank: StrictInt
     reason: str
 
 
@@ -101,7 +106,7 @@ class ReplaceRank(Message):
 class End(Message):
     """Coordinator to agent, agent to worker: the run is over."""
 
-    status: int
+    status: StrictInt
     reason: str
 
 
@@ -112,7 +117,7 @@ class Join(Message):
     node: str
     address: str
     """HOST:PORT at which the agent can be reached should it become the coordinator."""
-    generation: int = -1
+    generation: StrictInt = -1
     """The newest generation that the agent has seen."""
     layout: Layout | None = None
     """Who held what in it."""
@@ -135,8 +140,9 @@ _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (Ready, Failed, Stopped, Finished, Open, Break, ReplaceRank, End, Join, Beat)
 }
-_LAYOUTS = ("Layout", "Layout | None")
-M = TypeVar("M", bound=Message)
+_ADAPTERS: dict[str, TypeAdapter[Message]] = {
+    name: TypeAdapter(kind) for name, kind in _KINDS.items()
+}
 
 
 def encode(message: Message) -> bytes:
@@ -151,52 +157,13 @@ def decode(line: bytes) -> Message:
         data = json.loads(line)
     except RecursionError as error:
         raise ValueError(f"no message: {line[:80]!r}") from error
-    name = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(name, str) or name not in _KINDS:
+    name = data.pop("kind", None) if isinstance(data, dict) else None
+    if not isinstance(name, str) or name not in _ADAPTERS:
         raise ValueError(f"no message: {line[:80]!r}")
-    kind = _KINDS[name]
-    values = {key: _freeze(value) for key, value in data.items() if key != "kind"}
-    for each in fields(kind):
-        if each.name not in values:
-            continue
-        if str(each.type) in _LAYOUTS and values[each.name] is not None:
-            values[each.name] = Layout.from_json(values[each.name])
-        elif not _fits(values[each.name], str(each.type)):
-            raise ValueError(f"no {name}: {each.name} is {values[each.name]!r:.80}")
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"no {name}: {error}") from error
-
-
-def _freeze(value: Any) -> Any:
-    """Return lists of the outermost two levels as tuples."""
-    if not isinstance(value, list):
-        return value
-    return tuple(tuple(each) if isinstance(each, list) else each for each in value)
-
-
-def _fits(value: Any, kind: str) -> bool:
-    """Say whether a value is what a field is declared to hold."""
-    if kind in _LAYOUTS:
-        return kind == "Layout | None"
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool)
-    if kind == "bool":
-        return isinstance(value, bool)
-    if kind == "str":
-        return isinstance(value, str)
-    if kind.startswith("tuple["):
-        inner = kind.removeprefix("tuple[").removesuffix("]").removesuffix(", ...")
-        if not isinstance(value, tuple):
-            return False
-        if inner == "tuple[str, str]":
-            return all(
-                isinstance(each, tuple) and [type(part) for part in each] == [str, str]
-                for each in value
-            )
-        return all(_fits(each, inner) for each in value)
-    return isinstance(value, dict)
+        return _ADAPTERS[name].validate_python(data)
+    except ValidationError as error:
+        raise ValueError(f"no {name}: {first_problem(error)}") from error
 
 
 class LineReader:

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from resilience.data.errors import CacheFullError, DamagedBatchError, DataCacheError
@@ -254,12 +253,7 @@ class CachedLoader:
     def __enter__(self) -> CachedLoader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _find(self, number: int) -> tuple[bytes, memoryview]:

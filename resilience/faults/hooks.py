@@ -6,44 +6,41 @@ backward gets to the layer, before that layer's own gradients are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from resilience.faults.injector import Injector
-
 
 def reach_in_backward(
     layers: Sequence[nn.Module],
-    injector: Injector,
     *,
-    step: Callable[[], int],
+    places: Collection[str],
+    reach: Callable[[str], None],
     is_reducing: Callable[[], bool] = lambda: True,
 ) -> tuple[RemovableHandle, ...]:
-    """Let the injector reach `backward` and `reduction` in the backward pass of `layers`.
+    """Have `reach` called at `backward` and `reduction` in the backward pass of `layers`.
 
     The layers are those of the model in the order of its forward pass, wrapped already.
     `backward` is reached at the layer in the middle, `reduction` at the first one, when
     most gradients are there and have been handed to the reduction. `is_reducing` says
     whether this micro batch's backward reduces; it is asked in the forward pass, and
     neither place is reached where it does not. Hooks nothing, and returns no handles,
-    where neither place is scheduled for this rank.
+    for a place that is not among `places`.
     """
     layer_of = {"backward": layers[len(layers) // 2], "reduction": layers[0]}
     return tuple(
-        layer.register_forward_hook(partial(_hook_output, injector, place, step, is_reducing))
+        layer.register_forward_hook(partial(_hook_output, reach, place, is_reducing))
         for place, layer in layer_of.items()
-        if injector.is_scheduled(place)
+        if place in places
     )
 
 
 def _hook_output(
-    injector: Injector,
+    reach: Callable[[str], None],
     place: str,
-    step: Callable[[], int],
     is_reducing: Callable[[], bool],
     _layer: nn.Module,
     _inputs: Any,
@@ -52,9 +49,7 @@ def _hook_output(
     outputs = (each for each in _tensors(output) if each.requires_grad)
     first = next(outputs, None)
     if first is not None and is_reducing():
-        first.register_hook(  # type: ignore[no-untyped-call]
-            lambda _: injector.reach(place, step())
-        )
+        first.register_hook(lambda _: reach(place))  # type: ignore[no-untyped-call]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

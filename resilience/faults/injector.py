@@ -67,7 +67,7 @@ class Injector:
             self._sign_in(seat.local_rank)
 
     def is_scheduled(self, *places: str) -> bool:
-        """Say whether this rank may yet get a fault in one of the places."""
+        """Return whether this rank may yet get a fault in one of the places."""
         return any(fault.place in places for _, fault in self._pending)
 
     def reach(self, place: str, step: int) -> None:

@@ -12,20 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from resilience.settings import FaultKind as Kind
+from resilience.settings import FaultPlace as Place
 from resilience.state.layout import Layout
 
-Kind = Literal["exception", "sigkill", "sigstop", "exit", "corrupt", "slow"]
-Place = Literal[
-    "forward",
-    "backward",
-    "reduction",
-    "gate",
-    "before_update",
-    "within_update",
-    "after_update",
-    "data",
-    "recovery",
-]
 CorruptTensor = Literal["parameter", "moment"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -164,7 +154,7 @@ def _begins_recovery(kind: str, place: str) -> bool:
 
 
 def _has_cause(fault: Fault, faults: Sequence[Fault]) -> bool:
-    """Say whether training goes on from some other fault at the step of this one or later."""
+    """Return whether training goes on from some other fault at the step of this one or later."""
     return any(
         _begins_recovery(other.kind, other.place) and other.step >= fault.step for other in faults
     )

@@ -83,7 +83,7 @@ class Generation:
         return self._world.lock
 
     def is_current(self) -> bool:
-        """Say whether the generation still goes on."""
+        """Return whether the generation still goes on."""
         return self.broken is None and not self._world.is_broken
 
     def check(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
+
+from pydantic import ConfigDict, StrictBool, StrictInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +28,15 @@ class Seat:
 class Layout:
     """The ranks of one generation: those of the first node, then those of the next."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     nodes: tuple[str, ...]
     """Names of the nodes in the order of their ranks."""
-    num_local_ranks: int
+    num_local_ranks: StrictInt
     """Ranks of each node."""
-    num_shards: int
+    num_shards: StrictInt
     """Ranks that together hold one copy of the state."""
-    is_sharded: bool
+    is_sharded: StrictBool
     """Whether shards have names, as they also have where one rank holds all that there are."""
 
     def __post_init__(self) -> None:
@@ -85,34 +89,6 @@ class Layout:
     def index_of(self, node: str) -> int:
         """Return the position of a node, -1 for one that has no ranks."""
         return self.nodes.index(node) if node in self.nodes else -1
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the layout as JSON data."""
-        return {
-            "nodes": list(self.nodes),
-            "num_local_ranks": self.num_local_ranks,
-            "num_shards": self.num_shards,
-            "is_sharded": self.is_sharded,
-        }
-
-    @classmethod
-    def from_json(cls, data: Any) -> Layout:
-        """Read back what `to_json` returned; raises ValueError for anything else."""
-        kinds = {"num_local_ranks": int, "num_shards": int, "is_sharded": bool}
-        if not isinstance(data, Mapping) or set(data) != {"nodes", *kinds}:
-            raise ValueError(f"no layout: {data!r:.80}")
-        nodes = data["nodes"]
-        if not isinstance(nodes, (list, tuple)) or any(type(node) is not str for node in nodes):
-            raise ValueError(f"no layout: nodes is {nodes!r:.80}")
-        for name, kind in kinds.items():
-            if type(data[name]) is not kind:
-                raise ValueError(f"no layout: {name} is {data[name]!r:.80}")
-        return cls(
-            nodes=tuple(nodes),
-            num_local_ranks=data["num_local_ranks"],
-            num_shards=data["num_shards"],
-            is_sharded=data["is_sharded"],
-        )
 
 
 def make_layout(

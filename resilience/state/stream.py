@@ -33,7 +33,7 @@ class Stream:
     def __init__(self, tensors: Sequence[NamedTensor], *, is_read: bool) -> None:
         self._tensors = iter([each.tensor for each in tensors if each.tensor.numel()])
         self._is_read = is_read
-        self._memory: _HostMemory | _DeviceMemory | None = None
+        self._memory: _DeviceMemory | None = None
         self._offset = 0
 
     def pass_chunk(self, chunk: Bytes) -> int:
@@ -57,34 +57,6 @@ class Stream:
                 memory.close()
                 self._memory = None
         return checksum.intdigest()
-
-
-class _HostMemory:
-    """A tensor's bytes that can be read and written where they are, or in its copy."""
-
-    def __init__(self, flat: Tensor, copied_to: Tensor | None = None) -> None:
-        self.num_bytes = flat.numel()
-        self._flat = flat
-        self._bytes: Bytes = flat.numpy()
-        self._copied_to = copied_to
-
-    def read(self, offset: int, block: Bytes) -> Bytes:
-        """Copy into the block; returns the memory that it came from."""
-        part = self._bytes[offset : offset + len(block)]
-        block[:] = part
-        return part
-
-    def write(self, offset: int, block: Bytes) -> Bytes:
-        """Copy from the block; returns the memory that it went to."""
-        part = self._bytes[offset : offset + len(block)]
-        part[:] = block
-        return part
-
-    def close(self) -> None:
-        """Bring into the tensor what was written beside it."""
-        if self._copied_to is not None:
-            target = self._copied_to
-            target.copy_(self._flat.view(target.dtype).view(target.shape))
 
 
 class _DeviceMemory:
@@ -112,7 +84,23 @@ class _DeviceMemory:
             target.copy_(self._flat.view(target.dtype).view(target.shape))
 
 
-def _open(tensor: Tensor, *, is_read: bool) -> _HostMemory | _DeviceMemory:
+class _HostMemory(_DeviceMemory):
+    """A tensor's bytes that can be read and written where they are, or in its copy."""
+
+    def read(self, offset: int, block: Bytes) -> Bytes:
+        """Copy into the block; returns the memory that it came from."""
+        part: Bytes = self._flat[offset : offset + len(block)].numpy()
+        block[:] = part
+        return part
+
+    def write(self, offset: int, block: Bytes) -> Bytes:
+        """Copy from the block; returns the memory that it went to."""
+        part: Bytes = self._flat[offset : offset + len(block)].numpy()
+        part[:] = block
+        return part
+
+
+def _open(tensor: Tensor, *, is_read: bool) -> _DeviceMemory:
     kind = _HostMemory if tensor.device.type == "cpu" else _DeviceMemory
     if tensor.is_contiguous():
         return kind(flat_bytes(tensor))

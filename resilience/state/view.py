@@ -61,3 +61,42 @@ class Movable(Protocol):
         Setting their `data` moves the state; None where that would not move all of it.
         """
         ...
+
+
+@runtime_checkable
+class Distributed(Protocol):
+    """What a view offers beside, if torch.distributed.checkpoint can save its tensors."""
+
+    def entries(self) -> Mapping[str, Tensor]:
+        """Return the tensors by name as torch has them: some may be DTensors."""
+        ...
+
+
+class HasRest(Protocol):
+    """Who keeps small data beside a state."""
+
+    rest: dict[str, Any]
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        """Take over what a state that has arrived brings with it."""
+        ...
+
+
+class ViewWithRest:
+    """A view whose small rest carries that of its keeper as well."""
+
+    def __init__(self, view: StateView, keeper: HasRest) -> None:
+        self.replica = view.replica
+        self.shard = view.shard
+        self.tensors = view.tensors
+        self._view = view
+        self._keeper = keeper
+
+    def read_rest(self) -> Mapping[str, Any]:
+        """Return both."""
+        return {"view": self._view.read_rest(), "recovery": self._keeper.rest}
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take over both."""
+        self._view.write_rest(rest["view"])
+        self._keeper.take_rest(dict(rest["recovery"]))

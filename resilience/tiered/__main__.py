@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.arguments import read_token, seconds
+from resilience.arguments import read_as, read_token
+from resilience.settings import Seconds
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.memoryd.options import default_folder
 from resilience.tiered.status import Told, ask_daemon, find_folders, render_status
@@ -81,7 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"the daemon's folder (default: {_FOLDER}, else /dev/shm/memoryd-UID)",
     )  # fmt: skip
     wait.add_argument(
-        "--timeout-s", type=seconds, default=60.0, metavar="N",
+        "--timeout-s", type=read_as(Seconds), default=60.0, metavar="N",
         help="how long to wait at most (default 60)",
     )  # fmt: skip
     status = commands.add_parser(

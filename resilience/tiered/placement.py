@@ -222,7 +222,7 @@ def _match(nodes: Sequence[Node], cost: Cost, *, is_near_wanted: bool = False) -
             return found
     size = len(nodes)
     ranked = sorted(
-        (price, _mix(nodes[giver].name, nodes[receiver].name), giver, receiver)
+        (price, mix(nodes[giver].name, nodes[receiver].name), giver, receiver)
         for giver in range(size)
         for receiver in range(size)
         if (price := cost(giver, receiver)) < _FORBIDDEN
@@ -248,7 +248,7 @@ def _match_on_ring(nodes: Sequence[Node], cost: Cost, *, is_near_wanted: bool) -
     Where near is wanted each switch is a ring of its own. Of pairs in one failure domain
     none is left that an exchange can part, so that as many as can be are far.
     """
-    order = sorted(range(len(nodes)), key=lambda each: _mix(nodes[each].name))
+    order = sorted(range(len(nodes)), key=lambda each: mix(nodes[each].name))
     rings: dict[str, list[int]] = defaultdict(list)
     for each in order:
         rings[nodes[each].switch if is_near_wanted else ""].append(each)
@@ -323,7 +323,7 @@ def _pair(nodes: Sequence[Node]) -> tuple[list[tuple[int, int]], int | None]:
         (
             nodes[one].domain == nodes[other].domain,
             _is_near(nodes[one], nodes[other]),
-            _mix(nodes[one].name, nodes[other].name),
+            mix(nodes[one].name, nodes[other].name),
             one,
             other,
         )
@@ -342,7 +342,7 @@ def _pair(nodes: Sequence[Node]) -> tuple[list[tuple[int, int]], int | None]:
 
 def _pair_on_ring(nodes: Sequence[Node]) -> tuple[list[tuple[int, int]], int | None]:
     """Pair each with the next of another failure domain, in an order mixed from names."""
-    order = sorted(range(len(nodes)), key=lambda each: _mix(nodes[each].name))
+    order = sorted(range(len(nodes)), key=lambda each: mix(nodes[each].name))
     pairs: list[tuple[int, int]] = []
     waiting: list[int] = []
     for each in order:
@@ -374,7 +374,7 @@ def _join_third(nodes: Sequence[Node], groups: list[list[int]], left: int) -> No
 
     def price(group: Sequence[int]) -> tuple[int, bytes]:
         num_shared = 3 - len({nodes[each].domain for each in (*group, left)})
-        return num_shared, _mix(nodes[left].name, *(nodes[each].name for each in group))
+        return num_shared, mix(nodes[left].name, *(nodes[each].name for each in group))
 
     min(groups, key=price).append(left)
 
@@ -395,6 +395,7 @@ def _describe(own: Node, peers: Sequence[Peer], replicas: int, num_nodes: int) -
     return listed
 
 
-def _mix(*names: str) -> bytes:
+def mix(*names: str) -> bytes:
+    """Return an order that is the same on all nodes, and another one for other names."""
     joined = "\n".join(names).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(joined, digest_size=8).digest()

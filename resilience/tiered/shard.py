@@ -10,23 +10,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import xxhash
+from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+
+from resilience.validation import first_problem
 
 ALIGNMENT_BYTES = 64
 PIECE_BYTES = 8 << 20
 FORMAT = 1
+_Whole = Annotated[int, Field(strict=True, ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ShardId:
     """Which shard of which step of which job."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     namespace: str
-    step: int
+    step: _Whole
     """Updates that the state has seen."""
-    generation: int
+    generation: StrictInt
     """Whose gradients made the last update: two histories of one step never mix."""
     shard: str
 
@@ -35,15 +41,17 @@ class ShardId:
 class TensorPlace:
     """Where a tensor lies in its shard."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     name: str
     dtype: str
     """As torch names it, without `torch.`."""
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
-    full_shape: tuple[int, ...]
+    shape: tuple[_Whole, ...]
+    offset: _Whole
+    num_bytes: _Whole
+    full_shape: tuple[_Whole, ...]
     """Shape of the whole tensor that this is a part of."""
-    begin: tuple[int, ...]
+    begin: tuple[_Whole, ...]
     """Where in the whole tensor this part begins, by dim."""
 
 
@@ -51,12 +59,14 @@ class TensorPlace:
 class ShardMeta:
     """All that is known of a shard without its bytes."""
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     id: ShardId
-    num_shards: int
+    num_shards: _Whole
     """How many shards make the step whole."""
-    num_bytes: int
+    num_bytes: _Whole
     tensors: tuple[TensorPlace, ...]
-    checksums: tuple[int, ...]
+    checksums: tuple[_Whole, ...]
     """xxh3_64 of each piece of PIECE_BYTES, the last may be shorter."""
     rest: Mapping[str, Any]
     """The small rest of the state, as JSON data."""
@@ -94,21 +104,11 @@ def encode_meta(meta: ShardMeta) -> bytes:
 def decode_meta(text: bytes) -> ShardMeta:
     """Read a meta back; raises ValueError for what is none."""
     try:
-        content = _check_format(json.loads(text))
-        tensors = tuple(_place(each) for each in content.pop("tensors"))
-        checksums = tuple(_whole(each) for each in content.pop("checksums"))
-        meta = ShardMeta(
-            id=_id(content.pop("id")),
-            num_shards=_whole(content.pop("num_shards")),
-            num_bytes=_whole(content.pop("num_bytes")),
-            tensors=tensors,
-            checksums=checksums,
-            rest=_mapping(content.pop("rest")),
-        )
-    except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
+        meta = _META.validate_python(_check_format(json.loads(text)))
+    except ValidationError as error:
+        raise ValueError(f"no description of a shard: {first_problem(error)}") from error
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"no description of a shard: {error}") from error
-    if content:
-        raise ValueError(f"no description of a shard: unknown {', '.join(content)}")
     _check(meta)
     return meta
 
@@ -126,7 +126,7 @@ def _values(value: ShardMeta | ShardId | TensorPlace) -> dict[str, Any]:
 
 
 def _check_format(content: Any) -> Any:
-    if content.pop("format") != FORMAT:
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise ValueError("another format")
     return content
 
@@ -141,46 +141,4 @@ def _check(meta: ShardMeta) -> None:
     check_bounds(meta.tensors, meta.num_bytes)
 
 
-def _id(fields: Mapping[str, Any]) -> ShardId:
-    return ShardId(
-        namespace=_text(fields["namespace"]),
-        step=_whole(fields["step"]),
-        generation=_integer(fields["generation"]),
-        shard=_text(fields["shard"]),
-    )
-
-
-def _place(fields: Mapping[str, Any]) -> TensorPlace:
-    return TensorPlace(
-        name=_text(fields["name"]),
-        dtype=_text(fields["dtype"]),
-        shape=tuple(_whole(each) for each in fields["shape"]),
-        offset=_whole(fields["offset"]),
-        num_bytes=_whole(fields["num_bytes"]),
-        full_shape=tuple(_whole(each) for each in fields["full_shape"]),
-        begin=tuple(_whole(each) for each in fields["begin"]),
-    )
-
-
-def _integer(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{value!r:.40} is no integer")  # noqa: TRY004 - a value of JSON
-    return value
-
-
-def _whole(value: Any) -> int:
-    if _integer(value) < 0:
-        raise ValueError(f"{value} is negative")
-    return int(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004
-    return value
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.40} is no object")  # noqa: TRY004
-    return value
+_META = TypeAdapter(ShardMeta)

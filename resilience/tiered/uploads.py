@@ -7,7 +7,6 @@ first, then the newest goes. Equal bytes go once a job, whoever holds them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from resilience.tiered.catalog import (
     judge_steps,
     step_of,
 )
+from resilience.tiered.placement import mix
 from resilience.tiered.shard import ShardId
 
 
@@ -332,9 +332,4 @@ def _pick(view: View, tier: LowerTier, digest: str, holders: Collection[str]) ->
         for each in view.sendings
         if each.tier == tier and each.digest == digest and each.node in holders
     ]
-    return min(begun) if begun else max(holders, key=lambda node: (_mix(digest, node), node))
-
-
-def _mix(*texts: str) -> bytes:
-    joined = "\n".join(texts).encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(joined, digest_size=8).digest()
+    return min(begun) if begun else max(holders, key=lambda node: (mix(digest, node), node))

@@ -108,7 +108,7 @@ def test_memory_without_a_recovery_has_no_peak_of_one():
     [
         pytest.param({}, True, id="nothing"),
         pytest.param({"modules": ["resilience.comm.gate"]}, False, id="module"),
-        pytest.param({"threads": ["MainThread", "agent-link"]}, False, id="thread"),
+        pytest.param({"threads": ["MainThread", "writer"]}, False, id="thread"),
         pytest.param({"collectives": {"c10d.allreduce_.default": 13}}, False, id="collective"),
     ],
 )
@@ -126,7 +126,7 @@ def test_what_a_worker_without_recovery_met_is_judged(change, is_clean):
 
 
 def test_worker_without_recovery_meets_nothing_of_it(tmp_path):
-    """No thread, no module and no collective more than data parallel training needs."""
+    """No thread, no module of recovery and no collective more than data parallel training needs."""
     met = [run_off(tmp_path / str(steps), steps) for steps in overhead.OFF_STEPS]
 
     num_steps = overhead.OFF_STEPS[1] - overhead.OFF_STEPS[0]

@@ -12,12 +12,12 @@ import jsonschema
 import pytest
 import yaml
 
-from launcher.commands.docstrings import field_docstrings
 from launcher.commands.schema import recipe_schema, recipe_schema_text
 from launcher.job import Job, cluster
 from launcher.job.fields import Section
 from launcher.job.workload import LlamaModel, Transformer
 from launcher.paths import shipped_folder
+from resilience.docstrings import field_docstrings
 from tests.launcher.shipped import RECIPES
 
 SCHEMA = recipe_schema()
@@ -200,4 +200,4 @@ def test_the_job_is_imported_without_reading_its_source() -> None:
 
     loaded = set(done.stdout.split())
     assert "launcher.job" in loaded
-    assert {"launcher.commands.docstrings", "launcher.commands.schema"} & loaded == set()
+    assert {"resilience.docstrings", "launcher.commands.schema"} & loaded == set()

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 def test_file_says_what_the_recipe_says(path: Path) -> None:
     given = agent(path)
 
-    assert (given.nnodes, given.nproc_per_node, given.recovers) == ((2, 2), 2, True)
+    assert (given.nnodes, given.workers_per_node, given.recovers) == ((2, 2), 2, True)
     assert (given.hang_deadline_s, given.spares_per_node) == (10.0, 1)
     assert memoryd(path).budget_bytes == 32 << 20
 

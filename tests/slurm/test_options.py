@@ -14,6 +14,7 @@ from launcher.clusters.sbatch_lines import option_line
 from launcher.clusters.slurm import JOB_SCRIPT
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError
+from resilience.node_config import read_node_config
 from tests.slurm.jobs import Run, Slurm
 
 # What a recipe may hold on one line, except blanks at either end, which squeue does not show.
@@ -115,7 +116,10 @@ def test_elastic_job_runs_on_the_largest_allowed_number_of_the_nodes_it_is_given
 
     assert run.end() == "COMPLETED"
     assert slurm.field(run.job_id, "NumNodes") == "3"
-    assert ["--nnodes=1:8" in agent["words"] for agent in agents] == [True, True]
+    assert len(agents) == 2
+    config = read_node_config(run.folder / "node.json").agent
+    assert config is not None
+    assert (config.nodes_min, config.nodes_max) == (1, 8)
 
 
 def test_submission_names_the_job(slurm: Slurm, tmp_path: Path):

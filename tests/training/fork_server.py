@@ -68,7 +68,9 @@ def _run(request: dict[str, Any]) -> list[int]:
 
 
 def serve() -> None:
-    importlib.import_module("training.torch_trainer.run")
+    importlib.import_module("training.torch.trainer")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_run(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -16,43 +16,34 @@ from training.__main__ import main
 
 def write_norms(arguments: list[str]) -> int:
     """Take two steps and write the norm before and after clipping, by rank."""
-    import torch
+    from training import coordinator, loop
+    from training.torch import trainer
+    from training.torch.step import TorchStepper, gradient_norm
 
-    from launcher.job import read_job
-    from training.data.loading import open_samples
-    from training.data.rank_batches import RankBatches
-    from training.environment import parse_environment
-    from training.group import open_group
-    from training.plan import plan_split
-    from training.stop import StopSignal
-    from training.torch_trainer.model import build_model
-    from training.torch_trainer.run import make_stepper
-    from training.torch_trainer.step import gradient_norm
-
-    job = read_job(Path(arguments[0].removeprefix("--job=")))
+    # bf16 is refused for a CPU instance, and a machine with GPUs is not needed to look at norms.
+    for module in (coordinator, loop, trainer):
+        module.plan_device_type = lambda job: "cpu"  # type: ignore[attr-defined]
     run_dir = Path(arguments[1].removeprefix("--run-dir="))
-    environment = parse_environment(os.environ)
-    with open_group(environment, node="node-0", device_type="cpu") as group:
-        samples = open_samples(job.data, job.model, run_dir=run_dir, group=group)
-        model = build_model(job, job.trainer, group)
-        stepper = make_stepper(job, model, group, StopSignal())
-        split = plan_split(job, environment.world_size)
-        batches = RankBatches(samples, seed=job.trainer.seed, split=split, rank=environment.rank)
-        norms = []
-        for step in range(2):
-            rows = list(torch.from_numpy(batches.read(step)))
-            before = stepper.run(rows, step=step, lr=1e-3).grad_norm
-            after = gradient_norm(stepper.gradients(), model.num_sharded_copies)
-            norms.append([before.hex(), after.item().hex()])
-    (run_dir / f"norms-{environment.rank}.json").write_text(json.dumps(norms))
-    return 0
+    compute = TorchStepper.compute
+    norms: list[list[str]] = []
+
+    def compute_and_note(stepper: TorchStepper, rows: Any, *, step: int) -> Any:
+        result = compute(stepper, rows, step=step)
+        after = gradient_norm(stepper.gradients(), stepper._model.num_sharded_copies)
+        norms.append([result.grad_norm.hex(), after.item().hex()])
+        return result
+
+    TorchStepper.compute = compute_and_note  # type: ignore[method-assign]
+    status = main(arguments)
+    (run_dir / f"norms-{os.environ['RANK']}.json").write_text(json.dumps(norms))
+    return status
 
 
 def write_small_files(arguments: list[str]) -> int:
-    """Train; files of the checkpoint hold 16 KiB."""
-    from training.torch_trainer import run
+    """Train; files of the model hold 16 KiB."""
+    from training.torch import trainer
 
-    run.write_checkpoint = functools.partial(run.write_checkpoint, file_bytes_max=1 << 14)  # type: ignore[assignment]
+    trainer.write_model = functools.partial(trainer.write_model, file_bytes_max=1 << 14)  # type: ignore[assignment]
     return main(arguments)
 
 
@@ -101,24 +92,45 @@ def die_before_meeting(arguments: list[str]) -> int:
     return _act_on_event("worker_started", rank=1, act=lambda: os._exit(9), arguments=arguments)
 
 
+def be_killed_once(arguments: list[str]) -> int:
+    """Train; the worker of rank TEST_RANK is killed once in the run, in step TEST_STEP."""
+    from training.torch.step import TorchStepper
+
+    marker = Path(arguments[1].removeprefix("--run-dir=")) / "killed"
+    compute = TorchStepper.compute
+
+    def compute_or_die(stepper: TorchStepper, rows: Any, *, step: int) -> Any:
+        is_due = [os.environ["RANK"], str(step)] == [
+            os.environ["TEST_RANK"],
+            os.environ["TEST_STEP"],
+        ]
+        if is_due and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compute(stepper, rows, step=step)
+
+    TorchStepper.compute = compute_or_die  # type: ignore[method-assign]
+    return main(arguments)
+
+
 def spoil_weights(arguments: list[str]) -> int:
     """Train; worker 1's rows of the output layer are spoiled before the first step."""
-    from training.torch_trainer import run
+    from training.torch.trainer import TorchTrainer
 
-    build = run.build_model
+    fill = TorchTrainer.fill
 
-    def build_and_spoil(*parts: Any) -> Any:
+    def fill_and_spoil(trainer: TorchTrainer) -> None:
         import torch
 
-        from training.torch_trainer.initial import local_part
+        from training.torch.initial import local_part
 
-        model = build(*parts)
+        fill(trainer)
         if os.environ["RANK"] == "1":
+            core: Any = trainer._core
             with torch.no_grad():
-                local_part(model.core.lm_head.weight).fill_(float("inf"))
-        return model
+                local_part(core.lm_head.weight).fill_(float("inf"))
 
-    run.build_model = build_and_spoil
+    TorchTrainer.fill = fill_and_spoil  # type: ignore[method-assign]
     return fail_late(arguments)
 
 

@@ -27,6 +27,7 @@ def test_variables_of_torchrun_are_read():
         rank=3,
         local_rank=1,
         world_size=4,
+        local_world_size=None,
         master_addr="host",
         master_port=29500,
         generation=2,

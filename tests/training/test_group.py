@@ -13,10 +13,11 @@ from launcher.job.workload import Jsonl
 from resilience.errors import BrokenError
 from tests.training.groups import make_group
 from tests.training.jobs import make_job
+from training.coordinator import agree_on_name
 from training.data.loading import announce_samples, check_same_samples, open_samples
 from training.data.tokens import Samples
 from training.errors import DataError, GroupError
-from training.meeting import agree_on_name, wait_for_key
+from training.group import go_on, wait_for_key
 from training.stop import EXIT_STATUS, StopSignal
 
 SOON = timedelta(seconds=20)
@@ -71,7 +72,7 @@ def test_sigterm_ends_a_wait():
     signal.setitimer(signal.ITIMER_REAL, 0.1)
     try:
         with pytest.raises(SystemExit) as stopped:
-            wait_for_key(HashStore(), "never", SOON)
+            wait_for_key(HashStore(), "never", SOON, go_on)
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -111,9 +112,8 @@ def test_worker_that_was_replaced_opens_data_beside_those_that_have_it(tmp_path)
     data = Jsonl(kind="jsonl", seq_length=4, path=str(text), text_key="text", tokenizer="bytes")
     model = make_job().model
     samples = open_samples(data, model, run_dir=tmp_path, group=make_group())
-    first = make_group()
-    replaced = make_group(rank=1, store=first.store, node="node-0")
-    replaced = replace(replaced, environment=replace(replaced.environment, local_rank=1))
+    first = make_group(num_local_ranks=2)
+    replaced = make_group(rank=1, store=first.store, num_local_ranks=2)
 
     announce_samples(data, samples, first)
     found = open_samples(data, model, run_dir=tmp_path, group=replaced)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.training.jobs import GPT_OSS, MEGATRON, make_job
+from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome, run_torchrun, run_two_agents
 from training.stop import EXIT_STATUS
 
@@ -74,6 +74,28 @@ def test_workers_meet_again_when_only_one_agent_counts_a_restart(tmp_path):
     assert statuses == [0, 0]
     outcome = Outcome(tmp_path, statuses)
     assert {each.rank: each.generation for each in outcome.named("worker_finished")} == {0: 0, 1: 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(10))
+def test_loop_starts_again_each_time_torchrun_restarts_a_killed_worker(tmp_path, number):
+    job = make_job(trainer={"num_nodes": 2, "num_devices": 1, "max_steps": 8})
+
+    statuses = run_two_agents(
+        tmp_path,
+        job,
+        program="be_killed_once",
+        max_restarts=2,
+        TEST_RANK=str(number % 2),
+        TEST_STEP=str(number * 7 % 8),
+    )
+
+    assert statuses == [0, 0]
+    outcome = Outcome(tmp_path, statuses)
+    assert (tmp_path / "killed").exists()
+    assert len(outcome.named("worker_started")) == 4
+    assert [each["step"] for each in outcome.steps][-8:] == list(range(8))
+    assert len(outcome.named("checkpoint_written")) == 1
 
 
 def test_gradients_that_are_not_finite_end_all_workers(workers, tmp_path):
@@ -249,11 +271,32 @@ def test_bad_job_is_one_line_without_waiting_for_torch(tmp_path, text, complaint
     assert len(run.stderr.splitlines()) == 1
 
 
-def test_without_torchrun_is_one_line(tmp_path):
-    run = _run_main(tmp_path, {})
+def test_worker_that_is_told_only_a_part_says_in_one_line_what_is_missing(tmp_path):
+    run = _run_main(tmp_path, {"WORLD_SIZE": "2"})
 
     assert run.returncode == 1
     assert run.stderr == "training: the variable RANK is not set; start workers with torchrun\n"
+
+
+def test_process_that_is_told_nothing_is_the_whole_world(tmp_path):
+    write_job(tmp_path, make_job())
+
+    run = _run_main(tmp_path, {})
+
+    assert run.returncode == 0, run.stderr
+    outcome = Outcome(tmp_path, [0])
+    assert len(outcome.losses) == 4
+    assert outcome.weights()
+
+
+def test_process_that_is_alone_cannot_run_the_job_of_two(tmp_path):
+    write_job(tmp_path, make_job(trainer={"num_devices": 2}))
+
+    run = _run_main(tmp_path, {})
+
+    assert run.returncode == 1
+    assert run.stderr.startswith("training: world size 1 is not the job's 2 ")
+    assert len(run.stderr.splitlines()) == 1
 
 
 def _run_main(folder, variables):

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.training.conftest import Reference
 from tests.training.jobs import make_job
+from tests.training.recovery.conftest import Undisturbed, undisturbed  # noqa: F401
 from tests.training.recovery.runs import finish, make_fault_job, run_job, start_run
 from tests.training.workers import Workers
 
-NUM_STEPS = 30
+NUM_STEPS = 24
 
 
 def mmap(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -32,10 +34,10 @@ def mmap(folder: Path, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_run_has_the_bits_of_one_that_reads_its_data_itself(
-    workers: Workers, tmp_path: Path, num_workers: int
+    workers: Workers, reference: Reference, tmp_path: Path, num_workers: int
 ) -> None:
     trainer = {"num_devices": num_workers, "max_steps": 12}
-    before = workers.run(make_job(trainer=trainer), tmp_path / "before")
+    before = reference(make_job(trainer=trainer))
     cache = tmp_path / "cache"
 
     outcome = workers.run(
@@ -48,12 +50,15 @@ def test_a_run_has_the_bits_of_one_that_reads_its_data_itself(
     assert list(cache.iterdir()) == []
 
 
-def test_who_replaces_a_worker_finds_its_batches(tmp_path: Path) -> None:
+def test_who_replaces_a_worker_finds_its_batches(
+    tmp_path: Path,
+    undisturbed: Undisturbed,  # noqa: F811
+) -> None:
     faults = [
         {"kind": "exception", "place": "forward", "step": 8, "rank": 1},
         {"kind": "sigkill", "place": "backward", "step": 15, "rank": 2},
     ]
-    before = run_job(tmp_path / "before", make_fault_job(max_steps=NUM_STEPS))
+    before = undisturbed(max_steps=NUM_STEPS)
     cache = tmp_path / "cache"
 
     outcome = run_job(

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from resilience.state.layout import make_layout
 from tests.training.jobs import GPT_OSS, MODEL_KEYS, make_job, with_other_value
+from training.environment import parse_environment
 from training.errors import DataError, PlacementError
 from training.plan import (
     MeshPlan,
     Schedule,
+    check_layout,
     check_vocabulary,
     check_world_size,
     has_weight_decay,
@@ -20,6 +22,7 @@ from training.plan import (
     plan_adamw,
     plan_device_type,
     plan_files,
+    plan_layout,
     plan_mesh,
     plan_model_config,
     plan_placement,
@@ -223,20 +226,54 @@ def test_files_hold_all_tensors_in_order_and_are_not_too_large(sizes, bytes_max)
         pytest.param("hybrid", 4, 2, 2, id="hybrid-of-whole-copies"),
     ],
 )
-def test_layout_gives_ranks_what_the_trainer_places_there(
+def test_layout_is_that_of_the_mesh_and_of_earlier_runs(
     sharding, num_replicas, num_nodes, num_devices
 ):
+    """States and checkpoints of earlier runs stand under these names of shards."""
     own = {"sharding": sharding, "num_replicas": num_replicas, "num_nodes": num_nodes}
-    trainer = make_job(trainer={**own, "num_devices": num_devices, "global_batch_size": 16}).trainer
-
-    layout = make_layout(
-        nodes=[f"n{each}" for each in range(num_nodes)],
-        num_local_ranks=num_devices,
-        num_shards=trainer.num_shards or 1,
-        is_sharded=trainer.num_shards is not None,
+    job = make_job(trainer={**own, "num_devices": num_devices, "global_batch_size": 16})
+    world_size = num_nodes * num_devices
+    environment = parse_environment(
+        {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(num_devices),
+            "MASTER_ADDR": "host",
+            "MASTER_PORT": "1",
+        }
     )
 
-    assert layout.num_replicas == trainer.replicas
-    for rank in range(trainer.world_size):
-        seat = layout.seat(rank)
-        assert (seat.replica, seat.shard) == plan_placement(trainer, rank)
+    layout = plan_layout(job, environment)
+
+    num_shards = {"none": 1, "full": world_size}.get(sharding, world_size // (num_replicas or 1))
+    assert layout.num_replicas == job.trainer.replicas
+    assert layout.num_shards == (job.trainer.num_shards or 1)
+    for rank in range(world_size):
+        placement = plan_placement(layout, rank)
+        shard = "" if sharding == "none" else str(rank % num_shards)
+        assert (placement.replica, placement.shard) == (rank // num_shards, shard)
+        assert (placement.data_rank, placement.data_size) == (rank, world_size)
+        local = range(rank - rank % num_devices, rank)
+        assert placement.writes_shard == all(
+            plan_placement(layout, other).shard != shard for other in local
+        )
+
+
+@pytest.mark.parametrize(
+    ("sharding", "num_shards", "words"),
+    [
+        pytest.param("full", None, "needs --shards=4 .* started with none", id="forgotten"),
+        pytest.param("none", 2, "needs no --shards .* started with --shards=2", id="needless"),
+        pytest.param("full", 2, "needs --shards=4 .* started with --shards=2", id="other"),
+    ],
+)
+def test_agents_that_were_told_other_shards_than_the_job_has_are_refused(
+    sharding, num_shards, words
+):
+    """Each rank would take another part of the state for its own."""
+    job = make_job(trainer={"num_devices": 4, "sharding": sharding})
+    layout = make_layout(nodes=["n0"], num_local_ranks=4, num_shards=num_shards or 1)
+
+    with pytest.raises(PlacementError, match=words):
+        check_layout(job, layout)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.job import Job
 from resilience.events import Event, read_events
+from tests.apart import apart
 from tests.ports import free_ports
 from tests.training.jobs import write_job
 
@@ -60,8 +61,8 @@ class Outcome:
 class Workers:
     """Starts workers as torchrun would, by forking a process that has torch already."""
 
-    def __init__(self, server: subprocess.Popen[str]) -> None:
-        self._server = server
+    def __init__(self) -> None:
+        self._server = fork_server()
 
     def run(
         self,
@@ -95,21 +96,21 @@ class Workers:
         return outcome
 
 
-@contextmanager
-def start_workers() -> Iterator[Workers]:
-    """Start the process that forks workers, and end it."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        yield Workers(server)
-        assert server.stdin
-        server.stdin.close()
-        server.wait(timeout=60)
+@functools.cache
+def fork_server() -> subprocess.Popen[str]:
+    """Start the process that forks workers, which ends with this one: its input does."""
+    with apart():
+        server = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
+            cwd=ROOT,
+            env={**os.environ, **_ONE_THREAD},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout
+        assert server.stdout.readline() == "ready\n"
+    return server
 
 
 def run_torchrun(
@@ -127,7 +128,9 @@ def run_torchrun(
     )
 
 
-def run_two_agents(folder: Path, job: Job, *, program: str, max_restarts: int) -> list[int]:
+def run_two_agents(
+    folder: Path, job: Job, *, program: str, max_restarts: int, **variables: str
+) -> list[int]:
     """Run the job's two workers under an agent each; returns the agents' exit statuses."""
     options = [
         "--nnodes=2",
@@ -139,7 +142,7 @@ def run_two_agents(folder: Path, job: Job, *, program: str, max_restarts: int) -
         subprocess.Popen(
             _agent(folder, job, options, "tests.training.programs", f"node-{number}"),
             cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD, "TEST_PROGRAM": program},
+            env={**os.environ, **_ONE_THREAD, "TEST_PROGRAM": program, **variables},
             stderr=subprocess.DEVNULL,
         )
         for number in range(2)
@@ -175,6 +178,7 @@ def _variables(rank: int, size: int, port: int) -> dict[str, str]:
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

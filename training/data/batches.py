@@ -18,10 +18,10 @@ from launcher.job import Job
 from launcher.job.workload import Data, StdlibText
 from resilience.data.sources import Source, Start
 from training.data.jsonl import map_token_file
+from training.data.order import Split
 from training.data.rank_batches import RankBatches
 from training.data.stdlib_text import read_stdlib_tokens
 from training.data.tokens import Samples, describe_samples
-from training.order import Split
 
 _DATA: TypeAdapter[Data] = TypeAdapter(Data)
 ROWS = "rows"

@@ -36,12 +36,12 @@ def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup)
 def _open_jsonl(data: JsonLines, model: Model, folder: Path, group: WorkerGroup) -> Tokens:
     """Rank 0 tokenises first: on a shared folder the other nodes find its file there."""
     of_node = _of_node(group)
-    if group.environment.rank == 0:
+    if group.rank == 0:
         with group.lead(_FIRST), group.lead(of_node):
             _tokenise(data, model, folder, group)
     else:
         group.follow(_FIRST, DATA_TIMEOUT)
-        if group.environment.local_rank == 0:
+        if group.local_rank == 0:
             with group.lead(of_node):
                 _tokenise(data, model, folder, group)
         else:
@@ -63,15 +63,14 @@ def _tokenise(data: JsonLines, model: Model, folder: Path, group: WorkerGroup) -
 
 def announce_samples(data: Data, samples: Samples, group: WorkerGroup) -> None:
     """Let workers that were replaced open the samples as well; waits for nobody."""
-    environment = group.environment
-    if environment.rank == 0:
+    if group.rank == 0:
         group.first_text("samples", describe_samples(samples), DATA_TIMEOUT)
     if isinstance(data, StdlibText):
         return
-    if environment.rank == 0:
+    if group.rank == 0:
         with group.lead(_FIRST):
             pass
-    if environment.local_rank == 0:
+    if group.local_rank == 0:
         with group.lead(_of_node(group)):
             pass
 

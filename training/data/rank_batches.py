@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from training.data.order import SampleOrder, Split
 from training.data.tokens import Samples
-from training.order import SampleOrder, Split
 
 
 class RankBatches:

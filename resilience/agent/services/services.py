@@ -35,6 +35,7 @@ from resilience.agent.services.supervision import (
     SendSignal,
     ServiceLimits,
     ServicePhase,
+    ServiceState,
     StartProcess,
     TakenOver,
     TimePassed,
@@ -82,7 +83,7 @@ class Services:
         return self._watch.selector.fileno()
 
     def begin(self, work: Callable[[], None], leave: Callable[[str], None]) -> None:
-        """StartProcess all; `work` is called once they are ready, or `leave` with what is wrong."""
+        """Start all; `work` is called once they are ready, or `leave` with what is wrong."""
         self._begin_work, self._leave = work, leave
         for each in self._kept:
             each.begin()
@@ -132,11 +133,10 @@ class _Kept:
         self._service = service
         self._watch = watch
         self._say = say
-        self._state, _ = begin(time.monotonic(), service.limits)
+        self._state = ServiceState(phase=ServicePhase.OVER, until_s=0.0)
         self._num_answers = 0
         """How many the connection still has to bring."""
         self._events: deque[Event] = deque()
-        self._is_begun = False
         self._process: subprocess.Popen[bytes] | None = None
         self._process_file: int | None = None
         self._ready_file: int | None = None
@@ -147,26 +147,24 @@ class _Kept:
 
     @property
     def is_over(self) -> bool:
-        return not self._is_begun or self._state.phase is ServicePhase.OVER
+        return self._state.phase is ServicePhase.OVER
 
     @property
     def was_ready(self) -> bool:
         return self._state.was_ready
 
     def begin(self) -> None:
-        self._is_begun = True
         self._state, actions = begin(time.monotonic(), self._service.limits)
         self._act(actions)
 
     def feed(self, event: Event) -> None:
         """Decide on an event and act, also on what comes of that."""
-        if self._is_begun:
-            self._events.append(event)
-            while self._events:
-                self._state, actions = decide(
-                    self._state, self._events.popleft(), time.monotonic(), self._service.limits
-                )
-                self._act(actions)
+        self._events.append(event)
+        while self._events:
+            self._state, actions = decide(
+                self._state, self._events.popleft(), time.monotonic(), self._service.limits
+            )
+            self._act(actions)
 
     def close(self) -> None:
         """Let go of a process that is over, or another agent's."""

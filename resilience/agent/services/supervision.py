@@ -163,7 +163,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class StartProcess:
-    """StartProcess a process."""
+    """Start a process."""
 
     removes: bool = False
     """It takes away what an earlier one has left, and is told to end at once."""
@@ -171,7 +171,7 @@ class StartProcess:
 
 @dataclass(frozen=True, slots=True)
 class SendSignal:
-    """SendSignal a signal to the process."""
+    """Send a signal to the process."""
 
     number: signal.Signals
 
@@ -239,7 +239,8 @@ def _hear(
     if state.phase is not ServicePhase.SEARCHING:
         return state, ()
     if isinstance(event, Outdated):
-        giving_way = replace(state, phase=ServicePhase.GIVING_WAY)
+        # It may have to bring checkpoints to the store before it ends.
+        giving_way = replace(state, phase=ServicePhase.GIVING_WAY, until_s=now_s + limits.remove_s)
         return giving_way, () if event.is_ending else (SendSignal(signal.SIGTERM),)
     if limits.is_external:
         return state, ()
@@ -255,6 +256,8 @@ def _wait(state: ServiceState, now_s: float, limits: ServiceLimits) -> Decision:
             Find(),
         )
     text = f"did not answer within {limits.ready_s:g} s"
+    if state.phase is ServicePhase.GIVING_WAY:
+        text = f"of an earlier agent did not end within {limits.remove_s:g} s"
     if state.phase is ServicePhase.STARTING and state.was_ready:
         # A life like any other, that begins again.
         return replace(state, until_s=_NEVER), (
@@ -265,9 +268,10 @@ def _wait(state: ServiceState, now_s: float, limits: ServiceLimits) -> Decision:
 
 
 def _bury(state: ServiceState, status: int | None, now_s: float, limits: ServiceLimits) -> Decision:
-    """StartProcess a service again that has ended, unless that would not help."""
+    """Start a service again that has ended, unless that would not help."""
     if state.phase is ServicePhase.GIVING_WAY:
-        return replace(state, phase=ServicePhase.SEARCHING), (Find(),)
+        searching = ServicePhase.SEARCHING
+        return replace(state, phase=searching, until_s=now_s + limits.ready_s), (Find(),)
     state = replace(state, phase=ServicePhase.PAUSING, until_s=now_s + RESTART_PAUSE_S)
     if status == _WRONG_COMMAND:
         return _give_up(state, "was started with a wrong command (exit status 2)", now_s)
@@ -305,10 +309,7 @@ def _ask(state: ServiceState, event: Asked, now_s: float, limits: ServiceLimits)
         until_s=now_s + (limits.remove_s if event.removes else limits.end_s),
     )
     if not has_process:
-        return replace(ending, is_last=True), (
-            StartProcess(removes=True),
-            SendSignal(signal.SIGUSR1),
-        )
+        return replace(ending, is_last=True), _REMOVE
     return ending, (SendSignal(signal.SIGUSR1 if event.removes else signal.SIGTERM),)
 
 
@@ -320,10 +321,7 @@ def _end(state: ServiceState, event: Event, now_s: float) -> Decision:
     if isinstance(event, Ended):
         if not state.removes or state.is_last or event.status == 0:
             return over, ()
-        return replace(state, is_last=True), (
-            StartProcess(removes=True),
-            SendSignal(signal.SIGUSR1),
-        )
+        return replace(state, is_last=True), _REMOVE
     if not isinstance(event, TimePassed) or now_s < state.until_s:
         return state, ()
     if state.is_killed:
@@ -333,4 +331,4 @@ def _end(state: ServiceState, event: Event, now_s: float) -> Decision:
 
 
 def _describe(status: int) -> str:
-    return f"{signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"

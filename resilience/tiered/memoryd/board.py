@@ -206,12 +206,12 @@ class Board:
             self._used_there[node] = names
 
     def _is_used(self, namespace: str) -> bool:
-        """Say whether this node uses a namespace; the caller has the lock."""
+        """Return whether this node uses a namespace; the caller has the lock."""
         age_s = self._clock() - self._used_s.get(namespace, self._start_s)
         return age_s < self.settings.expire_s or self.vault.is_claimed(namespace)
 
     def _is_over(self, namespace: str, living: Mapping[str, str]) -> bool:
-        """Say whether nobody uses a namespace; the caller has the lock."""
+        """Return whether nobody uses a namespace; the caller has the lock."""
         there = (names for node, names in self._used_there.items() if node in living)
         return not self._is_used(namespace) and not any(namespace in each for each in there)
 
@@ -320,7 +320,7 @@ class Board:
         self.wake()
 
     def is_sent_elsewhere(self, namespace: str, digest: str) -> bool:
-        """Say whether another node sends this."""
+        """Return whether another node sends this."""
         with self._lock:
             sendings = self._sendings_of(namespace, self.living())
         return any(each.digest == digest and each.node != self.own.node for each in sendings)

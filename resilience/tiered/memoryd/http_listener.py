@@ -63,7 +63,7 @@ class Listener:
 
     @property
     def is_closing(self) -> bool:
-        """Say whether all is to end."""
+        """Return whether all is to end."""
         return self._is_closing.is_set()
 
     def start(self) -> None:

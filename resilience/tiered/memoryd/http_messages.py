@@ -54,12 +54,12 @@ class Request:
         return int(text)
 
     def has_body(self) -> bool:
-        """Say whether bytes of this request follow its head."""
+        """Return whether bytes of this request follow its head."""
         length = self.headers.get("content-length", "0")
         return "transfer-encoding" in self.headers or int(length) > 0
 
     def expects_continue(self) -> bool:
-        """Say whether the body is sent only when it is asked for."""
+        """Return whether the body is sent only when it is asked for."""
         return self.headers.get("expect", "").lower() == "100-continue"
 
 

@@ -28,7 +28,7 @@ _MARK_END = 128
 
 
 def is_metadata(body: bytes | memoryview) -> bool:
-    """Say whether a shard is a DCP metadata as the client stores it, from its first bytes alone.
+    """Return whether a shard is a DCP metadata as the client stores it, from its first bytes alone.
 
     It is a pickle, whose first words name the module of its class; it is not unpickled.
     """
@@ -44,7 +44,7 @@ class Version:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether all ranks are there."""
+        """Return whether all ranks are there."""
         last = self.metadata_rank
         num_ranks = last + 1 if last >= 0 else max(m.num_shards for m in self.shards.values())
         return len(self.shards) >= num_ranks and all(
@@ -53,7 +53,7 @@ class Version:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether all ranks are there and nothing belongs to them any more."""
+        """Return whether all ranks are there and nothing belongs to them any more."""
         return self.metadata_rank >= 0 and self.is_complete
 
     @property

@@ -6,21 +6,24 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from resilience.arguments import is_loopback, parse_endpoint, positive, read_token, seconds
+from pydantic import BaseModel, PlainValidator
+
+from resilience.arguments import add_options, is_loopback, parse_endpoint, read_token
 from resilience.node_config import MemorydConfig, add_config_argument, parse_config
+from resilience.settings import Count, Seconds
 from resilience.tiered.memoryd.peer_options import (
     PeerSettings,
-    add_peer_arguments,
+    add_peer_options,
     read_peer_settings,
 )
 from resilience.tiered.memoryd.store_options import (
     KeepOptions,
-    add_store_arguments,
+    add_store_options,
     read_keep_options,
 )
 from resilience.tiered.uploads import Settings
@@ -73,8 +76,12 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
     """Return the options; ends the process with status 2 and one message where they are wrong."""
     words = sys.argv[1:] if arguments is None else arguments
     config = parse_config(_PROG, words)
-    parser = _make_parser(_defaults(config.memoryd) if config and config.memoryd else {})
+    parser = _make_parser()
+    if config and config.memoryd:
+        parser.set_defaults(**_defaults(config.memoryd))
     given = parser.parse_args(words)
+    if given.budget_mib is None:
+        parser.error("the following arguments are required: --budget-mib")
     folder: Path = given.dir.absolute()
     token: str = given.token_file or ""
     if len(os.fsencode(folder / "memoryd.sock")) > _SOCKET_PATH_BYTES_MAX:
@@ -127,6 +134,7 @@ def _defaults(config: MemorydConfig) -> dict[str, Any]:
     return {
         **config.ram.model_dump(),
         **{f"store_{name}": value for name, value in store.items()},
+        "store": store.get("url"),
         "budget_mib": config.budget_mib,
         # AWS's library sends no token; only processes of this node reach loopback.
         "http": ("127.0.0.1", config.http_port) if config.http_port else None,
@@ -135,44 +143,44 @@ def _defaults(config: MemorydConfig) -> dict[str, Any]:
     }
 
 
-def _make_parser(defaults: Mapping[str, Any]) -> argparse.ArgumentParser:
+class _Start(BaseModel):
+    """What differs from node to node, or from start to start."""
+
+    dir: Path = default_folder()
+    """Folder of segments and socket, on tmpfs."""
+    http: Annotated[tuple[str, int] | None, PlainValidator(parse_endpoint)] = None
+    """HOST:PORT to listen at for the protocol of AWS's client library; its own port is 9200."""
+    http_open: bool = False
+    """That door asks for no token: AWS's library sends none; on loopback only."""
+    token_file: Annotated[str | None, PlainValidator(read_token)] = None
+    """File with what everybody has to know (default: nothing, and the user alone may come in)."""
+    node: str | None = None
+    """Name of this node (default: its host name)."""
+    domain: str | None = None
+    """What fails together with this node (default: the node alone)."""
+    connections_max: Count = 128
+    """Connections at a time of processes of this node."""
+    idle_s: Seconds = 3600.0
+    """A connection that is silent for so long is ended, and with it what it was writing."""
+    remove_on_exit: bool = False
+    """Take the segments away at the end; else the next daemon finds them."""
+    expire_s: Seconds = 86400.0
+    """Remove arenas of this user beside --dir that no daemon has used for so long."""
+    ready_file: int | None = None
+    """An agent's own: descriptor to write to when all doors are open."""
+
+
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROG,
         description="Keep this node's checkpoints in memory, whatever happens to its workers.",
         allow_abbrev=False,
     )
     add_config_argument(parser)
-    add = parser.add_argument
-    add("--budget-mib", type=positive, required="budget_mib" not in defaults, metavar="N",
-        help="how much memory all segments may take")  # fmt: skip
-    add("--dir", type=Path, default=default_folder(),
-        help="folder of segments and socket, on tmpfs (default /dev/shm/memoryd-UID)")  # fmt: skip
-    add("--http", type=parse_endpoint, metavar="HOST:PORT",
-        help="listen for the protocol of AWS's client library; its own port is 9200")  # fmt: skip
-    add("--http-open", action="store_true",
-        help="that door asks for no token: AWS's library sends none; on loopback only")  # fmt: skip
-    add("--token-file", type=read_token, metavar="FILE",
-        help="file with what everybody has to know (default: nothing, and the user alone "
-             "may come in)")  # fmt: skip
-    add("--node", help="name of this node (default: its host name)")
-    add("--domain", help="what fails together with this node (default: the node alone)")
-    add("--connections-max", type=positive, default=128,
-        help="connections at a time of processes of this node (default 128)")  # fmt: skip
-    add("--idle-s", type=seconds, default=3600.0,
-        help="a connection that is silent for so long is ended, and with it what it was "
-             "writing (default 3600)")  # fmt: skip
-    add("--remove-on-exit", action="store_true",
-        help="take the segments away at the end; else the next daemon finds them")  # fmt: skip
-    add("--expire-s", type=seconds, default=86400.0, metavar="S",
-        help="remove arenas of this user beside --dir that no daemon has used for so long "
-             "(default 86400)")  # fmt: skip
-    add("--lease-s", type=seconds, metavar="S",
-        help="end once no agent has supervised it for so long (default: never)")  # fmt: skip
-    add("--ready-file", type=int, metavar="FD",
-        help="an agent's own: descriptor to write to when all doors are open")  # fmt: skip
-    add_store_arguments(parser)
-    add_peer_arguments(parser)
-    parser.set_defaults(**defaults)
+    add_options(parser, _Start)
+    add_options(parser, MemorydConfig, {"budget_mib": None, "lease_s": None, "drain_s": 20.0})
+    add_store_options(parser)
+    add_peer_options(parser)
     return parser
 
 

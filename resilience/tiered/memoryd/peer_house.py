@@ -171,7 +171,7 @@ class PeerHouse:
         }
 
     def is_passing(self, shard_id: ShardId) -> bool:
-        """Say whether this node holds a shard only until others keep it instead.
+        """Return whether this node holds a shard only until others keep it instead.
 
         It was written here, or brought for a reader. The HTTP door's stay: it drops by rules
         of its own.

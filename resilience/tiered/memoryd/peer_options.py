@@ -7,8 +7,12 @@ import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from resilience.arguments import is_loopback, parse_endpoint
+from pydantic import BaseModel, Field, PlainValidator
+
+from resilience.arguments import add_options, is_loopback, parse_endpoint
+from resilience.settings import RamTier
 from resilience.tiered.placement import Node
 
 PEERS_MAX = 4096
@@ -65,73 +69,6 @@ class PeerSettings:
     """Who is silent for so long is gone."""
 
 
-def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a command line."""
-    add = parser.add_argument_group("other nodes").add_argument
-    add("--peer-listen", type=parse_endpoint, metavar="HOST:PORT",
-        help="listen for the daemons of other nodes")  # fmt: skip
-    add("--peer", type=parse_peer, action="append", default=[], metavar="NAME=HOST:PORT;...",
-        help=f"another node's daemon, once for each: {_FORM}; domain is what fails together "
-             "with it (default: what it says itself), switch what it is plugged into")  # fmt: skip
-    add("--peers-file", type=_read_peers, default=[], metavar="FILE",
-        help="file with one peer a line, written likewise; this node's own is skipped")  # fmt: skip
-    add("--replicas", type=_replicas, default=1, metavar="N",
-        help="how many other nodes get a copy of each shard (default 1)")  # fmt: skip
-    add("--peers-hold", choices=("copies", "instead"), default="copies",
-        help="copies of what this node has (the default), or what it saves instead of it: for "
-             "states of which memory has no room for two")  # fmt: skip
-    add("--switch", default="", help="what this node is plugged into; others there are near")
-    add("--tls-cert", type=Path, metavar="FILE", help="this node's certificate, for other nodes")
-    add("--tls-key", type=Path, metavar="FILE", help="its key")
-    add("--tls-ca", type=Path, metavar="FILE",
-        help="certificates of the authority that certifies nodes, and nobody else")  # fmt: skip
-    add("--peer-gone-s", type=_gone_s, default=10.0, metavar="S",
-        help="a node that is silent for so long is gone (default 10)")  # fmt: skip
-
-
-def read_peer_settings(
-    parser: argparse.ArgumentParser,
-    given: argparse.Namespace,
-    *,
-    node: str,
-    domain: str,
-    token: str,
-) -> PeerSettings | None:
-    """Return what the options say; ends the process with one message where they are wrong."""
-    peers = tuple(each for each in (*given.peer, *given.peers_file) if each.name != node)
-    listen = given.peer_listen
-    if listen is None:
-        if peers:
-            parser.error("argument --peer: needs --peer-listen, since other nodes connect, too")
-        if given.peers_hold == "instead":
-            parser.error("argument --peers-hold: instead needs --peer-listen and other nodes")
-        return None
-    if given.peers_hold == "instead" and not given.replicas:
-        parser.error(
-            "argument --replicas: 0 is not allowed with --peers-hold instead; want at least 1"
-        )
-    if not token and not is_loopback(listen[0]):
-        parser.error(
-            f"argument --peer-listen: {listen[0]!r} can be reached from other machines, which "
-            "needs --token-file; without it, an address of loopback is allowed"
-        )
-    if len({each.name for each in peers}) < len(peers) or len(peers) > PEERS_MAX:
-        parser.error(f"argument --peer: want each name once, and {PEERS_MAX} at most")
-    files = (given.tls_cert, given.tls_key, given.tls_ca)
-    if any(files) and not all(files):
-        parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
-    return PeerSettings(
-        own=Node(name=node, domain=domain, switch=given.switch),
-        listen=listen,
-        peers=peers,
-        replicas=given.replicas,
-        holds_instead=given.peers_hold == "instead",
-        token=token,
-        tls=TlsFiles(cert=files[0], key=files[1], ca=files[2]) if all(files) else None,
-        gone_s=given.peer_gone_s,
-    )
-
-
 def parse_peer(text: str) -> Node:
     """Return a node of NAME=HOST:PORT[;domain=D][;switch=S]; raises ArgumentTypeError."""
     first, *more = text.strip().split(";")
@@ -164,17 +101,74 @@ def _without_comments(lines: Iterable[str]) -> Iterable[str]:
     return (line for line in stripped if line)
 
 
-def _replicas(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) > PEERS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 0")
-    return int(text)
+class _Peers(BaseModel):
+    """What the command line says of a node and the others."""
+
+    peer_listen: Annotated[tuple[str, int] | None, PlainValidator(parse_endpoint)] = None
+    """HOST:PORT to listen at for the daemons of other nodes."""
+    peer: tuple[Annotated[Node, PlainValidator(parse_peer)], ...] = ()
+    """Another node's daemon, once for each: NAME=HOST:PORT, or NAME=HOST:PORT;domain=D;switch=S;
+    domain is what fails together with it (default: what it says itself), switch what it is plugged
+    into."""
+    peers_file: Annotated[Sequence[Node] | None, PlainValidator(_read_peers)] = None
+    """File with one peer a line, written likewise; this node's own is skipped."""
+    switch: str = ""
+    """What this node is plugged into; others there are near."""
+    tls_cert: Path | None = None
+    """This node's certificate, for other nodes."""
+    tls_key: Path | None = None
+    """Its key."""
+    tls_ca: Path | None = None
+    """Certificates of the authority that certifies nodes, and nobody else."""
+    peer_gone_s: Annotated[float, Field(ge=0.1, le=3600)] = 10.0
+    """A node that is silent for so long is gone."""
 
 
-def _gone_s(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.1 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
-    return number
+def add_peer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a command line."""
+    group = parser.add_argument_group("other nodes")
+    add_options(group, _Peers)
+    add_options(group, RamTier, {"replicas": 1, "peers_hold": "copies"})
+
+
+def read_peer_settings(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    *,
+    node: str,
+    domain: str,
+    token: str,
+) -> PeerSettings | None:
+    """Return what the options say; ends the process with one message where they are wrong."""
+    peers = tuple(each for each in (*given.peer, *(given.peers_file or ())) if each.name != node)
+    listen = given.peer_listen
+    if listen is None:
+        if peers:
+            parser.error("argument --peer: needs --peer-listen, since other nodes connect, too")
+        if given.peers_hold == "instead":
+            parser.error("argument --peers-hold: instead needs --peer-listen and other nodes")
+        return None
+    if given.peers_hold == "instead" and not given.replicas:
+        parser.error(
+            "argument --replicas: 0 is not allowed with --peers-hold instead; want at least 1"
+        )
+    if not token and not is_loopback(listen[0]):
+        parser.error(
+            f"argument --peer-listen: {listen[0]!r} can be reached from other machines, which "
+            "needs --token-file; without it, an address of loopback is allowed"
+        )
+    if len({each.name for each in peers}) < len(peers) or len(peers) > PEERS_MAX:
+        parser.error(f"argument --peer: want each name once, and {PEERS_MAX} at most")
+    files = (given.tls_cert, given.tls_key, given.tls_ca)
+    if any(files) and not all(files):
+        parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
+    return PeerSettings(
+        own=Node(name=node, domain=domain, switch=given.switch),
+        listen=listen,
+        peers=peers,
+        replicas=given.replicas,
+        holds_instead=given.peers_hold == "instead",
+        token=token,
+        tls=TlsFiles(cert=files[0], key=files[1], ca=files[2]) if all(files) else None,
+        gone_s=given.peer_gone_s,
+    )

@@ -113,7 +113,7 @@ def step_key(shard_id: ShardId) -> StepKey:
 
 
 def _is_missing(own: str, shard: Held, peers: Sequence[PeerView], replicas: int) -> bool:
-    """Say whether there are too few copies and this node is the one to make one."""
+    """Return whether there are too few copies and this node is the one to make one."""
     living = [each for each in peers if each.is_living]
     holders = [each.node.name for each in living if each.digests.get(shard.id) == shard.digest]
     if len(holders) >= replicas:

@@ -154,7 +154,7 @@ class PeerDoor:
         return self._directory.living()
 
     def is_passing(self, shard_id: ShardId) -> bool:
-        """Say whether this node holds a shard only until others keep it instead."""
+        """Return whether this node holds a shard only until others keep it instead."""
         return self._house.is_passing(shard_id)
 
     def wait_known(self, timeout_s: float | None = None) -> bool:

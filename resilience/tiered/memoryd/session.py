@@ -109,7 +109,7 @@ class Peer:
         return any(file == self._socket_file for file, _ in self._poll.poll(timeout_ms))
 
     def is_over(self) -> bool:
-        """Say whether the process has ended and with it all its mappings.
+        """Return whether the process has ended and with it all its mappings.
 
         Waits 2 s the first time: the kernel ends a process after its connections.
         """

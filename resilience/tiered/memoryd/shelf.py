@@ -95,7 +95,7 @@ class Shelf:
             ]
 
     def is_listed(self, namespace: str) -> bool:
-        """Say whether all that the store held at some moment is known."""
+        """Return whether all that the store held at some moment is known."""
         with self._lock:
             return namespace in self._known and self._known[namespace].is_listed
 
@@ -178,7 +178,7 @@ class Shelf:
         self.on_change()
 
     def is_bad(self, namespace: str, digest: str) -> bool:
-        """Say whether somebody has found this damaged, and nobody has sent it again since."""
+        """Return whether somebody has found this damaged, and nobody has sent it again since."""
         with self._lock:
             return self._is_bad(namespace, digest)
 
@@ -312,5 +312,5 @@ class Shelf:
 
 
 def _is_of_entry(error: TierError) -> bool:
-    """Say whether an entry is at fault, which another try does not mend, and not the store."""
+    """Return whether an entry is at fault, which another try does not mend, and not the store."""
     return error.__cause__ is None or isinstance(error.__cause__, (ValueError, TierError))

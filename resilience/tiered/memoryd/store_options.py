@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from resilience.arguments import positive, seconds
+from pydantic import BaseModel, PlainValidator
+
+from resilience.arguments import add_options
+from resilience.settings import RamTier, StoreTier
 from resilience.tiered.catalog import LowerTier
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.stores.folder import FolderSettings, open_folder
@@ -14,6 +18,11 @@ from resilience.tiered.stores.s3 import S3Settings, open_s3
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
 
 _REMOVE_MAX_S = 120.0
+_OF_S3 = ("region", "endpoint", "part_size_mib", "attempts")
+_NOTES = {
+    "domains_min": "2; with --peers-hold instead not more than replicas",
+    "every_n_steps": "1, but for --store-every-s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,38 +50,30 @@ class KeepOptions:
         return Shelf(open_s3(self.store), "s3", place)
 
 
-def add_store_arguments(parser: argparse.ArgumentParser) -> None:
+def _place(text: str) -> tuple[LowerTier, str]:
+    if text.startswith("s3://") and text.removeprefix("s3://").partition("/")[0]:
+        return "s3", text.removeprefix("s3://")
+    if text.startswith("folder:") and text.removeprefix("folder:"):
+        return "folder", text.removeprefix("folder:")
+    raise argparse.ArgumentTypeError(f"{text!r} is neither folder:PATH nor s3://BUCKET/PREFIX")
+
+
+class _Store(BaseModel):
+    """What the command line says in its own way."""
+
+    store: Annotated[tuple[LowerTier, str] | None, PlainValidator(_place)] = None
+    """Where steps go that have to outlive all nodes, folder:PATH or s3://BUCKET/PREFIX
+    (default: nowhere)."""
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a command line."""
-    add = parser.add_argument_group("what is kept, and the store").add_argument
-    add("--keep", type=positive, default=1, metavar="N",
-        help="how many complete steps stay in memory (default 1)")  # fmt: skip
-    add("--domains-min", type=positive, metavar="N",
-        help="in how many failure domains a step has to be to count as complete, if there are "
-             "so many (default 2; with --peers-hold instead not more than replicas)")  # fmt: skip
-    add("--store", dest="store_url", type=_place, metavar="folder:PATH|s3://BUCKET/PREFIX",
-        help="where steps go that have to outlive all nodes (default: nowhere)")  # fmt: skip
-    add("--store-every-n-steps", type=positive, metavar="N",
-        help="the store gets the steps that N divides (default: every one)")  # fmt: skip
-    add("--store-every-s", type=seconds, metavar="S", help="the store gets a step every S seconds")
-    add("--store-keep", type=positive, metavar="N",
-        help="how many complete steps stay in the store (default: all)")  # fmt: skip
-    add("--store-waiting-max", type=positive, metavar="N",
-        help="how many steps may wait in memory for a slow store; others are left out "
-             "(default: none is)")  # fmt: skip
-    add("--store-deadline-s", type=seconds, default=60.0, metavar="S",
-        help="how long the store may take for one operation, beside its bytes "
-             "(default 60)")  # fmt: skip
-    add("--store-endpoint", metavar="URL",
-        help="a server of S3's protocol that is not AWS's, as http://127.0.0.1:8333")  # fmt: skip
-    add("--store-region", metavar="NAME", help="region of the bucket (default us-east-1)")
-    add("--store-path-style", action="store_true", help="name the bucket in the path of the URL")
-    add("--store-part-size-mib", type=positive, metavar="N",
-        help="size of an upload's parts, 10,000 at most (default 16)")  # fmt: skip
-    add("--store-attempts", type=positive, metavar="N",
-        help="how often a request to S3 is sent until it has failed (default 5)")  # fmt: skip
-    add("--drain-s", type=seconds, default=20.0, metavar="S",
-        help="how long the end waits for what the store has to get; where the arena goes, as long "
-             "as --store-deadline-s, 120 at most (default 20)")  # fmt: skip
+    group = parser.add_argument_group("what is kept, and the store")
+    add_options(group, RamTier, {"keep": 1, "domains_min": None}, notes=_NOTES)
+    add_options(group, _Store)
+    unset = dict.fromkeys(StoreTier.model_fields.keys() - {"url"})
+    defaults = {**unset, "deadline_s": 60.0, "path_style": False}
+    add_options(group, StoreTier, defaults, prefix="store_", notes=_NOTES)
 
 
 def read_keep_options(
@@ -82,20 +83,15 @@ def read_keep_options(
     settings = _read_settings(parser, given, settle_s)
     if given.store_every_n_steps and given.store_every_s:
         parser.error("argument --store-every-s: not allowed with --store-every-n-steps")
-    named = {
-        "region": given.store_region,
-        "endpoint": given.store_endpoint,
-        "part_size_mib": given.store_part_size_mib,
-        "attempts": given.store_attempts,
-        "force_path_style": given.store_path_style or None,
-    }
-    changed = {name: value for name, value in named.items() if value is not None}
-    if given.store_url is None:
+    told = {name: getattr(given, f"store_{name}") for name in _OF_S3}
+    told["force_path_style"] = given.store_path_style
+    changed = {name: value for name, value in told.items() if value}
+    if given.store is None:
         needing = (given.store_every_n_steps, given.store_every_s, given.store_keep)
         if changed or any(needing) or given.store_waiting_max:
             parser.error("argument --store: has to be given with the other options of the store")
         return KeepOptions(settings=settings)
-    tier, place = given.store_url
+    tier, place = given.store
     if tier == "folder" and changed:
         parser.error("argument --store: endpoint, region, parts and attempts are of s3:// alone")
     try:
@@ -141,11 +137,3 @@ def _read_store(
         return FolderSettings(folder=Path(place).absolute(), deadline_s=deadline_s)
     bucket, _, prefix = place.partition("/")
     return S3Settings(bucket=bucket, prefix=prefix, deadline_s=deadline_s, **changed)  # type: ignore[arg-type]
-
-
-def _place(text: str) -> tuple[LowerTier, str]:
-    if text.startswith("s3://") and text.removeprefix("s3://").partition("/")[0]:
-        return "s3", text.removeprefix("s3://")
-    if text.startswith("folder:") and text.removeprefix("folder:"):
-        return "folder", text.removeprefix("folder:")
-    raise argparse.ArgumentTypeError(f"{text!r} is neither folder:PATH nor s3://BUCKET/PREFIX")

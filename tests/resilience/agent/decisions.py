@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from resilience.agent.coordinator import decide
-from resilience.agent.membership import (
+from resilience.agent.coordination.coordinator import decide
+from resilience.agent.coordination.membership import (
     RUNNING,
     Action,
     Event,

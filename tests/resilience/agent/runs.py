@@ -8,20 +8,19 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from resilience.events import Event, read_events
 from tests.ports import free_ports
 from tests.processes import command_of
+from tests.warm import Process
+from tests.warm import start as start_process
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("program.py")
@@ -41,7 +40,7 @@ class Run:
     folder: Path
     port: int
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    agents: dict[str, Process] = field(default_factory=dict)
     shared_memory: set[str] = field(default_factory=_shared_memory)
 
     def start(
@@ -51,7 +50,8 @@ class Run:
         program: Sequence[str] = (str(PROGRAM),),
         warm: str = "program",
         variables: Mapping[str, str | None] | None = None,
-    ) -> subprocess.Popen[bytes]:
+        is_real: bool = False,
+    ) -> Process:
         """Start the agent of a node."""
         for name in ("out", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
@@ -66,20 +66,20 @@ class Run:
             **(variables or {}),
         }
         command = [
-            *(sys.executable, "-m", "resilience.agent"),
-            *("--rdzv-endpoint", f"127.0.0.1:{self.port}", "--local-addr", "127.0.0.1"),
+            *("resilience.agent", "--local-addr", "127.0.0.1"),
+            *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
             *("--preload", "torch", "--preload", "torch._dynamo"),
             *("--stop-deadline-s", "3", "--transfer-buffer-mib", "1", *options),
             *("--", "python", *program),
         ]
         with (self.folder / f"{node}.txt").open("wb") as output:
-            agent = subprocess.Popen(
+            agent = start_process(
                 command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={key: value for key, value in environment.items() if value is not None},
-                cwd=self.folder,
+                folder=self.folder,
+                environment={key: value for key, value in environment.items() if value is not None},
+                output=output,
+                is_real=is_real,
             )
         self.agents[node] = agent
         return agent
@@ -204,18 +204,16 @@ def plan(*faults: Mapping[str, Any], **variables: Any) -> dict[str, str]:
     return {"FAULTS": json.dumps(faults), **{key: str(value) for key, value in variables.items()}}
 
 
-@cache
-def undisturbed(world_size: int, steps: int) -> str:
-    """Return the digest that a run without faults ends with."""
-    with TemporaryDirectory() as folder:
-        run = Run(folder=Path(folder), port=free_ports(1)[0])
-        variables = plan(STEPS=steps)
-        run.start("n0", "--nproc-per-node", str(world_size), "--spares", "0", variables=variables)
-        assert run.wait() == 0, run.show()
-        digests = run.digests()
-        assert len(digests) == world_size
-        assert len(set(digests.values())) == 1, digests
-        return digests[0]
+def run_undisturbed(folder: Path, num_ranks: int, steps: int) -> None:
+    """Run the program without faults, and write the digest that all ranks end with."""
+    run = Run(folder=folder, port=free_ports(1)[0])
+    options = ("--nproc-per-node", str(num_ranks), "--spares", "0")
+    run.start("n0", *options, variables=plan(STEPS=steps))
+    assert run.wait() == 0, run.show()
+    digests = run.digests()
+    assert len(digests) == num_ranks
+    (digest,) = set(digests.values())
+    (folder / "digest").write_text(digest)
 
 
 def listening_ports(pid: int) -> list[int]:

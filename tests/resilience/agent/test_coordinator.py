@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.membership import (
+from resilience.agent.coordination.membership import (
     ENDED,
     GATHERING,
     GAVE_UP_STATUS,

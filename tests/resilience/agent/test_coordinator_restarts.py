@@ -6,8 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.agent.coordinator import take_over
-from resilience.agent.membership import GAVE_UP_STATUS, RUNNING, STOPPING, Said, State, Tick
+from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.membership import (
+    GAVE_UP_STATUS,
+    RUNNING,
+    STOPPING,
+    Said,
+    State,
+    Tick,
+)
 from resilience.comm.messages import End, Failed
 from tests.resilience.agent.decisions import (
     OPTIONS,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from resilience.agent.coordinator import decide, next_deadline_s, take_over
-from resilience.agent.membership import (
+from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
+from resilience.agent.coordination.membership import (
     ENDED,
     RUNNING,
     Event,

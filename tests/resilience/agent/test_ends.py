@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from tests.resilience.agent.runs import Run, fault, plan, undisturbed
+from tests.resilience.agent.conftest import Undisturbed
+from tests.resilience.agent.runs import Run, fault, plan
 
 RANKS = ("--nproc-per-node", "2")
 
@@ -153,14 +154,14 @@ def test_without_its_zygote_the_node_gives_up(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_log_folder_that_fails_later_does_no_harm(run: Run) -> None:
-    """The run goes on and says so once."""
+def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undisturbed) -> None:
+    """The run goes on and says so once. Its agent is a real process, which imports all anew."""
     faults = plan(
         fault("break_logs", "forward", 0, 1),
         fault("raise", "forward", 1, 2),
         fault("kill", "forward", 1, 3),
     )
-    run.start("n0", *RANKS, variables=faults)
+    run.start("n0", *RANKS, variables=faults, is_real=True)
 
     assert run.wait() == 0, run.show()
     assert set(run.digests().values()) == {undisturbed(2, 6)}

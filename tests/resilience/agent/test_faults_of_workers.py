@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.resilience.agent.runs import Run, fault, plan, undisturbed
+from tests.resilience.agent.conftest import Undisturbed
+from tests.resilience.agent.runs import Run, fault, plan
 
 NUM_RANKS = 3
 OPTIONS = ("--nproc-per-node", str(NUM_RANKS), "--hang-deadline-s", "1", "--restarts-max", "30")
@@ -62,7 +63,9 @@ HOOKS = [
         pytest.param(HOOKS, id="hooks"),
     ],
 )
-def test_run_ends_with_the_undisturbed_bits(run: Run, faults: list[dict[str, object]]) -> None:
+def test_run_ends_with_the_undisturbed_bits(
+    run: Run, undisturbed: Undisturbed, faults: list[dict[str, object]]
+) -> None:
     run.start("n0", *OPTIONS, variables=plan(*faults))
 
     assert run.wait() == 0, run.show()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.agent.hang import find_hang
+from resilience.agent.processes.hang import find_hang
 from resilience.comm.page import Activity, Slot
 
 NOW_S = 100.0

@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.resilience.agent.runs import Run, fault, listening_ports, plan, undisturbed
+from tests.resilience.agent.conftest import Undisturbed
+from tests.resilience.agent.runs import Run, fault, listening_ports, plan
 
 JOB = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "0")
 
@@ -41,7 +42,9 @@ def roles(run: Run, num_nodes: int) -> dict[str, str]:
         pytest.param("rank-1", signal.SIGSTOP, id="silent-1", marks=pytest.mark.slow),
     ],
 )
-def test_standby_takes_the_place_of_a_lost_node(run: Run, victim: str, number: int) -> None:
+def test_standby_takes_the_place_of_a_lost_node(
+    run: Run, undisturbed: Undisturbed, victim: str, number: int
+) -> None:
     """Whether it coordinates, hosts the rendezvous, or neither."""
     start(run, 3, int(victim[-1]), "--standby-nodes", "1", "--join-deadline-s", "60")
     lost = roles(run, 3)[victim]
@@ -58,7 +61,9 @@ def test_standby_takes_the_place_of_a_lost_node(run: Run, victim: str, number: i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["coordinator", "standby"])
-def test_run_survives_a_node_without_a_stuck_rank(run: Run, victim: str) -> None:
+def test_run_survives_a_node_without_a_stuck_rank(
+    run: Run, undisturbed: Undisturbed, victim: str
+) -> None:
     """The rank that hangs on another node is found and replaced as well."""
     start(run, 3, 0, "--standby-nodes", "1", "--hang-deadline-s", "5", "--join-deadline-s", "60")
     lost = roles(run, 3)[victim]

@@ -15,7 +15,7 @@ def test_defaults_are_a_run_of_one_process() -> None:
     options = parse_options(PROGRAM)
 
     assert options.program == ("train.py", "--steps", "3")
-    assert (options.nnodes, options.nproc_per_node, options.spares_per_node) == ((1, 1), 1, 1)
+    assert (options.nnodes, options.workers_per_node, options.spares_per_node) == ((1, 1), 1, 1)
     assert options.node_name
 
 
@@ -52,22 +52,52 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
         pytest.param(["--", "python", "-c", "x"], "no program in '-c x'", id="code"),
         pytest.param(
             ["--nnodes", "0", *PROGRAM],
-            "--nnodes: '0' is no whole number",
+            "--nnodes: '0': Input should be greater than or equal to 1",
             id="no-node",
         ),
         pytest.param(["--nnodes", "3:2", *PROGRAM], "'3:2' has more nodes at least", id="range"),
-        pytest.param(["--nnodes", "2:x", *PROGRAM], "'x' is no whole number", id="words"),
-        pytest.param(["--nproc-per-node", "gpu", *PROGRAM], "'gpu' is no whole", id="ranks"),
-        pytest.param(["--spares", "-1", *PROGRAM], "'-1' is no whole number", id="negative"),
+        pytest.param(
+            ["--nnodes", "2:x", *PROGRAM],
+            "'x': Input should be a valid",
+            id="words",
+        ),
+        pytest.param(
+            ["--nproc-per-node", "gpu", *PROGRAM],
+            "'gpu': Input should be a",
+            id="ranks",
+        ),
+        pytest.param(
+            ["--spares", "-1", *PROGRAM],
+            "'-1': Input should be greater",
+            id="negative",
+        ),
         pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
         pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
         pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),
-        pytest.param(["--hang-deadline-s", "0", *PROGRAM], "'0' is no number of", id="no-time"),
-        pytest.param(["--hang-deadline-s", "nan", *PROGRAM], "'nan' is no number", id="nan"),
-        pytest.param(["--join-deadline-s", "inf", *PROGRAM], "'inf' is no number", id="inf"),
-        pytest.param(["--warm", "all", *PROGRAM], "invalid choice: 'all'", id="warm"),
         pytest.param(
-            ["--transfer-buffer-mib", "0", *PROGRAM], "'0' is no whole number", id="buffer"
+            ["--hang-deadline-s", "0", *PROGRAM],
+            "'0': Input should be",
+            id="no-time",
+        ),
+        pytest.param(
+            ["--hang-deadline-s", "nan", *PROGRAM],
+            "'nan': Input should be a",
+            id="nan",
+        ),
+        pytest.param(
+            ["--join-deadline-s", "inf", *PROGRAM],
+            "'inf': Input should be a",
+            id="inf",
+        ),
+        pytest.param(
+            ["--warm", "all", *PROGRAM],
+            "'all': Input should be 'imp",
+            id="warm",
+        ),
+        pytest.param(
+            ["--transfer-buffer-mib", "0", *PROGRAM],
+            "'0': Input should be greater",
+            id="buffer",
         ),
         pytest.param(["--nope", *PROGRAM], "unrecognized arguments: --nope", id="unknown"),
         pytest.param(["--nnode", "2", *PROGRAM], "unrecognized arguments", id="abbreviation"),
@@ -85,6 +115,11 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             ["--no-recovery", "--nnodes", "2:3", *PROGRAM],
             "--nnodes: 2:3 lets nodes stand by, which needs recovery",
             id="range-without-recovery",
+        ),
+        pytest.param(
+            ["--no-recovery", "--warm", "program", *PROGRAM],
+            "--warm: program is not allowed with --no-recovery",
+            id="warm-without-recovery",
         ),
         pytest.param(
             ["--no-recovery", "--spares", "1", *PROGRAM],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import (
     LIMIT_S,
     ROOT,
@@ -20,7 +21,6 @@ from tests.resilience.agent.runs import (
     fault,
     listening_ports,
     plan,
-    undisturbed,
 )
 
 HERE = Path(__file__).parent
@@ -137,9 +137,9 @@ def test_worker_that_has_ended_well_begins_afresh_with_the_others_only(run: Run)
     run.assert_nothing_left()
 
 
-def test_block_is_not_run_again_in_its_process(run: Run) -> None:
+def test_block_is_not_run_again_in_its_process(run: Run, undisturbed: Undisturbed) -> None:
     places = plan(fault("raise", "forward", 1, 2))
-    run.start("n0", *ONE_NODE, "--max-restarts", "1", variables=places)
+    run.start("n0", *ONE_NODE, "--max-restarts", "1", warm="imports", variables=places)
 
     assert run.wait() == 0, run.show()
     assert set(run.digests().values()) == {undisturbed(2, 6)}
@@ -212,23 +212,6 @@ def test_workers_that_stop_together_are_not_started_again(run: Run) -> None:
 
 
 # ---- what a worker is told
-
-
-@pytest.mark.parametrize("warm", ["imports", "program"])
-def test_program_takes_the_one_generation_that_it_is_part_of(run: Run, warm: str) -> None:
-    program = (str(HERE / "once_program.py"),)
-    run.start("n0", *ONE_NODE, "--max-restarts", "1", program=program, warm=warm)
-
-    assert run.wait() == 0, run.show()
-    told = [json.loads((run.folder / "out" / f"told-{rank}").read_text()) for rank in range(2)]
-    assert [each["is_early"] for each in told] == [warm == "program"] * 2
-    assert [(each["number"], each["local_rank"], each["node"]) for each in told] == [
-        (1, 0, "n0"),
-        (1, 1, "n0"),
-    ]
-    assert [each["environment"]["RANK"] for each in told] == ["0", "1"]
-    assert {each["environment"]["TORCHELASTIC_RESTART_COUNT"] for each in told} == {"1"}
-    run.assert_nothing_left()
 
 
 OTHER_VALUES = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}

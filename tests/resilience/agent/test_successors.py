@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordinator import next_deadline_s, take_over
-from resilience.agent.membership import GATHERING, RUNNING, STOPPING, Options, State, Tick
+from resilience.agent.coordination.coordinator import next_deadline_s, take_over
+from resilience.agent.coordination.membership import (
+    GATHERING,
+    RUNNING,
+    STOPPING,
+    Options,
+    State,
+    Tick,
+)
 from tests.resilience.agent.decisions import (
     OPTIONS,
     broken,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.zygote import run_program
+from resilience.agent.processes.zygote import run_program
 
 
 @pytest.mark.parametrize("is_module", [False, True], ids=["script", "module"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,8 +45,8 @@ LAYOUTS = st.builds(
     st.booleans(),
 )
 VALUES = {
-    "int": st.integers(),
-    "bool": st.booleans(),
+    "StrictInt": st.integers(),
+    "StrictBool": st.booleans(),
     "str": st.text(),
     "Mapping[str, Any]": OBJECTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
@@ -104,6 +105,28 @@ def test_stream_may_be_cut_anywhere(sent: list[Message], cuts: list[int]) -> Non
 def test_whatever_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"no |column|codec|Expecting"):
         LineReader().feed(line + b"\n")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"more": 1}, "no Join: layout.more 1"),
+        ({"nodes": "ab"}, "no Join: layout.nodes 'ab'"),
+        ({"nodes": ["a", 1]}, "no Join: layout.nodes.1 1"),
+        ({"num_local_ranks": "2"}, "no Join: layout.num_local_ranks '2'"),
+        ({"num_shards": True}, "no Join: layout.num_shards True"),
+        ({"is_sharded": 1}, "no Join: layout.is_sharded 1"),
+        ({"num_shards": 3}, "no Join: layout .*: Value error, .* does not divide"),
+    ],
+)
+def test_layout_that_is_none_is_refused(values: dict[str, Any], message: str) -> None:
+    layout = make_layout(nodes=["a", "b"], num_local_ranks=2, num_shards=2)
+    data = json.loads(encode(Join(node="a", address="b", layout=layout)))
+    assert decode(json.dumps(data).encode()) == Join(node="a", address="b", layout=layout)
+    data["layout"] |= values
+
+    with pytest.raises(ValueError, match=message):
+        decode(json.dumps(data).encode())
 
 
 @given(st.binary(max_size=200))

@@ -34,8 +34,11 @@ class Seat:
         self._ears = TCPStore("127.0.0.1", port, timeout=LONG)
 
     def world(self, generation: int, **options: Any) -> World:
-        """Open a world; `timeout` ends a test that hangs."""
-        return self.open(World(device_type="cpu"), generation, **options)
+        """Return a world that all ranks have opened; `timeout` ends a test that hangs."""
+        world = self.open(World(device_type="cpu"), generation, **options)
+        # A rank that breaks its world ends the opening of those that are slower.
+        self.meet(f"opened {generation}")
+        return world
 
     def open(
         self,

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import InjectedFault, Injector
-from resilience.faults.schedule import Fault
+from resilience.faults.schedule import PLACES, Fault
 from resilience.state.layout import make_layout
 
 
@@ -50,7 +50,12 @@ class SmallModel(nn.Module):
         return (run or self)(torch.arange(12).view(2, 6)).square().mean()
 
     def hook(self, injector: Injector, **options: Any) -> tuple[Any, ...]:
-        return reach_in_backward(list(self.layers), injector, step=lambda: 0, **options)
+        return reach_in_backward(
+            list(self.layers),
+            places=[each for each in PLACES if injector.is_scheduled(each)],
+            reach=lambda place: injector.reach(place, 0),
+            **options,
+        )
 
     def finished_layers(self) -> list[int]:
         return [

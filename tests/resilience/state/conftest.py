@@ -1,17 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.training.workers import fork_server
 
 
 @dataclass(frozen=True)
@@ -30,24 +27,8 @@ class Outcome:
 RunNode = Callable[..., Outcome]
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as server:
-        yield server
-        assert server.stdin
-        server.stdin.close()
-        server.wait(timeout=60)
-
-
 @pytest.fixture
-def run_node(forks: subprocess.Popen[str], tmp_path: Path) -> RunNode:
+def run_node(tmp_path: Path) -> RunNode:
     """Run `tests.resilience.state.programs:<program>` in every rank of a node."""
 
     def run(
@@ -69,6 +50,7 @@ def run_node(forks: subprocess.Popen[str], tmp_path: Path) -> RunNode:
             "environments": [{}],
             "is_failure_final": False,
         }
+        forks = fork_server()
         assert forks.stdin
         assert forks.stdout
         print(json.dumps(line), file=forks.stdin, flush=True)

@@ -27,6 +27,12 @@ from resilience.state.transfer_buffer import TransferBuffer, create_transfer_buf
 from resilience.state.view import NamedTensor
 
 GROUP_TIMEOUT = timedelta(seconds=30)
+SOON = timedelta(seconds=5)
+"""The deadline of a group whose end is tried.
+
+Gloo's wait sees nothing but its deadline where it begins while its connection breaks. Ranks have to
+connect within it too, which takes milliseconds: they are forked together and have no more to do.
+"""
 CHUNK_BYTES = 16 << 10
 SLOT_BYTES = 4096 + RING * CHUNK_BYTES
 
@@ -77,10 +83,10 @@ class Rank:
             return list(values)
         return [each.clone(memory_format=torch.contiguous_format) for each in values]
 
-    def open_group(self) -> ProcessGroup:
+    def open_group(self, timeout: timedelta = GROUP_TIMEOUT) -> ProcessGroup:
         """Return a gloo group over 127.0.0.1 of all ranks; the default one is left alone."""
         store = dist.FileStore(str(self.folder / "store"), self.num_ranks)
-        return dist.ProcessGroupGloo(store, self.rank, self.num_ranks, GROUP_TIMEOUT)
+        return dist.ProcessGroupGloo(store, self.rank, self.num_ranks, timeout)
 
     def open_default_group(self) -> ProcessGroup:
         """Make the same group the default one, as meshes need."""

@@ -25,7 +25,7 @@ from resilience.state.move import _TAG_CHECKSUMS, MoveResult, run_transfers
 from resilience.state.ring import MESSAGE_BYTES
 from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise
-from tests.resilience.state.nodes import CHUNK_BYTES, PlainView, Rank, run_node
+from tests.resilience.state.nodes import CHUNK_BYTES, SOON, PlainView, Rank, run_node
 
 MANY_BYTES = 300_000
 """Several times round the ring of the tests' slots."""
@@ -280,7 +280,7 @@ def killed_target(rank: Rank) -> None:
 @program
 def shut_sockets(rank: Rank) -> None:
     """The target's own sockets are shut down within the transfer, as a broken generation's are."""
-    group = rank.open_group()
+    group = rank.open_group(SOON)
     view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
 
     def shut(chunk: int) -> None:

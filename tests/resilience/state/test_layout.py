@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -54,11 +53,6 @@ def test_each_copy_has_each_shard_once(layout: Layout) -> None:
         assert {each.shard for each in seats} == {""}
 
 
-@given(layouts())
-def test_comes_back_from_json_as_it_was(layout: Layout) -> None:
-    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
-
-
 @given(layouts(), st.integers(0, 5))
 def test_ranks_stay_who_they_are_when_a_node_takes_the_place_of_another(
     layout: Layout, place: int
@@ -98,28 +92,3 @@ def test_rank_that_there_is_not_is_refused(rank: int) -> None:
 def test_layout_that_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_layout(**{"nodes": ["a", "b"], "num_local_ranks": 2, **values})
-
-
-GOOD = {"nodes": ["a", "b"], "num_local_ranks": 2, "num_shards": 2, "is_sharded": True}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(None, id="nothing"),
-        pytest.param([GOOD], id="list"),
-        pytest.param({"nodes": ["a"]}, id="half"),
-        pytest.param({**GOOD, "more": 1}, id="more"),
-        pytest.param({**GOOD, "nodes": "ab"}, id="text"),
-        pytest.param({**GOOD, "nodes": ["a", 1]}, id="number"),
-        pytest.param({**GOOD, "num_local_ranks": "2"}, id="words"),
-        pytest.param({**GOOD, "num_shards": True}, id="truth"),
-        pytest.param({**GOOD, "is_sharded": 1}, id="no-truth"),
-        pytest.param({**GOOD, "num_shards": 3}, id="does-not-divide"),
-    ],
-)
-def test_what_is_no_layout_is_refused(data: Any) -> None:
-    assert Layout.from_json(GOOD).num_replicas == 2
-
-    with pytest.raises(ValueError, match=r"layout|divide"):
-        Layout.from_json(data)

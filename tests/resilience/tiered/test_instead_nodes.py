@@ -259,7 +259,7 @@ def test_who_is_killed_in_mid_save_leaves_the_newest_complete_step(
             [*LISTEN, "--domains-min", "2"],
             "--domains-min: 2 is more than --replicas 1, .* 1 to 1 is allowed",
         ),
-        ([*ALONE, "--peers-hold", "both"], "invalid choice: 'both'"),
+        ([*ALONE, "--peers-hold", "both"], "'both': Input should be 'copies' or 'instead'"),
     ],
 )
 def test_wrong_options_are_refused(

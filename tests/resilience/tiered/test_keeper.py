@@ -322,14 +322,14 @@ def test_a_shard_over_http_may_take_the_room_of_older_steps(tmp_path: Path) -> N
         (["--store", "folder:"], "'folder:' is neither"),
         (["--store-keep", "1"], "--store: has to be given with"),
         (["--store", "folder:x", "--store-path-style"], "are of s3:// alone"),
-        (["--store", "s3://b", "--store-endpoint", "here"], "'here' is no http://"),
+        (["--store", "s3://b", "--store-endpoint", "here"], "'here': allowed: http://"),
         (["--store", "s3://b", "--store-part-size-mib", "1"], "not within 5 and 5120"),
-        (["--store", "s3://b", "--store-every-s", "0"], "no number of seconds above 0"),
+        (["--store", "s3://b", "--store-every-s", "0"], "'0': Input should be greater than 0"),
         (
             ["--store", "s3://b", "--store-every-s", "1", "--store-every-n-steps", "1"],
             "not allowed with --store-every-n-steps",
         ),
-        (["--keep", "0"], "'0' is no whole number"),
+        (["--keep", "0"], "'0': Input should be greater"),
     ],
 )
 def test_wrong_options_are_refused(

@@ -328,7 +328,7 @@ def test_wrong_options_end_the_process_with_status_2(tmp_path: Path) -> None:
     daemon.spawn("--budget-mib", "none")
 
     assert daemon.wait() == 2
-    assert "--budget-mib: 'none' is no whole number of at least 1" in daemon.outputs[0]
+    assert "--budget-mib: 'none': Input should be a valid integer" in daemon.outputs[0]
     assert not daemon.folder.exists()
 
 

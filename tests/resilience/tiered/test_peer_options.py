@@ -50,9 +50,9 @@ def test_a_file_names_all_nodes(tmp_path: Path) -> None:
         ([*LISTEN, "--peer", "b=h"], "is not HOST:PORT"),
         ([*LISTEN, "--peer", "b=h:1", "--peer", "b=h:2"], "want each name once"),
         ([*LISTEN, "--peers-file", "none"], "cannot be read"),
-        ([*LISTEN, "--replicas", "-1"], "expected one argument|no whole number"),
+        ([*LISTEN, "--replicas", "-1"], "--replicas: '-1': Input should be greater"),
         ([*LISTEN, "--tls-ca", "f"], "needs --tls-key and --tls-ca"),
-        ([*LISTEN, "--peer-gone-s", "0"], "no number of seconds"),
+        ([*LISTEN, "--peer-gone-s", "0"], "--peer-gone-s: '0': Input should be greater"),
         (["--peer-listen", "0.0.0.0:7000"], "needs --token-file"),
     ],
 )

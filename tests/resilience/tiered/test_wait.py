@@ -47,8 +47,8 @@ def test_one_that_asks_for_a_token_has_answered(tmp_path: Path) -> None:
     ("words", "message"),
     [
         pytest.param([], "arguments are required: COMMAND", id="nothing"),
-        pytest.param(["wait", "--timeout-s", "0"], "--timeout-s: '0' is no number of", id="zero"),
-        pytest.param(["wait", "--timeout-s", "x"], "--timeout-s: 'x' is no number of", id="text"),
+        pytest.param(["wait", "--timeout-s", "0"], "--timeout-s: '0': Input should be", id="zero"),
+        pytest.param(["wait", "--timeout-s", "x"], "--timeout-s: 'x': Input should be", id="text"),
         pytest.param(["wait", "--token-file", "/no"], "--token-file: '/no' cannot be", id="token"),
         pytest.param(["wait", "--dri", "/"], "unrecognized arguments: --dri", id="mistyped"),
     ],

@@ -6,23 +6,25 @@ from typing import Any
 
 import pytest
 
+from tests.shared import Shared
 from tests.training.recovery.runs import FaultOutcome, make_fault_job, run_job
 
 Undisturbed = Callable[..., FaultOutcome]
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(shared: Shared) -> Undisturbed:
     """Return the run of a job without faults; it is run once."""
-    known: dict[str, FaultOutcome] = {}
 
     def run(trainer: str = "ddp", **parts: Any) -> FaultOutcome:
-        key = repr((trainer, sorted(parts.items())))
-        if key not in known:
-            folder: Path = tmp_path_factory.mktemp("undisturbed")
-            known[key] = run_job(folder, make_fault_job(trainer, **parts))
-            assert known[key].statuses == [0], folder
-            assert len(known[key].named("generation_opened")) == 1
-        return known[key]
+        job = make_fault_job(trainer, **parts)
+
+        def make(folder: Path) -> None:
+            outcome = run_job(folder, job)
+            assert outcome.statuses == [0], folder
+            assert len(outcome.named("generation_opened")) == 1
+            assert not outcome.left_behind
+
+        return FaultOutcome(shared.make_once(f"agents {job.to_json()}", make), [0])
 
     return run

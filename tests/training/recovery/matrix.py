@@ -43,6 +43,15 @@ def spread_faults(trainer: str) -> list[Fault]:
     return chosen
 
 
+def one_of_each() -> list[Fault]:
+    """Return a fault of each kind, each in another place, without steps."""
+    chosen = []
+    for number, kind in enumerate(_kinds()):
+        places = [each for each in PLACES if (kind["kind"], each) not in REFUSED]
+        chosen.append({"place": places[number % len(places)], "rank": number % WORLD_SIZE, **kind})
+    return chosen
+
+
 def pack(faults: Sequence[Fault], num_steps: int) -> Iterator[list[Fault]]:
     """Yield schedules of a fault in every other step, mixed, from step 1 on.
 

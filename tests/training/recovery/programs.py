@@ -9,9 +9,10 @@ from typing import Any
 
 from resilience.errors import BrokenError
 from training import __main__ as program
+from training.backends import epoch
 from training.group import WorkerGroup
-from training.torch_trainer import checkpoint, epoch_checkpoint
-from training.torch_trainer.watch import RunWatch
+from training.torch import export
+from training.watch import RunWatch
 
 
 def _die_once(name: str) -> None:
@@ -34,14 +35,14 @@ def _is_first(name: str) -> bool:
 
 def die_while_writing() -> None:
     """Let rank 0 die once when a part of the first file of the checkpoint is on the disk."""
-    save_file = checkpoint.save_file
+    save_file = export.save_file
 
     def save_and_die(tensors: Any, path: Path, **options: Any) -> None:
         path.write_bytes(b"half a file")
         _die_once("writer")
         save_file(tensors, path, **options)
 
-    checkpoint.save_file = save_and_die  # type: ignore[assignment]
+    export.save_file = save_and_die  # type: ignore[assignment]
 
 
 def die_while_waiting() -> None:
@@ -49,8 +50,8 @@ def die_while_waiting() -> None:
     follow = WorkerGroup.follow
 
     def follow_or_die(group: WorkerGroup, topic: str, timeout: Any) -> None:
-        if topic.endswith(".safetensors") and group.environment.rank in (1, 2):
-            _die_once(f"rank-{group.environment.rank}")
+        if topic.endswith(".safetensors") and group.rank in (1, 2):
+            _die_once(f"rank-{group.rank}")
         follow(group, topic, timeout)
 
     WorkerGroup.follow = follow_or_die  # type: ignore[method-assign]
@@ -58,7 +59,7 @@ def die_while_waiting() -> None:
 
 def die_while_writing_state() -> None:
     """Let rank 1 die once when a part of its shard of an epoch's state is on the disk."""
-    write_tensors = epoch_checkpoint.write_tensors
+    write_tensors = epoch.write_tensors
 
     def write_and_die(path: Path, tensors: Any, **options: Any) -> None:
         if "shard-1" in path.name:
@@ -66,19 +67,19 @@ def die_while_writing_state() -> None:
             _die_once("shard")
         write_tensors(path, tensors, **options)
 
-    epoch_checkpoint.write_tensors = write_and_die
+    epoch.write_tensors = write_and_die
 
 
 def stop_while_writing_state() -> None:
     """Let rank 1 be stopped once while it writes its shard of an epoch's state."""
-    write_tensors = epoch_checkpoint.write_tensors
+    write_tensors = epoch.write_tensors
 
     def stop_and_write(path: Path, tensors: Any, **options: Any) -> None:
         if "shard-1" in path.name:
             _stop_once("shard")
         write_tensors(path, tensors, **options)
 
-    epoch_checkpoint.write_tensors = stop_and_write
+    epoch.write_tensors = stop_and_write
 
 
 def never_end_state() -> None:
@@ -97,8 +98,8 @@ def never_end_state() -> None:
                 os.fsync(file.fileno())
         write_tensors(path, tensors, on_piece=on_piece, **options)
 
-    write_tensors = epoch_checkpoint.write_tensors
-    epoch_checkpoint.write_tensors = write_for_ever
+    write_tensors = epoch.write_tensors
+    epoch.write_tensors = write_for_ever
 
 
 def die_always() -> None:
@@ -107,7 +108,7 @@ def die_always() -> None:
 
     def begin_or_die(watch: Any, step: int, activity: Any) -> None:
         begin(watch, step, activity)
-        if step == 3 and watch._generation.rank == 2:
+        if step == 3 and watch._members.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunWatch.begin = begin_or_die  # type: ignore[method-assign]

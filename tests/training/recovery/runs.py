@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import defaultdict
@@ -20,6 +19,7 @@ from resilience.events import Event, EventReader, read_events
 from tests.ports import free_ports
 from tests.training.jobs import make_job, write_job
 from tests.training.workers import ROOT, Outcome
+from tests.warm import Process, start
 
 MARK = "RECOVERY_TEST_RUN"
 HANG_DEADLINE_S = 2.0
@@ -80,7 +80,7 @@ class Run:
 
     folder: Path
     mark: str
-    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    agents: dict[str, Process] = field(default_factory=dict)
 
     def events(self) -> Iterator[Event]:
         """Yield events as they are written, until every agent has ended."""
@@ -153,10 +153,10 @@ def start_run(
     try:
         for node in nodes:
             with (folder / f"agent-{node}.log").open("wb") as log:
-                run.agents[node] = subprocess.Popen(
+                run.agents[node] = start(
                     _command(folder, job, endpoint, node, module),
-                    cwd=ROOT,
-                    env={
+                    folder=ROOT,
+                    environment={
                         **os.environ,
                         "OMP_NUM_THREADS": "1",
                         "GLOO_SOCKET_IFNAME": "lo",
@@ -165,10 +165,8 @@ def start_run(
                         **env,
                         **(by_node or {}).get(node, {}),
                     },
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    output=log,
+                    is_leader=True,
                 )
         yield run
     finally:
@@ -183,8 +181,6 @@ def _command(folder: Path, job: Job, endpoint: str, node: str, module: str) -> l
     settings, trainer = job.resilience.checkpointless, job.trainer
     assert settings
     return [
-        sys.executable,
-        "-m",
         "resilience.agent",
         f"--nnodes={trainer.num_nodes}",
         f"--standby-nodes={settings.standby_nodes}",

@@ -8,14 +8,26 @@ from collections import Counter
 import pytest
 
 from tests.cases import slow
-from tests.training.recovery.matrix import all_faults, pack, spread_faults
+from tests.training.recovery.matrix import all_faults, one_of_each, pack, spread_faults
 from tests.training.recovery.runs import SHARDINGS, check_same, make_fault_job, run_job
 
 NUM_STEPS = 70
+FEW_STEPS = 24
+"""As many as other tests of this folder have, which compare with the same run."""
 SCHEDULES = list(pack(all_faults(), NUM_STEPS))
 
 
 @pytest.mark.parametrize("trainer", [slow("ddp"), "hybrid"])
+def test_run_survives_a_fault_of_each_kind(tmp_path, undisturbed, trainer):
+    (faults,) = pack(one_of_each(), FEW_STEPS)
+
+    outcome = run_job(tmp_path, make_fault_job(trainer, max_steps=FEW_STEPS, faults=faults))
+
+    check_same(outcome, undisturbed(trainer, max_steps=FEW_STEPS), faults=faults)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", SHARDINGS)
 def test_run_survives_faults_of_each_kind_in_each_place(tmp_path, undisturbed, trainer):
     (faults,) = pack(spread_faults(trainer), NUM_STEPS)
 

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from resilience.state.layout import make_layout
 from tests.cases import slow
 from tests.training.recovery.runs import (
     check_no_step_lost,
@@ -109,10 +110,11 @@ def test_workers_of_a_node_that_gets_another_place_live_on(tmp_path, undisturbed
 
 
 def test_every_node_holds_a_whole_copy_of_the_state():
-    trainer = make_fault_job("hybrid", max_steps=1, num_nodes=2, num_devices=2).trainer
+    layout = make_layout(nodes=["n0", "n1"], num_local_ranks=2, num_shards=2)
 
-    shards = [{plan_placement(trainer, rank) for rank in ranks} for ranks in ((0, 1), (2, 3))]
+    seats = [plan_placement(layout, rank) for rank in range(4)]
 
+    shards = [{(each.replica, each.shard) for each in seats[first : first + 2]} for first in (0, 2)]
     assert shards == [{(0, "0"), (0, "1")}, {(1, "0"), (1, "1")}]
 
 

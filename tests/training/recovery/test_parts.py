@@ -119,7 +119,8 @@ def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, traine
     assert not outcome.left_behind
 
 
-@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
 def test_run_without_self_checks_or_spares(tmp_path, undisturbed, trainer):
     faults = [each for each in FAULTS if each["kind"] != "corrupt"]
     job = make_fault_job(

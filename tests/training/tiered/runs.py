@@ -44,6 +44,7 @@ def tiered(
         "token_file": None,
         "peer_port": None,
         "http_port": None,
+        "lease_s": 60.0,
         **values,
     }
 

@@ -16,7 +16,7 @@ from tests.resilience.tiered.s3_server import s3_server
 from tests.training.jobs import make_job, write_job
 from tests.training.tiered.runs import loads, saved_steps, start_nodes, tiered
 from tests.training.workers import ROOT, Outcome, Workers, _variables
-from training.torch_trainer.aws_library import PACKAGE
+from training.backends.aws_library import PACKAGE
 
 PYTHON = ROOT / ".venv-aws-tiered/bin/python"
 LIMIT_S = 200.0

@@ -13,17 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from resilience.events import Event, EventLog, read_events
+from tests.training.groups import make_group
 from tests.training.tiered.test_aws import aws_job
-from training.environment import WorkerEnvironment
+from tests.training.tiered.test_tiers import make_subject
+from training.backends import aws
+from training.backends.aws import AwsCheckpoints
+from training.backends.aws_library import Library, find_steps
 from training.errors import CheckpointError
 from training.group import WorkerGroup
-from training.torch_trainer import aws_tiers
-from training.torch_trainer.aws_library import Library, find_steps
-from training.torch_trainer.aws_tiers import AwsCheckpoints
 
 URL = "s3://bucket/base"
 
@@ -79,31 +79,24 @@ class World:
             with EventLog(
                 self.folder / "events.jsonl", node="n0", rank=rank, generation=0
             ) as events:
-                saves = AwsCheckpoints(job, run_dir=self.folder, events=events)
+                assert job.resilience.tiered is not None
+                saves = AwsCheckpoints(
+                    job, job.resilience.tiered, run_dir=self.folder, events=events
+                )
                 lineage = saves._lineage
                 rest = {"recovery": {"lineage": lineage}}
                 view: Any = SimpleNamespace(
                     tensors=list, read_rest=lambda: rest, write_rest=lambda rest: None
                 )
                 state: Any = SimpleNamespace(entries=dict)
-                saves.bind(view, SimpleNamespace(rest={}), group, state=state, stall_s=0.0)
+                saves.bind(make_subject(view, group=group, state=state, stall_s=0.0))
                 return act(saves, group)
 
         with ThreadPoolExecutor(2) as pool:
             return [each.result(30) for each in [pool.submit(work, rank) for rank in range(2)]]
 
     def _group(self, rank: int) -> WorkerGroup:
-        environment = WorkerEnvironment(
-            rank=rank,
-            local_rank=rank,
-            world_size=2,
-            master_addr="127.0.0.1",
-            master_port=1,
-            generation=0,
-            is_store_hosted=False,
-        )
-        device = torch.device("cpu")
-        return WorkerGroup(environment=environment, node="n0", device=device, store=self.store)
+        return make_group(rank, store=self.store, node="n0", num_local_ranks=2)
 
     def named(self, name: str) -> list[Event]:
         events = read_events(self.folder / "events.jsonl")
@@ -118,12 +111,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         reader=made.make,
         config=SimpleNamespace,
     )
-    monkeypatch.setattr(aws_tiers, "open_library", lambda: library)
-    monkeypatch.setattr(aws_tiers, "async_save", made.save)
-    monkeypatch.setattr(aws_tiers, "load", made.load)
-    monkeypatch.setattr(aws_tiers, "find_steps", made.find)
-    monkeypatch.setattr(aws_tiers, "FIND_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(aws_tiers.dist, "new_group", lambda **options: None)
+    monkeypatch.setattr(aws, "open_library", lambda: library)
+    monkeypatch.setattr(aws, "async_save", made.save)
+    monkeypatch.setattr(aws, "load", made.load)
+    monkeypatch.setattr(aws, "find_steps", made.find)
+    monkeypatch.setattr(aws, "FIND_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(aws.dist, "new_group", lambda **options: None)
     return made
 
 
@@ -167,7 +160,7 @@ def test_save_under_way_costs_the_next_one(world: World) -> None:
 def test_save_that_never_ends_switches_saving_off(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aws_tiers, "SAVE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(aws, "SAVE_TIMEOUT_S", 0.0)
     world.future = lambda: Future() if world.rank.number == 1 else _done()
 
     world.run(lambda saves, group: take_steps(saves, 4, 8, 12))
@@ -211,7 +204,7 @@ def test_run_does_not_begin_anew_where_tiers_fail(world: World) -> None:
 
     def act(saves: AwsCheckpoints, group: WorkerGroup) -> None:
         with pytest.raises(CheckpointError, match=r"cannot tell .* there are: the daemon is gone"):
-            saves.load_newest(group, newer_than=None)
+            saves.load_newest(newer_than=None)
 
     world.run(act)
 
@@ -219,7 +212,7 @@ def test_run_does_not_begin_anew_where_tiers_fail(world: World) -> None:
 def test_run_with_another_state_goes_on_from_that_where_tiers_fail(world: World) -> None:
     world.steps = ConnectionError("the daemon is gone")
 
-    assert world.run(lambda saves, group: saves.load_newest(group, newer_than=5)) == [None, None]
+    assert world.run(lambda saves, group: saves.load_newest(newer_than=5)) == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +228,7 @@ def test_older_step_is_loaded_where_the_newest_cannot_be(
 ) -> None:
     world.steps, world.loads, world.fails = [12, 8, 4], loads, fails
 
-    begun = world.run(lambda saves, group: saves.load_newest(group, newer_than=None))
+    begun = world.run(lambda saves, group: saves.load_newest(newer_than=None))
 
     assert [each.step for each in begun] == [8, 8]
     assert {each.step for each in world.named("checkpoint_failed")} == {12}
@@ -247,13 +240,13 @@ def test_run_does_not_begin_anew_where_no_step_loads(world: World) -> None:
 
     def act(saves: AwsCheckpoints, group: WorkerGroup) -> None:
         with pytest.raises(CheckpointError, match="there are 12, 8: step 12: step 12 is torn"):
-            saves.load_newest(group, newer_than=None)
+            saves.load_newest(newer_than=None)
 
     world.run(act)
 
 
 def test_run_begins_where_there_is_nothing(world: World) -> None:
-    assert world.run(lambda saves, group: saves.load_newest(group, newer_than=None)) == [None] * 2
+    assert world.run(lambda saves, group: saves.load_newest(newer_than=None)) == [None] * 2
 
 
 # ---- looking for steps

@@ -20,9 +20,10 @@ from resilience.tiered.saver import Saver
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import Daemon, segments
 from tests.training.groups import make_group
+from training.backends import tier_loading
+from training.backends.tier_loading import TierLoader
+from training.checkpoints import LINEAGE
 from training.errors import CheckpointError
-from training.torch_trainer import tier_loading
-from training.torch_trainer.tier_loading import LINEAGE, TierLoader
 
 NUM_WORKERS = 2
 FOR_EVER = 1 << 30
@@ -80,7 +81,6 @@ class Workers:
                 view(),
                 make_group(rank, store=store, world_size=NUM_WORKERS),
                 lineage="ours",
-                num_shards=1,
                 fail=lambda step, reason: self.failed.append((step, reason)),
             )
             try:
@@ -223,7 +223,6 @@ def test_end_of_the_generation_ends_a_load(workers: Workers) -> None:
         view(),
         replace(make_group(world_size=1), check=end),
         lineage="ours",
-        num_shards=1,
         fail=lambda step, reason: None,
     )
 

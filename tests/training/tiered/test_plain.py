@@ -153,5 +153,5 @@ def test_run_without_tiers_imports_nothing_of_them(tmp_path: Path, workers: Work
     outcome = workers.run(job, tmp_path, target="tests.training.tiered.programs:name_modules")
 
     found = outcome.log()
-    assert "training.torch_trainer.run" in found
+    assert "training.loop" in found
     assert "resilience.tiered" not in found

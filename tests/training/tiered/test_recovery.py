@@ -61,8 +61,7 @@ def test_run_without_any_worker_goes_on_from_memory(tmp_path, undisturbed, train
     assert not outcome.named("checkpoint_failed")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
+@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
 def test_run_without_any_memory_goes_on_from_the_store(tmp_path, undisturbed, trainer):  # noqa: F811
     job = make_tiered_job(trainer, max_steps=NUM_STEPS, faults=[SLOW], settings=PATIENT)
     options = ["--store", f"folder:{tmp_path / 'store'}", "--store-every-n-steps", "5"]

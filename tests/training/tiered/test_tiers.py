@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.job.workload import TorchTrainer
 from resilience.errors import CorruptionError
 from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
@@ -19,7 +18,9 @@ from tests.resilience.tiered.daemons import Daemon
 from tests.training.groups import make_group
 from tests.training.jobs import make_job
 from tests.training.tiered.runs import tiered
-from training.torch_trainer.tiers import TieredCheckpoints
+from training.backends.tiered import TieredCheckpoints
+from training.checkpoints import Subject
+from training.plan import plan_placement
 
 
 class NoProgress:
@@ -27,6 +28,26 @@ class NoProgress:
 
     def __init__(self) -> None:
         self.rest: dict[str, Any] = {}
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        self.rest = rest
+
+    def check(self) -> None:
+        """Find nothing wrong."""
+
+
+def make_subject(view: Any, progress: Any = None, **parts: Any) -> Subject:
+    """Return what checkpoints are of, for one worker alone unless `group` says else."""
+    group = parts.pop("group", None) or make_group(world_size=1)
+    return Subject(
+        state=parts.pop("state", view),
+        view=view,
+        progress=progress or NoProgress(),
+        group=group,
+        placement=plan_placement(group.layout, group.rank),
+        num_samples=1000,
+        **{"stall_s": 60.0, **parts},
+    )
 
 
 @pytest.fixture
@@ -38,20 +59,15 @@ def client(tmp_path: Path) -> Iterator[TieredClient]:
 @pytest.fixture
 def saves(tmp_path: Path, client: TieredClient) -> TieredCheckpoints:
     job = make_job(resilience={"tiered": tiered(every_n_steps=4)})
-    assert isinstance(job.trainer, TorchTrainer)
     assert job.resilience.tiered is not None
     saves = TieredCheckpoints(
         client,
+        job,
         job.resilience.tiered,
-        job.trainer,
         EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0),
-        lineage="ours",
-        is_inline=True,
     )
-    state: Any = None
-    group = make_group(world_size=1)
     view = PlainView([torch.ones(9)], {"view": {}, "recovery": {}})
-    saves.bind(view, NoProgress(), group, state=state, stall_s=60.0)
+    saves.bind(make_subject(view))
     return saves
 
 
@@ -64,8 +80,7 @@ def fail() -> None:
 
 
 def finish(saves: TieredCheckpoints, check: Any) -> None:
-    group = make_group(world_size=1)
-    saves.finish(4, generation=0, is_forced=True, group=group, pulse=go_on, check=check)
+    saves.finish(4, generation=0, is_forced=True, pulse=go_on, check=check)
 
 
 def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: TieredClient) -> None:
@@ -78,7 +93,6 @@ def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: Tiere
         5,
         generation=0,
         is_forced=False,
-        group=make_group(world_size=1),
         pulse=go_on,
         check=fail,
     )

@@ -1,0 +1,133 @@
+"""The node's workers by what they are for: those with a rank, spares, and those to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from resilience.agent.processes.output import LineCutter
+from resilience.agent.processes.workers import Worker, WorkerPool
+from resilience.agent.watch import Watch
+from resilience.comm.messages import Message
+from resilience.comm.page import Page
+
+
+class Crew:
+    """Gives local ranks to warm processes, and starts as many as are needed."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        *,
+        page: Page,
+        watch: Watch,
+        num_local_ranks: int,
+        num_spares: int,
+        refill_delay_s: float,
+        hear: Callable[[Worker, Message], None],
+    ) -> None:
+        self.pool = pool
+        self.ranks: dict[int, Worker | None] = dict.fromkeys(range(num_local_ranks))
+        self.done: set[int] = set()
+        """Local ranks whose program has come to its end, and is not run again."""
+        self.is_closed = False
+        """No worker gets a rank any more, and none is started."""
+        self._page = page
+        self._watch = watch
+        self._num_spares = num_spares
+        self._delay_s = refill_delay_s
+        self._refill_s = 0.0
+        self._hear = hear
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether each local rank has a process."""
+        return None not in self.ranks.values()
+
+    def start(self) -> None:
+        """Start the first processes, unless the run has ended before them."""
+        if self.is_closed:
+            return
+        for _ in range(len(self.ranks) + self._num_spares):
+            self._add()
+
+    def owns(self, worker: Worker) -> bool:
+        """Return whether the worker has a local rank and is the one who has it."""
+        return worker.local_rank is not None and self.ranks[worker.local_rank] is worker
+
+    def assign(self) -> list[Worker]:
+        """Give local ranks without a process to spares; returns these."""
+        assigned: list[Worker] = []
+        if self.is_closed:
+            return assigned
+        spares = [each for each in self.pool.workers.values() if _is_spare(each)]
+        for local_rank, worker in self.ranks.items():
+            if worker is None and spares and local_rank not in self.done:
+                spare = spares.pop(0)
+                spare.local_rank, self.ranks[local_rank] = local_rank, spare
+                assigned.append(spare)
+        return assigned
+
+    def add_missing(self) -> None:
+        """Start processes for local ranks that have none; spares follow later."""
+        if self.is_closed:
+            return
+        num_missing = sum(
+            worker is None and local_rank not in self.done
+            for local_rank, worker in self.ranks.items()
+        )
+        coming = [worker for worker in self.pool.workers.values() if _is_coming(worker)]
+        if num_missing:
+            for worker in coming:
+                worker.take_turn()
+        for _ in range(num_missing - len(coming)):
+            self._add()
+
+    def put_off_refill(self, now_s: float) -> None:
+        """Leave the machine to those that begin a generation."""
+        self._refill_s = max(self._refill_s, now_s + self._delay_s)
+
+    def stop_refill(self) -> None:
+        """Make no more spares: they do not come to life."""
+        self._refill_s = float("inf")
+
+    def refill(self, now_s: float, *, is_patient: bool) -> None:
+        """Make another spare where one is missing and it is time."""
+        if self.is_closed or now_s < self._refill_s or not self.pool.is_zygote_ready:
+            return
+        workers = self.pool.workers.values()
+        if sum(_is_spare(each) or _is_coming(each) for each in workers) < self._num_spares:
+            self._refill_s = now_s + self._delay_s
+            self._add(is_patient=is_patient)
+
+    def _add(self, *, is_patient: bool = False) -> None:
+        worker = self.pool.fork(is_patient=is_patient)
+        self._page.clear(worker.slot)
+        self._watch.add(worker.socket, lambda: self._read(worker))
+        for output, is_error in zip(worker.outputs, (False, True), strict=True):
+            self._watch_output(worker, output, is_error=is_error)
+
+    def _watch_output(self, worker: Worker, output: LineCutter, *, is_error: bool) -> None:
+        def read() -> None:
+            lines, is_open = output.read()
+            self.pool.print(worker, lines, is_error=is_error)
+            if not is_open:
+                self._watch.drop(output.file)
+
+        self._watch.add(output.file, read)
+
+    def _read(self, worker: Worker) -> None:
+        messages = worker.read()
+        if messages is None:
+            # The end of the process follows.
+            self._watch.drop(worker.socket.fileno())
+            return
+        for message in messages:
+            self._hear(worker, message)
+
+
+def _is_spare(worker: Worker) -> bool:
+    return worker.is_ready and worker.local_rank is None and not worker.is_ended
+
+
+def _is_coming(worker: Worker) -> bool:
+    return not worker.is_ready and not worker.is_ended

@@ -1,0 +1,206 @@
+"""Forks workers from a process that has imported everything already.
+
+Imports take seconds, a fork milliseconds. What forks must have one thread only
+and hold no accelerator context, no process group and no store: a child of such
+a process hangs in its first matrix product or its first connection. So this is
+a process of its own; it does nothing but wait for requests and for children.
+
+Run by the agent: python -m resilience.agent.processes.zygote FD MODULE...
+Each process dies with its parent: the zygote with the agent, workers with the
+zygote, also where they are stopped or hold the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from resilience.comm.page import Page
+from resilience.inprocess.handles import AGENT_FD, AGENT_PID, read_handles
+from resilience.inprocess.plain import await_rank
+
+_PR_SET_PDEATHSIG = 1
+_REQUEST_BYTES_MAX = 1 << 20
+_LOWEST = 19
+NUM_FILES = 3
+"""Descriptors that come with a request: the worker's socket, its stdout and its stderr."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve requests until the agent closes the socket."""
+    die_with_parent(int(os.environ.get(AGENT_PID, "0")))
+    # Ctrl-C and SIGTERM are the agent's business, which ends everybody in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    agent = socket.socket(fileno=int(arguments[0]))
+    for name in arguments[1:]:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - any module of a user's may fail in any way
+            _say(agent, {"problem": f"cannot import {name!r} of --preload: {error!r}"})
+            return 1
+    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        problem = (
+            f"the modules of --preload started {num_threads - 1} threads, and a process with "
+            "threads cannot be forked safely; leave out the one that does, or set "
+            "OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1"
+        )
+        _say(agent, {"problem": problem})
+        return 1
+    gc.collect()
+    gc.freeze()
+    _say(agent, {"is_ready": True})
+    return _serve(agent)
+
+
+def _serve(agent: socket.socket) -> int:
+    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    with selectors.DefaultSelector() as selector:
+        selector.register(agent, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == wake:
+                    os.read(wake, 4096)
+                    _report_ends(agent)
+                elif not _take_request(agent):
+                    return 0
+
+
+def _take_request(agent: socket.socket) -> bool:
+    """Fork what the agent asks for; False where the agent is gone."""
+    data, files, _, _ = socket.recv_fds(agent, _REQUEST_BYTES_MAX, NUM_FILES)
+    if not data:
+        return False
+    request = json.loads(data)
+    try:
+        pid = os.fork()
+    except OSError as error:
+        for file in files:
+            os.close(file)
+        _say(agent, {"unforked": request["number"], "text": str(error)})
+        return True
+    if pid == 0:
+        agent.close()
+        _become_worker(request, files)
+    for file in files:
+        os.close(file)
+    _say(agent, {"forked": request["number"], "pid": pid})
+    return True
+
+
+def _report_ends(agent: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _say(agent, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _say(agent: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        agent.send(json.dumps(message).encode())
+    except OSError:
+        sys.exit(1)
+
+
+def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
+    """Run the program in this child and end with its status."""
+    status = 1
+    try:
+        zygote = os.getppid()
+        die_with_parent(zygote)
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(files[1], 1)
+        os.dup2(files[2], 2)
+        os.close(files[1])
+        os.close(files[2])
+        os.set_inheritable(files[0], False)  # noqa: FBT003
+        os.environ.update(request["environment"])
+        os.environ[AGENT_FD] = str(files[0])
+        _prefer_as_victim()
+        if request["is_patient"]:
+            os.nice(_LOWEST)
+        if request["warm"] == "imports":
+            _await_rank()
+        run_program(request["command"])
+        status = 0
+    except SystemExit as stop:
+        status = _exit_status(stop)
+    except BaseException:  # noqa: BLE001 - as the interpreter would end, without its destructors
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Destructors of what a framework holds may wait for threads that wait for them.
+    os._exit(status)
+
+
+def _await_rank() -> None:
+    """Wait for a rank here, on behalf of a program that reads it from its environment."""
+    handles = read_handles(os.environ)
+    assert handles
+    agent = socket.socket(fileno=os.dup(handles.agent_file))
+    page = Page(handles.page_file, handles.num_slots)
+    os.environ.update(await_rank(agent, page, handles.slot))
+    agent.close()
+    page.close()
+
+
+def _exit_status(stop: SystemExit) -> int:
+    if stop.code is None:
+        return 0
+    if isinstance(stop.code, int):
+        return stop.code
+    sys.stderr.write(f"{stop.code}\n")
+    return 1
+
+
+def run_program(command: Sequence[str]) -> None:
+    """Run `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS` as the interpreter would."""
+    sys.argv = list(command[1:]) if command[0] == "-m" else list(command)
+    if command[0] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+def _prefer_as_victim() -> None:
+    """Let the kernel end a worker, which can be replaced, before its agent when memory is short."""
+    with suppress(OSError):  # a container may forbid it, and it is a preference
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""How long a test of `make test` may take, and which ones may take longer."""
+
+from __future__ import annotations
+
+import os
+import time
+
+_RECOVERY = "tests/training/recovery"
+BUDGET_S = 10.0
+OVER = {
+    "tests/test_first_run.py::test_the_first_run_learns_and_leaves_a_model_and_a_report": (
+        "the recipe that the README has a newcomer run, all of its 200 steps"
+    ),
+    "tests/test_keys.py::test_every_key_of_a_torch_recipe_changes_a_text_or_the_training"
+    "[gpt_oss/gpt_oss_tiny_pretrain]": "trains once for each key of a model with experts",
+    "tests/training/test_main.py::test_torchrun_trains_a_job": "real torchrun, real imports",
+    "tests/training/test_main.py::test_workers_that_torchrun_starts_again_meet_again": (
+        "real torchrun, which starts all workers twice"
+    ),
+    "tests/training/test_main.py::test_workers_meet_again_when_only_one_agent_counts_a_restart": (
+        "two real agents of torchrun, which wait for each other"
+    ),
+    "tests/slurm/test_run.py::test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine": (
+        "two whole runs of the launcher with real imports, one by a real Slurm"
+    ),
+    "tests/slurm/test_jobs.py::test_agents_are_stopped_ahead_of_the_time_limit": (
+        "Slurm looks at time limits this seldom"
+    ),
+    "tests/slurm/test_jobs.py"
+    "::test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own": (
+        "Slurm holds a job back that was requeued"
+    ),
+    "tests/resilience/agent/test_faults_of_workers.py"
+    "::test_run_ends_with_the_undisturbed_bits[hangs]": "hangs, each found after its deadline",
+    f"{_RECOVERY}/test_nodes.py::test_run_goes_on_without_a_lost_node[coordinator-hybrid]": (
+        "three nodes, and the deadline for the one that is lost"
+    ),
+    f"{_RECOVERY}/test_matrix.py::test_run_survives_a_fault_of_each_kind[hybrid]": (
+        "a recovery for each kind of fault, one of which is a hang"
+    ),
+}
+"""Why a test takes longer than the budget, by its name. `tests/test_suite.py` counts them."""
+_STEPS = 2_000_000
+_QUIET_S = 0.12
+
+
+def measure_slowness() -> float:
+    """Return how much longer than on a quiet core of the usual machine a piece of work takes now.
+
+    A test that is over its seconds is judged by its seconds through this number, taken when the
+    test has ended: on a slow or a busy machine everything takes longer. Where the last minute had
+    more processes that wanted to run than there are cores, it was as busy as that at least. Of a
+    test that waits, not everything takes longer: such a machine lets it pass more easily.
+    """
+    begin_s = time.monotonic()
+    value = 1
+    for _ in range(_STEPS):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    now = (time.monotonic() - begin_s) / _QUIET_S
+    return max(now, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def judge(name: str, seconds: float, slowness: float) -> str | None:
+    """Return what is wrong about a test's seconds."""
+    scaled_s = seconds / max(1.0, slowness)
+    words = f"{name} took {seconds:.1f} s on a machine {slowness:.1f} times as slow as usual"
+    if name not in OVER and scaled_s > BUDGET_S:
+        return (
+            f"{words}; the budget is {BUDGET_S:g} s: make it faster, mark it slow, or give a "
+            "reason in tests/budget.py"
+        )
+    # Also on a faster machine it takes a quarter at least.
+    if name in OVER and seconds / min(1.0, slowness) < BUDGET_S / 4:
+        return f"{words}, well below the budget of {BUDGET_S:g} s; take it out of tests/budget.py"
+    return None
+
+
+def missing(seen: set[str]) -> list[str]:
+    """Return the listed tests that are no more among those of their function."""
+    functions = {each.partition("[")[0] for each in seen}
+    return sorted(each for each in OVER if each.partition("[")[0] in functions and each not in seen)

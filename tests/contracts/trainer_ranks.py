@@ -1,0 +1,231 @@
+"""What each rank does in the contract of trainers: a target for processes forked as workers.
+
+Every rank goes through generations in its own process. The last process only hosts the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from launcher.job import read_job
+from resilience.comm.forbid import forbid_collectives
+from resilience.comm.world import World
+from resilience.errors import BrokenError
+from resilience.state.digest import digest_state
+from resilience.state.layout import make_layout
+from tests.training.toy import ToyTrainer
+from training.group import WorkerGroup
+from training.torch.trainer import TorchTrainer
+from training.trainer import Trainer
+
+LONG = timedelta(seconds=60)
+LR = 1e-3
+TRAINERS: dict[str, Any] = {"torch": TorchTrainer, "toy": ToyTrainer}
+ABORTS = [
+    ("forward", 1),
+    ("backward", 1),
+    ("forward", 2),
+    ("backward", 2),
+    ("in backward", 2),
+    ("in reduction", 2),
+]
+"""Where a step is ended, and in which micro batch."""
+
+
+class InjectedError(Exception):
+    """A fault in the training thread."""
+
+
+@dataclass
+class Watch:
+    """Ends a step where it is told to, and notes what it was told."""
+
+    rank: int
+    places: Collection[str] = ("backward", "reduction", "within_update")
+    fails_at: tuple[str, int] | None = None
+    told: list[str] = field(default_factory=list)
+    micro_batch: int = 0
+
+    def requests(self) -> int:
+        return 1 << self.rank
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None:
+        self.micro_batch = micro_batch
+        self._tell("forward")
+
+    def backward(self, micro_batch: int) -> None:
+        self._tell("backward")
+
+    def reach(self, place: str) -> None:
+        self._tell(f"in {place}")
+
+    def _tell(self, place: str) -> None:
+        self.told.append(place)
+        if self.fails_at == (place, self.micro_batch):
+            raise InjectedError
+
+
+class Rank:
+    """One rank's trainer over generations."""
+
+    def __init__(self, kind: str, job_path: Path, rank: int, size: int, port: int) -> None:
+        self.rank, self.size, self._port = rank, size, port
+        self.job = read_job(job_path)
+        self.watch = Watch(rank)
+        self.trainer: Trainer = TRAINERS[kind](self.job, self.watch, is_restartable=True)
+        self._talk, self._ears = connect(port), connect(port)
+        self._number = -1
+
+    def open(self) -> World:
+        """Open the next generation and hand its groups to the trainer."""
+        self._number += 1
+        world = World(device_type="cpu")
+        world.open(
+            host="127.0.0.1",
+            port=self._port,
+            prefix=f"g{self._number}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=LONG,
+        )
+        trainer = self.job.trainer
+        layout = make_layout(
+            nodes=["node-0"],
+            num_local_ranks=self.size,
+            num_shards=getattr(trainer, "num_shards", 0) or 1,
+        )
+        self.trainer.take_groups(
+            WorkerGroup(
+                rank=self.rank,
+                layout=layout,
+                generation=self._number,
+                node="node-0",
+                device=torch.device("cpu"),
+                store=world.store,
+            )
+        )
+        return world
+
+    def digest(self) -> str:
+        return digest_state(self.trainer.view)
+
+    def compute(self, step: int) -> Any:
+        generator = torch.Generator().manual_seed(100 * step + self.rank)
+        rows = torch.randint(self.job.model.vocab_size, (2, 2, 9), generator=generator)
+        return self.trainer.stepper.compute(list(rows), step=step)
+
+    def take_step(self, step: int) -> list[Any]:
+        """Take a step as the loop does; returns what it came to."""
+        result = self.compute(step)
+        with forbid_collectives():
+            self.trainer.stepper.update(LR)
+        self.trainer.settle()
+        return [result.loss.hex(), result.grad_norm.hex(), result.requests, self.digest()]
+
+    def begin_anew(self) -> str:
+        """Make the first state, after whatever there was."""
+        self.trainer.fill()
+        self.trainer.discard()
+        self.trainer.settle()
+        return self.digest()
+
+    def abort(self, world: World, place: tuple[str, int], culprit: int) -> None:
+        """Run a step that one rank ends at the place, and all others when they hear of it."""
+        topic = f"fault/{self._number}"
+        watcher = threading.Thread(target=self._watch_for, args=(topic, world))
+        watcher.start()
+        self.watch.fails_at = place if self.rank == culprit else None
+        try:
+            self.compute(0)
+        except (InjectedError, BrokenError, RuntimeError):
+            self._talk.set(topic, "")
+        else:
+            raise AssertionError(f"nothing ended the step at {place}")
+        finally:
+            self.watch.fails_at = None
+        watcher.join()
+        self.trainer.discard()
+
+    def _watch_for(self, topic: str, world: World) -> None:
+        self._ears.wait([topic])
+        world.break_now()
+
+    def meet(self) -> None:
+        """Return when all ranks are here; once a generation.
+
+        One rank may have opened it, or ended a collective, before another has.
+        """
+        topic = f"met/{self._number}"
+        self._talk.set(f"{topic}/{self.rank}", "")
+        self._talk.wait([f"{topic}/{rank}" for rank in range(self.size)])
+
+    def leave(self) -> None:
+        self._talk.set(f"left/{self.rank}", "")
+
+
+def connect(port: int, *, is_master: bool = False) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=is_master, timeout=LONG, wait_for_workers=False)
+
+
+def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
+    """Go through the contract; returns what the test looks at."""
+    world = rank.open()
+    found: dict[str, Any] = {"first": rank.begin_anew(), "again": rank.begin_anew()}
+    found["names"] = [each.name for each in rank.trainer.view.tensors()]
+    found["undisturbed"] = [rank.take_step(step) for step in range(3)]
+    rank.trainer.settle()
+    found["settled twice"] = rank.digest()
+    found["told"] = sorted(set(rank.watch.told))
+    found["first after steps"] = rank.begin_anew()
+    for number, place in enumerate(ABORTS):
+        rank.meet()
+        rank.abort(world, place, culprit=number % rank.size)
+        world = rank.open()
+        rank.trainer.settle()
+    found["after aborts"] = [rank.take_step(step) for step in range(3)]
+    # A gate has been passed: the update is ended in the next generation, from gradients kept.
+    rank.begin_anew()
+    result = rank.compute(0)
+    rank.meet()
+    world.break_now()
+    rank.open()
+    with forbid_collectives():
+        rank.trainer.stepper.update(LR)
+    rank.trainer.discard()
+    rank.trainer.settle()
+    rest = [rank.take_step(step) for step in (1, 2)]
+    first = [result.loss.hex(), result.grad_norm.hex(), result.requests]
+    found["rolled forward"] = [first, *rest]
+    rank.trainer.stepper.corrupt("parameter")
+    found["corrupt parameter"] = rank.digest() != found["rolled forward"][-1][-1]
+    rank.trainer.export(folder / "model")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Play the part that the number of this process means."""
+    folder = Path(arguments[1].removeprefix("--run-dir="))
+    number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+    port = int(os.environ["MASTER_PORT"])
+    torch.set_num_threads(1)
+    # The store's server answers nobody while it waits for a resolver.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+    if number == size:
+        connect(port, is_master=True).wait([f"left/{rank}" for rank in range(size)])
+        return 0
+    job_path = Path(arguments[0].removeprefix("--job="))
+    rank = Rank(os.environ["TEST_TRAINER"], job_path, number, size, port)
+    found = take_part(rank, folder)
+    (folder / f"found-{number}.json").write_text(json.dumps(found))
+    rank.leave()
+    return 0

@@ -1,0 +1,120 @@
+"""What `make test` adds to pytest: seconds by folder, the budget, and a second run of what failed.
+
+Under xdist the processes that run tests measure, and the one that starts them adds up and judges.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from tests import budget
+from tests.apart import seconds_apart
+
+_RERUNS_MAX = 20
+"""Of more that fail, chance is not the cause."""
+_OWN_S = "own_s"
+_SLOWNESS = "slowness"
+
+
+class Meter:
+    """Measures each test where it runs."""
+
+    def __init__(self) -> None:
+        self._own_s = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        apart_s, begin_s = seconds_apart(), time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self._own_s = time.monotonic() - begin_s - (seconds_apart() - apart_s)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Any:
+        report = yield
+        if call.when == "call":
+            report.user_properties.append((_OWN_S, self._own_s))
+            is_slow = item.get_closest_marker("slow") is not None
+            is_over = self._own_s > budget.BUDGET_S and not is_slow
+            if is_over or item.nodeid in budget.OVER:
+                report.user_properties.append((_SLOWNESS, budget.measure_slowness()))
+        return report
+
+
+class Judge:
+    """Adds up what all processes report, and says at the end what is wrong."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._seen: set[str] = set()
+        self._problems: list[str] = []
+        self._failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[folder_of(report.nodeid)] += report.duration
+        if report.failed and report.nodeid not in self._failed:
+            self._failed.append(report.nodeid)
+        properties = dict(report.user_properties)
+        if report.when == "call":
+            self._seen.add(report.nodeid)
+            if report.passed and _SLOWNESS in properties:
+                problem = budget.judge(report.nodeid, properties[_OWN_S], properties[_SLOWNESS])
+                self._problems += [problem] if problem else []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        for name in budget.missing(self._seen):
+            self._problems.append(f"{name} is no more; take it out of tests/budget.py")
+        if self._problems and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
+        terminalreporter.section("seconds by folder")
+        for folder, seconds in sorted(self._seconds.items(), key=lambda each: -each[1]):
+            terminalreporter.line(f"{seconds:8.1f}  {folder}")
+        terminalreporter.line(f"{sum(self._seconds.values()):8.1f}  together")
+        if self._problems:
+            terminalreporter.section("budget")
+        for problem in self._problems:
+            terminalreporter.line(f"over budget: {problem}", red=True)
+        if self._failed and exitstatus != pytest.ExitCode.INTERRUPTED:
+            self._run_again(terminalreporter)
+
+    def _run_again(self, terminalreporter: Any) -> None:
+        """Say of each test that failed whether it fails again; the session failed either way."""
+        terminalreporter.section("failed tests, run again")
+        for name in sorted(self._failed)[:_RERUNS_MAX]:
+            again = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", name],
+                cwd=self._config.invocation_params.dir,
+                capture_output=True,
+                text=True,
+            )
+            word = "failed twice" if again.returncode else "flaky"
+            terminalreporter.line(f"{word}: {name}", red=True)
+        if (more := len(self._failed) - _RERUNS_MAX) > 0:
+            terminalreporter.line(f"and {more} more, which were not run again")
+
+
+def folder_of(nodeid: str) -> str:
+    """Return the folder of a test, two below `tests` at most."""
+    return "/".join(PurePosixPath(nodeid.partition("::")[0]).parent.parts[:3])
+
+
+def register(config: pytest.Config) -> None:
+    """Measure in processes that run tests, and judge in the one that hears of all."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(Meter())
+    if not is_worker:
+        config.pluginmanager.register(Judge(config))

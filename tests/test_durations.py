@@ -1,0 +1,114 @@
+"""What `make test` adds to pytest, on tests made for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import budget
+from tests.cases import slow
+
+ROOT = Path(__file__).parents[1]
+CONFTEST = """
+from tests import budget, durations
+
+budget.BUDGET_S = 0.05
+budget.OVER = {
+    "tests/few/test_few.py::test_brief": "a reason",
+    "tests/few/test_few.py::test_either[b]": "another",
+}
+budget.measure_slowness = lambda: 1.0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--judge", action="store_true")
+
+
+def pytest_configure(config):
+    if config.getoption("--judge"):
+        durations.register(config)
+"""
+TESTS = """
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.apart import apart
+
+
+def test_brief():
+    pass
+
+
+def test_long():
+    time.sleep(0.1)
+
+
+def test_long_for_others():
+    with apart():
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("which", ["a"])
+def test_either(which):
+    pass
+
+
+def test_fails():
+    assert not 1
+
+
+def test_fails_once():
+    marker = Path(__file__).with_name("marker")
+    assert marker.exists() or marker.touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [slow((), id="one-process"), pytest.param(("-n2",), id="xdist")]
+)
+def test_seconds_are_judged_and_failed_tests_run_again(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "tests" / "few"
+    folder.mkdir(parents=True)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_few.py").write_text(TESTS)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "--judge", *options, "tests"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert ended.returncode == 1
+    name = "tests/few/test_few.py::test"
+    lines = ended.stdout.splitlines()
+    assert [each for each in lines if each.startswith(("flaky", "failed twice"))] == [
+        f"failed twice: {name}_fails",
+        f"flaky: {name}_fails_once",
+    ]
+    problems = sorted(each for each in lines if each.startswith("over budget: "))
+    assert [each.split()[2] for each in problems] == [
+        f"{name}_brief",
+        f"{name}_either[b]",
+        f"{name}_long",
+    ]
+    assert [each.split()[1] for each in lines if each.endswith("  tests/few")] == ["tests/few"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slowness", "is_over"),
+    [(9.0, 1.0, False), (11.0, 1.0, True), (11.0, 1.5, False), (11.0, 0.5, True)],
+)
+def test_budget_of_a_slow_machine_is_larger(seconds: float, slowness: float, is_over: bool) -> None:
+    assert (budget.judge("any", seconds, slowness) is not None) == is_over

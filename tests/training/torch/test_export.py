@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.cases import grid
+from tests.training.groups import make_group
+from tests.training.jobs import GPT_OSS, LLAMA, make_job
+from training.errors import CheckpointError, GroupError
+from training.torch import export
+
+SHARDINGS = [
+    pytest.param("none", None, 2, id="ddp"),
+    pytest.param("full", None, 2, id="full"),
+    pytest.param("hybrid", 2, 4, id="hybrid"),
+]
+MODELS = [
+    pytest.param(LLAMA, id="llama"),
+    pytest.param({**LLAMA, "tie_embeddings": True}, id="llama-tied"),
+    pytest.param(GPT_OSS, id="gpt-oss"),
+]
+
+
+def _load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+
+
+def _no_step(**trainer):
+    """A step that changes nothing: what is written is what the run began with."""
+    return {"max_steps": 1, "optimizer": {"lr": 1e-30, "min_lr": 0.0, "warmup_steps": 0}, **trainer}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "num_replicas", "num_workers", "model"),
+    grid(SHARDINGS, MODELS, fast={"ddp-llama", "full-llama-tied", "hybrid-gpt-oss"}),
+)
+def test_checkpoint_has_the_trained_bits(
+    workers, tmp_path, sharding, num_replicas, num_workers, model
+):
+    layout = {"sharding": sharding, "num_replicas": num_replicas, "num_devices": num_workers}
+
+    outcome = workers.run(
+        make_job(model=model, trainer={**layout, "max_steps": 2}), tmp_path / "trained"
+    )
+    again = workers.run(
+        make_job(
+            model={**model, "weights": str(tmp_path / "trained/checkpoint")},
+            trainer=_no_step(**layout),
+        ),
+        tmp_path / "again",
+    )
+
+    loaded = _load(outcome.folder / "checkpoint")
+    parameters = {name: each.detach().numpy() for name, each in loaded.named_parameters()}
+    assert {name: each.tobytes() for name, each in parameters.items()} == outcome.weights()
+    assert {each.dtype for each in loaded.parameters()} == {torch.float32}
+    assert loaded.config.architectures == [type(loaded).__name__]
+    assert again.weights() == outcome.weights()
+    assert not list(tmp_path.glob("*/checkpoint.*"))
+
+
+def test_loaded_model_computes_what_was_trained(workers, tmp_path):
+    """Weights, configuration and rotary frequencies fit: the loss goes on where it ended."""
+    model = {**GPT_OSS, "router_aux_loss_coef": 0.0}
+    job = make_job(model=model, trainer={"max_steps": 30, "optimizer": {"min_lr": 0.0}})
+    outcome = workers.run(job, tmp_path / "trained")
+    weights = str(outcome.folder / "checkpoint")
+
+    again = workers.run(
+        make_job(model={**model, "weights": weights}, trainer=_no_step()), tmp_path / "again"
+    )
+
+    loaded = _load(weights)
+    text = torch.tensor([list(b"def __init__(self):\n    self.")])
+    loss = loaded(input_ids=text, labels=text).loss.item()
+    assert again.losses[0] < outcome.losses[0] - 0.5
+    assert loss < outcome.losses[0] - 0.5
+
+
+def test_initial_weights_do_not_depend_on_the_layout(workers, tmp_path):
+    layouts = [
+        {"sharding": "none", "num_devices": 1},
+        {"sharding": "full", "num_devices": 4},
+        {"sharding": "hybrid", "num_replicas": 2, "num_devices": 4},
+    ]
+
+    weights = [
+        workers.run(make_job(trainer=_no_step(**layout)), tmp_path / str(number)).weights()
+        for number, layout in enumerate(layouts)
+    ]
+
+    assert weights[0] == weights[1] == weights[2]
+
+
+def test_large_model_is_divided_over_files(workers, tmp_path):
+    program = "tests.training.programs:write_small_files"
+    job = make_job(trainer={"sharding": "full", "num_devices": 2, "max_steps": 2})
+    whole = workers.run(job, tmp_path / "whole")
+
+    outcome = workers.run(job, tmp_path / "divided", target=program)
+
+    folder = outcome.folder / "checkpoint"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in folder.glob("*.safetensors")}
+    assert len(set(index["weight_map"].values())) > 3
+    assert outcome.weights() == whole.weights()
+    assert dict(_load(folder).named_parameters()).keys() == whole.weights().keys()
+    resumed = make_job(model={"weights": str(folder)}, trainer=_no_step())
+    assert workers.run(resumed, tmp_path / "resumed").weights() == whole.weights()
+
+
+def test_new_checkpoint_takes_the_place_of_an_older_one(workers, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/older").touch()
+    (tmp_path / "checkpoint.unfinished").mkdir()
+    (tmp_path / "checkpoint.unfinished/part").touch()
+
+    workers.run(make_job(), tmp_path)
+
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert not list(tmp_path.glob("checkpoint.*"))
+
+
+def test_files_can_be_read_as_the_umask_says(workers, tmp_path):
+    workers.run(make_job(), tmp_path)
+
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "checkpoint").iterdir()}
+    mask = os.umask(0)
+    os.umask(mask)
+    assert modes == {0o666 & ~mask}
+
+
+def test_writing_that_fails_leaves_the_older_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "older").touch()
+    group = make_group()
+
+    def fail() -> None:
+        with export._unfinished_folder(path) as unfinished:
+            unfinished.mkdir()
+            (unfinished / "part").touch()
+            with export._lead("part", group, path):
+                raise OSError("disk full")
+
+    with pytest.raises(CheckpointError, match=f"cannot write the checkpoint {path}: disk full"):
+        fail()
+
+    with pytest.raises(GroupError, match="disk full"):
+        make_group(rank=1, store=group.store).follow("checkpoint/part", timedelta(seconds=10))
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+    assert (path / "older").exists()

@@ -1,0 +1,214 @@
+"""A process that has imported what agents and workers need and forks them, for `tests.warm`.
+
+It computes nothing and has one thread, which is what makes its children sound. It is run as
+`python -m tests.warm_server FD`; FD is the socket that requests come by.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+import resilience.agent
+from tests.warm import ROOM
+
+_PRELOADED = ("torch._dynamo", "training.preload")
+_ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
+_PR_SET_PDEATHSIG = 1
+_REQUEST_BYTES_MAX = 1 << 18
+
+
+def _preload() -> None:
+    """Import what an agent, its zygote and its workers import."""
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    for each in pkgutil.walk_packages(resilience.agent.__path__, "resilience.agent."):
+        if not each.name.endswith("__main__"):
+            importlib.import_module(each.name)
+    assert _ZYGOTE[2] in sys.modules
+    torch.set_num_threads(1)
+    assert _num_threads() == 1
+    gc.collect()
+    gc.freeze()
+
+
+def _num_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork what is asked for, and tell how it ended, until nobody can ask any more."""
+    ends: dict[int, int] = {}
+    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    with selectors.DefaultSelector() as selector:
+        selector.register(requests, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == wake:
+                    os.read(wake, 4096)
+                    _tell_ends(ends)
+                elif not _take(requests, ends):
+                    return
+
+
+def _take(requests: socket.socket, ends: dict[int, int]) -> bool:
+    data, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 4)
+    if not data:
+        return False
+    pid = os.fork()
+    if not pid:
+        _become(json.loads(data), files[1:])
+    for file in files[1:]:
+        os.close(file)
+    ends[pid] = files[0]
+    requests.send(str(pid).encode())
+    return True
+
+
+def _tell_ends(ends: dict[int, int]) -> None:
+    while ends:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        end = ends.pop(pid)
+        try:
+            os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
+        except BrokenPipeError:
+            pass  # nobody waits for it
+        finally:
+            os.close(end)
+
+
+def _become(request: dict[str, Any], standard: Sequence[int]) -> NoReturn:
+    """Be the process that is asked for."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if request["is_leader"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    sys.path.insert(0, request["folder"])
+    subprocess.Popen = _Popen  # type: ignore[misc]
+    _run(request["words"], request["environment"], standard, ())
+
+
+def _run(
+    words: Sequence[str], environment: dict[str, str], standard: Sequence[int], kept: Iterable[int]
+) -> NoReturn:
+    """Run `MODULE ARGUMENTS` as the interpreter would, and end with its status."""
+    status = 1
+    try:
+        for number, file in enumerate(standard):
+            os.dup2(file, number)
+        _close_others({0, 1, 2, *kept})
+        _show_environment(environment)
+        sys.argv = list(words)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            sys.stderr.write(f"{stop.code}\n")
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    except BaseException:  # noqa: BLE001 - the interpreter would print it and end with 1
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _close_others(kept: set[int]) -> None:
+    last = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    for file in range(last + 1):
+        if file not in kept:
+            try:
+                os.close(file)
+            except OSError:
+                continue
+
+
+def _show_environment(environment: dict[str, str]) -> None:
+    """Make it this process's environment, also as /proc tells it: tests look there for theirs.
+
+    What /proc shows is the memory that the interpreter was started with. Nothing points there
+    any more once each variable has been set anew.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    block = b"".join(os.fsencode(f"{key}={value}\0") for key, value in environment.items())
+    assert len(block) <= end - begin, f"{ROOM} is too short"
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, block, len(block))
+
+
+class _Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """What an agent starts its zygote with: that one is forked, all others are started."""
+
+    def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
+        # A thread of the agent may hold a lock that a child would wait for.
+        if list(command[:3]) == _ZYGOTE and _num_threads() == 1:
+            return _Zygote(command, **options)
+        return super().__new__(cls)
+
+
+class _Zygote:
+    """What `subprocess.Popen` is to an agent, of a process that was forked."""
+
+    def __init__(
+        self, command: Sequence[str], *, pass_fds: Sequence[int], stdin: int, env: dict[str, str]
+    ) -> None:
+        assert stdin == subprocess.DEVNULL
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            _run(command[2:], env, (nothing,), pass_fds)
+        self._file = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._file], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("zygote", timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._file)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    # Ctrl-C ends the tests, and they end this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _preload()
+    ours = socket.socket(fileno=int(sys.argv[1]))
+    ours.send(b"ready")
+    serve(ours)

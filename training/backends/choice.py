@@ -1,0 +1,26 @@
+"""Chooses what takes a job's checkpoints, and imports that alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.job import Job
+from resilience.events import EventLog
+from training.checkpoints import Checkpoints
+
+
+def open_checkpoints(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Checkpoints:
+    """Return the checkpoints that a job asks for.
+
+    Raises TrainingError where what they need is missing on this node.
+    """
+    settings = job.resilience.tiered
+    if settings is None:
+        return Checkpoints()
+    if settings.backend == "aws":
+        from training.backends.aws import AwsCheckpoints
+
+        return AwsCheckpoints(job, settings, run_dir=run_dir, events=events)
+    from training.backends.tiered import open_tiers
+
+    return open_tiers(job, run_dir=run_dir, node=node, events=events)

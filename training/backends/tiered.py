@@ -1,0 +1,294 @@
+"""Checkpoints in the memory of nodes, and below it, through each node's memoryd.
+
+A save is begun with a step, while the device computes or in line, and is committed when
+the step's gate is passed: only then is the state that it copies stable. Whatever fails in
+it costs that checkpoint and nothing else. Imported for jobs with resilience.tiered alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.job import Job
+from resilience.errors import ResilienceError
+from resilience.events import EventLog
+from resilience.settings import TieredSettings
+from resilience.tiered.client import TieredClient
+from resilience.tiered.errors import TieredError
+from resilience.tiered.memoryd.local import SOCKET_NAME
+from resilience.tiered.saver import AbandonedError, Saver, Saving
+from training.backends.tier_loading import TierLoader
+from training.checkpoints import (
+    FINISH_TIMEOUT,
+    LINEAGE,
+    Begun,
+    CadencedCheckpoints,
+    Pulse,
+    Subject,
+)
+from training.environment import name_run
+from training.errors import GroupError, TrainingError
+from training.group import CHECKPOINT_TIMEOUT
+from training.plan import plan_device_type, plan_lineage
+
+MEMORYD_DIR = "MEMORYD_DIR"
+MEMORYD_TOKEN_FILE = "MEMORYD_TOKEN_FILE"
+K8S_NAMESPACE = "LAUNCHER_K8S_NAMESPACE"
+
+HISTORY = "history"
+"""In the progress: what is added to generations, so that no two starts share a number."""
+
+COMMIT_TIMEOUT_S = 20.0
+"""How long a run that ends waits for its last commit."""
+
+
+def open_tiers(job: Job, *, run_dir: Path, node: str, events: EventLog) -> TieredCheckpoints:
+    """Return a job's checkpoints through the daemon that the environment names."""
+    settings = job.resilience.tiered
+    assert settings is not None
+    lineage = plan_lineage(job)
+    # In each namespace of a cluster pods call the folder the same.
+    place = name_run(run_dir, within=os.environ.get(K8S_NAMESPACE, ""))
+    path, token = _read_environment(os.environ)
+    client = TieredClient(
+        path,
+        token=token,
+        namespace=settings.namespace or f"run-{lineage[:12]}-{place}",
+        job=f"{lineage}-{place}",
+        node=node,
+    )
+    return TieredCheckpoints(client, job, settings, events)
+
+
+def _read_environment(variables: Mapping[str, str]) -> tuple[Path, str]:
+    """Return the daemon's socket and token."""
+    if not (folder := variables.get(MEMORYD_DIR)):
+        raise TrainingError(
+            f"the variable {MEMORYD_DIR} is not set, which names the folder of this node's "
+            "memoryd; start the run with the launcher, or leave resilience.tiered out"
+        )
+    token = ""
+    if name := variables.get(MEMORYD_TOKEN_FILE):
+        try:
+            token = Path(name).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrainingError(f"{MEMORYD_TOKEN_FILE} {name!r} cannot be read: {error}") from error
+    return Path(folder) / SOCKET_NAME, token
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A save that is not over, and for how long it has held up training."""
+
+    saving: Saving
+    blocked_s: float = 0.0
+    is_settled: bool = False
+    """It is decided whether it is committed."""
+
+
+class TieredCheckpoints(CadencedCheckpoints):
+    """Saves and loads one rank's shard. For the training thread."""
+
+    def __init__(
+        self,
+        client: TieredClient,
+        job: Job,
+        settings: TieredSettings,
+        events: EventLog,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(job, settings, events, clock=clock)
+        self._client = client
+        self._is_inline = settings.copy_while == "waiting" or (
+            settings.copy_while == "auto" and plan_device_type(job) == "cpu"
+        )
+        self._has_store = settings.store is not None
+        self._saver: Saver
+        self._under_way: _UnderWay | None = None
+        self._newest = 0
+
+    def bind(self, subject: Subject) -> None:
+        """Take what the checkpoints are of."""
+        super().bind(subject)
+        self._saver = Saver(self._client, num_shards=subject.group.layout.num_shards)
+
+    # ---- saving
+
+    def before_update(self, pulse: Pulse) -> None:
+        """Return when what was begun is copied, and the update may write."""
+        under_way = self._under_way
+        if under_way is not None and not under_way.is_settled:
+            self._await_copy(under_way, pulse)
+
+    def keep(self) -> None:
+        """Let what was begun become visible: it is what the last update left."""
+        under_way = self._under_way
+        if under_way is not None and not under_way.is_settled:
+            under_way.saving.commit()
+            under_way.is_settled = True
+
+    def abandon(self) -> None:
+        """Leave what was begun, unless it is committed already."""
+        if self._under_way is not None:
+            self._under_way.saving.abandon()
+            self._under_way.is_settled = True
+        super().abandon()
+
+    def finish(
+        self,
+        step: int,
+        *,
+        generation: int,
+        is_forced: bool,
+        pulse: Pulse,
+        check: Callable[[], None],
+    ) -> None:
+        """Save the last state, stable once all workers have come to it.
+
+        The store gets it, too, whatever its cadence: memory may go with the run.
+        """
+        self._settle()
+        is_begun = False
+        if generation >= 0 and (is_forced or self._is_wanted(step, is_requested=False)):
+            self._start(step, generation, pulse)
+            try:
+                with self._subject.group.meet(f"tiers/finish/{step}", FINISH_TIMEOUT):
+                    pass
+            except GroupError as error:
+                self.abandon()
+                self._fail(step, str(error))
+                return
+            self.before_update(pulse)
+            check()
+            self.keep()
+            is_begun = True
+        if (under_way := self._under_way) is not None:
+            under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
+            self._settle(is_final=True)
+        if is_begun and self._has_store:
+            self._flush(step, generation)
+
+    def _flush(self, step: int, generation: int) -> None:
+        """Have this node's daemon send a step to the store before it ends."""
+        number = self._subject.progress.rest.get(HISTORY, 0) + generation
+        try:
+            self._client.flush(step=step, generation=number)
+        except TieredError as error:
+            self._fail(step, f"the store may not get it: {error}")
+
+    def close(self) -> None:
+        """End the connection to the daemon."""
+        self._client.close()
+
+    def _start(self, step: int, generation: int, pulse: Pulse) -> None:
+        began_s = self._last_s = self._clock()
+        if not self._subject.placement.writes_shard:
+            return
+        if self._under_way is not None and not self._await_end(self._under_way):
+            self._fail(step, f"the save of step {self._under_way.saving.step} has not ended")
+            return
+        try:
+            saving = self._saver.start(
+                self._subject.view,
+                step=step,
+                generation=self._subject.progress.rest.get(HISTORY, 0) + generation,
+                is_stable=False,
+            )
+        except (ResilienceError, RuntimeError) as error:
+            self._fail(step, str(error))
+            return
+        self._under_way = _UnderWay(saving, blocked_s=self._clock() - began_s)
+        if self._is_inline:
+            self._await_copy(self._under_way, pulse)
+
+    def _await_copy(self, under_way: _UnderWay, pulse: Pulse) -> None:
+        began_s = self._clock()
+        try:
+            if not under_way.saving.wait_copied(stall_s=self._subject.stall_s, pulse=pulse):
+                under_way.is_settled = True
+                step = under_way.saving.step
+                self._fail(
+                    step, f"the daemon or the copy stood still for {self._subject.stall_s:g} s"
+                )
+        finally:
+            under_way.blocked_s += self._clock() - began_s
+
+    def _await_end(self, under_way: _UnderWay) -> bool:
+        """Return whether a save is over, waiting for one that was just given up."""
+        under_way.saving.wait_over(self._subject.stall_s, check=self._subject.group.check)
+        self._settle()
+        return self._under_way is None
+
+    def _settle(self, *, is_final: bool = False) -> None:
+        """Tell what came of a save that is over."""
+        under_way = self._under_way
+        if under_way is None or not (under_way.saving.is_over or is_final):
+            return
+        self._under_way = None
+        step = under_way.saving.step
+        try:
+            saved = under_way.saving.wait(0.0)
+        except AbandonedError:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a copy raises, the run goes on
+            self._fail(step, str(error) or repr(error))
+            return
+        self._tell_saved(
+            step, num_bytes=saved.num_bytes, seconds=saved.seconds, blocked_s=under_way.blocked_s
+        )
+
+    # ---- loading
+
+    def begin_run(self, step: int) -> None:
+        """Begin a history whose generations are above those of all before."""
+        own = self._go_back(step, None) if self._is_leader else 0
+        told = int(self._subject.group.first_text("tiers/history", str(own), CHECKPOINT_TIMEOUT))
+        if not self._is_leader:
+            self._go_back(step, told)
+        self._subject.progress.rest[HISTORY] = told
+        self._subject.progress.rest[LINEAGE] = self._lineage
+
+    def _go_back(self, step: int, number: int | None) -> int:
+        """Tell this node's daemon; returns what the generations of the history count from."""
+        try:
+            return self._client.go_back(
+                step=step, first_generation=number, check=self._subject.group.check
+            )
+        except TieredError as error:
+            self._fail(step, str(error))
+            # As the daemon would have chosen, of what is known here.
+            return number or max(int(time.time()), self._newest + 1)
+
+    def load_newest(self, *, newer_than: int | None = None) -> Begun | None:
+        """Load the newest step that every worker can have.
+
+        Raises CheckpointError where it cannot be known which steps there are, and where none
+        of those on offer could be loaded: to begin without would give up what is there.
+        """
+        loader = TierLoader(
+            self._client,
+            self._subject.view,
+            self._subject.group,
+            lineage=self._lineage,
+            fail=self._fail,
+        )
+        loaded = loader.load_newest(newer_than=newer_than)
+        self._newest = loader.newest_generation
+        if loaded is None:
+            return None
+        source = "+".join(
+            each if each.startswith("peer:") else each.partition(":")[0]
+            for each in loaded.source.split("+")
+        )
+        return self._tell_loaded(
+            loaded.step,
+            source=source,
+            num_bytes=loaded.num_bytes,
+            seconds=loader.load_s,
+            num_bad=loaded.num_bad,
+        )

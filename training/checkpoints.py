@@ -1,0 +1,250 @@
+"""Checkpoints that a run takes while it goes on, and begins from: what the loop asks of them.
+
+`Checkpoints` itself takes none. `CadencedCheckpoints` has what its backends share: when to
+save, which checkpoint is complete, and what is told of them. The backends stand in
+`training.backends`; `backends.choice` returns what a job asks for and imports that alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launcher.job import Job
+from resilience.events import EventLog
+from resilience.state.view import StateView
+from training.group import WorkerGroup
+from training.plan import Placement, plan_lineage
+
+if TYPE_CHECKING:  # a run without the feature imports nothing of it
+    from resilience.settings import TieredSettings
+
+STALL_S = 10.0
+"""How long a copy of the state may stand still before it is given up."""
+FINISH_TIMEOUT = timedelta(seconds=60)
+"""How long the workers may take to have all ended their last update."""
+
+LINEAGE = "lineage"
+"""In the progress: whose state it is."""
+
+Pulse = Callable[[], None]
+"""Shows that the worker gets on while it waits; may raise to end the wait."""
+
+
+class Progress(Protocol):
+    """Who knows how far a run is, beside the state itself."""
+
+    rest: dict[str, Any]
+    """Small data that goes with the state; replaced by a new dict at each update."""
+
+    def take_rest(self, rest: dict[str, Any]) -> None:
+        """Take over what a loaded state had."""
+        ...
+
+    def check(self) -> None:
+        """Raise CorruptionError where the state is not what its last update left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The state that a run goes on from."""
+
+    step: int
+    source: str
+    """Where it was: ram, peer:NODE, s3, folder, aws, or checkpoint for an epoch's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What the checkpoints of one generation are of."""
+
+    state: StateView
+    """The trainer's own view."""
+    view: StateView
+    """The same with the progress's small data."""
+    progress: Progress
+    group: WorkerGroup
+    placement: Placement
+    num_samples: int
+    """Samples of one epoch."""
+    stall_s: float
+    """For how long a copy may hold up an update without getting on."""
+
+
+class Checkpoints:
+    """Takes none, and finds none. For the training thread."""
+
+    def bind(self, subject: Subject) -> None:
+        """Take what the checkpoints are of, in each generation anew."""
+
+    def load_newest(self, *, newer_than: int | None = None) -> Begun | None:
+        """Load the newest state that all workers can have; None where none is newer.
+
+        Every worker calls it. After a None the tensors may hold anything.
+        """
+        return None
+
+    def begin_run(self, step: int) -> None:
+        """Begin a history that goes on from a step, and makes void what others did after it.
+
+        Every worker calls it. What tells histories apart is part of the progress from then on.
+        """
+
+    def wants_save(self) -> bool:
+        """Return whether this worker asks for a checkpoint after the step that is being taken."""
+        return False
+
+    def begin_step(
+        self, step: int, *, generation: int, is_requested: bool, pulse: Pulse
+    ) -> int | None:
+        """Begin to save the state after `step` updates, if it is due, before a forward begins.
+
+        `generation` made the last of them, -1 for a state that was loaded or is the first.
+        Returns the step of a checkpoint that is known to be complete now and was not before,
+        the same on every worker. Raises nothing but what `pulse` does, as all others.
+        """
+        return None
+
+    def before_update(self, pulse: Pulse) -> None:
+        """Return when the update may write: what was begun is copied. The step is stable."""
+
+    def keep(self) -> None:
+        """Let what was begun become visible: the state, looked at since, is as it should be.
+
+        Does not block.
+        """
+
+    def abandon(self) -> None:
+        """Leave what was begun, as if it had never been: the step may have another outcome."""
+
+    def finish(
+        self,
+        step: int,
+        *,
+        generation: int,
+        is_forced: bool,
+        pulse: Pulse,
+        check: Callable[[], None],
+    ) -> None:
+        """Save the last state, if it is due or `is_forced`, and wait until that is done.
+
+        Every worker calls it, with all steps done. `check` raises where the state is not what
+        its last update left; that ends the save.
+        """
+
+    def close(self) -> None:
+        """End what the checkpoints need: the run has succeeded."""
+
+
+class CadencedCheckpoints(Checkpoints):
+    """Decides when a checkpoint is due, and tells what came of each.
+
+    A backend says in `_start` how a save begins.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        settings: TieredSettings,
+        events: EventLog,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from resilience.tiered.uploads import Cadence
+
+        self._events = events
+        self._clock = clock
+        self._lineage = plan_lineage(job)
+        self._cadence = Cadence(
+            every_n_steps=settings.ram.every_n_steps, every_s=settings.ram.every_s
+        )
+        self._last_s: float | None = None
+        self._begun: int | None = None
+        """Step of the save that was begun last, unless it was left."""
+        self._has_warned = False
+        self._subject: Subject
+
+    def bind(self, subject: Subject) -> None:
+        """Take what the checkpoints are of."""
+        self._subject = subject
+
+    @property
+    def _is_leader(self) -> bool:
+        return self._subject.group.rank == 0
+
+    def wants_save(self) -> bool:
+        """Return whether so many seconds have passed that rank 0 asks for a checkpoint."""
+        return self._is_leader and self._cadence.every_s is not None and self._is_due(0)
+
+    def begin_step(
+        self, step: int, *, generation: int, is_requested: bool, pulse: Pulse
+    ) -> int | None:
+        """Begin to save the state, if it is due: then the save before it is complete."""
+        self._settle()
+        if generation < 0 or not self._is_wanted(step, is_requested=is_requested):
+            return None
+        self._start(step, generation, pulse)
+        complete, self._begun = self._begun, step
+        return complete
+
+    def abandon(self) -> None:
+        """Leave what was begun; until the next one is complete the one before counts."""
+        self._begun = None
+
+    def _is_wanted(self, step: int, *, is_requested: bool) -> bool:
+        """Return the same on every worker."""
+        if self._cadence.every_s is None:
+            return step > 0 and self._is_due(step)
+        return is_requested
+
+    def _is_due(self, step: int) -> bool:
+        from resilience.tiered.uploads import decide_save
+
+        return decide_save(
+            self._cadence, step=step, last_step=None, now_s=self._clock(), last_s=self._last_s
+        ).is_due
+
+    def _start(self, step: int, generation: int, pulse: Pulse) -> None:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Tell what came of a save that is over."""
+        raise NotImplementedError
+
+    def _tell_saved(self, step: int, *, num_bytes: int, seconds: float, blocked_s: float) -> None:
+        self._has_warned = False
+        if self._is_leader:
+            self._events.write(
+                "checkpoint_saved",
+                step=step,
+                num_bytes=num_bytes,
+                seconds=seconds,
+                blocked_s=blocked_s,
+            )
+
+    def _tell_loaded(
+        self, step: int, *, source: str, num_bytes: int, seconds: float, num_bad: int = 0
+    ) -> Begun:
+        self._has_warned = False
+        self._events.write(
+            "checkpoint_loaded",
+            step=step,
+            source=source,
+            num_bytes=num_bytes,
+            seconds=seconds,
+            num_bad=num_bad,
+        )
+        return Begun(step=step, source=source)
+
+    def _fail(self, step: int, reason: str, *, is_said: bool = True) -> None:
+        """Tell that a checkpoint failed, on standard error once until one succeeds."""
+        self._events.write("checkpoint_failed", step=step, reason=reason)
+        if is_said and not self._has_warned:
+            self._has_warned = True
+            sys.stderr.write(f"training: no checkpoint of step {step}: {reason}; the run goes on\n")
+            sys.stderr.flush()

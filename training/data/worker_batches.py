@@ -1,0 +1,120 @@
+"""Hands a worker its part of each global batch, from mapped files where the recipe has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from launcher.job import Job
+from resilience.events import EventLog
+from training.data.rank_batches import RankBatches
+from training.data.tokens import Samples
+from training.environment import name_run
+from training.plan import Placement, plan_split
+
+if TYPE_CHECKING:
+    from resilience.data import CachedLoader
+
+
+class Batches(Protocol):
+    """This worker's part of each global batch. One thread."""
+
+    def read(self, step: int) -> list[Tensor]:
+        """Return the rows of tokens of each micro batch, shape (samples, sequence + 1)."""
+        ...
+
+    def note_checkpoint(self, step: int) -> None:
+        """Take note that a run which loses every copy of its state begins with this step again."""
+        ...
+
+    def leave(self) -> None:
+        """Leave them to whoever has the rank from now on."""
+        ...
+
+    def close(self) -> None:
+        """Leave nothing behind: the run is over."""
+        ...
+
+
+def open_batches(
+    job: Job,
+    samples: Samples,
+    placement: Placement,
+    *,
+    first: int,
+    run_dir: Path,
+    owner_pid: int,
+    events: EventLog,
+    on_wait: Callable[[], None] | None = None,
+) -> Batches:
+    """Return the batches of one rank, the first of which is to be that of step `first`.
+
+    `owner_pid` is the process that outlives the worker: what is made ahead ends with it.
+    `on_wait` shows that the worker still waits, and may raise to end that.
+    """
+    settings = job.resilience.batches
+    if settings is None:
+        return _ReadBatches(job, samples, placement)
+    # Here, as a run without the feature imports nothing of it.
+    from resilience.data import cached
+    from training.data.batches import make_identity, make_source
+
+    loader = cached(
+        make_source(job, samples),
+        settings,
+        identity=make_identity(job, samples),
+        job=f"{job.name}-{name_run(run_dir)}",
+        samples_per_batch=job.trainer.global_batch_size,
+        samples_consumed=first * job.trainer.global_batch_size,
+        rank=placement.data_rank,
+        size=placement.data_size,
+        owner_pid=owner_pid,
+        events=events,
+        on_wait=on_wait,
+    )
+    events.write("batches_ready", step=first, num_batches=loader.count_ready())
+    return _CachedBatches(loader)
+
+
+class _ReadBatches:
+    def __init__(self, job: Job, samples: Samples, placement: Placement) -> None:
+        self._batches = RankBatches(
+            samples,
+            seed=job.trainer.seed,
+            split=plan_split(job, placement.data_size),
+            rank=placement.data_rank,
+        )
+
+    def read(self, step: int) -> list[Tensor]:
+        return list(torch.from_numpy(self._batches.read(step)).unbind())
+
+    def note_checkpoint(self, step: int) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _CachedBatches:
+    def __init__(self, loader: CachedLoader) -> None:
+        self._loader = loader
+
+    def read(self, step: int) -> list[Tensor]:
+        (rows,) = self._loader.read(step).values()
+        return list(torch.from_numpy(rows).unbind())
+
+    def note_checkpoint(self, step: int) -> None:
+        self._loader.note_checkpoint(step)
+
+    def leave(self) -> None:
+        self._loader.close()
+
+    def close(self) -> None:
+        self._loader.close(is_over=True)

@@ -1,0 +1,430 @@
+"""The one life of a worker: data, state, steps, saves, stop, log, faults, end.
+
+A framework stands behind `training.trainer`, the generations behind a coordinator, and
+recovery is a value: `Loop` is given how a step is committed and how the state comes back
+after a fault, or that neither is there. Each step is taken in one order: compute, gate,
+update, settle.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+
+from launcher.job import Job
+from resilience.comm.page import Activity
+from resilience.events import EventLog
+from resilience.faults.injector import Injector
+from resilience.state.digest import digest_state
+from resilience.state.layout import Seat
+from resilience.state.rng import seed_step
+from training.backends.choice import open_checkpoints
+from training.backends.epoch import EpochCheckpoints
+from training.checkpoints import STALL_S, Checkpoints, Subject
+from training.coordinator import EnvironmentCoordinator, Members
+from training.data.loading import (
+    announce_samples,
+    check_begun_with,
+    check_same_samples,
+    open_samples,
+)
+from training.data.tokens import Samples, check_num_samples
+from training.data.worker_batches import Batches, open_batches
+from training.environment import WorkerEnvironment
+from training.errors import DivergedError
+from training.group import DATA_TIMEOUT, WorkerGroup, open_device
+from training.plan import (
+    check_layout,
+    plan_device_type,
+    plan_log_rank,
+    plan_placement,
+    plan_schedule,
+)
+from training.progress import CommitHooks, MakeProgress, NoRecovery
+from training.steplog import StepLog, describe_step
+from training.stop import EXIT_STATUS, StopSignal
+from training.trainer import StepResult, StepWatch, Trainer
+from training.watch import RunWatch, make_injector
+
+if TYPE_CHECKING:  # a run without the feature imports nothing of it
+    from resilience.checkpointless.plan import Fallback
+    from resilience.checkpointless.recovery import Resumed
+
+MODEL_FOLDER = "checkpoint"
+"""Folder of the run in which the trained model ends up."""
+OTHER_SHARD_STATUS = 72
+"""Exit status of a worker that was given another shard than its own; a fresh one takes it."""
+_SAVE_DUE = "save_due"
+"""In the progress: a worker has asked for a checkpoint of this very state."""
+_SAVE = 1 << 24
+"""What a request to save counts in the sum of requests; each worker's stop counts 1."""
+
+
+class MakeTrainer(Protocol):
+    """Makes a framework's trainer, before the rank is known."""
+
+    def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
+        """Return the trainer; one that `is_restartable` takes groups more than once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What a worker is started with."""
+
+    job: Job
+    run_dir: Path
+    node: str
+    """Name of the node in events."""
+    owner_pid: int
+    """The process that outlives the worker: what is made ahead for it ends with that one."""
+    events: EventLog
+    stop: StopSignal
+
+
+class Loop:
+    """What a worker keeps over generations.
+
+    `make_recovery` makes what commits steps and brings the state back; without it the
+    run has no recovery, and its one generation ends with its first fault.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        make_trainer: MakeTrainer,
+        make_recovery: MakeProgress | None = None,
+    ) -> None:
+        torch.set_num_threads(worker.job.trainer.threads_per_worker)
+        self._worker = worker
+        self._job, self._events, self._stop = worker.job, worker.events, worker.stop
+        self._is_recoverable = make_recovery is not None
+        self._schedule = plan_schedule(worker.job)
+        self._samples: Samples | None = None
+        self._batches: Batches | None = None
+        self._injector: Injector | None = None
+        self._complete: int | None = None
+        """Step of the newest checkpoint that is known to be complete."""
+        self._rank: int | None = None
+        self._seat: Seat | None = None
+        self._is_built = False
+        self.watch = RunWatch(self._requests)
+        self._saves = self._open_saves()
+        self.progress = (make_recovery or NoRecovery)(
+            CommitHooks(
+                apply=self._apply,
+                reach=self.watch.reach_at,
+                before_update=lambda: self._saves.before_update(self.watch.pulse),
+                keep=self._saves.keep,
+            )
+        )
+        # What needs no rank is done here, before a spare gets one.
+        self._trainer = make_trainer(worker.job, self.watch, is_restartable=self._is_recoverable)
+
+    def _open_saves(self) -> Checkpoints:
+        worker = self._worker
+        saves = open_checkpoints(
+            worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
+        )
+        if not self._is_recoverable:
+            return saves
+        return EpochCheckpoints(
+            saves,
+            worker.job,
+            run_dir=worker.run_dir,
+            events=worker.events,
+            show=self.watch.begin,
+        )
+
+    # ---- one generation
+
+    def enter(self, members: Members) -> None:
+        """Note a generation before anything is done in it."""
+        seat = members.layout.seat(members.rank)
+        if self._seat is not None and self._seat.shard != seat.shard:
+            # Its memory, and what was made of it, are those of another shard.
+            os._exit(OTHER_SHARD_STATUS)
+        if self._rank not in (None, members.rank):
+            self._leave_rank()
+        self._rank, self._seat = members.rank, seat
+        self._events.enter(members.number, rank=members.rank)
+        if self._is_recoverable and members.number > 0:
+            # The others are within their steps, and this rank has to end with them.
+            self._stop.defer()
+
+    def _leave_rank(self) -> None:
+        """Drop what belongs to the rank that this process had, and not to its shard.
+
+        The run went on without this process, so what it knew of checkpoints is old, too.
+        """
+        self._injector = self._complete = None
+        if self._batches is not None:
+            self._batches.leave()
+            self._batches = None
+
+    def leave(self) -> None:
+        """Keep nothing of a generation that is over; the training thread has stopped."""
+        self._saves.abandon()
+        self.watch.leave()
+
+    def run(self, members: Members) -> None:
+        """Run in one generation until the last step, from whatever step it begins with."""
+        self._events.write("process_group_ready")
+        group = self._make_group(members)
+        self.watch.enter(members, self._make_injector(group))
+        samples = self._open_data(group)
+        self._take_groups(group)
+        placement = plan_placement(group.layout, group.rank)
+        self._saves.bind(
+            Subject(
+                state=self._trainer.view,
+                view=self.progress.view_with_rest(),
+                progress=self.progress,
+                group=group,
+                placement=placement,
+                num_samples=samples.num_samples,
+                stall_s=self._stall_s(),
+            )
+        )
+        resumed = self.progress.resume(members, lambda fallback: self._start(fallback, members))
+        self.progress.begin()
+        self._trainer.discard()
+        self._trainer.settle()
+        if resumed is not None:
+            self._note_resumed(resumed)
+        self._check_samples()
+        if not self._is_recoverable:
+            self._note_model()
+        self._take_steps(members, group, self._open_batches(samples, group))
+        self.progress.check()
+        members.mark(Activity.NOWHERE, self._job.trainer.max_steps)
+        self._end_run(group)
+
+    def end(self) -> None:
+        """Remove what only a run that goes on needs; all ranks have finished."""
+        self._saves.close()
+        if self._batches:
+            self._batches.close()
+
+    def _end_run(self, group: WorkerGroup) -> None:
+        if self._is_recoverable:
+            self._events.write(
+                "state_digest", step=self.progress.step, digest=digest_state(self._trainer.view)
+            )
+        if not self._job.trainer.save_checkpoint:
+            return
+        folder = self._worker.run_dir / MODEL_FOLDER
+        if group.rank == 0:
+            self._events.write("checkpoint_started")
+        self._trainer.export(folder)
+        if group.rank == 0:
+            num_bytes = sum(each.stat().st_size for each in folder.iterdir())
+            self._events.write("checkpoint_written", path=str(folder), num_bytes=num_bytes)
+
+    def _stall_s(self) -> float:
+        """Return for how long a copy may stand still, well before that counts as a hang."""
+        settings = self._job.resilience.checkpointless
+        return STALL_S if settings is None else min(STALL_S, settings.hang_deadline_s / 2)
+
+    def _make_group(self, members: Members) -> WorkerGroup:
+        check_layout(self._job, members.layout)
+        local_rank = members.layout.seat(members.rank).local_rank
+        return WorkerGroup(
+            rank=members.rank,
+            layout=members.layout,
+            generation=members.number,
+            node=self._worker.node,
+            device=open_device(plan_device_type(self._job), local_rank),
+            store=members.store,
+            # Not the generation's own: what keeps the group would keep its process groups, too.
+            check=self.watch.check,
+        )
+
+    def _make_injector(self, group: WorkerGroup) -> Injector | None:
+        """Return what fires this rank's faults; None in a run that would not survive them."""
+        if self._injector is None and self._is_recoverable:
+            self._injector = make_injector(
+                self._job,
+                group.layout,
+                group.rank,
+                run_dir=self._worker.run_dir,
+                events=self._events,
+                on_corrupt=self._corrupt,
+                agent_pid=self._worker.owner_pid,
+            )
+        return self._injector
+
+    def _open_data(self, group: WorkerGroup) -> Samples:
+        """Open the samples; a worker that has them already tells the others that they are there."""
+        job = self._job
+        if self._samples is not None:
+            announce_samples(job.data, self._samples, group)
+            return self._samples
+        # With recovery a process may be alone in this, and its fault ends the generation for all.
+        with nullcontext() if self._is_recoverable else group.meet("data", DATA_TIMEOUT):
+            samples = open_samples(job.data, job.model, run_dir=self._worker.run_dir, group=group)
+            check_num_samples(samples, job.trainer.global_batch_size)
+            check_same_samples(samples, group)
+        self._events.write("data_ready", num_samples=samples.num_samples)
+        self._samples = samples
+        return samples
+
+    def _open_batches(self, samples: Samples, group: WorkerGroup) -> Batches:
+        """Open this rank's batches, which go on where another generation ended."""
+        if self._batches is None:
+            self._batches = open_batches(
+                self._job,
+                samples,
+                plan_placement(group.layout, group.rank),
+                first=self.progress.step,
+                run_dir=self._worker.run_dir,
+                owner_pid=self._worker.owner_pid,
+                events=self._events,
+                on_wait=self.watch.pulse,
+            )
+        if self._complete is not None:
+            self._batches.note_checkpoint(self._complete)
+        return self._batches
+
+    def _take_groups(self, group: WorkerGroup) -> None:
+        if self._is_built:
+            # What is to be done now is short, and a rank that is stuck in it holds up all others.
+            self.watch.begin(self.progress.step, Activity.RECOVERY)
+        self._trainer.take_groups(group)
+        self.progress.bind(self._trainer.view)
+        if not self._is_built and self._is_recoverable:
+            self._note_model()
+        self._is_built = True
+
+    def _note_model(self) -> None:
+        self._events.write("model_ready", num_parameters=self._trainer.num_parameters)
+
+    def _check_samples(self) -> None:
+        """Refuse data that has changed since the run began; the state knows which that was."""
+        assert self._samples is not None
+        check_begun_with(self.progress.rest, self._samples, self._worker.node)
+
+    def _start(self, fallback: Fallback | None, members: Members) -> int:
+        """Load the newest state that was written, or make the one before the first step."""
+        members.mark(Activity.NOWHERE, 0)
+        step, source = 0, "start"
+        if begun := self._saves.load_newest():
+            step, source = begun.step, begun.source
+        else:
+            self.progress.take_rest({})
+            self._trainer.fill()
+        # Before the history begins, which makes void what stands behind it.
+        self._check_samples()
+        self._complete = step
+        self._saves.begin_run(step)
+        if members.number > 0 or (fallback is not None and source != "start"):
+            reason = fallback.reason if fallback else "all workers began afresh: no recovery"
+            self._events.write("recovery_fallback", step=step, reason=reason, source=source)
+        return step
+
+    def _note_resumed(self, resumed: Resumed) -> None:
+        self._events.write(
+            "rank_recovered",
+            step=resumed.step,
+            role=resumed.role,
+            reason=resumed.reason,
+            source=resumed.source,
+            num_bytes=resumed.num_bytes,
+        )
+
+    # ---- steps
+
+    def _take_steps(self, members: Members, group: WorkerGroup, batches: Batches) -> None:
+        progress = self.progress
+        is_logger = group.rank == plan_log_rank(group.layout)
+        log = StepLog(self._job, self._events if is_logger else None)
+        log.go_on(progress.rest.get("last"))
+        self._stop.defer()
+        first = progress.step
+        for step in range(first, self._job.trainer.max_steps):
+            self._begin_step(step, batches)
+            self.watch.reach("data")
+            rows = batches.read(step)
+            result = self._take_step(step, rows, members, group)
+            self._stop.note_step(step)
+            log.report(step, result, self._schedule.lr_at(step))
+            if self._is_recoverable and step == first and members.number > 0:
+                self._events.write("rank_resumed", step=step)
+            if result.requests % _SAVE:
+                self._finish(is_forced=True)
+                raise SystemExit(EXIT_STATUS)
+        self._finish(is_forced=False)
+        self._stop.release()
+
+    def _begin_step(self, step: int, batches: Batches) -> None:
+        """Begin the saves that are due before a step."""
+        self.watch.begin(step, Activity.DATA)
+        complete = self._saves.begin_step(
+            step,
+            generation=self.progress.step_generation,
+            is_requested=self.progress.rest.get(_SAVE_DUE, False),
+            pulse=self.watch.pulse,
+        )
+        if complete is not None and complete > (self._complete or 0):
+            self._complete = complete
+            batches.note_checkpoint(complete)
+
+    def _take_step(
+        self, step: int, rows: list[torch.Tensor], members: Members, group: WorkerGroup
+    ) -> StepResult:
+        """Compute, pass the gate, update, settle."""
+        placement = plan_placement(group.layout, group.rank)
+        seed_step(self._job.trainer.seed, step, placement.data_rank)
+        self.progress.begin()
+        try:
+            result = self._trainer.stepper.compute(rows, step=step)
+        except DivergedError:
+            # A corrupt state can make any gradient so; the run ends only if no rank has one.
+            self.progress.check()
+            dist.barrier()
+            raise
+        lr = self._schedule.lr_at(step)
+        self.progress.pend(
+            {"last": describe_step(step, result, lr), _SAVE_DUE: result.requests >= _SAVE}
+        )
+        self.watch.note(Activity.GATE)
+        with self.progress.commit(members):
+            self._trainer.stepper.update(lr)
+        self._trainer.settle()
+        return result
+
+    def _requests(self) -> int:
+        return self._stop.is_requested + _SAVE * self._saves.wants_save()
+
+    def _finish(self, *, is_forced: bool) -> None:
+        """Let the last checkpoint end, under no deadline but its own."""
+        progress = self.progress
+        self.watch.begin(progress.step, Activity.NOWHERE)
+        self._saves.finish(
+            progress.step,
+            generation=progress.step_generation,
+            is_forced=is_forced,
+            pulse=self.watch.pulse,
+            check=progress.check,
+        )
+
+    def _corrupt(self, kind: str) -> None:
+        self._trainer.stepper.corrupt(kind)
+
+    def _apply(self, step: int) -> None:
+        self._trainer.stepper.update(self._schedule.lr_at(step))
+
+
+def run_once(worker: Worker, make_trainer: MakeTrainer, environment: WorkerEnvironment) -> None:
+    """Train without recovery, in the one generation that the environment tells of."""
+    loop = Loop(worker, make_trainer)
+    with EnvironmentCoordinator(worker.job, environment).open() as generation:
+        loop.enter(generation)
+        loop.run(generation)
+    loop.end()

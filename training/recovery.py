@@ -1,0 +1,98 @@
+"""Runs the loop under a node agent, again and again in one process, through faults.
+
+Imported where the job has resilience.checkpointless, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+
+from resilience.checkpointless.recovery import Recovery
+from resilience.errors import StateError
+from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.generation import Generation
+from resilience.inprocess.handles import WorkerHandles, read_handles
+from resilience.state.shared import SharedState
+from resilience.state.transfer_buffer import TransferBuffer
+from training.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    PlacementError,
+    WeightsError,
+)
+from training.loop import Loop, MakeTrainer, Worker
+from training.plan import plan_device_type
+from training.progress import CommitHooks
+
+_FATAL = (
+    PlacementError,
+    DataError,
+    WeightsError,
+    CheckpointError,
+    DivergedError,
+    StateError,
+)
+"""Errors that would come again in the next generation."""
+
+
+def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
+    """Train the job's model from its first step to its last, through faults."""
+    handles = read_handles(os.environ)
+    assert handles is not None, "main looks whether an agent has started this worker"
+    settings = worker.job.resilience.checkpointless
+    assert settings is not None
+
+    def make_recovery(hooks: CommitHooks) -> Recovery:
+        return Recovery(
+            apply=hooks.apply,
+            transfer_buffer=_open_transfer_buffer(handles),
+            shared=_open_shared(handles),
+            self_check_every_n_steps=settings.self_check_every_n_steps,
+            reach=hooks.reach,
+            before_update=hooks.before_update,
+            keep=hooks.keep,
+        )
+
+    loop = Loop(worker, make_trainer, make_recovery)
+    recovery = loop.progress
+    assert isinstance(recovery, Recovery)
+
+    def enter(generation: Generation) -> None:
+        is_first = worker.events.rank is None
+        loop.enter(generation)
+        recovery.enter(generation.number, generation.layout)
+        if is_first:
+            worker.events.write(
+                "worker_started", pid=os.getpid(), world_size=generation.layout.world_size
+            )
+
+    def leave(error: BaseException) -> None:
+        worker.events.write(
+            "rank_stopped", step=recovery.mark.step, phase=recovery.mark.phase.value
+        )
+        loop.leave()
+
+    reexecutable(
+        loop.run,
+        report=recovery.report,
+        enter=enter,
+        hooks=Hooks(on_fault=leave),
+        options=BlockOptions(device_type=plan_device_type(worker.job), fatal=_FATAL),
+    )()
+    loop.end()
+
+
+def _open_shared(handles: WorkerHandles) -> SharedState:
+    """Open the memory that the node's workers have in common; a spare maps what is there now."""
+    shared = SharedState(handles.state_files)
+    shared.prepare()
+    return shared
+
+
+def _open_transfer_buffer(handles: WorkerHandles) -> TransferBuffer:
+    transfer_buffer = TransferBuffer(
+        handles.transfer_file, handles.num_local_ranks, handles.transfer_bytes
+    )
+    transfer_buffer.touch()
+    return transfer_buffer

@@ -1,0 +1,66 @@
+"""The step events of a run, and what of a step goes with its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.job import Job
+from resilience.events import EventLog
+from training.plan import is_logged
+from training.trainer import StepResult
+
+
+def describe_step(step: int, result: StepResult, lr: float) -> dict[str, Any]:
+    """Return what a step came to, as `StepLog.go_on` takes it."""
+    return {"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr}
+
+
+class StepLog:
+    """Writes step events; a worker without a log writes none."""
+
+    def __init__(self, job: Job, events: EventLog | None) -> None:
+        self._trainer = job.trainer
+        self._events = events
+        self._last_step = -1
+        self._last_time_s = time.perf_counter()
+
+    def report(self, step: int, result: StepResult, lr: float) -> None:
+        """Write the step if it is one of those to be logged."""
+        if self._events is None or not self._is_logged(step):
+            return
+        now_s = time.perf_counter()
+        duration_s = (now_s - self._last_time_s) / (step - self._last_step)
+        self._write(self._events, describe_step(step, result, lr), duration_s)
+        self._last_step, self._last_time_s = step, now_s
+
+    def go_on(self, last: Mapping[str, Any] | None) -> None:
+        """Go on after a recovery: write the last committed step, whose writer may be gone.
+
+        `last` is what `describe_step` returned; None where there was no step.
+        """
+        self._last_time_s = time.perf_counter()
+        if last is None:
+            return
+        self._last_step = last["step"]
+        if self._events is not None and self._is_logged(self._last_step):
+            self._write(self._events, last, None)
+
+    def _is_logged(self, step: int) -> bool:
+        return is_logged(
+            step,
+            log_every_n_steps=self._trainer.log_every_n_steps,
+            max_steps=self._trainer.max_steps,
+        )
+
+    def _write(self, events: EventLog, last: Mapping[str, Any], duration_s: float | None) -> None:
+        events.write(
+            "step",
+            step=last["step"],
+            loss=last["loss"],
+            lr=last["lr"],
+            grad_norm=last["grad_norm"],
+            duration_s=duration_s,
+            num_samples=(last["step"] + 1) * self._trainer.global_batch_size,
+        )

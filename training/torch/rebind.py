@@ -1,0 +1,125 @@
+"""Makes a model that outlives its process groups fit for the next generation, in place.
+
+torch has no call for it: a DTensor finds its groups by name through its mesh, FSDP2 keeps them in
+its mesh infos, and what an aborted step leaves in FSDP2 would double a layer's gradient or end
+its reduction without a word. What is undone here is that of torch 2.13; the tests abort a step at
+every layer and compare bits.
+"""
+
+# ruff: noqa: SLF001 - there is no other way in
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+
+from resilience.comm.world import drop_groups, open_axes
+from resilience.errors import ResilienceError
+from training.torch.model import SpreadModel
+
+
+def take_groups(model: SpreadModel) -> None:
+    """Take the open world's groups, and leave the model as it is between two steps.
+
+    Reduced gradients stay, so that an update that has begun can be ended. Every rank has to
+    call it, those that make their model anew in its place, after the same other groups.
+    """
+    if model.reducer is not None:
+        model.reducer.take_group()
+        return
+    if not isinstance(model.run, FSDPModule):
+        raise ResilienceError(
+            "DistributedDataParallel cannot be bound to another group; "
+            "spread the model with is_restartable=True"
+        )
+    _leave_step(model.run)
+    _swap_groups(model.run)
+
+
+def clear_step(model: SpreadModel) -> None:
+    """Throw away the gradients of an aborted step; needs no other rank."""
+    if model.reducer is not None:
+        model.reducer.clear()
+        return
+    for group in _param_groups(model.run):
+        for param in group.fsdp_params:
+            param.sharded_param.grad = None
+
+
+def _leave_step(run: FSDPModule) -> None:
+    """Undo what FSDP2 has begun, but for gradients that are reduced and sharded."""
+    assert isinstance(run, nn.Module)
+    for group in _param_groups(run):
+        # Else the reset waits for an exchange that has failed.
+        group._all_gather_result = None
+    state = run._get_fsdp_state()
+    if state._is_root is not None:
+        # The public call imports a compiler, which takes seconds in the midst of a recovery.
+        state._reset_iter_state()
+    for group in _param_groups(run):
+        group.all_reduce_grads = True
+        for param in group.fsdp_params:
+            param.unsharded_accumulated_grad = None
+            if hasattr(param, "_unsharded_param"):
+                param._unsharded_param.grad = None
+            param.to_sharded()
+
+
+def _swap_groups(run: FSDPModule) -> None:
+    """Put new groups wherever FSDP2 and its tensors keep theirs."""
+    param_groups = list(_param_groups(run))
+    mesh = param_groups[0].mesh_info.mesh
+    groups = open_axes(mesh.shape)
+    names = mesh.mesh_dim_names
+    assert names
+    by_axis = dict(zip(names, groups, strict=True))
+    for each in _meshes(param_groups):
+        _set_groups(each, by_axis)
+    infos = chain.from_iterable((x.mesh_info, x.post_forward_mesh_info) for x in param_groups)
+    before: list[ProcessGroup | None] = []
+    for info in infos:
+        if info is None:
+            continue
+        before.append(info.shard_process_group)
+        info.shard_process_group = info.mesh.get_group(info.shard_mesh_dim)
+        if info.replicate_mesh_dim is not None:
+            before.append(info.replicate_process_group)
+            info.replicate_process_group = info.mesh.get_group(info.replicate_mesh_dim)
+            info.replicate_mesh_rank = info.replicate_process_group.rank()
+    drop_groups(before)
+
+
+def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:
+    """Return each mesh object once; those that are equal are many."""
+    found = {}
+    for group in param_groups:
+        for param in group.fsdp_params:
+            spec = param.sharded_param._spec
+            for mesh in (param.mesh_info.mesh, param._spmd_mesh, param._shard_mesh, spec.mesh):
+                found[id(mesh)] = mesh
+    return list(found.values())
+
+
+def _set_groups(mesh: Any, by_axis: dict[str, ProcessGroup]) -> None:
+    groups = [by_axis[name] for name in mesh.mesh_dim_names]
+    # The process may have been given another rank with the same shard.
+    mesh._rank = dist.get_rank()
+    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+    mesh._dim_group_names = [each.group_name for each in groups]
+    mesh._pg_registry = (
+        {each.group_name: each for each in groups} if mesh._root_mesh is None else {}
+    )
+
+
+def _param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:
+    assert isinstance(run, nn.Module)
+    for module in run.modules():
+        if isinstance(module, FSDPModule):
+            yield from module._get_fsdp_state()._fsdp_param_groups

@@ -1,0 +1,171 @@
+"""One step: forward and backward, reduction, norm, clip; then the update.
+
+Every exchange between workers is done before the update: what comes between
+clipping and update can still stop the step with no parameter changed, and the
+update itself needs no other worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from training.errors import DivergedError
+from training.torch.initial import local_part
+from training.torch.model import SpreadModel
+from training.trainer import StepResult, StepWatch
+
+
+class TorchStepper:
+    """Takes steps with one model and optimizer; a `training.trainer.Stepper`.
+
+    `aux_loss_coef` is the weight of the loss that balances experts. With `is_autocast` it
+    computes in bfloat16 where no sharding does so already.
+    """
+
+    def __init__(
+        self,
+        model: SpreadModel,
+        optimizer: Optimizer,
+        *,
+        clip_norm: float | None,
+        aux_loss_coef: float,
+        is_autocast: bool,
+        device: torch.device,
+        watch: StepWatch,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._clip_norm = clip_norm
+        self._aux_loss_coef = aux_loss_coef
+        self._is_autocast = is_autocast
+        self._device = device
+        self._watch = watch
+        self.is_reducing = False
+        """Whether the micro batch that is computed is the step's last."""
+
+    def compute(self, rows: Sequence[Tensor], *, step: int) -> StepResult:
+        """Run forward and backward on this worker's rows of tokens, reduce and clip."""
+        self._optimizer.zero_grad()
+        loss_sum = self._accumulate(rows)
+        loss, requests = self._reduce(loss_sum, len(rows))
+        gradients = self.gradients()
+        norm = gradient_norm(gradients, self._model.num_sharded_copies)
+        grad_norm = norm.item()
+        check_norm(grad_norm, step)
+        if self._clip_norm is not None:
+            clip_gradients(gradients, norm, self._clip_norm)
+        return StepResult(loss=loss, grad_norm=grad_norm, requests=requests)
+
+    def _accumulate(self, micro_batches: Sequence[Tensor]) -> Tensor:
+        """Add up gradients and return the sum of losses."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for number, rows in enumerate(micro_batches, start=1):
+            is_last = self.is_reducing = number == len(micro_batches)
+            with self._model.micro_batch(is_last=is_last):
+                self._watch.forward(number, is_last=is_last)
+                loss = self._loss(rows.to(self._device))
+                self._watch.backward(number)
+                torch.autograd.backward(loss / len(micro_batches))
+            loss_sum += loss.detach()
+        return loss_sum
+
+    def _loss(self, rows: Tensor) -> Tensor:
+        """Return the mean loss of a micro batch, with that of the experts' balance.
+
+        Targets are handed to nobody but the cross entropy here: rows hold one
+        token more than the model sees, so nothing is shifted or padded.
+        """
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        has_aux_loss = self._aux_loss_coef > 0
+        options = {"output_router_logits": True} if has_aux_loss else {}
+        with self._autocast():
+            output = self._model.run(input_ids=inputs, use_cache=False, **options)
+        logits = output.logits.float()
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        if has_aux_loss:
+            loss = loss + self._aux_loss_coef * output.aux_loss
+        return loss
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._is_autocast:
+            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _reduce(self, loss_sum: Tensor, num_micro_batches: int) -> tuple[float, int]:
+        """Return the mean loss over all workers, and the sum of their requests."""
+        totals = torch.stack([loss_sum, torch.full_like(loss_sum, self._watch.requests())])
+        dist.all_reduce(totals)
+        loss, requests = totals.tolist()
+        return loss / (num_micro_batches * dist.get_world_size()), int(requests)
+
+    def gradients(self) -> list[Tensor]:
+        """Return this worker's reduced gradients, sharing memory with them."""
+        parameters = self._model.core.parameters()
+        return [local_part(each.grad) for each in parameters if each.grad is not None]
+
+    def update(self, lr: float) -> None:
+        """Write parameters and moments from the gradients in memory; holds no collective.
+
+        Takes one parameter group after the other where a fault may strike between them; the
+        bits are the same.
+        """
+        for options in self._optimizer.param_groups:
+            options["lr"] = lr
+        if "within_update" not in self._watch.places:
+            self._optimizer.step()
+            return
+        groups = self._optimizer.param_groups
+        try:
+            for number, options in enumerate(groups):
+                if number:
+                    self._watch.reach("within_update")
+                self._optimizer.param_groups = [options]
+                self._optimizer.step()
+        finally:
+            self._optimizer.param_groups = groups
+
+    def corrupt(self, kind: str) -> None:
+        """Flip a bit of the first parameter, or of its first moment."""
+        parameter = self._optimizer.param_groups[0]["params"][0]
+        moments = self._optimizer.state[parameter]
+        tensor = local_part(parameter if kind == "parameter" else moments["exp_avg"])
+        with torch.no_grad():
+            tensor.view(torch.int32).view(-1)[0] ^= 1 << 20
+
+
+def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -> Tensor:
+    """Return the norm of all gradients of one copy, summed in float64.
+
+    Shards are added up over all copies and divided by their number, so that
+    every copy clips by the very same number, whatever order a sum has within it.
+    """
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
+    square = torch.stack(norms).square().sum()
+    if num_sharded_copies is not None:
+        dist.all_reduce(square)
+        square /= num_sharded_copies
+    return square.sqrt()
+
+
+def check_norm(grad_norm: float, step: int) -> None:
+    """Refuse gradients that would make every parameter something that is no number."""
+    if not math.isfinite(grad_norm):
+        raise DivergedError(
+            f"gradient norm is {grad_norm} at step {step}; lower trainer.optimizer.lr, raise "
+            "trainer.optimizer.warmup_steps, or look for broken data or weights"
+        )
+
+
+def clip_gradients(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:
+    """Scale gradients in place so that their norm is at most `clip_norm`."""
+    factor = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.dtype))

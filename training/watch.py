@@ -1,0 +1,108 @@
+"""Shows what a worker does within its steps, and lets faults strike there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from launcher.job import Job
+from resilience.comm.page import Activity
+from resilience.events import EventLog
+from resilience.faults.injector import Injector
+from resilience.faults.schedule import PLACES, faults_from
+from resilience.state.layout import Layout
+from training.coordinator import Members
+
+
+class RunWatch:
+    """A `training.trainer.StepWatch`. `requests` is what this worker asks of all."""
+
+    def __init__(self, requests: Callable[[], int]) -> None:
+        self.requests = requests
+        self.places: Collection[str] = ()
+        self.step = 0
+        self._members: Members | None = None
+        self._injector: Injector | None = None
+        self._activity = Activity.NOWHERE
+
+    def enter(self, members: Members, injector: Injector | None) -> None:
+        """Take what belongs to the generation; `injector` fires its faults, if there are any."""
+        self._members, self._injector = members, injector
+        self.places = [each for each in PLACES if injector and injector.is_scheduled(each)]
+
+    def leave(self) -> None:
+        """Keep nothing of a generation that is over, its groups above all."""
+        self._members = None
+
+    def check(self) -> None:
+        """Raise BrokenError where the generation is over; cheap."""
+        if self._members is not None:
+            self._members.check()
+
+    def note(self, activity: Activity) -> None:
+        """Note what the worker does for the pulses that follow; shows nothing by itself."""
+        self._activity = activity
+
+    def begin(self, step: int, activity: Activity) -> None:
+        """Note which step is taken, and what the worker begins to do in it.
+
+        Raises BrokenError where the generation is over, as all methods but `requests` do.
+        """
+        self.step = step
+        self._mark(activity)
+
+    def pulse(self) -> None:
+        """Show that the worker gets on with what it does."""
+        self._mark(self._activity)
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None:
+        """Note that a forward pass begins."""
+        self._mark(Activity.FORWARD, micro_batch)
+        self.reach("forward")
+
+    def backward(self, micro_batch: int) -> None:
+        """Note that a backward pass begins."""
+        self._mark(Activity.BACKWARD, micro_batch)
+
+    def reach(self, place: str) -> None:
+        """Let a fault strike at a place of the step that is taken."""
+        if self._injector is not None:
+            self._injector.reach(place, self.step)
+
+    def reach_at(self, place: str, step: int) -> None:
+        """Let a fault strike at a place of some step."""
+        if self._injector is not None:
+            self._injector.reach(place, step)
+
+    def _mark(self, activity: Activity, micro_batch: int = 0) -> None:
+        assert self._members is not None
+        self._activity = activity
+        self._members.mark(activity, self.step, micro_batch)
+
+
+def make_injector(
+    job: Job,
+    layout: Layout,
+    rank: int,
+    *,
+    run_dir: Path,
+    events: EventLog,
+    on_corrupt: Callable[[str], None],
+    agent_pid: int | None,
+) -> Injector:
+    """Return what fires a rank's faults; without any it does nothing."""
+    settings = job.resilience.faults
+    faults = faults_from(
+        settings.model_dump() if settings else {},
+        num_steps=job.trainer.max_steps,
+        layout=layout,
+    )
+    return Injector(
+        faults,
+        rank=rank,
+        layout=layout,
+        run_dir=run_dir,
+        on_corrupt=on_corrupt,
+        events=events,
+        agent_pid=agent_pid,
+    )
