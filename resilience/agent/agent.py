@@ -148,9 +148,10 @@ class Agent:
         self._services.serve()
         if now_s >= self._end_s:
             self._kill_all()
-        elif self._end is None and self._opening is None and self._stop_status is not None:
-            self._end_as_asked(_ASKED)
         elif self._end is None:
+            if self._stop_status and not (self._opening and any(self._crew.ranks.values())):
+                # Told until it is heard: the coordinator may be another one by now.
+                self._end_as_asked(_ASKED)
             self._check_workers(now_s)
             if not self._is_broken:
                 self._crew.refill(now_s, is_patient=self._opening is not None)

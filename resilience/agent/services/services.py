@@ -9,6 +9,7 @@ in `end`.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -108,7 +109,7 @@ class Services:
         while not all(each.is_over for each in self._kept):
             self.serve(_PAUSE_S)
         for each in self._kept:
-            each.close()
+            each.close(removes=removes)
         self._watch.selector.close()
 
     def _tell(self) -> None:
@@ -142,6 +143,9 @@ class _Kept:
         self._ready_file: int | None = None
         self._link: Supervisor | None = None
         self._log_bytes = 0
+        self._is_given_up = False
+        self._is_others = service.limits.is_external
+        """Another agent has it, or somebody else ends it."""
         self.failure = ""
         """Why it never was ready."""
 
@@ -166,10 +170,15 @@ class _Kept:
             )
             self._act(actions)
 
-    def close(self) -> None:
-        """Let go of a process that is over, or another agent's."""
+    def close(self, *, removes: bool) -> None:
+        """Let go of a process that is over, or another agent's.
+
+        With `removes`, nothing stays of one that was given up, or killed before it could remove it.
+        """
         self._forget_link()
         self._forget_process()
+        if removes and not self._is_others and (self._state.removes or self._is_given_up):
+            shutil.rmtree(self._service.socket.parent, ignore_errors=True)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -186,6 +195,7 @@ class _Kept:
 
     def _give_up(self, action: GiveUp) -> None:
         text = f"{self._service.name} {action.text}{self._last_words()}"
+        self._is_given_up = True
         if self._state.was_ready:
             self._say(f"{text}\n{self._service.name} is given up, and the run goes on without it")
         else:
@@ -296,6 +306,7 @@ class _Kept:
             return
         for message in messages if self._link else ():
             if message.get("is_taken_over"):
+                self._is_others = True
                 self._forget_process()
                 self.feed(TakenOver())
             elif self._num_answers:

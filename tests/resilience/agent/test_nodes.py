@@ -59,6 +59,21 @@ def test_standby_takes_the_place_of_a_lost_node(
     run.assert_nothing_left()
 
 
+def test_agent_that_is_asked_to_end_as_its_coordinator_dies_ends_with_its_workers(
+    run: Run,
+) -> None:
+    start(run, 2, 0, "--term-deadline-s", "600", "--join-deadline-s", "60")
+    lost = roles(run, 2)["coordinator"]
+    (left,) = (node for node in run.agents if node != lost)
+
+    run.agents[lost].kill()
+    run.agents[left].send_signal(signal.SIGTERM)
+
+    assert run.wait(left) == 143, run.show()
+    run.agents[lost].wait()
+    run.assert_nothing_left()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["coordinator", "standby"])
 def test_run_survives_a_node_without_a_stuck_rank(

@@ -172,6 +172,7 @@ def test_lost_node_that_comes_back_takes_part_again(run: Run) -> None:
     run.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_run_whose_lost_node_does_not_come_back_is_given_up(run: Run) -> None:
     options = [*TWO_NODES, "--max-restarts", "1", "--join-deadline-s", "30"]
     start(run, [*options, "--term-deadline-s", "2"], ("wait", 0, 0))

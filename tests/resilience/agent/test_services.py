@@ -224,6 +224,33 @@ def test_daemon_that_stands_still_is_ended_by_force(place: Place) -> None:
     assert place.arena.is_dir()
 
 
+def test_nothing_is_left_of_a_daemon_that_stands_still_when_its_job_has_succeeded(
+    place: Place,
+) -> None:
+    service = replace(place.service(), limits=ServiceLimits(remove_s=1.0))
+    services, _ = start(place, service)
+    os.kill(place.pid(), signal.SIGSTOP)
+
+    services.end(removes=True)
+
+    assert place.daemons() == []
+    assert not place.arena.exists()
+
+
+def test_nothing_is_left_of_a_daemon_that_was_given_up_when_its_job_has_succeeded(
+    place: Place,
+) -> None:
+    service = replace(place.service(), limits=ServiceLimits(short_lives_max=1))
+    services, _ = start(place, service)
+    os.kill(place.pid(), signal.SIGKILL)
+    serve(services, lambda: any("is given up" in each for each in place.said))
+
+    services.end(removes=True)
+
+    assert place.daemons() == []
+    assert not place.arena.exists()
+
+
 def test_memory_of_a_daemon_that_just_died_is_removed_by_another(place: Place) -> None:
     services, _ = start(place, place.service())
     pid = place.pid()
