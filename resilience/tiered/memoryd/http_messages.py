@@ -72,11 +72,11 @@ def parse_head(head: bytes) -> Request:
     method, target, version = _parse_first_line(lines[0] if lines else "")
     headers = _parse_headers(lines[1:])
     if version == "1.1" and "host" not in headers:
-        raise _bad("Host is missing")
+        raise bad_request("Host is missing")
     if not _LENGTH.match(headers.get("content-length", "0")):
-        raise _bad("Content-Length is no number")
+        raise bad_request("Content-Length is no number")
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise _bad("the body's length is told twice")
+        raise bad_request("the body's length is told twice")
     if headers.get("expect", "100-continue").lower() != "100-continue":
         raise HttpError(HTTPStatus.EXPECTATION_FAILED, "only 100-continue can be expected")
     connection = {each.strip() for each in headers.get("connection", "").lower().split(",")}
@@ -96,16 +96,16 @@ def format_head(status: HTTPStatus, headers: Sequence[tuple[str, str]], num_byte
 def _parse_first_line(line: str) -> tuple[str, str, str]:
     words = line.split(" ")
     if len(words) != 3 or not _TOKEN.match(words[0]) or not _TARGET.match(words[1]):
-        raise _bad("no request line")
+        raise bad_request("no request line")
     method, target, version = words
     if not re.match(r"HTTP/[0-9]\.[0-9]\Z", version):
-        raise _bad("no request line")
+        raise bad_request("no request line")
     if version not in ("HTTP/1.1", "HTTP/1.0"):
         raise HttpError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "this is HTTP/1.1")
     if absolute := _ABSOLUTE.match(target):
         target = target[absolute.end() :]
     if not target.startswith("/"):
-        raise _bad("no path")
+        raise bad_request("no path")
     return method, target, version[-3:]
 
 
@@ -116,13 +116,14 @@ def _parse_headers(lines: Sequence[str]) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not _TOKEN.match(name) or not _VALUE.match(value):
-            raise _bad("no header line")
+            raise bad_request("no header line")
         name = name.lower()
         if name in headers:
-            raise _bad("a header comes twice")
+            raise bad_request("a header comes twice")
         headers[name] = value.strip(" \t")
     return headers
 
 
-def _bad(text: str) -> HttpError:
+def bad_request(text: str) -> HttpError:
+    """Return the error of a request that says what cannot be."""
     return HttpError(HTTPStatus.BAD_REQUEST, text)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from resilience.tiered.memoryd.http_messages import HttpError, Request
+from resilience.tiered.memoryd.http_messages import HttpError, Request, bad_request
 
 MAX_NAME = 200
 """Of a namespace, in characters."""
@@ -49,17 +49,18 @@ class Call:
     limit: int = 0
 
 
-_ROUTES: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+_PREFIX = "/v1/cp/"
+_ROUTES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = (
     (
-        ("namespaces", "{namespace}"),
+        re.compile(r"namespaces/(?P<namespace>[^/]*)"),
         {"GET": "get_namespace", "POST": "create_namespace", "DELETE": "delete_namespace"},
     ),
-    (("checkpoints", "{namespace}", "latest"), {"GET": "latest"}),
+    (re.compile(r"checkpoints/(?P<namespace>[^/]*)/latest"), {"GET": "latest"}),
     (
-        ("checkpoints", "{namespace}", "{rank}", "{step}"),
+        re.compile(r"checkpoints/(?P<namespace>[^/]*)/(?P<rank>[^/]*)/(?P<step>[^/]*)"),
         {"GET": "get_shard", "POST": "put_shard", "DELETE": "delete_shard"},
     ),
-    (("cluster", "reset"), {"POST": "reset"}),
+    (re.compile(r"cluster/reset"), {"POST": "reset"}),
 )
 
 
@@ -70,14 +71,13 @@ def parse_call(request: Request) -> Call:
     name or number that cannot be one.
     """
     path, _, query = request.target.partition("?")
-    words = path.split("/")
-    if any(part in path for part in ("%", "\\", "#", ";")) or {".", ".."} & set(words):
-        raise _bad("the path has characters that no name has")
-    if words[:3] == ["", "v1", "cp"]:
+    if any(part in path for part in ("%", "\\", "#", ";")) or {".", ".."} & set(path.split("/")):
+        raise bad_request("the path has characters that no name has")
+    if path.startswith(_PREFIX):
         for pattern, kinds in _ROUTES:
-            fields = _match(pattern, words[3:])
-            if fields is not None:
-                return _call(_kind(kinds, request.method), fields, _parse_query(query))
+            if match := pattern.fullmatch(path, len(_PREFIX)):
+                kind = _kind(kinds, request.method)
+                return _call(kind, match.groupdict(), _parse_query(query))
     if path == HEALTH_PATH:
         return Call(kind=_kind({"GET": "health"}, request.method))
     raise HttpError(HTTPStatus.NOT_FOUND, "unknown path")
@@ -86,30 +86,18 @@ def parse_call(request: Request) -> Call:
 def parse_shard_meta(text: str | None) -> bytes:
     """Return the xxh3_128 that the header Shard-Meta promises, in 16 bytes; 400 for any other."""
     if text is None:
-        raise _bad(f"{SHARD_META} is missing")
+        raise bad_request(f"{SHARD_META} is missing")
     if len(text) > MAX_SHARD_META:
-        raise _bad(f"{SHARD_META} is longer than {MAX_SHARD_META} characters")
+        raise bad_request(f"{SHARD_META} is longer than {MAX_SHARD_META} characters")
     try:
         meta = json.loads(text)
         algorithm, checksum = meta["algorithm"], meta["checksum"]
         digest = base64.b64decode(checksum, validate=True)
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _bad(f"{SHARD_META} names no checksum and algorithm") from None
+        raise bad_request(f"{SHARD_META} names no checksum and algorithm") from None
     if algorithm != ALGORITHM or len(digest) != 16:
-        raise _bad(f"{SHARD_META}: the checksum has to be an {ALGORITHM}")
+        raise bad_request(f"{SHARD_META}: the checksum has to be an {ALGORITHM}")
     return digest
-
-
-def _match(pattern: tuple[str, ...], words: list[str]) -> dict[str, str] | None:
-    if len(pattern) != len(words):
-        return None
-    fields = {}
-    for expected, word in zip(pattern, words, strict=True):
-        if expected.startswith("{"):
-            fields[expected[1:-1]] = word
-        elif expected != word:
-            return None
-    return fields
 
 
 def _kind(kinds: Mapping[str, str], method: str) -> str:
@@ -124,7 +112,9 @@ def _kind(kinds: Mapping[str, str], method: str) -> str:
 def _call(kind: str, fields: Mapping[str, str], query: Mapping[str, str]) -> Call:
     namespace = fields.get("namespace", "_")
     if not NAMESPACE.match(namespace):
-        raise _bad(f"a namespace is 1 to {MAX_NAME} of A-Z a-z 0-9 . _ - and begins with no . or -")
+        raise bad_request(
+            f"a namespace is 1 to {MAX_NAME} of A-Z a-z 0-9 . _ - and begins with no . or -"
+        )
     namespace = fields.get("namespace", "")
     if kind == "create_namespace":
         return Call(
@@ -150,18 +140,14 @@ def _parse_query(query: str) -> dict[str, str]:
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
         if name in values:
-            raise _bad("a word of the query comes twice")
+            raise bad_request("a word of the query comes twice")
         values[name] = value
     return values
 
 
 def _number(name: str, text: str | None, least: int, most: int) -> int:
     if text is None:
-        raise _bad(f"{name} is missing")
+        raise bad_request(f"{name} is missing")
     if not _NUMBER.match(text) or not least <= int(text) <= most:
-        raise _bad(f"{name} has to be a number from {least} to {most}")
+        raise bad_request(f"{name} has to be a number from {least} to {most}")
     return int(text)
-
-
-def _bad(text: str) -> HttpError:
-    return HttpError(HTTPStatus.BAD_REQUEST, text)
