@@ -256,22 +256,16 @@ class Directory:
     def nodes(self) -> list[Node]:
         """Return the nodes that are there, or may come yet."""
         with self._condition:
-            is_early = self._clock() - self._start_s < self._gone_s
-            return [
-                each.node
-                for each in self._peers.values()
-                if self._is_awaited(each, is_early=is_early)
-            ]
+            return [each.node for each in self._peers.values() if self._is_awaited(each)]
 
     def views(self, jobs: Mapping[str, str]) -> list[PeerView]:
         """Return what is known of each node, as it is now."""
         with self._condition:
-            is_early = self._clock() - self._start_s < self._gone_s
             return [
                 PeerView(
                     node=peer.node,
                     is_living=self._is_living(peer),
-                    is_awaited=self._is_awaited(peer, is_early=is_early),
+                    is_awaited=self._is_awaited(peer),
                     digests={
                         each.meta_id: each.digest
                         for each in _of_jobs(peer, jobs)
@@ -359,13 +353,10 @@ class Directory:
             self._condition.notify_all()
 
     def _unknown(self) -> list[_Peer]:
-        is_early = self._clock() - self._start_s < self._gone_s
         return [
             each
             for each in self._peers.values()
-            if not each.has_inventory
-            and not each.is_ended
-            and self._is_awaited(each, is_early=is_early)
+            if not each.has_inventory and not each.is_ended and self._is_awaited(each)
         ]
 
     def _own(self, name: str, session: object) -> _Peer:
@@ -375,9 +366,8 @@ class Directory:
         return peer
 
     def _there(self) -> tuple[tuple[bool, bool, Node], ...]:
-        is_early = self._clock() - self._start_s < self._gone_s
         return tuple(
-            (self._is_living(each), self._is_awaited(each, is_early=is_early), each.node)
+            (self._is_living(each), self._is_awaited(each), each.node)
             for each in self._peers.values()
         )
 
@@ -386,7 +376,8 @@ class Directory:
             return False
         return bool(peer.num_busy) or self._clock() - peer.heard_s < self._gone_s
 
-    def _is_awaited(self, peer: _Peer, *, is_early: bool) -> bool:
+    def _is_awaited(self, peer: _Peer) -> bool:
+        is_early = self._clock() - self._start_s < self._gone_s
         return self._is_heard(peer) or (peer.heard_s is None and is_early)
 
     def _is_living(self, peer: _Peer) -> bool:
