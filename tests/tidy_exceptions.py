@@ -13,7 +13,7 @@ MODULES_MAX = 15
 LARGE_FOLDERS = {
     "resilience/data": 26,
     "resilience/tiered": 27,
-    "resilience/tiered/memoryd": 35,
+    "resilience/tiered/memoryd": 34,
 }
 """Folders that are to be cut into rooms, with how many modules they hold."""
 PUBLIC_API = {
@@ -27,9 +27,7 @@ PUBLIC_API = {
 }
 """Modules for the users of our packages, with the page that tells them, and its words."""
 NAMES_THAT_STAND_TWICE = {
-    "Begin": {"resilience.tiered.memoryd.peer_house", "resilience.tiered.memoryd.session"},
     "InjectedFault": {"resilience.faults.injector", "resilience.settings"},
-    "Peer": {"resilience.tiered.memoryd.session", "resilience.tiered.placement"},
     "Segment": {"resilience.data.segments", "resilience.tiered.arena"},
     "Shelf": {"resilience.data.shelf", "resilience.tiered.memoryd.shelf"},
     "Source": {"resilience.data.sources", "resilience.tiered.aws_door"},

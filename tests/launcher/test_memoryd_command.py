@@ -76,12 +76,13 @@ def test_daemon_learns_of_its_node_and_the_others(cluster: str, tmp_path: Path) 
     read = options(cluster, [], tmp_path)
 
     assert read.folder == Path("/dev/shm/memoryd-test")
-    assert read.token == "secret"
+    assert read.local.token == "secret"
     assert read.http is None
     assert read.peers is not None
     assert {each.name: each.address for each in read.peers.peers} == PEERS[cluster]
     assert read.peers.replicas == 1
-    assert read.domain == ("k1" if cluster in ("job", "hyperpod") else read.node)
+    own = read.local.own
+    assert own.domain == ("k1" if cluster in ("job", "hyperpod") else own.name)
     assert read.peers.own.switch == ("s1" if cluster == "slurm" else "")
     assert (read.kept.settings.keep, read.kept.settings.domains_min) == (1, 2)
 

@@ -11,13 +11,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
 from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, judge_steps, step_of
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
-from resilience.tiered.memoryd.peering import NoPeers, Peers
+from resilience.tiered.memoryd.peering import NoPeers, Peers, copy_in_memory
 from resilience.tiered.memoryd.shelf import Clock, Shelf
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
 from resilience.tiered.uploads import Sending, Settings, View
 from resilience.tiered.vault import Holding, Vault
@@ -27,14 +28,6 @@ _FLUSH = ""
 
 RECENT_STEPS = 32
 """How many steps of the store plans are made with, beside those that it is to keep."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Own:
-    """Who this node is."""
-
-    node: str
-    domain: str
 
 
 @dataclass(slots=True)
@@ -93,7 +86,7 @@ class Board:
     def __init__(
         self,
         vault: Vault,
-        own: Own,
+        own: Node,
         settings: Settings,
         *,
         peers: Peers | None = None,
@@ -142,7 +135,7 @@ class Board:
 
     def living(self) -> dict[str, str]:
         """Return the failure domain of each node that is there, this one included."""
-        return {**self.peers.living(), self.own.node: self.own.domain}
+        return {**self.peers.living(), self.own.name: self.own.domain}
 
     def copies(self, namespace: str, *, intact_only: bool = False) -> list[Copy]:
         """Return all copies of a namespace."""
@@ -260,7 +253,7 @@ class Board:
         """
         if self.shelf is None:
             return
-        sending = Sending(tier=self.shelf.tier, at=at, digest=_FLUSH, node=self.own.node)
+        sending = Sending(tier=self.shelf.tier, at=at, digest=_FLUSH, node=self.own.name)
         with self._lock:
             self._sendings[namespace].add(sending)
             self._flushed_s[namespace, at] = self._clock()
@@ -323,7 +316,7 @@ class Board:
         """Return whether another node sends this."""
         with self._lock:
             sendings = self._sendings_of(namespace, self.living())
-        return any(each.digest == digest and each.node != self.own.node for each in sendings)
+        return any(each.digest == digest and each.node != self.own.name for each in sendings)
 
     def _sendings_of(self, namespace: str, living: Mapping[str, str]) -> set[Sending]:
         """Return what living nodes are sending; the caller has the lock."""
@@ -397,7 +390,7 @@ class Board:
                 history.see_stored(steps, self.shelf.tier, now_s)
             return View(
                 namespace=name,
-                own=self.own.node,
+                own=self.own.name,
                 settings=self.settings,
                 copies=known,
                 living=living,
@@ -427,21 +420,12 @@ class Board:
         self, holdings: Iterable[Holding], *, by_segments: bool = False
     ) -> defaultdict[str, list[Copy]]:
         copies: defaultdict[str, list[Copy]] = defaultdict(list)
-        for meta, digest, segment_bytes, is_pinned in holdings:
-            num_bytes = meta.num_bytes
+        for each in holdings:
+            is_passing = self.is_passing(each.meta.id)
+            copy = copy_in_memory(each, self.own.name, is_passing=is_passing)
             if by_segments:
-                num_bytes = 0 if is_pinned else segment_bytes
-            copies[meta.id.namespace].append(
-                Copy(
-                    meta_id=meta.id,
-                    num_shards=meta.num_shards,
-                    digest=digest,
-                    num_bytes=num_bytes,
-                    place=self.own.node,
-                    tier="ram",
-                    is_passing=self.is_passing(meta.id),
-                )
-            )
+                copy = replace(copy, num_bytes=0 if each.is_pinned else each.segment_bytes)
+            copies[each.meta.id.namespace].append(copy)
         return copies
 
     def _stored(self, name: str, held: Iterable[Copy]) -> list[Copy]:

@@ -141,7 +141,7 @@ class Carrier:
     def _send(self, view: View, upload: Upload) -> None:
         """Bring bytes to the store, then the descriptions that name them."""
         sending = Sending(
-            tier=upload.tier, at=upload.at, digest=upload.digest, node=self._board.own.node
+            tier=upload.tier, at=upload.at, digest=upload.digest, node=self._board.own.name
         )
         try:
             with self._board.sending(view.namespace, sending):

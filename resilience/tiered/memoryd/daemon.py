@@ -6,13 +6,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Protocol
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.expiry import remove_expired
-from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.http import HttpDoor, Others
 from resilience.tiered.memoryd.keeper import Keeper
 from resilience.tiered.memoryd.lease import Lease
@@ -24,7 +22,7 @@ from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.peering import NoPeers, Peers
 from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.memoryd.room import Room
-from resilience.tiered.memoryd.session import LocalSettings
+from resilience.tiered.memoryd.session import House
 from resilience.tiered.vault import Vault
 
 CLOSE_TIMEOUT_S = 30.0
@@ -37,74 +35,43 @@ REMOVE_SIGNAL = signal.SIGUSR1
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, REMOVE_SIGNAL)
 
 
-class Door(Protocol):
-    """A way to the vault, or somebody who works in it. Has threads of its own."""
-
-    def start(self) -> None:
-        """Begin; does not block. Raises OSError where it cannot, say for a port in use."""
-        ...
-
-    def close(self) -> None:
-        """End all it has begun, within some seconds. Called once, also where start failed."""
-        ...
+Door = Keeper | LocalDoor | PeerDoor | HttpDoor
+"""A way to the vault, or somebody who works in it, with threads of its own from start to close."""
 
 
-OpenDoors = Callable[[MemorydOptions, Vault, Lease], Sequence[Door]]
-"""Makes the doors that options ask for; none is started yet."""
-
-
-def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> list[Door]:
-    """Make the doors that the options ask for. This is where further ones are plugged in."""
-    settings = LocalSettings(
-        node=options.node,
-        domain=options.domain,
-        token=options.token,
-        connections_max=options.connections_max,
-        idle_s=options.idle_s,
-        arguments=options.arguments,
-    )
-    door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
-    peers: Peers = door or NoPeers()
-    board = Board(
-        vault,
-        Own(node=options.node, domain=options.domain),
-        options.kept.settings,
-        peers=peers,
-        shelf=options.kept.open_shelf(),
-    )
+def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Keeper, list[Door]]:
+    """Make the doors that the options ask for, in the order to start them, the keeper first."""
+    local, kept = options.local, options.kept
+    peer_door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
+    peers: Peers = peer_door or NoPeers()
+    board = Board(vault, local.own, kept.settings, peers=peers, shelf=kept.open_shelf())
     vault.on_change = peers.on_change = board.wake
-    if door:
-        door.tell_complete(board.complete)
-        board.on_complete, board.is_passing = door.wake, door.is_passing
     keeper, room = Keeper(board), Room(board)
     offer = TieredOffer(board, room)
-    local = LocalDoor(
-        vault,
-        options.folder / SOCKET_NAME,
-        settings,
+    house = House(
+        board=board,
+        room=room,
         offer=offer,
-        begin=room.begin,
-        go_back=board.go_back,
-        flush=board.flush,
+        settings=local,
         describe=keeper.describe,
         lease=lease,
     )
-    doors: list[Door] = [keeper, local]
+    doors: list[Door] = [keeper, LocalDoor(house, options.folder / SOCKET_NAME)]
     spaces = None
     if options.http:
-        others = Others(peers=peers, offer=offer, ask_room=room.ask, safe=board.safe)
-        token = None if options.http_open else options.token or None
+        others = Others(bring=offer.bring, peers=peers, ask_room=room.ask, safe=board.safe)
+        token = None if options.http_open else local.token or None
         http = HttpDoor(vault, options.folder, *options.http, token=token, others=others)
         spaces, keeper.settle_others = http.spaces, http.spaces.settle_all
         doors.append(http)
-    if door:
-        door.begin = room.begin
-        door.tell_notes(BoardNotes(board, spaces))
-        doors.insert(2, door)
-    return doors
+    if peer_door:
+        board.on_complete, board.is_passing = peer_door.wake, peer_door.is_passing
+        peer_door.connect_board(room.begin, board.complete, BoardNotes(board, spaces))
+        doors.insert(2, peer_door)
+    return keeper, doors
 
 
-def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
+def run_daemon(options: MemorydOptions) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. For the main thread alone.
 
     The end of its lease ends it as SIGTERM does. SIGUSR1 ends it, too, and the arena goes. Before,
@@ -122,8 +89,8 @@ def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
         stack.callback(lambda: arena.remove() if is_removed else arena.close())
         vault = Vault(arena)
         lease = Lease(options.lease_s, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        opened = doors(options, vault, lease)
-        for door in opened:
+        keeper, doors = open_doors(options, vault, lease)
+        for door in doors:
             stack.callback(_close, door)
             door.start()
         lease.start()
@@ -137,8 +104,7 @@ def run_daemon(options: MemorydOptions, doors: OpenDoors = open_doors) -> int:
         watchdog = threading.Timer(drain_s + CLOSE_TIMEOUT_S, _give_up, (drain_s,))
         watchdog.daemon = True
         watchdog.start()
-        for keeper in (each for each in opened if isinstance(each, Keeper)):
-            keeper.drain(drain_s)
+        keeper.drain(drain_s)
     return 0
 
 
@@ -157,7 +123,7 @@ def _close(door: Door) -> None:
 def _announce(options: MemorydOptions, vault: Vault) -> None:
     with suppress(OSError):  # nobody reads
         sys.stdout.write(
-            f"memoryd {os.getpid()} of {options.node} is ready in {options.folder}: "
+            f"memoryd {os.getpid()} of {options.local.own.name} is ready in {options.folder}: "
             f"{len(vault.metas())} shards, {vault.total_bytes >> 20} of "
             f"{vault.budget_bytes >> 20} MiB\n"
         )

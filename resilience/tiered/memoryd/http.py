@@ -13,14 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
 from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
 from resilience.tiered.memoryd.http_connection import ClosedError, Connection, Limits
-from resilience.tiered.memoryd.http_listener import Listener
-from resilience.tiered.memoryd.http_messages import HttpError, Request
+from resilience.tiered.memoryd.http_messages import HttpError, Request, bad_request, format_head
 from resilience.tiered.memoryd.http_routes import (
     HEALTH_PATH,
     SHARD_META,
@@ -30,9 +29,9 @@ from resilience.tiered.memoryd.http_routes import (
 )
 from resilience.tiered.memoryd.http_spaces import Space, Spaces
 from resilience.tiered.memoryd.http_steps import METADATA, is_metadata
-from resilience.tiered.memoryd.offer import Offer, VaultOffer
+from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peering import NoPeers, Peers
+from resilience.tiered.memoryd.peering import Peers
 from resilience.tiered.shard import ShardId, ShardMeta
 from resilience.tiered.vault import Reading, Vault, Writing
 
@@ -40,19 +39,26 @@ _OWNER = "http"
 _STALE_TRIES = 3
 _FIND_TRIES = 8
 _RETRY_LATER = (("Retry-After", "1"),)
+_TEXT = b"too many connections\n"
+_REFUSAL = (
+    format_head(
+        HTTPStatus.SERVICE_UNAVAILABLE, [*_RETRY_LATER, ("Connection", "close")], len(_TEXT)
+    )
+    + _TEXT
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others:
     """What this door needs of the rest of the daemon."""
 
-    offer: Offer
-    """Brings a shard that another node holds."""
-    peers: Peers = field(default_factory=NoPeers)
-    ask_room: Callable[[int], bool] = lambda num_bytes: False
+    bring: Callable[[ShardId], tuple[str, Reading]]
+    """Returns a shard that some node holds, with where it came from."""
+    peers: Peers
+    ask_room: Callable[[int], bool]
     """Called with a number of bytes that did not fit after this door has dropped all it may;
     says whether it made or will make room."""
-    safe: Callable[[str], Collection[ShardId]] = lambda namespace: ()
+    safe: Callable[[str], Collection[ShardId]]
     """Returns the shards of a namespace that are on enough nodes."""
 
 
@@ -71,40 +77,39 @@ class HttpDoor:
         host: str,
         port: int,
         *,
+        others: Others,
         token: str | None = None,
         limits: Limits | None = None,
-        others: Others | None = None,
     ) -> None:
+        self.address = (host, port)
         self._vault = vault
-        self._others = others or Others(offer=VaultOffer(vault))
+        self._others = others
         self._limits = limits or Limits()
-        self.spaces = self._spaces = Spaces(
+        self.spaces = Spaces(
             vault,
             folder,
             num_spaces_max=self._limits.num_spaces_max,
-            peers=self._others.peers,
-            safe=self._others.safe,
+            peers=others.peers,
+            safe=others.safe,
         )
         self._credentials = f"Bearer {token}".encode() if token is not None else None
         self._listener = Listener(
-            host,
-            port,
+            "http",
             self._serve,
+            complaint="cannot accept connections over HTTP",
             connections_max=self._limits.connections_max,
             strangers_max=None if token is None else self._limits.strangers_max,
+            refuse=lambda connection: connection.send(_REFUSAL),
         )
         self._lock = threading.Lock()
         self._num_busy = 0
         """Segments that will be free when a writing or reading of this door ends."""
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Return host and port that it listens on."""
-        return self._listener.address
-
     def start(self) -> None:
         """Listen; raises OSError where the address cannot be had."""
-        self._listener.start()
+        listening = listen_at(*self.address)
+        self.address = listening.getsockname()[:2]
+        self._listener.start(listening)
 
     def close(self) -> None:
         """Stop listening, end all connections and wait for their threads."""
@@ -112,7 +117,7 @@ class HttpDoor:
 
     def _serve(self, plain: socket.socket) -> None:
         """Serve one connection to its end; in a thread of its own."""
-        exchange = _Exchange(plain)
+        exchange = _Exchange()
         is_open = self._credentials is None
         limits = self._limits if is_open else self._limits.for_strangers()
         stranger_until_s = time.monotonic() + limits.stranger_s
@@ -137,7 +142,7 @@ class HttpDoor:
             if request.target != HEALTH_PATH:
                 self._authorize(request)
                 exchange.is_known, connection.limits = True, self._limits
-                self._listener.welcome(exchange.plain)
+                self._listener.welcome()
             self._carry_out(parse_call(request), request, connection, exchange)
         except OSError as error:
             complain(f"a request over HTTP failed: {error}")
@@ -169,32 +174,32 @@ class HttpDoor:
         if call.kind == "put_shard":
             self._put_shard(call, request, connection, exchange)
         elif exchange.is_unread:
-            raise HttpError(HTTPStatus.BAD_REQUEST, "this takes no body")
+            raise bad_request("this takes no body")
         elif call.kind == "health":
             _answer_json(connection, HTTPStatus.OK, {"status": "healthy"})
         elif call.kind == "get_shard":
             self._get_shard(call, connection, exchange)
         elif call.kind == "latest":
-            steps = self._spaces.latest(call.namespace, call.limit)
+            steps = self.spaces.latest(call.namespace, call.limit)
             _answer_json(connection, HTTPStatus.OK, steps)
         elif call.kind in ("get_namespace", "create_namespace"):
             self._tell_namespace(call, connection)
         else:
             if call.kind == "delete_namespace":
-                self._spaces.delete(call.namespace)
+                self.spaces.delete(call.namespace)
             elif call.kind == "delete_shard":
-                self._spaces.drop_shard(call.namespace, call.rank, call.step)
+                self.spaces.drop_shard(call.namespace, call.rank, call.step)
             else:
-                self._spaces.reset()
+                self.spaces.reset()
             connection.answer(HTTPStatus.NO_CONTENT)
 
     def _tell_namespace(self, call: Call, connection: Connection) -> None:
         status = HTTPStatus.OK
         if call.kind == "get_namespace":
-            self._spaces.wait_for(call.namespace, is_asked=True)
-        elif self._spaces.create(call.namespace, call.num_ranks, call.steps_retained):
+            self.spaces.wait_for(call.namespace, is_asked=True)
+        elif self.spaces.create(call.namespace, call.num_ranks, call.steps_retained):
             status = HTTPStatus.CREATED
-        space = self._spaces.get(call.namespace)
+        space = self.spaces.get(call.namespace)
         content = {
             "num_ranks": space.num_ranks,
             "steps_to_retain_per_rank": space.steps_retained,
@@ -213,13 +218,13 @@ class HttpDoor:
     def _find(self, call: Call) -> Reading:
         """Return a shard, which comes from another node where this one lacks it."""
         for _ in range(_FIND_TRIES):
-            meta = self._spaces.find(call.namespace, call.rank, call.step)
+            meta = self.spaces.find(call.namespace, call.rank, call.step)
             try:
-                return self._others.offer.bring(meta.id)[1]
+                return self._others.bring(meta.id)[1]
             except KeyError:
                 continue  # dropped since, perhaps for a newer version of it: look again
             except VaultFullError:
-                if not self._spaces.make_room(self._spaces.get(call.namespace), call.step):
+                if not self.spaces.make_room(self.spaces.get(call.namespace), call.step):
                     raise
             except TieredError as error:
                 complain(f"a request over HTTP failed: {error}")
@@ -232,7 +237,7 @@ class HttpDoor:
     def _put_shard(
         self, call: Call, request: Request, connection: Connection, exchange: _Exchange
     ) -> None:
-        self._spaces.wait_for(call.namespace)
+        self.spaces.wait_for(call.namespace)
         num_bytes = request.content_length()
         shard_meta = request.headers.get(SHARD_META.lower())
         expected = parse_shard_meta(shard_meta)
@@ -242,7 +247,7 @@ class HttpDoor:
                 f"the whole budget is {self._vault.budget_bytes} bytes",
             )
         wait_s = self._limits.write_wait_s
-        with self._spaces.write(call.namespace, call.rank, call.step, wait_s=wait_s) as space:
+        with self.spaces.write(call.namespace, call.rank, call.step, wait_s=wait_s) as space:
             writing = self._begin(space, call, str(shard_meta), num_bytes)
             with self._busy(), writing or nullcontext():
                 if request.expects_continue():
@@ -254,16 +259,14 @@ class HttpDoor:
                     digest, checksums = connection.receive_into(writing.memory)
                 exchange.is_unread = False
                 if digest != expected:
-                    raise HttpError(
-                        HTTPStatus.BAD_REQUEST, "the body is not what its checksum says"
-                    )
+                    raise bad_request("the body is not what its checksum says")
                 if writing is not None:
                     self._commit(space, writing, checksums, str(shard_meta))
         connection.answer(HTTPStatus.OK)
 
     def _begin(self, space: Space, call: Call, shard_meta: str, num_bytes: int) -> Writing | None:
         """Return where the body goes; None where the same is held already."""
-        id_ = self._spaces.choose_id(space, call.rank, call.step, shard_meta, num_bytes)
+        id_ = self.spaces.choose_id(space, call.rank, call.step, shard_meta, num_bytes)
         if id_ is None:
             return None
         for _ in range(_STALE_TRIES):
@@ -271,7 +274,7 @@ class HttpDoor:
                 return self._take(space, id_, num_bytes)
             except StaleError:
                 # The step's earlier version is over: a newer one, or a later step's, has begun.
-                id_ = self._spaces.renew(space, id_)
+                id_ = self.spaces.renew(space, id_)
         raise HttpError(HTTPStatus.CONFLICT, "others write this namespace under newer generations")
 
     def _take(self, space: Space, id_: ShardId, num_bytes: int) -> Writing:
@@ -285,7 +288,7 @@ class HttpDoor:
                     HTTPStatus.SERVICE_UNAVAILABLE, "this shard is being written", _RETRY_LATER
                 ) from error
             except VaultFullError as error:
-                if self._spaces.make_room(space, id_.step):
+                if self.spaces.make_room(space, id_.step):
                     continue
                 if has_asked or not self._others.ask_room(num_bytes):
                     raise self._full(may_change=has_asked or self._num_busy > 0) from error
@@ -314,11 +317,11 @@ class HttpDoor:
             rest={"shard_meta": shard_meta, METADATA: is_last},
         )
         try:
-            with self._spaces.still(space):
+            with self.spaces.still(space):
                 writing.commit(meta)
                 if is_last:
-                    self._spaces.learn(space, rank + 1)
-                self._spaces.settle(space, writing.id.step)
+                    self.spaces.learn(space, rank + 1)
+                self.spaces.settle(space, writing.id.step)
         except VaultFullError as error:
             raise self._full(may_change=False) from error
 
@@ -337,8 +340,7 @@ class HttpDoor:
 class _Exchange:
     """Where a connection is between two requests."""
 
-    def __init__(self, plain: socket.socket) -> None:
-        self.plain = plain
+    def __init__(self) -> None:
         self.is_unread = True
         """Bytes may come that belong to no head."""
         self.is_last = False

@@ -19,7 +19,7 @@ class Lease:
     `expire` is called, by a thread of the lease, when no agent has held it for `lease_s`.
     """
 
-    def __init__(self, lease_s: float | None = None, expire: Callable[[], None] | None = None):
+    def __init__(self, lease_s: float | None, expire: Callable[[], None]) -> None:
         self._lease_s = lease_s
         self._expire = expire
         self._lock = threading.Lock()
@@ -81,5 +81,4 @@ class Lease:
                 return
             self._is_over = True
         complain(f"no agent has come back for {self._lease_s:g} s; the daemon ends")
-        if self._expire is not None:
-            self._expire()
+        self._expire()

@@ -8,30 +8,13 @@ worker asks for something, ends, or is silent for too long.
 from __future__ import annotations
 
 import socket
-import threading
-import time
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import FRAME_BYTES_MAX, FrameSocket, describe_error
-from resilience.tiered.memoryd.board import Board, Own
-from resilience.tiered.memoryd.lease import Lease
-from resilience.tiered.memoryd.offer import Offer, VaultOffer
-from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.session import (
-    Begin,
-    Describe,
-    Flush,
-    GoBack,
-    House,
-    LocalSettings,
-    Peer,
-    Session,
-)
-from resilience.tiered.uploads import Settings
-from resilience.tiered.vault import Vault
+from resilience.tiered.memoryd.listener import BACKLOG, Listener
+from resilience.tiered.memoryd.session import ClientProcess, House, Session
 
 SOCKET_NAME = "memoryd.sock"
 """The socket's name in the arena's folder."""
@@ -40,7 +23,6 @@ _HELLO_TIMEOUT_S = 10.0
 _HELLO_BYTES_MAX = 64 << 10
 _FRAME_TIMEOUT_S = 30.0
 """How long a frame may take from its first byte to its last, either way."""
-_CLOSE_TIMEOUT_S = 10.0
 
 
 class LocalDoor:
@@ -51,125 +33,61 @@ class LocalDoor:
     write, are not used again.
     """
 
-    def __init__(
-        self,
-        vault: Vault,
-        path: Path,
-        settings: LocalSettings | None = None,
-        *,
-        offer: Offer | None = None,
-        begin: Begin | None = None,
-        go_back: GoBack | None = None,
-        flush: Flush | None = None,
-        describe: Describe = dict,
-        lease: Lease | None = None,
-    ) -> None:
-        board = Board(vault, Own(node="", domain=""), Settings())
-        self._house = House(
-            vault=vault,
-            offer=offer or VaultOffer(vault),
-            settings=settings or LocalSettings(),
-            count_connections=lambda: len(self._connections),
-            begin=begin or vault.begin,
-            go_back=go_back or board.go_back,
-            flush=flush or board.flush,
-            describe=describe,
-            lease=lease or Lease(),
-        )
+    def __init__(self, house: House, path: Path) -> None:
+        self._house = house
         self._path = path
-        self._lock = threading.Lock()
-        self._connections: dict[FrameSocket, threading.Thread] = {}
-        self._is_closed = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._thread = threading.Thread(target=self._accept, name="local-door", daemon=True)
+        self._listener = Listener(
+            "local",
+            self._serve,
+            complaint="cannot accept",
+            connections_max=house.settings.connections_max,
+            refuse=self._refuse,
+        )
 
     def start(self) -> None:
         """Begin to listen; OSError where the path cannot be used.
 
         A socket that was left there is removed: whoever has the arena's lock owns it.
         """
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)
-            self._listener.bind(str(self._path))
+            listening.bind(str(self._path))
             self._path.chmod(0o600)  # nobody can connect before listen
-            self._listener.listen(1024)
+            listening.listen(BACKLOG)
         except OSError as error:
+            listening.close()
             raise OSError(f"cannot listen on {self._path}: {error}") from error
-        self._thread.start()
+        self._listener.start(listening)
 
     def close(self) -> None:
         """End all connections and remove the socket; waits at most 10 s for what is in hand."""
-        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        self._is_closed.set()
         self._path.unlink(missing_ok=True)
-        with suppress(OSError):  # it was never started
-            self._listener.shutdown(socket.SHUT_RDWR)
-        if self._thread.ident is not None:
-            self._thread.join(_CLOSE_TIMEOUT_S)
         self._listener.close()
-        with self._lock:
-            connections = list(self._connections.items())
-        for connection, _ in connections:
-            connection.shut_down()
-        for _, thread in connections:
-            thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _accept(self) -> None:
-        while not self._is_closed.is_set():
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError as error:
-                # Without descriptors the next try fails at once; some may be closed in a second.
-                if not self._is_closed.wait(1.0):
-                    complain(f"cannot accept: {error}")
-                continue
-            self._admit(FrameSocket(accepted))
-
-    def _admit(self, connection: FrameSocket) -> None:
-        if self._give_thread(connection):
-            return
+    def _refuse(self, connection: socket.socket) -> None:
         limit = self._house.settings.connections_max
         error = LostError(f"the daemon has no room for another connection; it takes {limit}")
-        with suppress(OSError):
-            # Into the empty buffer of a new socket: this does not wait.
-            connection.send(describe_error(error), timeout_s=1.0)
-        connection.close()
+        # Into the empty buffer of a new socket: this does not wait.
+        FrameSocket(connection).send(describe_error(error), timeout_s=1.0)
 
-    def _give_thread(self, connection: FrameSocket) -> bool:
-        thread = threading.Thread(
-            target=self._serve, args=(connection,), name="local-connection", daemon=True
-        )
-        with self._lock:
-            if len(self._connections) >= self._house.settings.connections_max:
-                return False
+    def _serve(self, accepted: socket.socket) -> None:
+        connection = FrameSocket(accepted)
+        with ClientProcess(accepted) as process:
+            session = Session(self._house, process, self._listener, lambda: _hang_up(connection))
             try:
-                thread.start()
-            except RuntimeError:  # the system has no more of them
-                return False
-            self._connections[connection] = thread
-            return True
+                self._answer_all(connection, process, session)
+            finally:
+                session.close()
 
-    def _serve(self, connection: FrameSocket) -> None:
-        try:
-            with Peer(connection.socket) as peer:
-                session = Session(self._house, peer, lambda: _hang_up(connection))
-                try:
-                    self._answer_all(connection, peer, session)
-                finally:
-                    session.close()
-        except Exception:  # noqa: BLE001 - one connection's fault is not the daemon's
-            complain(traceback.format_exc())
-        finally:
-            connection.close()
-            with self._lock:
-                del self._connections[connection]
-
-    def _answer_all(self, connection: FrameSocket, peer: Peer, session: Session) -> None:
+    def _answer_all(
+        self, connection: FrameSocket, process: ClientProcess, session: Session
+    ) -> None:
         """Answer until the connection ends."""
         idle_s: float | None = _HELLO_TIMEOUT_S
         bytes_max = _HELLO_BYTES_MAX
         with suppress(OSError):  # the other side is gone or too slow: nobody to tell
-            while not self._is_closed.is_set() and peer.waits_for_answer(idle_s):
+            while not self._listener.is_closing and process.waits_for_answer(idle_s):
                 try:
                     frame = connection.receive(timeout_s=_FRAME_TIMEOUT_S, bytes_max=bytes_max)
                 except ValueError as error:

@@ -5,36 +5,25 @@ Each node tells all of it whenever any of it has changed; what was told before c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from resilience.tiered.catalog import LOWER_TIERS, StepAt
 from resilience.tiered.errors import StaleError, VaultFullError
 from resilience.tiered.memoryd.board import Board
+from resilience.tiered.memoryd.http_spaces import Spaces
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peer_house import read_copies, read_id, read_text, write_copies
+from resilience.tiered.memoryd.peer_wire import read_copies, read_id, read_text, write_copies
 from resilience.tiered.uploads import Sending
 
 NAMESPACES_MAX = 4096
 """Runs of further namespaces are not taken note of, and that is said."""
 
 
-class SpaceNotes(Protocol):
-    """What nodes tell each other of the HTTP door's namespaces. Any thread."""
-
-    def tell(self) -> dict[str, list[int]]:
-        """Return the namespaces, as JSON data."""
-        ...
-
-    def hear(self, told: Mapping[str, Sequence[int]]) -> None:
-        """Take what another node has told; raises ValueError for what is none."""
-        ...
-
-
 class BoardNotes:
     """The notes of one daemon's board; a `peering.Notes`. Any thread."""
 
-    def __init__(self, board: Board, spaces: SpaceNotes | None = None) -> None:
+    def __init__(self, board: Board, spaces: Spaces | None = None) -> None:
         self._board = board
         self._spaces = spaces
         self._num_left_out = 0

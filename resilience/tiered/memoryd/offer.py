@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
 
 import xxhash
 
@@ -17,8 +16,8 @@ from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.shelf import Shelf
-from resilience.tiered.shard import PIECE_BYTES, ShardId, ShardMeta, content_digest, piece_bounds
-from resilience.tiered.vault import Reading, Vault, show
+from resilience.tiered.shard import PIECE_BYTES, ShardId, ShardMeta, content_digest
+from resilience.tiered.vault import Reading, show
 
 LOOK_TIMEOUT_S = 10.0
 """How long a reader waits for the listing of a store; what is known by then is used."""
@@ -35,59 +34,6 @@ _BAD_MAX = 4096
 
 OWN_MEMORY = "ram"
 """What the own memory is called as a source."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldStep:
-    """Which shards of a step there are."""
-
-    step: int
-    generation: int
-    num_shards: int
-    shards: tuple[str, ...]
-
-
-class Offer(Protocol):
-    """What the door offers to readers. Called from many threads, may block, and raises TieredError.
-
-    `VaultOffer` offers what this node holds; `TieredOffer` also knows peers and the store.
-    """
-
-    def steps(self, namespace: str) -> Sequence[HeldStep]:
-        """Return the steps that can be read, newest first."""
-        ...
-
-    def bring(self, shard_id: ShardId) -> tuple[str, Reading]:
-        """Return a shard's name of source and the shard, in the vault, to be closed.
-
-        KeyError where nobody has it.
-        """
-        ...
-
-
-class VaultOffer:
-    """What one vault holds, whether a step is whole there or not."""
-
-    def __init__(self, vault: Vault) -> None:
-        self._vault = vault
-
-    def steps(self, namespace: str) -> list[HeldStep]:
-        """Return the steps of which the vault holds a shard, newest first."""
-        found: dict[tuple[int, int, int], list[str]] = {}
-        for each in self._vault.metas():
-            if each.id.namespace == namespace:
-                key = (each.id.step, each.id.generation, each.num_shards)
-                found.setdefault(key, []).append(each.id.shard)
-        return [
-            HeldStep(
-                step=step, generation=generation, num_shards=num_shards, shards=tuple(sorted(names))
-            )
-            for (step, generation, num_shards), names in sorted(found.items(), reverse=True)
-        ]
-
-    def bring(self, shard_id: ShardId) -> tuple[str, Reading]:
-        """Return a shard that the vault holds."""
-        return OWN_MEMORY, self._vault.read(shard_id)
 
 
 class BadCopyError(TieredError):
@@ -108,7 +54,7 @@ class TieredOffer:
         self._under_way: dict[ShardId, threading.Event] = {}
         self._bad: set[tuple[str, Copy]] = set()
 
-    def steps(self, namespace: str) -> list[HeldStep]:
+    def steps(self, namespace: str) -> list[StepState]:
         """Return the complete steps, newest first, as soon as it is known what peers hold.
 
         TierError where there is none and the store cannot be asked: that is not the same
@@ -123,15 +69,7 @@ class TieredOffer:
         if not complete and error is not None:
             raise error
         self._check_heard(catalog, complete)
-        return [
-            HeldStep(
-                step=each.at.step,
-                generation=each.at.generation,
-                num_shards=each.num_shards,
-                shards=tuple(sorted(each.copies)),
-            )
-            for each in complete
-        ]
+        return complete
 
     def bring(self, shard_id: ShardId) -> tuple[str, Reading]:
         """Return a shard with the name of its source: ram, peer:NODE, s3:... or folder:...
@@ -226,7 +164,7 @@ class TieredOffer:
 
     def _sources(self, shard_id: ShardId) -> list[Copy]:
         """Return the copies that lie elsewhere, from near to far."""
-        own = self._board.own.node
+        own = self._board.own.name
         chosen = choose_source(
             self._intact(shard_id.namespace), shard_id, self._board.living(), own=own
         )
@@ -238,9 +176,8 @@ class TieredOffer:
         with self._room.begin(copy.meta_id, copy.num_bytes, is_copy=True) as writing:
             try:
                 if copy.tier == "ram":
-                    meta = self._board.peers.fetch(
-                        copy, writing.memory, _Checker(copy, writing.memory)
-                    )
+                    check = partial(_check_piece, copy, writing.memory)
+                    meta = self._board.peers.fetch(copy, writing.memory, check)
                     _check_meta(meta, copy)
                 else:
                     assert shelf is not None
@@ -304,20 +241,14 @@ class TieredOffer:
             own.set()
 
 
-class _Checker:
-    """Compares each piece that comes with what the copy's digest stands for."""
-
-    def __init__(self, copy: Copy, memory: memoryview) -> None:
-        self._copy = copy
-        self._memory = memory
-        self._bounds = piece_bounds(copy.num_bytes)
-
-    def __call__(self, meta: ShardMeta, number: int) -> None:
-        if number == 0:
-            _check_meta(meta, self._copy)
-        begin, end = self._bounds[number]
-        if xxhash.xxh3_64_intdigest(self._memory[begin:end]) != meta.checksums[number]:
-            raise BadCopyError(f"bytes {begin} to {end} are not what their checksum says")
+def _check_piece(copy: Copy, memory: memoryview, meta: ShardMeta, number: int) -> None:
+    """Compare a piece that has come with what the copy's digest stands for."""
+    if number == 0:
+        _check_meta(meta, copy)
+    begin = number * PIECE_BYTES
+    end = min(begin + PIECE_BYTES, copy.num_bytes)
+    if xxhash.xxh3_64_intdigest(memory[begin:end]) != meta.checksums[number]:
+        raise BadCopyError(f"bytes {begin} to {end} are not what their checksum says")
 
 
 def _check_meta(meta: ShardMeta, copy: Copy) -> None:
@@ -331,7 +262,7 @@ def _read_stored(shelf: Shelf, copy: Copy, memory: memoryview) -> ShardMeta:
     if meta is None:
         raise KeyError("it was deleted")
     _check_meta(meta, copy)
-    check = _Checker(copy, memory)
+    check = partial(_check_piece, copy, memory)
 
     def read(first: int, end: int) -> None:
         begin_byte, end_byte = first * PIECE_BYTES, min(end * PIECE_BYTES, meta.num_bytes)
@@ -348,29 +279,3 @@ def _read_stored(shelf: Shelf, copy: Copy, memory: memoryview) -> ShardMeta:
                 read(number, number + 1)
                 check(meta, number)
     return meta
-
-
-def describe_vault(vault: Vault) -> dict[str, Any]:
-    """Return what a vault holds, by namespace and step, newest first, as JSON data."""
-    steps: dict[str, dict[tuple[int, int], list[ShardMeta]]] = {}
-    for each in vault.metas():
-        of_step = steps.setdefault(each.id.namespace, {})
-        of_step.setdefault((each.id.step, each.id.generation), []).append(each)
-    return {
-        "budget_bytes": vault.budget_bytes,
-        "total_bytes": vault.total_bytes,
-        "held_bytes": vault.held_bytes,
-        "namespaces": {
-            namespace: [
-                {
-                    "step": step,
-                    "generation": generation,
-                    "num_shards": metas[0].num_shards,
-                    "num_held": len(metas),
-                    "num_bytes": sum(each.num_bytes for each in metas),
-                }
-                for (step, generation), metas in sorted(of_step.items(), reverse=True)
-            ]
-            for namespace, of_step in sorted(steps.items())
-        },
-    }

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,23 +15,55 @@ from pydantic import BaseModel, PlainValidator
 
 from resilience.arguments import add_options, is_loopback, parse_endpoint, read_token
 from resilience.node_config import MemorydConfig, add_config_argument, parse_config
-from resilience.settings import Count, Seconds
+from resilience.settings import Count, RamTier, Seconds, StoreTier
+from resilience.tiered.catalog import LowerTier
 from resilience.tiered.memoryd.peer_options import (
     PeerSettings,
     add_peer_options,
     read_peer_settings,
 )
-from resilience.tiered.memoryd.store_options import (
-    KeepOptions,
-    add_store_options,
-    read_keep_options,
-)
-from resilience.tiered.uploads import Settings
+from resilience.tiered.memoryd.session import LocalSettings
+from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.placement import Node
+from resilience.tiered.stores.folder import FolderSettings, open_folder
+from resilience.tiered.stores.s3 import S3Settings, open_s3
+from resilience.tiered.uploads import Cadence, Settings, TierSettings
 
 _PROG = "python -m resilience.tiered.memoryd"
 _SOCKET_PATH_BYTES_MAX = 107
 _SETTLE_S = 1.0
 """With other nodes, how long a step is whole before it is sent to the store."""
+_REMOVE_MAX_S = 120.0
+_OF_S3 = ("region", "endpoint", "part_size_mib", "attempts")
+_NOTES = {
+    "domains_min": "2; with --peers-hold instead not more than replicas",
+    "every_n_steps": "1, but for --store-every-s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepOptions:
+    """What stays where, for how long."""
+
+    settings: Settings
+    store: FolderSettings | S3Settings | None = None
+    """The lower tier; None: what no memory holds is lost."""
+    drain_s: float = 20.0
+    """How long the end waits for what the store has to get, where the arena stays."""
+
+    @property
+    def remove_s(self) -> float:
+        """Return how long it waits where the arena goes."""
+        return max(self.drain_s, min(self.store.deadline_s, _REMOVE_MAX_S) if self.store else 0.0)
+
+    def open_shelf(self) -> Shelf | None:
+        """Return the store as this daemon sees it; connects to nothing yet."""
+        if self.store is None:
+            return None
+        if isinstance(self.store, FolderSettings):
+            return Shelf(open_folder(self.store), "folder", str(self.store.folder))
+        place = "/".join(each for each in (self.store.bucket, self.store.prefix.strip("/")) if each)
+        return Shelf(open_s3(self.store), "s3", place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,28 +75,21 @@ class MemorydOptions:
     budget_bytes: int
     http: tuple[str, int] | None
     """Host and port of the HTTP door; None: there is none."""
-    http_open: bool = False
+    http_open: bool
     """The HTTP door asks for no token, as AWS's client sends none."""
-    token: str
-    """What everybody has to know who comes through a door; empty: nothing."""
-    node: str
-    domain: str
-    """What fails together with this node."""
-    connections_max: int
-    idle_s: float
+    local: LocalSettings
+    """The door to processes of this node, and what all doors know: who it is, and the token."""
     remove_on_exit: bool
-    expire_s: float = 86400.0
+    expire_s: float
     """Arenas beside this one that nobody has used for so long are removed."""
-    kept: KeepOptions = field(default_factory=lambda: KeepOptions(settings=Settings()))
+    kept: KeepOptions
     """What stays in memory, and the store below it."""
-    peers: PeerSettings | None = None
+    peers: PeerSettings | None
     """The daemons of other nodes and the door to them; None: this node is alone."""
-    lease_s: float | None = None
+    lease_s: float | None
     """How long it goes on without an agent that supervises it; None: until it is told to end."""
-    ready_file: int | None = None
+    ready_file: int | None
     """Descriptor that says to an agent that all doors are open."""
-    arguments: tuple[str, ...] = ()
-    """Its command line, but for what differs from one start to the next."""
 
 
 def default_folder() -> Path:
@@ -105,26 +130,27 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
             "argument --http-open: allowed only with --http on an address of loopback, as "
             "127.0.0.1:9200"
         )
-    node: str = given.node or socket.gethostname()
-    domain: str = given.domain or node
-    peers = read_peer_settings(parser, given, node=node, domain=domain, token=token)
+    name = given.node or socket.gethostname()
+    own = Node(name=name, domain=given.domain or name, switch=given.switch)
+    peers = read_peer_settings(parser, given, own, token)
     return MemorydOptions(
         folder=folder,
         budget_bytes=given.budget_mib << 20,
         http=given.http,
         http_open=given.http_open,
-        token=token,
-        node=node,
-        domain=domain,
-        connections_max=given.connections_max,
-        idle_s=given.idle_s,
+        local=LocalSettings(
+            own=own,
+            token=token,
+            connections_max=given.connections_max,
+            idle_s=given.idle_s,
+            arguments=tuple(word for word in words if not word.startswith("--ready-file=")),
+        ),
         remove_on_exit=given.remove_on_exit,
         expire_s=given.expire_s,
-        kept=read_keep_options(parser, given, settle_s=_SETTLE_S if peers else 0.0),
+        kept=_read_keep_options(parser, given, settle_s=_SETTLE_S if peers else 0.0),
         peers=peers,
         lease_s=given.lease_s,
         ready_file=given.ready_file,
-        arguments=tuple(word for word in words if not word.startswith("--ready-file=")),
     )
 
 
@@ -170,6 +196,22 @@ class _Start(BaseModel):
     """An agent's own: descriptor to write to when all doors are open."""
 
 
+def _place(text: str) -> tuple[LowerTier, str]:
+    if text.startswith("s3://") and text.removeprefix("s3://").partition("/")[0]:
+        return "s3", text.removeprefix("s3://")
+    if text.startswith("folder:") and text.removeprefix("folder:"):
+        return "folder", text.removeprefix("folder:")
+    raise argparse.ArgumentTypeError(f"{text!r} is neither folder:PATH nor s3://BUCKET/PREFIX")
+
+
+class _Store(BaseModel):
+    """What the command line says in its own way."""
+
+    store: Annotated[tuple[LowerTier, str] | None, PlainValidator(_place)] = None
+    """Where steps go that have to outlive all nodes, folder:PATH or s3://BUCKET/PREFIX
+    (default: nowhere)."""
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_PROG,
@@ -179,7 +221,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add_config_argument(parser)
     add_options(parser, _Start)
     add_options(parser, MemorydConfig, {"budget_mib": None, "lease_s": None, "drain_s": 20.0})
-    add_store_options(parser)
+    group = parser.add_argument_group("what is kept, and the store")
+    add_options(group, RamTier, {"keep": 1, "domains_min": None}, notes=_NOTES)
+    add_options(group, _Store)
+    unset = dict.fromkeys(StoreTier.model_fields.keys() - {"url"})
+    defaults = {**unset, "deadline_s": 60.0, "path_style": False}
+    add_options(group, StoreTier, defaults, prefix="store_", notes=_NOTES)
     add_peer_options(parser)
     return parser
 
@@ -190,3 +237,66 @@ def _size_mib(folder: Path) -> int:
         folder = folder.parent
     status = os.statvfs(folder)
     return status.f_frsize * status.f_blocks >> 20
+
+
+def _read_keep_options(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, *, settle_s: float
+) -> KeepOptions:
+    """Return what the options say; ends the process with one message where they are wrong."""
+    settings = _read_settings(parser, given, settle_s)
+    if given.store_every_n_steps and given.store_every_s:
+        parser.error("argument --store-every-s: not allowed with --store-every-n-steps")
+    told = {name: getattr(given, f"store_{name}") for name in _OF_S3}
+    told["force_path_style"] = given.store_path_style
+    changed = {name: value for name, value in told.items() if value}
+    if given.store is None:
+        needing = (given.store_every_n_steps, given.store_every_s, given.store_keep)
+        if changed or any(needing) or given.store_waiting_max:
+            parser.error("argument --store: has to be given with the other options of the store")
+        return KeepOptions(settings=settings)
+    tier, place = given.store
+    if tier == "folder" and changed:
+        parser.error("argument --store: endpoint, region, parts and attempts are of s3:// alone")
+    try:
+        store = _read_store(tier, place, given.store_deadline_s, changed)
+    except ValueError as error:
+        parser.error(f"argument --store: {error}")
+    every_n_steps = given.store_every_n_steps
+    if every_n_steps is None and given.store_every_s is None:
+        every_n_steps = 1
+    lower = TierSettings(
+        cadence=Cadence(every_n_steps=every_n_steps, every_s=given.store_every_s),
+        keep=given.store_keep,
+        waiting_max=given.store_waiting_max,
+    )
+    settings = replace(settings, lower={tier: lower})
+    return KeepOptions(settings=settings, store=store, drain_s=given.drain_s)
+
+
+def _read_settings(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, settle_s: float
+) -> Settings:
+    """Return what the options say of memory."""
+    keepers = given.replicas if given.peers_hold == "instead" else 0
+    domains_min = given.domains_min or (min(2, keepers) if keepers else 2)
+    if keepers and domains_min > keepers:
+        parser.error(
+            f"argument --domains-min: {domains_min} is more than --replicas {keepers}, and with "
+            f"--peers-hold instead nobody else has a shard; 1 to {keepers} is allowed"
+        )
+    return Settings(
+        keep=given.keep,
+        domains_min=domains_min,
+        keepers=keepers,
+        settle_s=settle_s,
+        expire_s=given.expire_s,
+    )
+
+
+def _read_store(
+    tier: LowerTier, place: str, deadline_s: float, changed: dict[str, str | int | bool]
+) -> FolderSettings | S3Settings:
+    if tier == "folder":
+        return FolderSettings(folder=Path(place).absolute(), deadline_s=deadline_s)
+    bucket, _, prefix = place.partition("/")
+    return S3Settings(bucket=bucket, prefix=prefix, deadline_s=deadline_s, **changed)  # type: ignore[arg-type]

@@ -7,39 +7,29 @@ import ssl
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import nlargest
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from resilience.arguments import parse_endpoint
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
-from resilience.tiered.memoryd.http_steps import METADATA
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_options import PeerSettings
 from resilience.tiered.memoryd.peer_origins import Origins
 from resilience.tiered.memoryd.peer_targets import Targets
-from resilience.tiered.memoryd.peer_wire import VERSION, PeerSocket
-from resilience.tiered.memoryd.peering import Notes
-from resilience.tiered.paths import step_key
+from resilience.tiered.memoryd.peer_wire import VERSION, PeerSocket, write_complete
+from resilience.tiered.memoryd.peering import Notes, copy_in_memory
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
 from resilience.tiered.vault import Vault, Writing
 
 CONNECT_TIMEOUT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
-ROWS_MAX = 4096
-"""How many copies one frame names."""
 
 _STATE_S = 1.0
 """How old what is told may become where nothing says that it has changed."""
-_COPY_FIELDS = 9
-_ID_FIELDS = 4
-_STEP_FIELDS = 3
-_NUMBER_MAX = (1 << 63) - 1
-
 
 Complete = Callable[[], Mapping[str, frozenset[StepAt]]]
 """Returns by namespace the steps that this node has seen complete."""
@@ -68,7 +58,6 @@ class Begin(Protocol):
         self, shard_id: ShardId, num_bytes: int, *, owner: str = "", is_copy: bool = False
     ) -> Writing:
         """Return a segment to be filled."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,15 +146,8 @@ class PeerHouse:
     def copies(self) -> dict[ShardId, Copy]:
         """Return what this node holds."""
         return {
-            each.meta.id: Copy(
-                meta_id=each.meta.id,
-                num_shards=each.meta.num_shards,
-                digest=each.digest,
-                num_bytes=each.meta.num_bytes,
-                place=self.settings.own.name,
-                tier="ram",
-                is_passing=self.is_passing(each.meta.id),
-                is_metadata=bool(each.meta.rest.get(METADATA)),
+            each.meta.id: copy_in_memory(
+                each, self.settings.own.name, is_passing=self.is_passing(each.meta.id)
             )
             for each in self.vault.holdings()
         }
@@ -203,127 +185,13 @@ class PeerHouse:
                 "boot": self.boot,
                 "is_link": is_link,
             }
-            reply = peer.ask(hello, timeout_s=HELLO_TIMEOUT_S)
-            _check_name(node, reply.get("node"))
+            _check_name(node, peer.ask(hello, timeout_s=HELLO_TIMEOUT_S).get("node"))
         except BaseException:
             connection.close()
             raise
         return peer
 
 
-def write_copies(copies: Sequence[Copy]) -> list[list[Any]]:
-    """Return copies for a frame; where they are goes without saying."""
-    return [
-        [
-            *write_id(each.meta_id),
-            each.num_shards,
-            each.digest,
-            each.num_bytes,
-            int(each.is_passing),
-            int(each.is_metadata),
-        ]
-        for each in copies
-    ]
-
-
-def read_copies(rows: object, place: str) -> list[Copy]:
-    """Read them back; raises ValueError for anything else."""
-    return [
-        Copy(
-            meta_id=read_id(row[:_ID_FIELDS]),
-            num_shards=_whole(row[4]),
-            digest=read_text(row[5]),
-            num_bytes=_whole(row[6]),
-            place=place,
-            tier="ram",
-            is_passing=bool(_whole(row[7])),
-            is_metadata=bool(_whole(row[8])),
-        )
-        for row in _rows(rows, _COPY_FIELDS)
-    ]
-
-
-def write_id(shard_id: ShardId) -> list[Any]:
-    """Return a shard's name for a frame."""
-    return [shard_id.namespace, shard_id.step, shard_id.generation, shard_id.shard]
-
-
-def read_ids(rows: object) -> list[ShardId]:
-    """Read names of shards; raises ValueError for anything else."""
-    return [read_id(row) for row in _rows(rows, _ID_FIELDS)]
-
-
-def read_id(row: object) -> ShardId:
-    """Read a shard's name; raises ValueError for what is none."""
-    [[namespace, step, generation, shard]] = _rows([row], _ID_FIELDS)
-    if not isinstance(generation, int) or isinstance(generation, bool):
-        raise ValueError(f"generation {generation!r:.40} is no integer")  # noqa: TRY004
-    return check_id(
-        ShardId(
-            namespace=read_text(namespace),
-            step=_whole(step),
-            generation=generation,
-            shard=read_text(shard),
-        )
-    )
-
-
-def check_id(shard_id: ShardId) -> ShardId:
-    """Return a shard's name; raises ValueError where no door can have made it."""
-    # The HTTP door's prefix is for the vault alone.
-    step_key(replace(shard_id, namespace=shard_id.namespace.removeprefix(HTTP_PREFIX)))
-    return shard_id
-
-
-def write_complete(complete: Mapping[str, frozenset[StepAt]]) -> list[list[Any]]:
-    """Return steps for a frame, the newest of each namespace."""
-    each_max = ROWS_MAX // max(1, len(complete))
-    return [
-        [name, at.step, at.generation]
-        for name, steps in complete.items()
-        for at in nlargest(each_max, steps)
-    ]
-
-
-def read_complete(rows: object) -> dict[str, frozenset[StepAt]]:
-    """Read them back; raises ValueError for anything else."""
-    found: dict[str, set[StepAt]] = {}
-    for namespace, step, generation in _rows(rows, _STEP_FIELDS):
-        name = read_id([namespace, step, generation, ""])
-        found.setdefault(name.namespace, set()).add(
-            StepAt(step=name.step, generation=name.generation)
-        )
-    return {name: frozenset(steps) for name, steps in found.items()}
-
-
-def read_jobs(value: object) -> Mapping[str, str]:
-    """Read whose namespaces are; raises ValueError for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError(f"no jobs: {value!r:.40}")  # noqa: TRY004 - a wrong value
-    return {name: read_text(job) for name, job in value.items()}
-
-
-def read_text(value: object) -> str:
-    """Return what has to be text; raises ValueError for anything else."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004 - a wrong value
-    return value
-
-
 def _check_name(node: Node, name: object) -> None:
     if name != node.name:
         raise RefusedError(f"{node.address} is {name!r:.80}, not {node.name}")
-
-
-def _rows(rows: object, num_fields: int) -> list[list[Any]]:
-    if not isinstance(rows, list) or not all(
-        isinstance(row, list) and len(row) == num_fields for row in rows
-    ):
-        raise ValueError(f"no list of shards: {rows!r:.40}")
-    return rows
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _NUMBER_MAX:
-        raise ValueError(f"{value!r:.40} is no whole number")
-    return value

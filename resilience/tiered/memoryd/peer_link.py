@@ -13,13 +13,7 @@ from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import HeldError, RefusedError, StaleError, TieredError
 from resilience.tiered.frames import raise_error
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peer_house import (
-    ROWS_MAX,
-    OwnState,
-    PeerHouse,
-    write_copies,
-    write_id,
-)
+from resilience.tiered.memoryd.peer_house import OwnState, PeerHouse
 from resilience.tiered.memoryd.peer_plan import (
     Held,
     StepKey,
@@ -28,11 +22,14 @@ from resilience.tiered.memoryd.peer_plan import (
     step_key,
 )
 from resilience.tiered.memoryd.peer_wire import (
+    ROWS_MAX,
     PeerSocket,
     describe_shard,
     memory_timeout_s,
     send_shard,
     step_back,
+    write_copies,
+    write_id,
 )
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
@@ -309,16 +306,12 @@ class Talk:
         except (OSError, ValueError):
             self._fail(shard.id)
             raise
-        except StaleError:
-            self._pause(shard.id, _PAUSE_S[StaleError], None)
-        except RefusedError as error:
-            self._say(f"node {self._peer} does not take {show(shard.id)}: {error}")
-            self._pause(shard.id, _PAUSE_S[RefusedError], None)
-        except HeldError:
-            self._pause(shard.id, _PAUSE_S[HeldError], version)
         except TieredError as error:
-            self._say(f"node {self._peer} does not take {show(shard.id)}: {error}")
-            self._pause(shard.id, _PAUSE_FULL_S, version)
+            if not isinstance(error, (StaleError, HeldError)):
+                self._say(f"node {self._peer} does not take {show(shard.id)}: {error}")
+            pause_s = _PAUSE_S.get(type(error), _PAUSE_FULL_S)
+            waits_for_change = not isinstance(error, (StaleError, RefusedError))
+            self._pause(shard.id, pause_s, version if waits_for_change else None)
         else:
             if is_intact:
                 copy = replace(self._told[shard.id], place=self._peer, is_passing=False)

@@ -134,13 +134,13 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
 def read_peer_settings(
     parser: argparse.ArgumentParser,
     given: argparse.Namespace,
-    *,
-    node: str,
-    domain: str,
+    own: Node,
     token: str,
 ) -> PeerSettings | None:
     """Return what the options say; ends the process with one message where they are wrong."""
-    peers = tuple(each for each in (*given.peer, *(given.peers_file or ())) if each.name != node)
+    peers = tuple(
+        each for each in (*given.peer, *(given.peers_file or ())) if each.name != own.name
+    )
     listen = given.peer_listen
     if listen is None:
         if peers:
@@ -163,7 +163,7 @@ def read_peer_settings(
     if any(files) and not all(files):
         parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
     return PeerSettings(
-        own=Node(name=node, domain=domain, switch=given.switch),
+        own=own,
         listen=listen,
         peers=peers,
         replicas=given.replicas,

@@ -11,13 +11,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from resilience.tiered.errors import VaultFullError
+from resilience.tiered.memoryd.peer_wire import read_id, write_id
 from resilience.tiered.shard import ShardId
 
 _FILE = "copies.json"
 _RECENT = 64
 """So many of the newest notes stay though their shards are not there: they may be about to come."""
-
-_Key = tuple[str, int, int, str]
 
 
 class Origins:
@@ -44,7 +43,7 @@ class Origins:
             }
             kept.pop(shard_id, None)
             self._nodes = {**kept, shard_id: node}
-            rows = [[_key(each), name] for each, name in self._nodes.items()]
+            rows = [[write_id(each), name] for each, name in self._nodes.items()]
             new = self._path.with_suffix(".json.new")
             try:
                 new.touch(mode=0o600)
@@ -56,17 +55,6 @@ class Origins:
     def _read(self) -> dict[ShardId, str]:
         try:
             rows = json.loads(self._path.read_bytes())
-            return {_shard_id(key): str(name) for key, name in rows}
+            return {read_id(row): str(name) for row, name in rows}
         except (OSError, ValueError, TypeError, RecursionError):
             return {}
-
-
-def _key(shard_id: ShardId) -> _Key:
-    return (shard_id.namespace, shard_id.step, shard_id.generation, shard_id.shard)
-
-
-def _shard_id(key: _Key) -> ShardId:
-    namespace, step, generation, shard = key
-    return ShardId(
-        namespace=str(namespace), step=int(step), generation=int(generation), shard=str(shard)
-    )

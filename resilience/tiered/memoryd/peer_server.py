@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hmac
 import socket
-import threading
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -14,24 +11,22 @@ from typing import Any
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.frames import FRAME_BYTES_MAX, describe_error
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.memoryd.listener import Listener
 from resilience.tiered.memoryd.output import complain
-from resilience.tiered.memoryd.peer_house import (
-    HELLO_TIMEOUT_S,
-    PeerHouse,
+from resilience.tiered.memoryd.peer_house import HELLO_TIMEOUT_S, PeerHouse
+from resilience.tiered.memoryd.peer_wire import (
+    REPLY_TIMEOUT_S,
+    VERSION,
+    PeerSocket,
     check_id,
+    describe_shard,
     read_complete,
     read_copies,
     read_id,
     read_ids,
     read_jobs,
-    read_text,
-)
-from resilience.tiered.memoryd.peer_wire import (
-    REPLY_TIMEOUT_S,
-    VERSION,
-    PeerSocket,
-    describe_shard,
     read_shard,
+    read_text,
     receive_shard,
     step_back,
 )
@@ -41,11 +36,8 @@ from resilience.tiered.vault import show
 _HELLO_BYTES_MAX = 64 << 10
 _STRANGER_S = 5.0
 """How long each part of the greeting may take from somebody who has not said the token."""
-_STRANGERS_MAX = 64
-"""So many of those there may be, and one for each other node: all may begin at once."""
 _IDLE_S = 60.0
 """How long a connection that is no link may wait for its next request."""
-_CLOSE_TIMEOUT_S = 5.0
 OWNER = "peers"
 """Who has the memory of what comes from other nodes."""
 
@@ -53,16 +45,10 @@ OWNER = "peers"
 class PeerSession:
     """One connection of another daemon. One thread."""
 
-    def __init__(
-        self,
-        house: PeerHouse,
-        connection: PeerSocket,
-        on_known: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, house: PeerHouse, connection: PeerSocket, listener: Listener) -> None:
         self._house = house
         self._connection = connection
-        self._on_known = on_known
-        """Called when it has said who it is, and the token."""
+        self._listener = listener
         self._peer = ""
         self._is_link = False
         self._is_over = False
@@ -78,14 +64,14 @@ class PeerSession:
             "bye": self._bye,
         }
 
-    def serve(self, is_closed: threading.Event) -> None:
+    def serve(self) -> None:
         """Answer until the connection ends."""
         try:
             with suppress(OSError):  # the other side is gone or too slow: nobody to tell
                 if not self._greet():
                     return
                 idle_s = self._house.settings.gone_s if self._is_link else _IDLE_S
-                while not is_closed.is_set() and not self._is_over:
+                while not self._listener.is_closing and not self._is_over:
                     self._answer_next(idle_s)
         finally:
             if self._is_link:
@@ -100,7 +86,7 @@ class PeerSession:
         except (TieredError, ValueError) as error:
             connection.send(describe_error(error), timeout_s=_STRANGER_S)
             return False
-        self._on_known()
+        self._listener.welcome()
         connection.send(reply, timeout_s=HELLO_TIMEOUT_S)
         return True
 
@@ -293,113 +279,16 @@ class PeerSession:
         return None
 
 
-class PeerListener:
-    """Takes connections, so many at a time, a thread each."""
-
-    def __init__(self, house: PeerHouse, *, connections_max: int) -> None:
-        self._house = house
-        self._connections_max = connections_max
-        self._lock = threading.Lock()
-        self._open: dict[socket.socket, threading.Thread] = {}
-        self._strangers: set[threading.Thread] = set()
-        self._strangers_max = _STRANGERS_MAX + len(house.settings.peers)
-        self._is_closed = threading.Event()
-        self._listening: socket.socket | None = None
-        self._thread = threading.Thread(target=self._accept, name="peer-listener", daemon=True)
-
-    def start(self) -> None:
-        """Listen; raises OSError where the address cannot be had."""
-        host, port = self._house.settings.listen
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listening = socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening, end all connections and wait some seconds for their threads."""
-        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        self._is_closed.set()
-        if self._listening is not None:
-            with suppress(OSError):
-                self._listening.shutdown(socket.SHUT_RDWR)
-            if self._thread.ident is not None:
-                self._thread.join(_CLOSE_TIMEOUT_S)
-            self._listening.close()
-        with self._lock:
-            open_ = dict(self._open)
-            for connection in open_:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-        for thread in open_.values():
-            thread.join(max(0.0, end_s - time.monotonic()))
-
-    def _accept(self) -> None:
-        assert self._listening is not None
-        while not self._is_closed.is_set():
-            try:
-                accepted, _ = self._listening.accept()
-            except OSError as error:
-                # Without descriptors the next try fails at once; some may be closed in a second.
-                if not self._is_closed.wait(1.0):
-                    complain(f"cannot accept connections of other nodes: {error}")
-                continue
-            if not self._give_thread(accepted):
-                accepted.close()
-
-    def _give_thread(self, connection: socket.socket) -> bool:
-        thread = threading.Thread(
-            target=self._serve, args=(connection,), name="peer-connection", daemon=True
-        )
-        with self._lock:
-            if (
-                len(self._open) >= self._connections_max
-                or len(self._strangers) >= self._strangers_max
-            ):
-                return False
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no more of them
-                return False
-            self._open[connection] = thread
-            self._strangers.add(thread)
-            return True
-
-    def _welcome(self) -> None:
-        with self._lock:
-            self._strangers.discard(threading.current_thread())
-
-    def _serve(self, accepted: socket.socket) -> None:
-        connection = accepted
-        try:
-            with suppress(OSError):
-                connection = self._wrap(accepted)
-                peer = PeerSocket(connection, stall_s=self._house.settings.gone_s)
-                PeerSession(self._house, peer, self._welcome).serve(self._is_closed)
-        except Exception:  # noqa: BLE001 - one connection's fault is not the daemon's
-            complain(traceback.format_exc())
-        finally:
-            with self._lock:
-                self._open.pop(accepted, None)
-                self._open.pop(connection, None)
-                self._strangers.discard(threading.current_thread())
-            connection.close()
-
-    def _wrap(self, accepted: socket.socket) -> socket.socket:
-        context = self._house.server_tls
-        if context is None:
-            return accepted
-        accepted.settimeout(_STRANGER_S)
-        wrapped = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
-        # The old object has no descriptor any more.
-        with self._lock:
-            self._open[wrapped] = self._open.pop(accepted)
-        try:
+def serve_peer(house: PeerHouse, listener: Listener, accepted: socket.socket) -> None:
+    """Serve one connection of another daemon to its end; in a thread of its own."""
+    connection = accepted
+    with suppress(OSError):
+        if house.server_tls:
+            accepted.settimeout(_STRANGER_S)
+            connection = wrapped = house.server_tls.wrap_socket(
+                accepted, server_side=True, do_handshake_on_connect=False
+            )
+            listener.swap_connection(wrapped)
             wrapped.do_handshake()
-        except BaseException:
-            with self._lock:
-                del self._open[wrapped]
-            wrapped.close()
-            raise
-        return wrapped
+        peer = PeerSocket(connection, stall_s=house.settings.gone_s)
+        PeerSession(house, peer, listener).serve()

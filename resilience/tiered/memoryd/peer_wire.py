@@ -1,4 +1,4 @@
-"""A connection between two daemons: frames, and the bytes of shards between them.
+"""A connection between two daemons: what frames say, and the bytes of shards between them.
 
     dialer                                 listener
     hello{token, node, boot, ...}          {node, boot}
@@ -26,12 +26,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from heapq import nlargest
 from typing import Any
 
 import xxhash
 
+from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.frames import FrameSocket, raise_error
-from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta, piece_bounds
+from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.paths import step_key
+from resilience.tiered.shard import ShardId, ShardMeta, decode_meta, encode_meta, piece_bounds
 from resilience.tiered.vault import Reading
 
 VERSION = 1
@@ -39,6 +44,13 @@ REPLY_TIMEOUT_S = 20.0
 """How long an answer may take that needs no memory to be made."""
 TRIES = 2
 """How often a piece is sent before it is refused."""
+
+ROWS_MAX = 4096
+"""How many copies one frame names."""
+_COPY_FIELDS = 9
+_ID_FIELDS = 4
+_STEP_FIELDS = 3
+_NUMBER_MAX = (1 << 63) - 1
 
 _BLOCK_BYTES = 512 << 10
 """Sent at once; received, then hashed; divides a piece."""
@@ -208,3 +220,116 @@ def _read_pieces(reply: Mapping[str, Any], num_pieces: int) -> list[int]:
 def _check(deadline_s: float) -> None:
     if time.monotonic() > deadline_s:
         raise TimeoutError("the other side was too slow")
+
+
+def write_copies(copies: Sequence[Copy]) -> list[list[Any]]:
+    """Return copies for a frame; where they are goes without saying."""
+    return [
+        [
+            *write_id(each.meta_id),
+            each.num_shards,
+            each.digest,
+            each.num_bytes,
+            int(each.is_passing),
+            int(each.is_metadata),
+        ]
+        for each in copies
+    ]
+
+
+def read_copies(rows: object, place: str) -> list[Copy]:
+    """Read them back; raises ValueError for anything else."""
+    return [
+        Copy(
+            meta_id=read_id(row[:_ID_FIELDS]),
+            num_shards=_whole(row[4]),
+            digest=read_text(row[5]),
+            num_bytes=_whole(row[6]),
+            place=place,
+            tier="ram",
+            is_passing=bool(_whole(row[7])),
+            is_metadata=bool(_whole(row[8])),
+        )
+        for row in _rows(rows, _COPY_FIELDS)
+    ]
+
+
+def write_id(shard_id: ShardId) -> list[Any]:
+    """Return a shard's name for a frame."""
+    return [shard_id.namespace, shard_id.step, shard_id.generation, shard_id.shard]
+
+
+def read_ids(rows: object) -> list[ShardId]:
+    """Read names of shards; raises ValueError for anything else."""
+    return [read_id(row) for row in _rows(rows, _ID_FIELDS)]
+
+
+def read_id(row: object) -> ShardId:
+    """Read a shard's name; raises ValueError for what is none."""
+    [[namespace, step, generation, shard]] = _rows([row], _ID_FIELDS)
+    if not isinstance(generation, int) or isinstance(generation, bool):
+        raise ValueError(f"generation {generation!r:.40} is no integer")  # noqa: TRY004
+    return check_id(
+        ShardId(
+            namespace=read_text(namespace),
+            step=_whole(step),
+            generation=generation,
+            shard=read_text(shard),
+        )
+    )
+
+
+def check_id(shard_id: ShardId) -> ShardId:
+    """Return a shard's name; raises ValueError where no door can have made it."""
+    # The HTTP door's prefix is for the vault alone.
+    step_key(replace(shard_id, namespace=shard_id.namespace.removeprefix(HTTP_PREFIX)))
+    return shard_id
+
+
+def write_complete(complete: Mapping[str, frozenset[StepAt]]) -> list[list[Any]]:
+    """Return steps for a frame, the newest of each namespace."""
+    each_max = ROWS_MAX // max(1, len(complete))
+    return [
+        [name, at.step, at.generation]
+        for name, steps in complete.items()
+        for at in nlargest(each_max, steps)
+    ]
+
+
+def read_complete(rows: object) -> dict[str, frozenset[StepAt]]:
+    """Read them back; raises ValueError for anything else."""
+    found: dict[str, set[StepAt]] = {}
+    for namespace, step, generation in _rows(rows, _STEP_FIELDS):
+        name = read_id([namespace, step, generation, ""])
+        found.setdefault(name.namespace, set()).add(
+            StepAt(step=name.step, generation=name.generation)
+        )
+    return {name: frozenset(steps) for name, steps in found.items()}
+
+
+def read_jobs(value: object) -> Mapping[str, str]:
+    """Read whose namespaces are; raises ValueError for anything else."""
+    if not isinstance(value, dict):
+        raise ValueError(f"no jobs: {value!r:.40}")  # noqa: TRY004 - a wrong value
+    return {name: read_text(job) for name, job in value.items()}
+
+
+def read_text(value: object) -> str:
+    """Return what has to be text; raises ValueError for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004 - a wrong value
+    return value
+
+
+def _rows(rows: object, num_fields: int) -> list[list[Any]]:
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == num_fields for row in rows
+    ):
+        raise ValueError(f"no list of shards: {rows!r:.40}")
+    return rows
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _NUMBER_MAX:
+        raise ValueError(f"{value!r:.40} is no whole number")
+    return value

@@ -7,7 +7,9 @@ from typing import Any, Protocol
 
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError
+from resilience.tiered.memoryd.http_steps import METADATA
 from resilience.tiered.shard import ShardId, ShardMeta
+from resilience.tiered.vault import Holding
 
 OnPiece = Callable[[ShardMeta, int], None]
 """Told of each piece that has arrived: the shard's meta and the number of the piece."""
@@ -18,11 +20,9 @@ class Notes(Protocol):
 
     def tell(self) -> Mapping[str, Any]:
         """Return what other nodes are to know, as JSON data; equal where nothing has changed."""
-        ...
 
     def hear(self, node: str, notes: Mapping[str, Any]) -> None:
         """Take what another node has told last; raises ValueError for what is none."""
-        ...
 
 
 class Peers(Protocol):
@@ -34,11 +34,9 @@ class Peers(Protocol):
 
     def copies(self) -> Sequence[Copy]:
         """Return what other living nodes have in memory, as they last said. Never blocks."""
-        ...
 
     def living(self) -> Mapping[str, str]:
         """Return the failure domain of each other node that is there. Never blocks."""
-        ...
 
     def wait_known(self, timeout_s: float | None = None) -> bool:
         """Block until each node that may be there has said what it holds, or counts as gone.
@@ -48,26 +46,21 @@ class Peers(Protocol):
         A daemon that has just begun knows of nobody yet; who asks it then would take an
         older step, or ask the store for what a peer has in memory.
         """
-        ...
 
     def unheard(self) -> Sequence[str]:
         """Return who never said what it holds since this daemon began. Never blocks.
 
         It may hold anything. Who was heard and is silent now is another matter.
         """
-        ...
 
     def missing(self) -> Sequence[str]:
         """Return who is not there now, or has not said yet what it holds. Never blocks."""
-        ...
 
     def complete(self) -> Mapping[str, frozenset[StepAt]]:
         """Return by namespace the steps that other nodes have seen complete. Never blocks."""
-        ...
 
     def wake(self) -> None:
         """Let the others know soon what the notes say now. Never blocks."""
-        ...
 
     def fetch(self, copy: Copy, into: memoryview, on_piece: OnPiece) -> ShardMeta:
         """Fill `into`, of `copy.num_bytes`, from the node that has the copy.
@@ -81,25 +74,36 @@ class Peers(Protocol):
         silent, KeyError where it has the shard no longer, and other TieredErrors that it
         answers. Nothing is written to `into` once this has returned or raised.
         """
-        ...
 
     def doubt(self, copy: Copy) -> None:
         """Let the node that has a copy look whether it is intact, and drop it if it is not.
 
         Blocks as `fetch` does; who cannot be asked is left alone.
         """
-        ...
 
     def drop(self, shard_ids: Sequence[ShardId]) -> None:
         """Let all nodes that are there drop shards. Blocks as `doubt` does."""
-        ...
 
     def wait_told(self, timeout_s: float) -> bool:
         """Block until all nodes that are there have heard the notes as they are now, or longer.
 
         Says whether they have. Those that this node cannot connect to are left out.
         """
-        ...
+
+
+def copy_in_memory(holding: Holding, node: str, *, is_passing: bool) -> Copy:
+    """Return what a node tells of a shard that it holds."""
+    meta = holding.meta
+    return Copy(
+        meta_id=meta.id,
+        num_shards=meta.num_shards,
+        digest=holding.digest,
+        num_bytes=meta.num_bytes,
+        place=node,
+        tier="ram",
+        is_passing=is_passing,
+        is_metadata=bool(meta.rest.get(METADATA)),
+    )
 
 
 class NoPeers:

@@ -8,6 +8,7 @@ receives over the connections of the others tells it who is there and what they 
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -19,19 +20,24 @@ from resilience.arguments import is_loopback
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError, TieredError
 from resilience.tiered.frames import raise_error
+from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_directory import Directory
-from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse, write_id
+from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse
 from resilience.tiered.memoryd.peer_link import Link
 from resilience.tiered.memoryd.peer_options import PeerSettings
 from resilience.tiered.memoryd.peer_origins import Origins
-from resilience.tiered.memoryd.peer_server import PeerListener
-from resilience.tiered.memoryd.peer_wire import REPLY_TIMEOUT_S, PeerSocket, read_shard
+from resilience.tiered.memoryd.peer_server import serve_peer
+from resilience.tiered.memoryd.peer_wire import REPLY_TIMEOUT_S, PeerSocket, read_shard, write_id
 from resilience.tiered.memoryd.peering import Notes, OnPiece
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, ShardMeta, piece_bounds
 from resilience.tiered.vault import Vault
 
 _CLOSE_TIMEOUT_S = 4.0
+_LISTENER_CLOSE_S = 5.0
+_STRANGERS_MAX = 64
+"""So many may be there who have not said the token, and one for each other node: all may begin
+at once."""
 _LOOK_S = 0.5
 _IDLE_MAX = 4
 """How many connections to one node are kept for the next fetch."""
@@ -63,29 +69,20 @@ class PeerDoor:
             on_peer=self._retry,
         )
         self._links = {each.name: Link(self._house, each) for each in settings.peers}
-        self._listener = PeerListener(
-            self._house, connections_max=64 + 16 * max(1, len(settings.peers))
+        self._listener = Listener(
+            "peer",
+            self._serve,
+            complaint="cannot accept connections of other nodes",
+            connections_max=64 + 16 * max(1, len(settings.peers)),
+            strangers_max=_STRANGERS_MAX + len(settings.peers),
         )
         self._lock = threading.Lock()
         self._idle: dict[str, list[PeerSocket]] = defaultdict(list)
         self._is_closed = False
 
-    @property
-    def begin(self) -> Begin:
-        """Return how a copy begins to be written; the vault's own way, if nothing else is set."""
-        return self._house.begin
-
-    @begin.setter
-    def begin(self, begin: Begin) -> None:
-        self._house.begin = begin
-
-    def tell_complete(self, complete: Complete) -> None:
-        """Let the others know which steps this node has seen complete, from `start` on."""
-        self._house.complete = complete
-
-    def tell_notes(self, notes: Notes) -> None:
-        """Let the others know these notes, and these hear theirs, from `start` on."""
-        self._house.notes = notes
+    def connect_board(self, begin: Begin, complete: Complete, notes: Notes) -> None:
+        """Begin copies this way, and let the others know these steps and notes, from `start` on."""
+        self._house.begin, self._house.complete, self._house.notes = begin, complete, notes
 
     def wake(self) -> None:
         """Look again at what the others are to know; any thread."""
@@ -124,7 +121,12 @@ class PeerDoor:
             self._directory.wake()
 
         house.vault.on_change = tell
-        self._listener.start()
+        host, port = house.settings.listen
+        try:
+            listening = listen_at(host, port)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        self._listener.start(listening)
         for each in self._links.values():
             each.start()
 
@@ -143,7 +145,7 @@ class PeerDoor:
         end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         for link in self._links.values():
             link.join(end_s - _CLOSE_TIMEOUT_S / 2, end_s)
-        self._listener.close()
+        self._listener.close(_LISTENER_CLOSE_S)
 
     def copies(self) -> Sequence[Copy]:
         """Return what other living nodes have in memory, as they last said."""
@@ -253,13 +255,10 @@ class PeerDoor:
         if meta.id != copy.meta_id or not meta.num_bytes == copy.num_bytes == len(into):
             raise LostError(f"node {copy.place} has sent another shard than was asked for")
         deadline_s = connection.begin_bytes(meta.num_bytes)
-        for number, (begin, end) in enumerate(piece_bounds(meta.num_bytes)):
-            try:
-                connection.fill(into[begin:end], deadline_s)
-            except OSError as error:
-                raise LostError(f"node {copy.place} is gone: {error}") from error
-            on_piece(meta, number)
         try:
+            for number, (begin, end) in enumerate(piece_bounds(meta.num_bytes)):
+                connection.fill(into[begin:end], deadline_s)
+                on_piece(meta, number)
             connection.send({"op": "done"}, timeout_s=REPLY_TIMEOUT_S)
         except OSError as error:
             raise LostError(f"node {copy.place} is gone: {error}") from error
@@ -271,6 +270,9 @@ class PeerDoor:
                 idle.append(connection)
                 return
         connection.close()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        serve_peer(self._house, self._listener, accepted)
 
     def _tell_change(self) -> None:
         self.on_change()

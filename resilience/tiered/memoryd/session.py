@@ -11,17 +11,22 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from resilience.tiered.catalog import StepAt
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.frames import describe_error
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.lease import Lease
-from resilience.tiered.memoryd.offer import Offer, describe_vault
+from resilience.tiered.memoryd.listener import Listener
+from resilience.tiered.memoryd.offer import TieredOffer
+from resilience.tiered.memoryd.room import Room
+from resilience.tiered.memoryd.status import describe_vault
 from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, decode_meta, encode_meta
-from resilience.tiered.vault import Reading, Vault, Writing, show
+from resilience.tiered.vault import Reading, Writing, show
 
 VERSION = 1
 
@@ -32,37 +37,17 @@ Reply = tuple[dict[str, Any], tuple[int, ...]]
 """What is answered, and the descriptors that go with it."""
 
 
-GoBack = Callable[[str, int, int | None], int]
-"""Notes that a run of a namespace goes on from a step, with generations from a number on, or
-from one that it chooses; returns the number."""
-
-Flush = Callable[[str, StepAt], None]
-"""Has a step of a namespace sent to the store whatever its cadence says."""
-
-Describe = Callable[[], Mapping[str, Any]]
-"""Returns what else the status says, as JSON data."""
-
-
-class Begin(Protocol):
-    """Begins to write a shard, as `Vault.begin` does; may make room for it."""
-
-    def __call__(self, shard_id: ShardId, num_bytes: int, *, owner: str = "") -> Writing:
-        """Return a segment to be filled."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
     """What the door is told."""
 
-    node: str = ""
-    domain: str = ""
-    token: str = ""
+    own: Node
+    token: str
     """What everybody has to know; nothing: who can open the socket (0600) may come in."""
-    connections_max: int = 128
-    idle_s: float = 3600.0
+    connections_max: int
+    idle_s: float
     """A connection that is silent for so long is ended, with what it has open."""
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
     """What the daemon was started with, by which an agent knows it for its own."""
 
 
@@ -70,18 +55,16 @@ class LocalSettings:
 class House:
     """What all connections of a door share."""
 
-    vault: Vault
-    offer: Offer
+    board: Board
+    room: Room
+    offer: TieredOffer
     settings: LocalSettings
-    count_connections: Callable[[], int]
-    begin: Begin
-    go_back: GoBack
-    flush: Flush
-    describe: Describe
+    describe: Callable[[], Mapping[str, Any]]
+    """Returns what else the status says, as JSON data."""
     lease: Lease
 
 
-class Peer:
+class ClientProcess:
     """The process at the other end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -121,7 +104,7 @@ class Peer:
                 self._is_over = bool(poll.poll(_END_TIMEOUT_S * 1000))
         return self._is_over
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> ClientProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -132,14 +115,18 @@ class Peer:
 class Session:
     """What one connection has open, and the answers to its requests. One thread."""
 
-    def __init__(self, house: House, peer: Peer, lose: Callable[[], None]) -> None:
+    def __init__(
+        self, house: House, process: ClientProcess, listener: Listener, lose: Callable[[], None]
+    ) -> None:
         self.is_known = False
         """A hello was accepted."""
         self.is_supervisor = False
         """An agent is at the other end, which says no more and only stays."""
         self._lose = lose
         self._house = house
-        self._peer = peer
+        self._vault = house.board.vault
+        self._process = process
+        self._listener = listener
         self._namespace = ""
         self._claim: Claim | None = None
         self._writings: dict[int, tuple[Writing, int]] = {}
@@ -179,7 +166,7 @@ class Session:
             if self._claim is not None:
                 stack.callback(self._claim.close)
             for writing, _ in self._writings.values():
-                stack.callback(writing.abort, self._peer.is_over)
+                stack.callback(writing.abort, self._process.is_over)
             for readings in self._readings.values():
                 for reading in readings:
                     stack.callback(reading.close)
@@ -198,14 +185,16 @@ class Session:
             namespace, job = check_namespace(_text(request, "namespace")), request.get("job")
             if not isinstance(job, str) or not 0 < len(job) <= 256:
                 raise ValueError(f"job is {job!r:.40}, not a text of 1 to 256 characters")
-            self._claim = self._house.vault.claim(namespace, job)
+            self._claim = self._vault.claim(namespace, job)
             self._namespace = namespace
         self.is_known = True
-        return {"version": VERSION, "node": settings.node, "pid": os.getpid()}, ()
+        return {"version": VERSION, "node": settings.own.name, "pid": os.getpid()}, ()
 
     def _begin(self, request: Mapping[str, Any]) -> Reply:
         num_bytes, num_shards = _whole(request, "num_bytes"), _whole(request, "num_shards", 1)
-        writing = self._house.begin(self._shard_id(request), num_bytes, owner=self._peer.owner)
+        writing = self._house.room.begin(
+            self._shard_id(request), num_bytes, owner=self._process.owner
+        )
         segment = writing.segment
         self._writings[segment.number] = (writing, num_shards)
         is_new = segment.number not in self._given
@@ -235,15 +224,14 @@ class Session:
         return {}, ()
 
     def _steps(self, request: Mapping[str, Any]) -> Reply:
-        steps = self._house.offer.steps(self._own_namespace())
         rows = [
             {
-                "step": each.step,
-                "generation": each.generation,
+                "step": each.at.step,
+                "generation": each.at.generation,
                 "num_shards": each.num_shards,
-                "shards": each.shards,
+                "shards": sorted(each.copies),
             }
-            for each in steps
+            for each in self._house.offer.steps(self._own_namespace())
         ]
         return {"steps": rows}, ()
 
@@ -283,7 +271,7 @@ class Session:
         if not readings:
             raise ValueError("the segment is not being read here")
         try:
-            return {"is_dropped": not self._house.vault.check(readings[-1].meta.id)}, ()
+            return {"is_dropped": not self._vault.check(readings[-1].meta.id)}, ()
         except KeyError:
             return {"is_dropped": True}, ()
 
@@ -291,24 +279,25 @@ class Session:
         """Note a run that goes on from a step; without one, only tell where the newest did."""
         namespace, first = self._own_namespace(), None
         if "step" not in request:
-            _, runs = self._house.vault.runs().get(namespace, (None, {}))
+            _, runs = self._vault.runs().get(namespace, (None, {}))
             return {"first_generation": max(runs, default=0)}, ()
         if request.get("first_generation") is not None:
             first = _whole(request, "first_generation")
-        number = self._house.go_back(namespace, _whole(request, "step"), first)
+        number = self._house.board.go_back(namespace, _whole(request, "step"), first)
         return {"first_generation": number}, ()
 
     def _flush(self, request: Mapping[str, Any]) -> Reply:
         step, generation = _whole(request, "step"), _whole(request, "generation")
-        self._house.flush(self._own_namespace(), StepAt(step=step, generation=generation))
+        self._house.board.flush(self._own_namespace(), StepAt(step=step, generation=generation))
         return {}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:
-        return describe_vault(self._house.vault) | {
-            "node": self._house.settings.node,
-            "domain": self._house.settings.domain,
+        own = self._house.settings.own
+        return describe_vault(self._vault) | {
+            "node": own.name,
+            "domain": own.domain,
             "pid": os.getpid(),
-            "num_connections": self._house.count_connections(),
+            "num_connections": self._listener.num_open,
             **self._house.describe(),
         }, ()
 

@@ -8,7 +8,9 @@ from typing import Any
 from resilience.tiered.catalog import Catalog, StepState
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
+from resilience.tiered.shard import ShardMeta
 from resilience.tiered.uploads import View, find_wanted, judge
+from resilience.tiered.vault import Vault
 
 
 def describe_board(board: Board) -> dict[str, Any]:
@@ -99,3 +101,29 @@ def _lag(num_shards: int, num_bytes: int, seconds: float) -> dict[str, Any]:
 
 def _num_bytes(state: StepState, shards: Iterable[str]) -> int:
     return sum(state.copies[each][0].num_bytes for each in shards)
+
+
+def describe_vault(vault: Vault) -> dict[str, Any]:
+    """Return what a vault holds, by namespace and step, newest first, as JSON data."""
+    steps: dict[str, dict[tuple[int, int], list[ShardMeta]]] = {}
+    for each in vault.metas():
+        of_step = steps.setdefault(each.id.namespace, {})
+        of_step.setdefault((each.id.step, each.id.generation), []).append(each)
+    return {
+        "budget_bytes": vault.budget_bytes,
+        "total_bytes": vault.total_bytes,
+        "held_bytes": vault.held_bytes,
+        "namespaces": {
+            namespace: [
+                {
+                    "step": step,
+                    "generation": generation,
+                    "num_shards": metas[0].num_shards,
+                    "num_held": len(metas),
+                    "num_bytes": sum(each.num_bytes for each in metas),
+                }
+                for (step, generation), metas in sorted(of_step.items(), reverse=True)
+            ]
+            for namespace, of_step in sorted(steps.items())
+        },
+    }

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import xxhash
 from resilience.tiered.arena import Arena
 from resilience.tiered.memoryd.http import HttpDoor, Others
 from resilience.tiered.memoryd.http_connection import Limits
-from resilience.tiered.memoryd.offer import VaultOffer
+from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.vault import Vault
 
 MIB = 1 << 20
@@ -102,6 +102,14 @@ def shard_meta(body: bytes) -> str:
     return json.dumps({"checksum": checksum, "algorithm": "xxh3_128"})
 
 
+def nobody(vault: Vault) -> Others:
+    """Return what a door needs that is alone with its vault."""
+    return Others(
+        bring=lambda shard_id: ("ram", vault.read(shard_id)), peers=NoPeers(),
+        ask_room=lambda num_bytes: False, safe=lambda namespace: (),
+    )  # fmt: skip
+
+
 class Doors:
     """Opens doors over one folder, one after the other."""
 
@@ -119,7 +127,9 @@ class Doors:
     ) -> Iterator[OpenDoor]:
         arena = Arena(self.folder, budget_bytes)
         vault = Vault(arena)
-        others = Others(offer=VaultOffer(vault), ask_room=ask_room or (lambda num_bytes: False))
+        others = nobody(vault)
+        if ask_room:
+            others = replace(others, ask_room=ask_room)
         door = HttpDoor(
             vault, self.folder, "127.0.0.1", 0, token=token, limits=limits, others=others
         )

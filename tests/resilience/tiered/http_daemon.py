@@ -12,12 +12,14 @@ from pathlib import Path
 from resilience.tiered.arena import Arena
 from resilience.tiered.memoryd.http import HttpDoor
 from resilience.tiered.vault import Vault
+from tests.resilience.tiered.http_client import nobody
 
 
 def main() -> None:
     folder, budget_mib, port = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     arena = Arena(folder, budget_mib << 20)
-    door = HttpDoor(Vault(arena), folder, "127.0.0.1", port)
+    vault = Vault(arena)
+    door = HttpDoor(vault, folder, "127.0.0.1", port, others=nobody(vault))
     door.start()
     sys.stdout.write(f"{door.address[1]}\n")
     sys.stdout.flush()

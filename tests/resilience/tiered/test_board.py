@@ -9,8 +9,9 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import StepAt, step_of
-from resilience.tiered.memoryd.board import RECENT_STEPS, Board, Own
+from resilience.tiered.memoryd.board import RECENT_STEPS, Board
 from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.placement import Node
 from resilience.tiered.retention import plan_drops
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Sending, Settings, TierSettings
@@ -38,7 +39,7 @@ def board(tmp_path: Path, clock: Clock) -> Iterator[Board]:
     store = open_folder(FolderSettings(folder=tmp_path / "store"))
     yield Board(
         Vault(arena),
-        Own(node="a", domain="a"),
+        Node(name="a", domain="a"),
         Settings(lower={"folder": LOWER}, incomplete_s=50, settle_s=2),
         shelf=Shelf(store, "folder", "disk", clock=clock),
         clock=clock,

@@ -12,10 +12,11 @@ import pytest
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import TierError
-from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.keeper import Keeper
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
 from resilience.tiered.stores.store import ShardStore
@@ -86,7 +87,7 @@ class Pair:
         for node, other in (("a", "b"), ("b", "a")):
             board = Board(
                 self.vaults[node],
-                Own(node=node, domain=node),
+                Node(name=node, domain=node),
                 self.settings,
                 peers=Neighbour(other, self.vaults[other]),
                 shelf=Shelf(self.stores[node], "folder", "disk"),

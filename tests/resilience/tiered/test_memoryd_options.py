@@ -16,17 +16,17 @@ def test_defaults_are_a_local_daemon_in_shared_memory() -> None:
     options = parse_options(["--budget-mib", "1"])
 
     assert options.folder == default_folder() == Path(f"/dev/shm/memoryd-{os.geteuid()}")
-    assert (options.budget_bytes, options.http, options.token) == (1 << 20, None, "")
-    assert options.node == options.domain != ""
+    assert (options.budget_bytes, options.http, options.local.token) == (1 << 20, None, "")
+    assert options.local.own.name == options.local.own.domain != ""
     assert not options.remove_on_exit
 
 
 def test_a_token_is_the_files_text(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret\n")
 
-    assert parse_options(["--budget-mib", "1", "--token-file", str(tmp_path / "token")]).token == (
-        "secret"
-    )
+    options = parse_options(["--budget-mib", "1", "--token-file", str(tmp_path / "token")])
+
+    assert options.local.token == "secret"
 
 
 @pytest.mark.parametrize(

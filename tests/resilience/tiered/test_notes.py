@@ -11,10 +11,11 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import StepAt
-from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.notes import BoardNotes
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import content_digest
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Sending, Settings, TierSettings, plan_uploads
@@ -50,7 +51,7 @@ def boards(tmp_path: Path) -> Iterator[dict[str, Board]]:
                 writing.commit(META)
             store = open_folder(FolderSettings(folder=tmp_path / "store"))
             boards[node] = Board(
-                vault, Own(node=node, domain=node), SETTINGS,
+                vault, Node(name=node, domain=node), SETTINGS,
                 peers=Neighbours(), shelf=Shelf(store, "folder", "store"),
             )  # fmt: skip
         yield boards
@@ -101,7 +102,7 @@ def test_what_is_in_use_elsewhere_is_no_job_that_is_over(tmp_path: Path) -> None
         for node in NODES:
             arena = Arena(tmp_path / node, MIB)
             opened.callback(arena.close)
-            own, settings = Own(node=node, domain=node), Settings(domains_min=1, expire_s=100)
+            own, settings = Node(name=node, domain=node), Settings(domains_min=1, expire_s=100)
             boards[node] = Board(
                 Vault(arena), own, settings, peers=Neighbours(), clock=lambda: now_s
             )

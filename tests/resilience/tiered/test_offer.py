@@ -16,11 +16,12 @@ from resilience.tiered.catalog import Copy
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError, TierError
 from resilience.tiered.loader import load as load_view
-from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.offer import TieredOffer
 from resilience.tiered.memoryd.peering import NoPeers, OnPiece
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.shelf import Shelf
+from resilience.tiered.placement import Node
 from resilience.tiered.saver import Saver
 from resilience.tiered.shard import PIECE_BYTES, ShardId, piece_bounds
 from resilience.tiered.stores.folder import FolderSettings, open_folder
@@ -257,7 +258,7 @@ def offering(
     arena = Arena(tmp_path / "arena", 64 * MIB)
     vault = Vault(arena)
     shelf = Shelf(store, "folder", "disk") if store else None
-    own = Own(node="a", domain="rack-1")
+    own = Node(name="a", domain="rack-1")
     board = Board(vault, own, Settings(), peers=peers, shelf=shelf)  # type: ignore[arg-type]
     vault.on_change = board.wake
     yield TieredOffer(board, Room(board)), vault
@@ -279,7 +280,7 @@ def test_sources_are_tried_from_near_to_far(tmp_path: Path) -> None:
 
     with offering(tmp_path, peers, store) as (offer, vault):
         (step,) = offer.steps("job")
-        assert (step.step, step.shards) == (1, ("0",))
+        assert (step.at.step, list(step.copies)) == (1, ["0"])
         assert bring(offer, shard.meta.id) == ("folder:disk", shard.data)
         assert peers.asked == ["b", "c"]
         assert bring(offer, shard.meta.id) == ("ram", shard.data)
@@ -297,7 +298,7 @@ def test_a_step_with_too_few_domains_is_not_offered(tmp_path: Path) -> None:
     with offering(tmp_path, Fakes(shard, {"b": "rack-2"})) as (offer, _):
         assert offer.steps("job") == []
         bring(offer, shard.meta.id)
-        assert [each.step for each in offer.steps("job")] == [1]
+        assert [each.at.step for each in offer.steps("job")] == [1]
 
 
 @pytest.mark.parametrize("unheard", [[], ["c", "d"]])
@@ -311,18 +312,18 @@ def test_half_a_step_is_no_job_that_never_saved_while_peers_are_unheard(
 
     with offering(tmp_path, peers) as (offer, vault):
         bring(offer, old.meta.id)
-        assert [each.step for each in offer.steps("job")] == [1]
+        assert [each.at.step for each in offer.steps("job")] == [1]
         with vault.begin(half, 5) as writing:
             writing.memory[:] = b"hello"
             writing.commit(make_meta(half, b"hello", num_shards=4))
 
         if not unheard:
-            assert [each.step for each in offer.steps("job")] == [1]
+            assert [each.at.step for each in offer.steps("job")] == [1]
             return
         with pytest.raises(TierError, match=r"step 9 .* in part, .* with c, d, not heard"):
             offer.steps("job")
         unheard.clear()
-        assert [each.step for each in offer.steps("job")] == [1]
+        assert [each.at.step for each in offer.steps("job")] == [1]
 
 
 @pytest.mark.parametrize("is_brought", [True, False])

@@ -10,10 +10,11 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import Copy
-from resilience.tiered.memoryd.board import Board, Own
+from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.memoryd.status import describe_board
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
@@ -57,7 +58,7 @@ class Scene:
         self.claim = self.vault.claim("run", "job-7")
         self.shelf = Shelf(open_folder(FolderSettings(folder=folder / "store")), "folder", "store")
         self.board = Board(
-            self.vault, Own(node="a", domain="rack-a"), SETTINGS,
+            self.vault, Node(name="a", domain="rack-a"), SETTINGS,
             peers=self.peers, shelf=self.shelf, clock=lambda: self.now_s,
         )  # fmt: skip
 

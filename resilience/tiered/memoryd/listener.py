@@ -1,0 +1,199 @@
+"""Takes connections for a door: so many at once, a thread each, and no more.
+
+Who comes beyond that is told so and left in peace for a moment, all in the listener's one
+thread: to close at once would throw away the answer with the request that is on its way.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from resilience.tiered.memoryd.output import complain
+
+BACKLOG = 1024
+_REFUSED_MAX = 256
+"""Refused connections that are still open; the oldest are closed for new ones."""
+_REFUSED_S = 2.0
+_PAUSE_S = 1.0
+"""How long no connection is taken where the process has no descriptor left."""
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class Listener:
+    """Calls `serve` with each connection, in a thread of its own, and closes it thereafter.
+
+    Of the connections `strangers_max` may be such as nobody has said `welcome` to. `refuse` is
+    called with one too many, which it may tell so without waiting. `name` is for threads; the
+    `complaint` is what is said where none can be accepted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serve: Callable[[socket.socket], None],
+        *,
+        complaint: str,
+        connections_max: int,
+        strangers_max: int | None = None,
+        refuse: Callable[[socket.socket], object] = lambda connection: None,
+    ) -> None:
+        self._name = name
+        self._serve = serve
+        self._complaint = complaint
+        self._connections_max = connections_max
+        self._strangers_max = connections_max if strangers_max is None else strangers_max
+        self._refuse = refuse
+        self._lock = threading.Lock()
+        self._open: dict[threading.Thread, socket.socket] = {}
+        self._strangers: set[threading.Thread] = set()
+        self._refused: dict[socket.socket, float] = {}
+        """When each is closed at the latest; only for the listener's thread."""
+        self._is_closing = threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._listening: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-listener", daemon=True)
+
+    @property
+    def is_closing(self) -> bool:
+        """Return whether all is to end."""
+        return self._is_closing.is_set()
+
+    @property
+    def num_open(self) -> int:
+        """Return how many connections are served."""
+        return len(self._open)
+
+    def start(self, listening: socket.socket) -> None:
+        """Take the connections of a socket that listens; it is the listener's from now on."""
+        listening.setblocking(False)  # noqa: FBT003
+        self._listening = listening
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._thread.start()
+
+    def close(self, within_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Stop listening, end all connections and wait some seconds for their threads; once."""
+        end_s = time.monotonic() + within_s
+        self._is_closing.set()
+        if self._listening is not None:
+            with suppress(OSError):  # which wakes the thread
+                self._listening.shutdown(socket.SHUT_RDWR)
+            if self._thread.ident is not None:
+                self._thread.join(within_s)
+            self._listening.close()
+        with self._lock:
+            threads = list(self._open)
+            for connection in self._open.values():
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        for connection in self._refused:
+            connection.close()
+        self._selector.close()
+
+    def welcome(self) -> None:
+        """Count this thread's connection as that of somebody who is known."""
+        with self._lock:
+            self._strangers.discard(threading.current_thread())
+
+    def swap_connection(self, connection: socket.socket) -> None:
+        """Take this for the connection of this thread: TLS makes another one of it."""
+        with self._lock:
+            self._open[threading.current_thread()] = connection
+
+    def _run(self) -> None:
+        while not self.is_closing:
+            ends_s = next(iter(self._refused.values()), None)
+            timeout_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+            for key, _ in self._selector.select(timeout_s):
+                assert isinstance(key.fileobj, socket.socket)
+                if key.fileobj is self._listening:
+                    self._accept_one(key.fileobj)
+                else:
+                    self._read_refused(key.fileobj)
+            now_s = time.monotonic()
+            for connection in [each for each, ends_s in self._refused.items() if ends_s <= now_s]:
+                self._close_refused(connection)
+
+    def _accept_one(self, listening: socket.socket) -> None:
+        try:
+            connection, _ = listening.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:
+            # Without descriptors the next try fails at once; some may be closed in a second.
+            if not self._is_closing.wait(_PAUSE_S):
+                complain(f"{self._complaint}: {error}")
+            return
+        thread = threading.Thread(
+            target=self._serve_one, args=(connection,), name=f"{self._name}-connection", daemon=True
+        )
+        if not self._give_thread(connection, thread):
+            self._turn_away(connection)
+
+    def _give_thread(self, connection: socket.socket, thread: threading.Thread) -> bool:
+        """Give a connection to a thread, if there may be one more."""
+        with self._lock:
+            if (
+                len(self._open) >= self._connections_max
+                or len(self._strangers) >= self._strangers_max
+            ):
+                return False
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more of them
+                return False
+            self._open[thread] = connection
+            self._strangers.add(thread)
+            return True
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        try:
+            self._serve(connection)
+        except Exception:  # noqa: BLE001 - one connection's fault is not the daemon's
+            complain(traceback.format_exc())
+        finally:
+            thread = threading.current_thread()
+            with self._lock:
+                self._strangers.discard(thread)
+                self._open.pop(thread).close()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        try:
+            self._refuse(connection)
+            connection.setblocking(False)  # noqa: FBT003
+            connection.shutdown(socket.SHUT_WR)
+            self._selector.register(connection, selectors.EVENT_READ)
+        except OSError:
+            connection.close()
+            return
+        self._refused[connection] = time.monotonic() + _REFUSED_S
+        if len(self._refused) > _REFUSED_MAX:
+            self._close_refused(next(iter(self._refused)))
+
+    def _read_refused(self, connection: socket.socket) -> None:
+        """Read what a refused client sends; it is for nobody."""
+        try:
+            if connection in self._refused and not connection.recv(1 << 16):
+                self._close_refused(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close_refused(connection)
+
+    def _close_refused(self, connection: socket.socket) -> None:
+        if self._refused.pop(connection, None) is not None:
+            self._selector.unregister(connection)
+            connection.close()
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raises OSError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
