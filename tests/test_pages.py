@@ -1,7 +1,11 @@
-"""What the README and docs/recipes.md tell a newcomer to type, typed as it stands."""
+"""What the README and docs/recipes.md tell a newcomer to type, typed as it stands.
+
+What the pages import, and the files that they name, are there.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -19,7 +23,13 @@ from tests.launcher.command import launch
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PAGE = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = ".venv/bin/python -m launcher "
+_IMPORT = re.compile(r"^from ((?:launcher|resilience|training)[\w.]*) import (.*)$", re.MULTILINE)
+_PATH = re.compile(
+    r"`((?:benchmarks|conf|docker|launcher|recipes|resilience|scripts|templates|tests|training)"
+    r"/[\w./-]*)`"
+)
 
 
 def _blocks(text: str, language: str) -> list[str]:
@@ -135,3 +145,19 @@ def test_the_readmes_table_names_commands_that_there_are(tmp_path: Path) -> None
         ended = launch(*arguments, folder=tmp_path)
 
         assert ended.status == 0, (row, ended.err)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text("utf-8")
+    # A group's folder is named as on the command line, without conf/.
+    missing = [
+        name
+        for name in _PATH.findall(text)
+        if not ((ROOT / name).exists() or (ROOT / "conf" / name).exists())
+    ]
+
+    assert missing == []
+    for module, names in _IMPORT.findall(text):
+        found = importlib.import_module(module)
+        assert [each for each in names.split(", ") if not hasattr(found, each)] == [], module
