@@ -309,7 +309,7 @@ def _problem_at(job: JobContent, num_nodes: int) -> str | None:
 
 def _environment(job: JobContent) -> Iterator[str]:
     for name in sorted({*job.env, *job.cluster.secrets}):
-        if name in _TAKEN_VARIABLES or name.startswith(("LAUNCHER_", "TORCHELASTIC_")):
+        if name in _TAKEN_VARIABLES or name.startswith(_TAKEN_BEGINNINGS):
             yield (
                 f"{name} of env or cluster.secrets is a variable of the shell, of the agent or of "
                 "the rendered scripts themselves; choose another name"
@@ -317,10 +317,12 @@ def _environment(job: JobContent) -> Iterator[str]:
 
 
 # Read-only in bash, set by the agent for each worker, or used by templates/.
+_TAKEN_BEGINNINGS = ("LAUNCHER_", "RESILIENCE_", "TORCHELASTIC_")
 _TAKEN_VARIABLES = frozenset(
     """
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
-    RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+    RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT
+    ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
     NNODES RDZV_HOST JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
     file is_stopping mode name new_token node node_list nodes
     num_given num_nodes peer_listen peer_port peer_ports peers_file place rdzv_endpoint rdzv_host

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
+from resilience.comm.messages import Open
+from resilience.inprocess.handles import AGENT_PID
+from resilience.inprocess.variables import RUN_ID, rank_variables
+from resilience.state.layout import make_layout
 from tests.launcher.command import launch, refuse
 from tests.launcher.shipped import shipped_job
 
@@ -234,6 +238,20 @@ def test_a_job_that_could_not_run_is_refused(
     said = refuse(tmp_path, f"recipe={LARGE}", *overrides)
 
     assert message in said
+
+
+# A generation of two nodes with a worker each: what its agent tells a worker of its rank.
+OPENING = Open(
+    generation=0, rank=1, local_rank=0, layout=make_layout(nodes=("a", "b"), num_local_ranks=1),
+    store="a:1", reports=(),
+)  # fmt: skip
+SET_BY_THE_AGENT = sorted({*rank_variables(OPENING), AGENT_PID, RUN_ID})
+
+
+@pytest.mark.parametrize("name", SET_BY_THE_AGENT)
+def test_a_variable_that_the_agent_sets_for_a_worker_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"{name} of env or cluster.secrets is a variable"):
+        shipped_job(TINY, "local", [f"+env.{name}=1"])
 
 
 NOT_INJECTABLE = [
