@@ -121,6 +121,8 @@ def _rendered_before(folder: Path) -> set[str]:
     try:
         content = json.loads((folder / JOB_FILE).read_bytes())
         kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
+        if recovery := content["resilience"]["checkpointless"]:
+            num_nodes += recovery["standby_nodes"]
     except (OSError, ValueError, LookupError, TypeError):
         return set()
     scripts = {f"node-{index}.sh" for index in range(num_nodes)}

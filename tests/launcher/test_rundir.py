@@ -32,6 +32,18 @@ def test_an_earlier_rendering_of_another_kind_is_removed(tmp_path: Path) -> None
     assert names(tmp_path) == {"job.json", "node.json", "job.sbatch"}
 
 
+def test_an_earlier_rendering_with_nodes_that_stand_by_is_replaced(tmp_path: Path) -> None:
+    standby = ("resilience/checkpointless=default", "resources.shm_gib=1",
+               "resilience.checkpointless.standby_nodes=1")  # fmt: skip
+    for _ in range(2):
+        write_files(tmp_path, rendered(shipped_job(TINY, "local", standby)))
+    assert "node-2.sh" in names(tmp_path)
+
+    write_files(tmp_path, rendered(shipped_job(TINY, "local")))
+
+    assert "node-2.sh" not in names(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["manifest.yaml", "job.json"])
 def test_a_file_of_somebodys_own_is_neither_replaced_nor_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
