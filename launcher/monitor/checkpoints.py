@@ -14,11 +14,7 @@ LOADED = "loaded"
 _PEERS_MAX = 4
 """More names than this tell a person no more."""
 _PLACES = {"s3": "S3", "folder": "the folder"}
-_KINDS = {
-    "checkpoint_saved": SAVED,
-    "checkpoint_failed": FAILED,
-    "checkpoint_loaded": LOADED,
-}
+_KINDS = {f"checkpoint_{kind}": kind for kind in (SAVED, FAILED, LOADED)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,63 +50,38 @@ class Checkpoint:
         return f"step {self.step} loaded from {source_text(self.sources)}: {took}{bad}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """What is known of a run's checkpoints in tiers so far."""
-
-    num_saved: int = 0
-    num_failed: int = 0
-    """Steps without a checkpoint, however many ranks said so."""
-    newest: Checkpoint | None = None
-    """The one saved last."""
-    loads: tuple[Checkpoint, ...] = ()
-    last_failed: int | None = None
-
-    @property
-    def text(self) -> str | None:
-        """Return the number of checkpoints and the newest; None where there was none."""
-        if not (self.num_saved or self.num_failed or self.loads):
-            return None
-        parts = [f"{self.num_saved} checkpoints"]
-        if self.newest:
-            size = f"{self.newest.num_bytes / 1e6:,.1f} MB on rank 0"
-            parts.append(f"newest of step {self.newest.step} ({size})")
-        if self.num_failed:
-            parts.append(f"{self.num_failed} failed")
-        if self.loads:
-            last = self.loads[-1]
-            many = f"{len(self.loads)} loaded, last" if len(self.loads) > 1 else "loaded"
-            parts.append(f"{many} step {last.step} from {source_text(last.sources)}")
-        return ", ".join(parts)
-
-
-def next_tally(tally: Tally, event: Event) -> Tally:
+def next_checkpoints(known: tuple[Checkpoint, ...], event: Event) -> tuple[Checkpoint, ...]:
     """Return what is known after an event; one that means nothing here changes nothing."""
-    found = _read(event)
-    if found is None:
-        return tally
-    if found.kind == SAVED:
-        return replace(tally, num_saved=tally.num_saved + 1, newest=found)
-    if found.kind == FAILED:
-        is_new = tally.last_failed != found.step
-        return replace(tally, num_failed=tally.num_failed + is_new, last_failed=found.step)
-    joined = _join(tally.loads[-1], found) if tally.loads else None
-    loads = (*tally.loads[:-1], joined) if joined else (*tally.loads, found)
-    return replace(tally, loads=loads)
+    new = _read(event)
+    if new is None:
+        return known
+    for place in reversed(range(len(known))):
+        if known[place].kind == new.kind:
+            joined = _join(known[place], new)
+            return (*known[:place], joined, *known[place + 1 :]) if joined else (*known, new)
+    return (*known, new)
 
 
-def list_checkpoints(events: Sequence[Event]) -> tuple[Checkpoint, ...]:
-    """Return what happened to checkpoints, in the order of their times."""
-    found: list[Checkpoint] = []
-    for event in events:
-        new = _read(event)
-        if new is None:
-            continue
-        if joined := _join(found[-1], new) if found else None:
-            found[-1] = joined
-        else:
-            found.append(new)
-    return tuple(found)
+def newest_saved(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """Return the one that was saved last."""
+    return next((each for each in reversed(checkpoints) if each.kind == SAVED), None)
+
+
+def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
+    """Return the number of checkpoints and the newest; None where there was none."""
+    if not checkpoints:
+        return None
+    parts = [f"{sum(each.kind == SAVED for each in checkpoints)} checkpoints"]
+    if newest := newest_saved(checkpoints):
+        size = f"{newest.num_bytes / 1e6:,.1f} MB on rank 0"
+        parts.append(f"newest of step {newest.step} ({size})")
+    # Steps without a checkpoint, however many ranks said so.
+    if failed := {each.step for each in checkpoints if each.kind == FAILED}:
+        parts.append(f"{len(failed)} failed")
+    if loads := [each for each in checkpoints if each.kind == LOADED]:
+        many = f"{len(loads)} loaded, last" if len(loads) > 1 else "loaded"
+        parts.append(f"{many} step {loads[-1].step} from {source_text(loads[-1].sources)}")
+    return ", ".join(parts)
 
 
 def source_text(sources: Sequence[str]) -> str:

@@ -17,12 +17,12 @@ from launcher.monitor.logs import (
     LogReader,
     failure_lines,
     is_warning,
-    killed_line,
     plain,
     read_tail,
+    worker_log,
 )
 from launcher.monitor.progress import open_display
-from launcher.monitor.runstate import next_state, start_state
+from launcher.monitor.runstate import FAILED, next_state, start_state
 from resilience.events import EventReader
 
 
@@ -46,7 +46,6 @@ class RunConsole:
         return self._display.refresh_s
 
     def __enter__(self) -> RunConsole:
-        self._display.open()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -89,14 +88,22 @@ class RunConsole:
                     self.say(f"[{name}] {line}")
 
     def _say_failure(self, name: str) -> None:
-        failure, message = self.state.failure, None
-        if failure and failure.node in self._logs:
-            name, message = failure.node, str(failure.fields.get("message", ""))
+        """Say who died and how, as its agent saw it, and then what the workers said themselves."""
+        failure, message, log = self.state.failure, None, self._paths[name]
+        if (death := self.state.death) and death[1].node in self._paths:
+            event, worker = death
+            name, own = worker.node, worker_log(self._paths[worker.node], event)
+            where = f"; its log: {own}" if own.exists() else ""
+            self.say(f"[{name}] {event.fields.get('text', '')}{where}")
+            if not self.state.keeps_state:
+                log = own
+            if worker.phase != FAILED:
+                # What the others failed of follows from it.
+                failure = None
+        if failure and failure.node in self._paths:
+            name, log = failure.node, self._paths[failure.node]
+            message = str(failure.fields.get("message", ""))
             self.say(f"[{name}] rank {failure.rank} failed: {message}")
-        logs = {node: read_tail(path) for node, path in self._paths.items()}
-        for line in failure_lines(logs[name], message):
+        for line in failure_lines(read_tail(log), message):
             self.say(f"[{name}] {line}")
-        for node, lines in logs.items():
-            if killed := killed_line(lines):
-                self.say(f"[{node}] {killed}")
         self.say(f"[{name}] the whole log: {self._paths[name]}")

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from resilience.events import Event
+
 _TRACEBACK = "Traceback (most recent call last):"
 _WARNING = re.compile(r"\bWARNING\b|Warning: ")
-# How the agent begins the lines in which it reports the run's end, and a worker's.
+# How the agent begins the line in which it reports the run's end.
 _AGENT_ERROR = re.compile(r"resilience\.agent \S+: the run ends ")
-_KILLED = re.compile(r"resilience\.agent \S+: rank \d+ was killed by ")
 _NUM_LINES_MAX = 60
 _NUM_TAIL = 20
 _TAIL_BYTES = 1 << 20
@@ -48,6 +49,12 @@ def read_tail(path: Path) -> list[str]:
         return []
 
 
+def worker_log(node_log: Path, event: Event) -> Path:
+    """Return where a node's agent keeps what the worker printed that an event is about."""
+    name = f"rank-{event.rank}.generation-{event.generation}.log"
+    return node_log.with_suffix("") / name
+
+
 def plain(text: str) -> str:
     """Return text that a terminal shows and does not obey."""
     return "".join(
@@ -74,11 +81,6 @@ def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
     ends = (index for index, line in enumerate(lines, 1) if _AGENT_ERROR.match(line))
     before = lines[: next(ends, len(lines))]
     return next(_tracebacks(before), list(before[-_NUM_TAIL:]))
-
-
-def killed_line(lines: Sequence[str]) -> str | None:
-    """Return the agent's last line about a worker that a signal ended, which cannot say so."""
-    return next((line for line in reversed(lines) if _KILLED.match(line)), None)
 
 
 def _tracebacks(lines: Sequence[str]) -> Iterator[list[str]]:

@@ -8,7 +8,6 @@ about every ten seconds or ten percent, whichever is rarer.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from launcher.monitor.checkpoints import newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.recoveries import Recovery
@@ -26,24 +26,8 @@ LINE_SHARE = 0.1
 _NUM_NODES_SHOWN = 8
 
 
-class Display(Protocol):
-    """Shows a run. Not for several threads; `close` may follow `open` alone."""
-
-    refresh_s: float
-    """How long what is shown may stay the same."""
-
-    def open(self) -> None:
-        """Begin to show."""
-
-    def show(self, state: RunState, now: float) -> None:
-        """Show the state as it is at `now`, in unix seconds; may draw nothing."""
-
-    def close(self) -> None:
-        """Leave what was shown last, and the console as it was; may be called twice."""
-
-
-def open_display(console: Console) -> Display:
-    """Return the display that fits the console."""
+def open_display(console: Console) -> LiveDisplay | LineDisplay:
+    """Return the display that fits the console; neither is for several threads."""
     return LiveDisplay(console) if console.is_terminal else LineDisplay(console)
 
 
@@ -51,20 +35,18 @@ class LiveDisplay:
     """A block of lines at the foot of a terminal, drawn anew in place."""
 
     refresh_s = 0.25
+    """How long what is shown may stay the same."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False)
 
-    def open(self) -> None:
-        """Begin to show."""
-        self._live.start()
-
     def show(self, state: RunState, now: float) -> None:
-        """Draw the state."""
+        """Draw the state as it is at `now`, in unix seconds."""
+        self._live.start()
         self._live.update(render_state(state, now), refresh=True)
 
     def close(self) -> None:
-        """Leave the last drawing."""
+        """Leave the last drawing, and the console as it was; may be called twice."""
         self._live.stop()
 
 
@@ -86,9 +68,6 @@ class LineDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last: Shown | None = None
-
-    def open(self) -> None:
-        """Do nothing: the first line comes with the first state."""
 
     def show(self, state: RunState, now: float) -> None:
         """Print a line if one is due, and one for each recovery that has ended."""
@@ -171,6 +150,6 @@ def _numbers(state: RunState) -> str:
     if state.seconds_per_step is not None and state.seconds_left is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
         parts.append(f"{format_seconds(state.seconds_left)} left")
-    if state.tiers.newest is not None:
-        parts.append(f"checkpoint of step {state.tiers.newest.step}")
+    if newest := newest_saved(state.tiers):
+        parts.append(f"checkpoint of step {newest.step}")
     return ", ".join(parts)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from launcher.monitor.checkpoints import source_text
@@ -18,14 +19,9 @@ from resilience.events import Event
 
 # Peers that lose a connection say so before the agent says who died.
 _CONSEQUENCE = "group"
+_time = attrgetter("time")
 _ROOTS = ("died", "hung", "node lost", "corrupt", "health")
 _ROOT_DELAY_S = 1.0
-_ROLES = {
-    "started": "started",
-    "kept": "kept",
-    "rolled_forward": "rolled forward",
-    "repaired": "repaired",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +39,8 @@ class Generation:
     ready_at: float | None = None
     recovered_at: float | None = None
     resumed_at: float | None = None
+    stepped_at: float | None = None
+    """When the first step was reported."""
     recovered: Mapping[int, Event] = field(default_factory=dict)
     """How each rank came by its state, by rank."""
     num_steps: int = 0
@@ -95,20 +93,17 @@ class Recovery:
     @property
     def fault(self) -> str:
         """Return what happened to which rank or node, and not whether it was injected."""
-        return f"{self._who}{self._happened}"
+        return self._told("")
 
     @property
     def what(self) -> str:
         """Return the fault in a few words."""
-        return f"{self._who}{'injected ' if self.is_injected else ''}{self._happened}"
+        return self._told("injected " if self.is_injected else "")
 
-    @property
-    def _who(self) -> str:
-        return "" if self.rank is None else f"rank {self.rank}: "
-
-    @property
-    def _happened(self) -> str:
-        return self.reason if self.place is None else f"{self.reason} in {self.place}"
+    def _told(self, injected: str) -> str:
+        who = "" if self.rank is None else f"rank {self.rank}: "
+        where = "" if self.place is None else f" in {self.place}"
+        return f"{who}{injected}{self.reason}{where}"
 
 
 Generations = Mapping[int, Generation]
@@ -134,7 +129,8 @@ def _after(now: Generation, event: Event) -> Generation:
         case "rank_resumed":
             return replace(now, resumed_at=_later(now.resumed_at, event))
         case "step" if event.step is not None:
-            return replace(now, num_steps=max(now.num_steps, event.step + 1))
+            first = event.time if now.stepped_at is None else min(now.stepped_at, event.time)
+            return replace(now, stepped_at=first, num_steps=max(now.num_steps, event.step + 1))
         case _:
             return _after_fault(now, event)
 
@@ -228,7 +224,8 @@ def _recovery(
         stopped_s=since(ended.stopped_at),
         rebuilt_s=since(after.ready_at),
         recovered_s=since(after.recovered_at),
-        resumed_s=since(after.resumed_at),
+        # Workers that began afresh have recovered nothing, and say no more than their steps.
+        resumed_s=since(after.resumed_at if after.recovered else after.stepped_at),
         roles=_roles(after.recovered),
         num_bytes=sum(_whole(each, "num_bytes") for each in after.recovered.values()),
         changes=_changes(ended, after, start),
@@ -253,11 +250,10 @@ def _cause(detected: Sequence[Event], noticed: Event) -> Event:
 def _injected(ended: Generation, cause: Event, noticed_at: float) -> Event | None:
     """Return the injected fault that ended a generation: its rank's newest, else the newest."""
     before = [each for each in ended.injected if each.time <= max(noticed_at, cause.time)]
-    of_rank = [each for each in before if each.rank == cause.rank]
     # What only slows a rank ends nothing, unless the agent takes that rank for hung.
     if _reason(cause) != "hung":
         before = [each for each in before if _text(each, "fault_kind") != "slow"]
-        of_rank = [each for each in before if each.rank == cause.rank]
+    of_rank = [each for each in before if each.rank == cause.rank]
     return max(of_rank or before, key=_time, default=None)
 
 
@@ -265,15 +261,15 @@ def _steps_lost(ended: Generation, after: Generation, num_steps: int) -> int:
     """Return the steps that were done and have to be done again: none without a fallback."""
     if not after.fallback:
         return 0
-    steps = [each.step for each in after.recovered.values() if each.step is not None]
-    return max(0, num_steps - min(steps)) if steps else 0
+    begun = [each.step for each in (*after.recovered.values(), after.fallback)]
+    return max(0, num_steps - min((step for step in begun if step is not None), default=num_steps))
 
 
 def _roles(recovered: Mapping[int, Event]) -> str:
     counts = Counter(_text(event, "role") or "kept" for event in recovered.values())
     parts = []
     for role in sorted(counts, key=lambda role: (-counts[role], role)):
-        words = f"{counts[role]} {_ROLES.get(role, role)}"
+        words = f"{counts[role]} {role.replace('_', ' ')}"
         parts.append(words + _sources(recovered.values(), role))
     return ", ".join(parts)
 
@@ -330,7 +326,3 @@ def _text(event: Event | None, name: str) -> str:
 def _whole(event: Event, name: str) -> int:
     value = event.fields.get(name)
     return value if isinstance(value, int) else 0
-
-
-def _time(event: Event) -> float:
-    return event.time

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.job import Job
-from launcher.monitor.checkpoints import Tally, next_tally
+from launcher.monitor.checkpoints import Checkpoint, next_checkpoints
 from launcher.monitor.recoveries import (
     Generation,
     Recovery,
@@ -88,10 +88,13 @@ class RunState:
     recent: tuple[tuple[int, float], ...] = ()
     """(step number, seconds) of the newest steps that were reported."""
     failure: Event | None = None
-    """The first worker_failed: what failed later mostly failed because of it."""
+    """The first worker_failed, of the newest generation where it begins with new workers: what
+    failed later mostly failed because of it."""
     checkpoint: str | None = None
-    tiers: Tally = field(default_factory=Tally)
-    """Checkpoints in the memory of nodes and below it."""
+    """Path of the one that was written last."""
+    checkpoint_bytes: int | None = None
+    tiers: tuple[Checkpoint, ...] = ()
+    """What happened to checkpoints in the memory of nodes and below it."""
     exit_status: int | None = None
     reason: str | None = None
     finished_at: float | None = None
@@ -100,6 +103,22 @@ class RunState:
     def recoveries(self) -> tuple[Recovery, ...]:
         """Return a recovery for each generation that a fault ended."""
         return list_recoveries(self.generations)
+
+    @property
+    def death(self) -> tuple[Event, Worker] | None:
+        """Return what was said of the first worker that died in the newest generation, and it."""
+        for event in self.generations.get(self.generation, Generation()).detected:
+            worker = None if event.rank is None else self.workers.get(event.rank)
+            if worker and event.fields.get("reason") == "died":
+                return event, worker
+        return None
+
+    @property
+    def wall_s(self) -> float | None:
+        """Return how long the run took, None while that is not known."""
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return self.finished_at - self.started_at
 
     @property
     def seconds_lost(self) -> float:
@@ -154,7 +173,7 @@ def next_state(state: RunState, event: Event) -> RunState:
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
     generations = next_generations(state.generations, event)
-    state = replace(state, generations=generations, tiers=next_tally(state.tiers, event))
+    state = replace(state, generations=generations, tiers=next_checkpoints(state.tiers, event))
     if event.rank is None:
         return _after_node(state, event)
     if event.generation < state.generation and (event.event == "step" or not state.keeps_state):
@@ -168,7 +187,7 @@ def _next_generation(state: RunState, generation: int) -> RunState:
     state = replace(state, generation=generation)
     if state.keeps_state:
         return state
-    return replace(state, workers={}, num_steps=0, first_loss=None, recent=())
+    return replace(state, workers={}, num_steps=0, first_loss=None, recent=(), failure=None)
 
 
 def _after_node(state: RunState, event: Event) -> RunState:
@@ -199,7 +218,9 @@ def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
     if event.event == "worker_failed" and state.failure is None:
         state = replace(state, failure=event)
     if event.event == "checkpoint_written":
-        state = replace(state, checkpoint=str(event.fields.get("path", "")))
+        path, size = str(event.fields.get("path", "")), event.fields.get("num_bytes")
+        size = size if isinstance(size, int) else None
+        state = replace(state, checkpoint=path, checkpoint_bytes=size)
     now = state.workers[rank].phase if rank in state.workers else None
     if phase := phase_after(event.event, now):
         workers = {**state.workers, rank: Worker(node=event.node, phase=phase)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from launcher.monitor.checkpoints import FAILED, LOADED, SAVED
@@ -44,20 +44,13 @@ _TIMELINE_PHASES = (*PHASES[:-1], IDLE)
 
 def loss_chart(record: RunRecord) -> Figure:
     """Return the loss over steps, a line for each time the run went back, faults marked."""
-    traces = [
-        _line([step.step + 1 for step in steps], [step.loss for step in steps], name, color)
-        for name, color, steps in _lines(record)
-    ]
-    traces += _fault_points(record)
+    traces = [*_lines(record, lambda step: step.loss), *_fault_points(record)]
     return {"data": traces, "layout": _layout("step", "loss", has_legend=len(traces) > 1)}
 
 
 def duration_chart(record: RunRecord) -> Figure:
     """Return the seconds that steps took."""
-    traces = [
-        _line([step.step + 1 for step in steps], [step.duration_s for step in steps], name, color)
-        for name, color, steps in _lines(record)
-    ]
+    traces = _lines(record, lambda step: step.duration_s)
     layout = _layout("step", "seconds a step", has_legend=len(traces) > 1)
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": traces, "layout": layout}
@@ -73,7 +66,7 @@ def timeline_chart(record: RunRecord) -> Figure:
         for phase in _TIMELINE_PHASES
     ]
     traces += _checkpoint_marks(record)
-    rows = [*([_CHECKPOINTS] if record.checkpoints else []), *(labels[rank] for rank in ranks)]
+    rows = [*([_CHECKPOINTS] if record.state.tiers else []), *(labels[rank] for rank in ranks)]
     layout = _layout("seconds since the run's start", "", has_legend=True)
     layout["barmode"] = "overlay"
     layout["bargap"] = 0.25
@@ -104,17 +97,12 @@ def thin(points: Sequence[Point]) -> list[Point]:
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def _lines(record: RunRecord) -> list[tuple[str, str, list[Step]]]:
-    """Return (name, colour, steps) for each line; the last has the main colour."""
+def _lines(record: RunRecord, value_of: Callable[[Step], float | None]) -> list[Figure]:
+    """Return a curve of a value for each line of steps; the last has the main colour."""
     last = len(record.lines) - 1
-    return [
-        (
-            _line_name(steps),
-            _LINE if place == last else _GENERATION_LINES[place % len(_GENERATION_LINES)],
-            thin(steps),
-        )
-        for place, steps in enumerate(record.lines)
-    ]
+    colors = [_GENERATION_LINES[place % len(_GENERATION_LINES)] for place in range(last)]
+    lines = zip(record.lines, [*colors, _LINE], strict=False)
+    return [_line(steps, value_of, color) for steps, color in lines]
 
 
 def _line_name(steps: Sequence[Step]) -> str:
@@ -137,18 +125,31 @@ def _fault_points(record: RunRecord) -> list[Figure]:
         ]
         if points:
             traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": name,
-                    "x": [step for _, step in points],
-                    "y": [_finite(losses[step]) for _, step in points],
-                    "text": [html.escape(fault_label(recovery)) for recovery, _ in points],
-                    "marker": {"color": color, "size": 9, "symbol": "x"},
-                    "hovertemplate": "%{text}<extra></extra>",
-                }
+                _marks(
+                    (name, color, "x"),
+                    x=[step for _, step in points],
+                    y=[_finite(losses[step]) for _, step in points],
+                    texts=[fault_label(recovery) for recovery, _ in points],
+                )
             )
     return traces
+
+
+def _marks(
+    look: tuple[str, str, str], *, x: Sequence[float], y: Sequence[object], texts: Sequence[str]
+) -> Figure:
+    """Return points with a text each; `look` is their name, colour and symbol."""
+    name, color, symbol = look
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "text": [html.escape(text) for text in texts],
+        "marker": {"color": color, "size": 9, "symbol": symbol},
+        "hovertemplate": "%{text}<extra></extra>",
+    }
 
 
 def _fault_line(record: RunRecord, recovery: Recovery) -> tuple[Figure, Figure]:
@@ -184,13 +185,14 @@ def fault_label(recovery: Recovery) -> str:
     return f"fault {recovery.number}: {recovery.what}"
 
 
-def _line(steps: list[int], values: list[float | None], name: str, color: str) -> Figure:
+def _line(steps: Sequence[Step], value_of: Callable[[Step], float | None], color: str) -> Figure:
+    shown = thin(steps)
     return {
         "type": "scatter",
-        "mode": "lines" if len(steps) > 1 else "markers",
-        "name": name,
-        "x": steps,
-        "y": [_finite(value) for value in values],
+        "mode": "lines" if len(shown) > 1 else "markers",
+        "name": _line_name(steps),
+        "x": [step.step + 1 for step in shown],
+        "y": [_finite(value_of(step)) for step in shown],
         "line": {"color": color, "width": 2},
         "hovertemplate": "step %{x}: %{y:.4g}<extra></extra>",
     }
@@ -218,20 +220,11 @@ def _bars(phase: str, spans: list[Span], labels: dict[int, str]) -> Figure:
 def _checkpoint_marks(record: RunRecord) -> list[Figure]:
     """Return a mark for each checkpoint that was taken, failed or was loaded."""
     traces = []
-    for kind, (name, color, symbol) in _MARKS.items():
-        shown = thin([each for each in record.checkpoints if each.kind == kind])
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": name,
-                "y": [_CHECKPOINTS] * len(shown),
-                "x": [round(each.time - record.start, 4) for each in shown],
-                "text": [html.escape(each.what) for each in shown],
-                "marker": {"color": color, "size": 9, "symbol": symbol},
-                "hovertemplate": "%{text}<extra></extra>",
-            }
-        )
+    for kind, look in _MARKS.items():
+        shown = thin([each for each in record.state.tiers if each.kind == kind])
+        times = [round(each.time - record.start, 4) for each in shown]
+        texts = [each.what for each in shown]
+        traces.append(_marks(look, x=times, y=[_CHECKPOINTS] * len(shown), texts=texts))
     return traces
 
 

@@ -10,6 +10,7 @@ import html
 import json
 from collections.abc import Sequence
 
+from launcher.monitor.checkpoints import checkpoints_text
 from launcher.monitor.duration import format_seconds
 from launcher.report.charts import (
     NUM_RANKS_MAX,
@@ -115,14 +116,14 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     ]
     if (rate := record.samples_per_second) is not None:
         rows.append(("samples per second", f"{rate:.1f}"))
-    if faults := faults_text(record.recoveries, record.lost_s, record.wall_s):
+    if faults := faults_text(state, record.lost_s, record.wall_s):
         rows.append(("faults", faults))
     elif state.generation:
         rows.append(("starts of the workers", str(state.generation + 1)))
-    if tiers := state.tiers.text:
+    if tiers := checkpoints_text(state.tiers):
         rows.append(("tiers", tiers))
     if state.checkpoint:
-        rows.append(("checkpoint", state.checkpoint + _size(record.checkpoint_bytes)))
+        rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
     return rows
 
 

@@ -5,12 +5,12 @@ Pure. Times are seconds since the run's start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 from launcher.job import Job
-from launcher.monitor.checkpoints import Checkpoint, list_checkpoints
 from launcher.monitor.recoveries import Recovery, seconds_lost
 from launcher.monitor.runstate import (
     CHECKPOINT,
@@ -69,9 +69,6 @@ class RunRecord:
     spans: tuple[Span, ...]
     """By rank, then by time, without gaps."""
     failures: tuple[str, ...]
-    checkpoints: tuple[Checkpoint, ...]
-    """What happened to those in the tiers, by time."""
-    checkpoint_bytes: int | None
 
     @property
     def samples_per_second(self) -> float | None:
@@ -102,8 +99,6 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         lost_s=seconds_lost(recoveries, end),
         spans=_spans(ordered, start, end),
         failures=tuple(_failures(ordered)),
-        checkpoints=list_checkpoints(ordered),
-        checkpoint_bytes=_checkpoint_bytes(ordered),
     )
 
 
@@ -150,96 +145,72 @@ def _steps(events: Iterable[Event], start: float) -> Iterable[Step]:
             )
 
 
-def _checkpoint_bytes(events: Iterable[Event]) -> int | None:
-    sizes = [
-        event.fields.get("num_bytes") for event in events if event.event == "checkpoint_written"
-    ]
-    return sizes[-1] if sizes and isinstance(sizes[-1], int) else None
-
-
 class _Timeline:
-    """Turns a rank's events into spans."""
+    """Turns a rank's events into spans, each of which ends where the next one begins."""
 
-    def __init__(self, start: float) -> None:
-        self._origin = start
-        self._since: dict[int, tuple[str, float]] = {}
-        self._nodes: dict[int, str] = {}
-        self._spans: list[Span] = []
+    def __init__(self) -> None:
+        self._spans: dict[int, list[Span]] = {}
 
     def phase(self, rank: int) -> str | None:
         """Return what a rank does now, None before its first phase."""
-        return self._since[rank][0] if rank in self._since else None
+        return self._spans[rank][-1].phase if rank in self._spans else None
 
-    def enter(self, rank: int, node: str, phase: str, time: float) -> None:
+    def enter(self, rank: int, node: str, phase: str, time_s: float) -> None:
         """Begin a phase of a rank, and so end the one before."""
-        if self.phase(rank) == phase and self._nodes[rank] == node:
-            return
-        self._end(rank, time)
-        self._nodes[rank] = node
-        self._since[rank] = (phase, time)
+        spans = self._spans.setdefault(rank, [])
+        if not spans or (spans[-1].phase, spans[-1].node) != (phase, node):
+            new = Span(rank=rank, node=node, phase=phase, start_s=time_s, end_s=math.inf)
+            spans.append(new)
 
-    def begin(self, rank: int, node: str, phase: str, time: float) -> None:
+    def begin(self, rank: int, node: str, phase: str, time_s: float) -> None:
         """Begin the first phase of a new worker: until now it was being started."""
-        before, since = self._since.get(rank, (IDLE, self._origin))
-        if before == IDLE:
-            self._since[rank] = (STARTING, since)
-            self._nodes[rank] = node
-        self.enter(rank, node, phase, time)
+        if rank not in self._spans:
+            self.enter(rank, node, STARTING, 0.0)
+        elif self.phase(rank) == IDLE:
+            self._spans[rank][-1] = replace(self._spans[rank][-1], node=node, phase=STARTING)
+        self.enter(rank, node, phase, time_s)
 
-    def enter_all(self, before: str, phase: str, time: float) -> None:
+    def enter_all(self, before: str, phase: str, time_s: float) -> None:
         """Begin a phase of every rank that is in the phase `before`."""
-        for rank, (now, _) in list(self._since.items()):
-            if now == before:
-                self.enter(rank, self._nodes[rank], phase, time)
+        for rank, spans in self._spans.items():
+            if spans[-1].phase == before:
+                self.enter(rank, spans[-1].node, phase, time_s)
 
-    def lose(self, node: str, time: float) -> None:
+    def lose(self, node: str, time_s: float) -> None:
         """End what the ranks of a lost node did."""
-        for rank, place in list(self._nodes.items()):
-            if place == node:
-                self.enter(rank, node, IDLE, time)
+        for rank, spans in self._spans.items():
+            if spans[-1].node == node:
+                self.enter(rank, node, IDLE, time_s)
 
-    def end(self, time: float) -> tuple[Span, ...]:
-        """Return all spans; what has not ended ends now."""
-        for rank in self._since:
-            self._end(rank, time)
-        return tuple(sorted(self._spans, key=lambda span: (span.rank, span.start_s)))
-
-    def _end(self, rank: int, time: float) -> None:
-        if rank not in self._since:
-            return
-        phase, since = self._since[rank]
-        if time > since:
-            self._spans.append(
-                Span(
-                    rank=rank,
-                    node=self._nodes[rank],
-                    phase=phase,
-                    start_s=since - self._origin,
-                    end_s=time - self._origin,
-                )
-            )
+    def end(self, time_s: float) -> Iterator[Span]:
+        """Yield all spans, by rank and then by time; what has not ended ends now."""
+        for _, spans in sorted(self._spans.items()):
+            ends_s = [*(span.start_s for span in spans[1:]), time_s]
+            for span, end_s in zip(spans, ends_s, strict=True):
+                if end_s > span.start_s:
+                    yield replace(span, end_s=end_s)
 
 
 def _spans(events: Iterable[Event], start: float, end: float) -> tuple[Span, ...]:
-    timeline = _Timeline(start)
+    timeline = _Timeline()
     for event in events:
         if event.event == "node_lost":
-            timeline.lose(str(event.fields.get("node", event.node)), event.time)
+            timeline.lose(str(event.fields.get("node", event.node)), event.time - start)
         if event.rank is not None:
-            _enter(timeline, event, event.rank)
-    return timeline.end(end)
+            _enter(timeline, event, event.rank, event.time - start)
+    return tuple(timeline.end(end - start))
 
 
-def _enter(timeline: _Timeline, event: Event, rank: int) -> None:
+def _enter(timeline: _Timeline, event: Event, rank: int, time_s: float) -> None:
     phase = phase_after(event.event, timeline.phase(rank))
     if phase is None:
         return
     if event.event == "worker_started":
-        timeline.begin(rank, event.node, phase, event.time)
+        timeline.begin(rank, event.node, phase, time_s)
     elif event.event == "checkpoint_started":
         # One rank reports it, and all take part or wait for it.
-        timeline.enter_all(TRAINING, CHECKPOINT, event.time)
+        timeline.enter_all(TRAINING, CHECKPOINT, time_s)
     elif event.event == "checkpoint_written":
-        timeline.enter_all(CHECKPOINT, TRAINING, event.time)
+        timeline.enter_all(CHECKPOINT, TRAINING, time_s)
     else:
-        timeline.enter(rank, event.node, IDLE if event.event in _ENDS else phase, event.time)
+        timeline.enter(rank, event.node, IDLE if event.event in _ENDS else phase, time_s)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.monitor.checkpoints import checkpoints_text
 from launcher.monitor.duration import format_seconds
-from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import RunState
 
 
@@ -16,9 +15,9 @@ def summary_text(state: RunState, report: Path | None) -> str:
     rows = {
         "steps": f"{state.num_steps} of {state.max_steps}",
         "loss": loss_text(state.first_loss, state.loss),
-        "faults": _faults(state),
-        "tiers": state.tiers.text,
-        "wall time": _wall_time(state),
+        "faults": faults_text(state, state.seconds_lost, state.wall_s),
+        "tiers": checkpoints_text(state.tiers),
+        "wall time": None if state.wall_s is None else format_seconds(state.wall_s),
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
     }
@@ -52,25 +51,23 @@ def fall_percent(first: float, last: float) -> float | None:
     return 100 * (first - last) / abs(first)
 
 
-def faults_text(recoveries: Sequence[Recovery], lost_s: float, wall_s: float | None) -> str | None:
-    """Return how many faults a run met and what they cost it, None where it met none."""
+def faults_text(state: RunState, lost_s: float, wall_s: float | None) -> str | None:
+    """Return how many faults a run met and what they cost it, None where it met none.
+
+    What a run that failed has lost depends on who starts it again, and from where.
+    """
+    recoveries = state.recoveries
     if not recoveries:
         return None
     num_injected = sum(recovery.is_injected for recovery in recoveries)
     injected = f" ({num_injected} injected)" if num_injected else ""
-    share = f", {100 * lost_s / wall_s:.1f} % of the run" if wall_s else ""
-    num_steps = sum(recovery.steps_lost for recovery in recoveries)
-    steps = f", {num_steps} steps lost" if num_steps else ", no step lost"
-    return f"{len(recoveries)}{injected}, {format_seconds(lost_s)} lost{share}{steps}"
-
-
-def _faults(state: RunState) -> str | None:
-    known = state.started_at is not None and state.finished_at is not None
-    wall_s = (state.finished_at or 0.0) - (state.started_at or 0.0) if known else None
-    return faults_text(state.recoveries, state.seconds_lost, wall_s)
-
-
-def _wall_time(state: RunState) -> str | None:
-    if state.started_at is None or state.finished_at is None:
-        return None
-    return format_seconds(state.finished_at - state.started_at)
+    parts = [f"{len(recoveries)}{injected}", f"{format_seconds(lost_s)} lost"]
+    if wall_s:
+        parts.append(f"{100 * lost_s / wall_s:.1f} % of the run")
+    if num_steps := sum(recovery.steps_lost for recovery in recoveries):
+        parts.append(f"{num_steps} steps lost")
+    elif not state.exit_status:
+        parts.append("no step lost")
+    if state.exit_status and not recoveries[-1].is_done:
+        parts.append("the last was not recovered from")
+    return ", ".join(parts)

@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from launcher.monitor.checkpoints import Tally, list_checkpoints, next_tally, source_text
+from launcher.monitor.checkpoints import (
+    Checkpoint,
+    checkpoints_text,
+    next_checkpoints,
+    source_text,
+)
 from launcher.monitor.progress import render_line
 from launcher.report import summary_text
 from launcher.report.page import build_page, summary_rows
@@ -29,6 +34,10 @@ def record_of(events: Sequence[Event]) -> RunRecord:
     return build_record(local_job("trainer.max_steps=4"), events)
 
 
+def checkpoints_of(events: Sequence[Event]) -> tuple[Checkpoint, ...]:
+    return reduce(next_checkpoints, events, ())
+
+
 def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
     """Return the marks of the row of checkpoints, by name."""
     page = build_page(record_of(events), [], "/* plotly */")
@@ -36,7 +45,7 @@ def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
     assert found
     timeline: Any = json.loads(found[1])["timeline"]
     first_row = timeline["layout"]["yaxis"]["categoryarray"][0]
-    assert (first_row == "checkpoints") == bool(record_of(events).checkpoints)
+    assert (first_row == "checkpoints") == bool(record_of(events).state.tiers)
     return {
         trace["name"]: list(zip(trace["x"], trace["text"], strict=True))
         for trace in timeline["data"]
@@ -102,12 +111,23 @@ def test_sources_in_words(sources: list[str], text: str) -> None:
 
 
 def test_what_means_nothing_changes_nothing() -> None:
-    tally = reduce(next_tally, whole_run(), Tally())
-
-    assert (tally, tally.text) == (Tally(), None)
-    assert list_checkpoints([event("checkpoint_saved", 1.0, 0)]) == ()
+    assert checkpoints_of([*whole_run(), event("checkpoint_saved", 1.0, 0)]) == ()
+    assert checkpoints_text(()) is None
     odd = event("checkpoint_saved", 1.0, 0, step=1, num_bytes="many", seconds="NaN")
-    assert list_checkpoints([odd])[0].what == "checkpoint of step 1: 0.0 MB in 0 s on rank 0"
+    assert checkpoints_of([odd])[0].what == "checkpoint of step 1: 0.0 MB in 0 s on rank 0"
+
+
+def test_ranks_that_say_the_same_are_one_whatever_is_said_between() -> None:
+    said = [
+        event("checkpoint_failed", 1.0, 0, step=2, reason="no room"),
+        event("checkpoint_saved", 1.1, 0, step=3),
+        event("checkpoint_failed", 1.2, 1, step=2, reason="no room"),
+    ]
+
+    assert checkpoints_text(checkpoints_of(said)) == (
+        "1 checkpoints, newest of step 3 (0.0 MB on rank 0), 1 failed"
+    )
+    assert len(checkpoints_of(said)) == 2
 
 
 def test_a_load_after_another_fault_counts_again() -> None:
@@ -117,4 +137,5 @@ def test_a_load_after_another_fault_counts_again() -> None:
         for rank in range(4)
     ]
 
-    assert reduce(next_tally, loads, Tally()).text == "0 checkpoints, 2 loaded, last step 3 from S3"
+    text = checkpoints_text(checkpoints_of(loads))
+    assert text == "0 checkpoints, 2 loaded, last step 3 from S3"

@@ -9,15 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from launcher.clusters.local_nodes import node_environment
-from launcher.clusters.local_run import Happened, Outcome, decide_outcome
+from launcher.clusters.local_run import Happened, Outcome, decide_outcome, run_nodes
 from launcher.clusters.ports import hold_port, unassigned_ports
 from resilience.events import read_events
+from tests.launcher.killed_worker import WORD
 from tests.launcher.local_job import local_job, run_scripts, write_run
+from tests.launcher.shipped import rendered
 from tests.processes import command_of, descendants, wait_for_end
 
 TIMEOUT_S = 120
@@ -161,6 +165,78 @@ def test_worker_that_failed_first_is_shown_with_its_traceback(tmp_path: Path) ->
         "[node-1] [rank3]: ValueError: [bold]bad[/bold] ?[31m\n"
         "[node-1] the whole log: "
     ) in shown
+
+
+def line_of(event: str, rank: int, node: str, **fields: str) -> str:
+    head = {"time": 1.0, "node": node, "rank": rank, "generation": 0, "step": None}
+    return json.dumps({**head, "event": event, "fields": fields}) + "\n"
+
+
+PEERS_FAILURE = line_of("worker_failed", 0, "node-0", message="RuntimeError: reset by peer")
+OWN_FAILURE = line_of("worker_failed", 3, "node-1", message="ValueError: bad")
+
+
+@pytest.mark.parametrize(
+    ("failure", "end", "follows"),
+    [
+        pytest.param("", "was killed by SIGKILL", "[node-1] its words\n", id="killed"),
+        pytest.param(
+            OWN_FAILURE,
+            "ended with exit status 1: ValueError: bad",
+            "[node-1] rank 3 failed: ValueError: bad\n",
+            id="raised",
+        ),
+    ],
+)
+def test_worker_that_died_first_is_named_before_all_that_workers_say(
+    tmp_path: Path, failure: str, end: str, follows: str
+) -> None:
+    """Its agent says so to the coordinator, which is on the other node; there a peer has failed."""
+    (tmp_path / "lines").write_text(
+        line_of("worker_started", 3, "node-1")
+        + failure
+        + PEERS_FAILURE
+        + line_of("fault_detected", 3, "node-0", reason="died", text=f"rank 3 {end}")
+    )
+    log = tmp_path / "logs/node-1/rank-3.generation-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("its words\n")
+    peer = "cat lines >> events.jsonl; printf 'Traceback (most recent call last):\\nOSError: x\\n'"
+
+    _, shown = run_scripts(tmp_path, f"{peer}; exit 1", FOREVER)
+
+    assert (
+        f"[node-1] rank 3 {end}; its log: {log}\n{follows}"
+        f"[node-1] the whole log: {tmp_path / 'logs/node-1.log'}\n"
+    ) in shown
+    assert "reset by peer" not in shown
+    assert "OSError" not in shown
+
+
+def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers in one collective after the other, of which one is killed."""
+    job = local_job("trainer.num_nodes=1", "trainer.global_batch_size=8", "trainer.max_steps=4")
+    for name, text in rendered(job).items():
+        program = text.replace("\n  training \\\n", "\n  tests.launcher.killed_worker \\\n")
+        (tmp_path / name).write_text(program)
+    monkeypatch.setenv("TEST_RANK", "1")
+    monkeypatch.setenv("TEST_STEP", "1")
+    shown = StringIO()
+
+    status = run_nodes(job, tmp_path, Console(file=shown, width=200))
+
+    log = tmp_path / "logs/node-0/rank-1.generation-0.log"
+    said = [line for line in shown.getvalue().splitlines() if line.startswith("[node-0] ")]
+    assert status == 137
+    assert said[0].startswith("[node-0] rank 1 was killed by SIGKILL")
+    assert said[0].endswith(f"; its log: {log}")
+    assert f"[node-0] {WORD}" in said
+    assert "Traceback" not in shown.getvalue()
+    assert "rank 0 failed" not in shown.getvalue()
+    assert "1, " in shown.getvalue().partition("  faults ")[2]
+    assert "no step lost" not in shown.getvalue()
 
 
 def test_warning_is_shown_once_and_other_lines_not_at_all(tmp_path: Path) -> None:

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.monitor.logs import (
-    LogReader,
-    failure_lines,
-    is_warning,
-    killed_line,
-    plain,
-    read_tail,
-)
+from launcher.monitor.logs import LogReader, failure_lines, is_warning, plain, read_tail
 
 AGENT = "resilience.agent node-0: the run ends with exit status 1: rank 0 "
 TRACEBACK = ["Traceback (most recent call last):", "  File x", "KeyError: 'a'"]
@@ -41,13 +34,6 @@ def test_long_traceback_keeps_its_end() -> None:
     found = failure_lines(deep, "KeyError: 'a'\nmore")
 
     assert (found[0], found[-1], len(found)) == (deep[0], deep[-1], 61)
-
-
-def test_worker_that_a_signal_ended_is_known_by_the_agents_line() -> None:
-    line = "resilience.agent node-0: rank 0 was killed by SIGKILL"
-
-    assert killed_line(["noise", line]) == line
-    assert killed_line(["noise", f"{AGENT}ended with exit status 1"]) is None
 
 
 def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def test_first_failure_is_kept_as_the_cause() -> None:
     assert (state.phase, state.node_phase("node-1")) == ("failed", "failed")
 
 
+def test_failure_of_workers_that_others_followed_is_not_the_cause() -> None:
+    first = event("worker_failed", 110.0, 2, message="bad")
+    again = event("worker_started", 120.0, 2, generation=1)
+    second = event("worker_failed", 130.0, 2, generation=1, message="worse")
+
+    assert state_after([first, again, second]).failure == second
+
+
 def test_new_generation_begins_again_and_the_old_one_is_not_heard() -> None:
     again = event("worker_started", 130.0, 0, generation=1)
 
@@ -140,7 +148,6 @@ def test_console_that_is_no_terminal_gets_plain_lines() -> None:
     file = StringIO()
     display = open_display(Console(file=file, width=40))
 
-    display.open()
     for each in whole_run():
         display.show(state_after(e for e in whole_run() if e.time <= each.time), each.time)
     display.close()
@@ -155,7 +162,6 @@ def test_terminal_keeps_the_last_state() -> None:
     file = StringIO()
     display = open_display(Console(file=file, width=80, force_terminal=True))
 
-    display.open()
     display.show(state_after(whole_run()), 120.0)
     display.close()
     display.close()

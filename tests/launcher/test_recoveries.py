@@ -199,6 +199,46 @@ def test_lost_time_is_accounted_for() -> None:
     assert f"  faults      {words}\n" in summary_text(state_after(faulty_run()), None)
 
 
+@pytest.mark.parametrize(
+    ("until", "words"),
+    [
+        pytest.param(114.0, "2 (1 injected), 4.0 s lost, 20.0 % of the run", id="later"),
+        pytest.param(
+            113.0,
+            "2 (1 injected), 10 s lost, 52.5 % of the run, the last was not recovered from",
+            id="by-its-last-fault",
+        ),
+    ],
+)
+def test_run_that_failed_does_not_say_what_it_has_not_lost(until: float, words: str) -> None:
+    """Whether its steps are lost depends on who starts it again, and from where."""
+    ended = event("run_finished", 120.0, exit_status=75, reason="node-0 ended with 75")
+    events = [*(each for each in faulty_run() if each.time <= until), ended]
+
+    assert dict(summary_rows(record_of(events)))["faults"] == words
+    assert f"  faults      {words}\n" in summary_text(state_after(events), None)
+
+
+def test_workers_that_begin_afresh_lose_the_steps_that_they_do_again() -> None:
+    """The run has no recovery, so they say where they begin, and then nothing but their steps."""
+    reason = "all workers began afresh: no recovery"
+    events = [
+        event("run_started", 100.0),
+        *(step_event(number, 101.0 + number) for number in range(4)),
+        died(105.0, 0),
+        event("recovery_fallback", 108.0, 0, step=1, generation=1, reason=reason, source="s3"),
+        *(step_event(number, 108.0 + number, generation=1) for number in range(1, 5)),
+        event("run_finished", 120.0, exit_status=0, reason=""),
+    ]
+
+    (found,) = recoveries_of(events)
+
+    assert (found.resumed_s, found.steps_lost) == (4.0, 3)
+    assert dict(summary_rows(record_of(events)))["faults"] == (
+        "1, 4.0 s lost, 20.0 % of the run, 3 steps lost"
+    )
+
+
 def test_loss_is_one_line_over_the_generations_with_each_step_once() -> None:
     line, *marks = loss_chart(record_of(faulty_run()))["data"]
 
