@@ -101,7 +101,7 @@ def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
     for name in ours - set(files):
         (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
-        _write_whole(folder / name, text)
+        write_whole(folder / name, text)
 
 
 def _claim(path: Path) -> None:
@@ -136,14 +136,15 @@ def write_submission(folder: Path, content: Mapping[str, object]) -> None:
     Raises OutsideError, which names the job: it is submitted by then.
     """
     try:
-        _write_whole(folder / SUBMITTED_FILE, json.dumps(content, indent=2) + "\n")
+        write_whole(folder / SUBMITTED_FILE, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise OutsideError(
             f"job {content['job_id']} is submitted, but {folder} cannot be written: {error}"
         ) from error
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8", newline="\n")

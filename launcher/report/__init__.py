@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,6 +11,7 @@ from launcher.job import Job, read_job
 from launcher.report.page import build_page
 from launcher.report.record import build_record
 from launcher.report.summary import summary_text
+from launcher.rundir import EVENTS_FILE, JOB_FILE, write_whole
 from resilience.events import Event, EventReader
 
 __all__ = ["REPORT_FILE", "summary_text", "write_report"]
@@ -27,7 +27,7 @@ def write_report(run_dir: Path) -> Path:
     folder holds no run, and OutsideError where the page cannot be made.
     """
     job = _read_job(run_dir)
-    events, notes = _read_events(run_dir / "events.jsonl")
+    events, notes = _read_events(run_dir / EVENTS_FILE)
     path = run_dir / REPORT_FILE
     try:
         # Half a second that only a report has to pay.
@@ -38,19 +38,15 @@ def write_report(run_dir: Path) -> Path:
         raise OutsideError(
             "a report needs plotly; install it, or training-recipes[train]"
         ) from error
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, page)
     except OSError as error:
         raise OutsideError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
 def _read_job(run_dir: Path) -> Job:
-    path = run_dir / "job.json"
+    path = run_dir / JOB_FILE
     try:
         return read_job(path)
     except OSError as error:
