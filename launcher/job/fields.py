@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IMAGE = re.compile(
-    r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_SUBDOMAIN = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
+_QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_IMAGE = (
+    r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*"
+    r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _TIME_LIMIT = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<hours>\d{1,3}):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d)"
@@ -30,31 +31,40 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def check_dns_label(value: str) -> str:
-    """Accept an RFC 1123 label, as Kubernetes asks of names that become host names."""
-    if len(value) > 63 or not _DNS_LABEL.fullmatch(value):
-        raise ValueError(
-            "allowed: an RFC 1123 label, that is at most 63 of a-z, 0-9 and '-', "
-            "beginning and ending with a letter or digit"
-        )
-    return value
+def matching(pattern: str, allowed: str, *, most: int | None = None) -> Callable[[str], str]:
+    """Return a check that accepts text of a form, of at most so many characters."""
+    form = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if (most is not None and len(value) > most) or not form.fullmatch(value):
+            raise ValueError(f"allowed: {allowed}")
+        return value
+
+    return check
 
 
-def check_dns_subdomain(value: str) -> str:
-    """Accept an RFC 1123 subdomain: labels joined by dots, at most 253 characters."""
-    if len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
-        raise ValueError(
-            "allowed: an RFC 1123 subdomain, that is a-z, 0-9, '-' and '.', "
-            "beginning and ending with a letter or digit"
-        )
-    return value
+check_dns_label = matching(
+    _DNS_LABEL,
+    "an RFC 1123 label, that is at most 63 of a-z, 0-9 and '-', "
+    "beginning and ending with a letter or digit",
+    most=63,
+)
+"""Accept an RFC 1123 label, as Kubernetes asks of names that become host names."""
+
+check_dns_subdomain = matching(
+    _DNS_SUBDOMAIN,
+    "an RFC 1123 subdomain, that is a-z, 0-9, '-' and '.', "
+    "beginning and ending with a letter or digit",
+    most=253,
+)
+"""Accept an RFC 1123 subdomain: labels joined by dots."""
 
 
 def check_label_key(value: str) -> str:
     """Accept a Kubernetes label or annotation key: an optional DNS prefix and a name."""
     prefix, slash, name = value.rpartition("/")
-    is_prefix_valid = not slash or (len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix))
-    if not is_prefix_valid or len(name) > 63 or not _QUALIFIED.fullmatch(name):
+    is_prefix_valid = not slash or (len(prefix) <= 253 and re.fullmatch(_DNS_SUBDOMAIN, prefix))
+    if not is_prefix_valid or len(name) > 63 or not re.fullmatch(_QUALIFIED, name):
         raise ValueError(
             "allowed: a name of at most 63 letters, digits, '-', '_' and '.', "
             "optionally after a DNS prefix and '/'"
@@ -62,21 +72,17 @@ def check_label_key(value: str) -> str:
     return value
 
 
-def check_label_value(value: str) -> str:
-    """Accept a Kubernetes label value: empty, or at most 63 plain characters."""
-    if value and (len(value) > 63 or not _QUALIFIED.fullmatch(value)):
-        raise ValueError(
-            "allowed: at most 63 letters, digits, '-', '_' and '.', "
-            "beginning and ending with a letter or digit"
-        )
-    return value
+check_label_value = matching(
+    rf"({_QUALIFIED})?",
+    "at most 63 letters, digits, '-', '_' and '.', beginning and ending with a letter or digit",
+    most=63,
+)
+"""Accept a Kubernetes label value: empty, or plain characters."""
 
-
-def check_env_name(value: str) -> str:
-    """Accept a name that a shell can export."""
-    if not _ENV_NAME.fullmatch(value):
-        raise ValueError("allowed: letters, digits and '_', not beginning with a digit")
-    return value
+check_env_name = matching(
+    r"[A-Za-z_][A-Za-z0-9_]*", "letters, digits and '_', not beginning with a digit"
+)
+"""Accept a name that a shell can export."""
 
 
 def check_absolute_path(value: str) -> str:
@@ -85,13 +91,6 @@ def check_absolute_path(value: str) -> str:
     is_normal = posixpath.normpath(value) == value and not value.startswith("//")
     if not value.startswith("/") or not is_normal or not value.isprintable():
         raise ValueError("allowed: an absolute path without '..', '.', '//' and a '/' at its end")
-    return value
-
-
-def check_image(value: str) -> str:
-    """Accept a container image: [registry[:port]/]name[:tag][@digest]."""
-    if not _IMAGE.fullmatch(value):
-        raise ValueError("allowed: a container image, [registry[:port]/]name[:tag][@sha256:digest]")
     return value
 
 
@@ -109,6 +108,13 @@ def check_no_nul(value: str) -> str:
     return value
 
 
+def shown(value: object) -> str:
+    """Return a value as a person writes it in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
 def time_limit_seconds(value: str) -> int:
     """Return the seconds in a checked time limit, which is D-HH:MM:SS or HH:MM:SS."""
     found = _TIME_LIMIT.fullmatch(value)
@@ -120,9 +126,7 @@ def time_limit_seconds(value: str) -> int:
 
 def _check_time_limit(value: Any) -> Any:
     # YAML 1.1 reads an unquoted 10:00:00 as the number 36000.
-    if isinstance(value, int):
-        raise ValueError("allowed: D-HH:MM:SS or HH:MM:SS, in quotes, such as '6-00:00:00'")  # noqa: TRY004
-    if isinstance(value, str) and time_limit_seconds(value) <= 0:
+    if isinstance(value, (int, str)) and time_limit_seconds(str(value)) <= 0:
         raise ValueError("allowed: more than zero seconds")
     return value
 
@@ -142,7 +146,12 @@ EnvName = Annotated[str, AfterValidator(check_env_name)]
 EnvValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_no_nul)]
 ShellText = Annotated[str, AfterValidator(check_no_nul)]
 AbsolutePath = Annotated[str, AfterValidator(check_absolute_path)]
-Image = Annotated[str, AfterValidator(check_image)]
+Image = Annotated[
+    str,
+    AfterValidator(
+        matching(_IMAGE, "a container image, [registry[:port]/]name[:tag][@sha256:digest]")
+    ),
+]
 OneLine = Annotated[str, AfterValidator(check_one_line)]
 TimeLimit = Annotated[str, BeforeValidator(_check_time_limit)]
 # Kubernetes and torch keep counts in 32 bits.

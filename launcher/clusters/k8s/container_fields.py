@@ -35,6 +35,7 @@ from launcher.job.fields import (
     check_env_name,
     check_label_key,
     check_label_value,
+    matching,
 )
 
 label_name = form(check_dns_label)
@@ -43,28 +44,21 @@ label_key = form(check_label_key)
 label_map = mapping(label_key, form(check_label_value))
 annotation_map = mapping(label_key, text)
 
-_CAPABILITY = re.compile(r"[A-Z][A-Z0-9_]*")
-_PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
-_CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_CAPABILITY = form(matching(r"[A-Z][A-Z0-9_]*", "a capability in capitals such as IPC_LOCK"))
+_PORT_NAME = r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*"
 # A device plugin or the kubelet hands these out as a whole: the limit is the request.
 _EXACT = re.compile(r"[^/]+/[^/]+|hugepages-\w+")
 _HUGEPAGE = re.compile(r"hugepages-(?P<size>\w+)")
 
 
-def known(names: str) -> dict[str, Check]:
-    """Return fields that need no check of ours."""
-    return dict.fromkeys(names.split(), anything)
+def known(names: str, check: Check = anything) -> dict[str, Check]:
+    """Return fields that have the same check; without one they need none of ours."""
+    return dict.fromkeys(names.split(), check)
 
 
-def _pattern(pattern: re.Pattern[str], allowed: str) -> Check:
-    def accept(value: str) -> None:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"allowed: {allowed}")
-
-    return form(accept)
-
-
-config_key = _pattern(_CONFIG_KEY, "letters, digits, '-', '_' and '.', at most 253")
+config_key = form(
+    matching(r"[-._a-zA-Z0-9]+", "letters, digits, '-', '_' and '.', at most 253", most=253)
+)
 
 
 def _resource_rules(value: dict[str, Any], where: str) -> Iterator[str]:
@@ -153,48 +147,35 @@ _ENV = shape(
 _ENV_FROM = shape({"prefix": text, "secretRef": _REFERENCE, "configMapRef": _REFERENCE})
 _PORT = shape(
     {
-        "name": _pattern(_PORT_NAME, "at most 15 of a-z, 0-9 and '-', with a letter"),
-        "containerPort": whole(1, 65535),
-        "hostPort": whole(1, 65535),
+        "name": form(
+            matching(_PORT_NAME, "at most 15 of a-z, 0-9 and '-', with a letter", most=15)
+        ),
+        **known("containerPort hostPort", whole(1, 65535)),
         "protocol": one_of("TCP", "UDP", "SCTP"),
         "hostIP": text,
     },
     ["containerPort"],
 )
-_PROBE_FIELDS: dict[str, Check] = known("httpGet tcpSocket grpc") | {
+_PROBE_FIELDS: dict[str, Check] = {
+    **known("httpGet tcpSocket grpc"),
     "exec": shape({"command": items(text, least=1)}, ["command"]),
     "initialDelaySeconds": whole(0),
-    "periodSeconds": whole(1),
-    "timeoutSeconds": whole(1),
-    "failureThreshold": whole(1),
-    "successThreshold": whole(1),
+    **known("periodSeconds timeoutSeconds failureThreshold successThreshold", whole(1)),
     "terminationGracePeriodSeconds": whole(1),
 }
 _PROBE = shape(_PROBE_FIELDS, rules=[_probe_rules, _success_rules])
 _RESOURCES = shape(
-    {
-        "requests": mapping(filled, quantity),
-        "limits": mapping(filled, quantity),
-        "claims": anything,
-    },
+    {**known("requests limits", mapping(filled, quantity)), "claims": anything},
     rules=[_resource_rules],
 )
 _SECURITY = shape(
-    known("appArmorProfile seLinuxOptions seccompProfile windowsOptions")
-    | dict.fromkeys(
-        ("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "runAsNonRoot"),
-        boolean,
-    )
-    | {
-        "runAsUser": whole(0),
-        "runAsGroup": whole(0),
+    {
+        **known("appArmorProfile seLinuxOptions seccompProfile windowsOptions"),
+        **known("privileged allowPrivilegeEscalation", boolean),
+        **known("readOnlyRootFilesystem runAsNonRoot", boolean),
+        **known("runAsUser runAsGroup", whole(0)),
         "procMount": one_of("Default", "Unmasked"),
-        "capabilities": shape(
-            dict.fromkeys(
-                ("add", "drop"),
-                items(_pattern(_CAPABILITY, "a capability in capitals such as IPC_LOCK")),
-            )
-        ),
+        "capabilities": shape(known("add drop", items(_CAPABILITY))),
     },
     rules=[_security_rules],
 )
@@ -216,14 +197,12 @@ _CONTAINER_FIELDS: dict[str, Check] = known(
     "name": label_name,
     "image": filled,
     "imagePullPolicy": one_of("Always", "IfNotPresent", "Never"),
-    "command": items(text),
-    "args": items(text),
+    **known("command args", items(text)),
     "env": items(_ENV, unique="name"),
     "envFrom": items(_ENV_FROM),
     "ports": items(_PORT, unique="name"),
     "resources": _RESOURCES,
-    "startupProbe": _PROBE,
-    "livenessProbe": _PROBE,
+    **known("startupProbe livenessProbe", _PROBE),
     "readinessProbe": shape(_PROBE_FIELDS, rules=[_probe_rules]),
     "securityContext": _SECURITY,
     "terminationMessagePolicy": one_of("File", "FallbackToLogsOnError"),

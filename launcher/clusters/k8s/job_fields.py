@@ -33,6 +33,7 @@ from launcher.clusters.k8s.shape import (
     text,
     whole,
 )
+from launcher.job.fields import matching
 
 KUBERNETES_JOB = "batch/v1 Job"
 HYPERPOD_JOB = "sagemaker.amazonaws.com/v1 HyperPodPyTorchJob"
@@ -40,17 +41,15 @@ HYPERPOD_JOB = "sagemaker.amazonaws.com/v1 HyperPodPyTorchJob"
 _CONFIG_BYTES_MAX = 1024 * 1024
 
 
-def _service_name(value: str) -> None:
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", value):
-        raise ValueError(
-            "allowed: an RFC 1035 label, that is at most 63 of a-z, 0-9 and '-', "
-            "beginning with a letter and ending with a letter or digit"
-        )
-
-
-def _number_of_processes(value: str) -> None:
-    if value not in {"auto", "cpu", "gpu"} and not re.fullmatch(r"[1-9]\d*", value):
-        raise ValueError("allowed: 'auto', 'cpu', 'gpu' or a number in quotes")
+_service_name = matching(
+    r"[a-z]([-a-z0-9]*[a-z0-9])?",
+    "an RFC 1035 label, that is at most 63 of a-z, 0-9 and '-', "
+    "beginning with a letter and ending with a letter or digit",
+    most=63,
+)
+_number_of_processes = matching(
+    r"auto|cpu|gpu|[1-9]\d*", "'auto', 'cpu', 'gpu' or a number in quotes"
+)
 
 
 def _regex(value: str) -> None:
@@ -142,19 +141,12 @@ METADATA = shape(_METADATA_FIELDS, ["name"])
 
 def _document(spec: Check, name: Check) -> Check:
     metadata = shape(_METADATA_FIELDS | {"name": name}, ["name"])
-    fields = {"apiVersion": filled, "kind": filled, "metadata": metadata, "spec": spec}
-    return shape(fields, ["metadata", "spec"])
+    return shape(_DOCUMENT | {"metadata": metadata, "spec": spec}, ["metadata", "spec"])
 
 
+_DOCUMENT: dict[str, Check] = {"apiVersion": filled, "kind": filled, "metadata": METADATA}
 _CONFIG_MAP = shape(
-    {
-        "apiVersion": filled,
-        "kind": filled,
-        "metadata": METADATA,
-        "data": mapping(config_key, text),
-        "binaryData": anything,
-        "immutable": boolean,
-    },
+    _DOCUMENT | {"data": mapping(config_key, text), "binaryData": anything, "immutable": boolean},
     ["metadata"],
     [_config_rules],
 )
@@ -192,10 +184,7 @@ _JOB_SPEC = shape(
         "completionMode": one_of("Indexed", "NonIndexed"),
         "podReplacementPolicy": one_of("TerminatingOrFailed", "Failed"),
         "completions": whole(1),
-        "parallelism": whole(0),
-        "backoffLimit": whole(0),
-        "backoffLimitPerIndex": whole(0),
-        "maxFailedIndexes": whole(0),
+        **known("parallelism backoffLimit backoffLimitPerIndex maxFailedIndexes", whole(0)),
         "activeDeadlineSeconds": whole(1),
         "ttlSecondsAfterFinished": whole(0),
         "suspend": boolean,
@@ -208,9 +197,7 @@ _JOB_SPEC = shape(
 _REPLICA_SPEC = shape(
     {
         "name": label_name,
-        "replicas": whole(0),
-        "maxReplicas": whole(0),
-        "spares": whole(0),
+        **known("replicas maxReplicas spares", whole(0)),
         "template": POD_TEMPLATE,
     },
     ["name", "template"],
@@ -218,12 +205,9 @@ _REPLICA_SPEC = shape(
 )
 _ELASTIC_POLICY = shape(
     {
-        "minReplicas": whole(1),
-        "maxReplicas": whole(1),
-        "replicaIncrementStep": whole(1),
+        **known("minReplicas maxReplicas replicaIncrementStep", whole(1)),
         "replicaDiscreteValues": items(whole(1), least=1),
-        "scalingTimeoutInSeconds": whole(0),
-        "gracefulShutdownTimeoutInSeconds": whole(0),
+        **known("scalingTimeoutInSeconds gracefulShutdownTimeoutInSeconds", whole(0)),
         "faultyScaleDownTimeoutInSeconds": whole(0),
     },
     rules=[_elastic_rules],
@@ -231,20 +215,16 @@ _ELASTIC_POLICY = shape(
 _RESTART_POLICY = shape(
     {
         "evalPeriodSeconds": whole(1),
-        "maxFullJobRestarts": whole(0),
-        "numRestartBeforeFullJobRestart": whole(0),
-        "maxNumRepeatOffendersToAvoid": whole(0),
-        "scaleUpSnoozeTimeInSeconds": whole(0),
+        **known("maxFullJobRestarts numRestartBeforeFullJobRestart", whole(0)),
+        **known("maxNumRepeatOffendersToAvoid scaleUpSnoozeTimeInSeconds", whole(0)),
     },
     ["evalPeriodSeconds"],
 )
 _LOG_RULE = shape(
     {
         "name": filled,
-        "logPattern": form(_regex),
-        "stopPattern": form(_regex),
-        "expectedStartCutOffInSeconds": whole(0),
-        "expectedRecurringFrequencyInSeconds": whole(0),
+        **known("logPattern stopPattern", form(_regex)),
+        **known("expectedStartCutOffInSeconds expectedRecurringFrequencyInSeconds", whole(0)),
         "metricThreshold": whole(-(2**31)),
         "operator": one_of("gt", "lt", "eq", "gteq", "lteq"),
         "metricEvaluationDataPoints": whole(1),
@@ -256,9 +236,7 @@ _RUN_POLICY = shape(
     {
         "cleanPodPolicy": one_of("All", "OnlyComplete", "None"),
         "jobMaxRetryCount": whole(0),
-        "activeDeadlineSeconds": whole(1),
-        "faultDeadlineSeconds": whole(1),
-        "startupDeadlineSeconds": whole(1),
+        **known("activeDeadlineSeconds faultDeadlineSeconds startupDeadlineSeconds", whole(1)),
         "suspend": boolean,
         "ttlSecondsAfterFinished": whole(-1),
         "workloadMode": filled,

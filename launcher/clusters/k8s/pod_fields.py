@@ -195,11 +195,9 @@ _POD_SPEC = shape(
         "resourceClaims resources runtimeClassName schedulerName schedulingGates "
         "serviceAccount topologySpreadConstraints"
     )
-    | dict.fromkeys(
-        (
-            "automountServiceAccountToken", "enableServiceLinks", "hostIPC", "hostNetwork",
-            "hostPID", "hostUsers", "setHostnameAsFQDN", "shareProcessNamespace",
-        ),
+    | known(
+        "automountServiceAccountToken enableServiceLinks hostIPC hostNetwork hostPID hostUsers "
+        "setHostnameAsFQDN shareProcessNamespace",
         boolean,
     )
     | {
@@ -219,7 +217,7 @@ _POD_SPEC = shape(
                 "appArmorProfile runAsNonRoot seLinuxChangePolicy seLinuxOptions seccompProfile "
                 "supplementalGroups supplementalGroupsPolicy sysctls windowsOptions"
             )
-            | dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), whole(0))
+            | known("runAsUser runAsGroup fsGroup", whole(0))
             | {"fsGroupChangePolicy": one_of("OnRootMismatch", "Always")}
         ),
         "serviceAccountName": subdomain_name,

@@ -161,9 +161,11 @@ def shape(
         if not isinstance(value, dict):
             yield problem(where, value, "allowed: a mapping of fields to values")
             return
-        problems = [
-            *_missing_fields(value, where, required),
-            *_unknown_fields(value, where, fields),
+        problems = [f"{where}.{name} is missing" for name in required if value.get(name) is None]
+        problems += [
+            f"{where} has no field {name!r}; {nearest(str(name), fields)}"
+            for name in value
+            if name not in fields
         ]
         for name, field in fields.items():
             if value.get(name) is not None:
@@ -174,17 +176,3 @@ def shape(
                 yield from rule(value, where)
 
     return check
-
-
-def _missing_fields(
-    value: Mapping[str, Any], where: str, required: Collection[str]
-) -> Iterator[str]:
-    for name in required:
-        if value.get(name) is None:
-            yield f"{where}.{name} is missing"
-
-
-def _unknown_fields(value: Mapping[str, Any], where: str, fields: Collection[str]) -> Iterator[str]:
-    for name in value:
-        if name not in fields:
-            yield f"{where} has no field {name!r}; {nearest(str(name), fields)}"
