@@ -74,8 +74,12 @@ def _end_all(node: int) -> int:
         except ChildProcessError:
             return status
         if pid == node:
-            code = os.waitstatus_to_exitcode(wait_status)
-            status = code if code >= 0 else 128 - code
+            status = shell_status(os.waitstatus_to_exitcode(wait_status))
+
+
+def shell_status(exit_code: int) -> int:
+    """Return the status that a shell gives for a process's end, which is -N by signal N."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
 
 
 def _children() -> list[int]:

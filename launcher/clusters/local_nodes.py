@@ -88,11 +88,10 @@ class LocalNodes:
         os.close(file)
         status = process.wait()
         _close_input(process)
-        if status >= 0:
-            return status
-        # The keeper itself was killed, and could not end what it owned.
-        end_strays(self._run_id, name)
-        return 128 - status
+        if status < 0:
+            # The keeper itself was killed, and could not end what it owned.
+            end_strays(self._run_id, name)
+        return keeper.shell_status(status)
 
     def stop(self) -> None:
         """Ask every node to end within the grace period; a second call does nothing."""
@@ -152,7 +151,8 @@ def end_strays(run_id: str, name: str) -> None:
     marks = {f"{_RUN_ID}={run_id}".encode(), f"{_NODE}={name}".encode()}
     deadline = time.monotonic() + _MARGIN_S
     while time.monotonic() < deadline:
-        strays = [pid for pid in _processes() if marks <= _variables(pid)]
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        strays = [pid for pid in pids if marks <= _variables(pid)]
         if not strays:
             return
         for pid in strays:
@@ -171,10 +171,6 @@ def _kill(pid: int, timeout_s: float) -> None:
         pass
     finally:
         os.close(file)
-
-
-def _processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
 def _variables(pid: int) -> set[bytes]:

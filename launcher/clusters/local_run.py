@@ -5,14 +5,14 @@ The launcher sleeps until a node ends, a signal comes, or it is time to draw.
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
-import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.console import Console
 from launcher.clusters.local import num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
-from launcher.clusters.ports import hold_port, hold_ports
+from launcher.clusters.ports import hold_ports
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
@@ -58,7 +58,7 @@ class Happened:
 
 
 def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> Outcome | None:
-    """Say whether the whole run has to end because of what happened, and with what status.
+    """Return how the whole run ends because of what happened, None where it goes on.
 
     `lost` are the nodes that were killed before. A run with nodes that stand by
     goes on as long as no more were killed than stood by.
@@ -149,10 +149,9 @@ def _write_report(run_dir: Path, shown: RunConsole) -> Path | None:
 
 def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
     with (
-        Signals(_SIGNALS) as signals,
+        _caught_signals() as signals,
         selectors.DefaultSelector() as selector,
-        hold_port() as port,
-        hold_ports(num_peer_ports(job)) as peer_ports,
+        hold_ports(1 + num_peer_ports(job)) as (port, *peer_ports),
         nodes,
     ):
         selector.register(signals, selectors.EVENT_READ)
@@ -160,104 +159,82 @@ def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
         return _Watch(job, nodes, signals, selector, shown).run()
 
 
+@dataclass(slots=True)
 class _Watch:
     """The loop that waits for nodes, signals and deadlines."""
 
-    def __init__(
-        self,
-        job: Job,
-        nodes: LocalNodes,
-        signals: Signals,
-        selector: selectors.BaseSelector,
-        shown: RunConsole,
-    ) -> None:
-        self._job = job
-        self._nodes = nodes
-        self._signals = signals
-        self._selector = selector
-        self._shown = shown
-        self._outcome: Outcome | None = None
-        self._lost: set[str] = set()
-        limit = job.time_limit
-        self._deadline = time.monotonic() + time_limit_seconds(limit) if limit else float("inf")
+    job: Job
+    nodes: LocalNodes
+    signals: int
+    selector: selectors.BaseSelector
+    shown: RunConsole
+    lost: set[str] = field(default_factory=set)
+    deadline_s: float = float("inf")
 
     def run(self) -> Outcome:
         """Return how the run ended, once no node runs or none can be waited for any more."""
-        while self._nodes.num_running:
+        outcome: Outcome | None = None
+        if limit := self.job.time_limit:
+            self.deadline_s = time.monotonic() + time_limit_seconds(limit)
+        while self.nodes.num_running:
             happened = self._wait()
-            self._shown.refresh()
-            if self._outcome is None:
-                self._outcome = decide_outcome(happened, self._job, self._lost)
-                if self._outcome:
-                    self._stop(self._outcome)
+            self.shown.refresh()
+            if outcome is None:
+                outcome = decide_outcome(happened, self.job, self.lost)
+                if outcome:
+                    self._stop(outcome)
                 else:
                     self._note_lost(killed_nodes(happened.ended))
             elif happened.signals:
-                self._nodes.kill()
+                self.nodes.kill()
             elif happened.is_late:
                 break
-        if self._outcome:
-            return self._outcome
-        if self._lost:
-            names = ", ".join(sorted(self._lost))
+        if self.lost and not outcome:
+            names = ", ".join(sorted(self.lost))
             return Outcome(0, f"all nodes succeeded but {names}, for which others stood in")
-        return Outcome(0, "all nodes succeeded")
+        return outcome or Outcome(0, "all nodes succeeded")
 
     def _note_lost(self, names: set[str]) -> None:
         for name in sorted(names):
-            self._lost.add(name)
-            self._shown.say(f"{name} was killed; the run goes on with {self._nodes.num_running}")
+            self.lost.add(name)
+            self.shown.say(f"{name} was killed; the run goes on with {self.nodes.num_running}")
 
     def _stop(self, outcome: Outcome) -> None:
-        self._shown.say(f"{outcome.reason}; ending the run")
-        self._nodes.stop()
+        self.shown.say(f"{outcome.reason}; ending the run")
+        self.nodes.stop()
         # A keeper ends by itself before this; leaving the block deals with one that does not.
-        self._deadline = time.monotonic() + self._nodes.grace_s + 5.0
+        self.deadline_s = time.monotonic() + self.nodes.grace_s + 5.0
 
     def _wait(self) -> Happened:
-        seconds_left = self._deadline - time.monotonic()
-        ready = self._selector.select(max(0.0, min(self._shown.refresh_s, seconds_left)))
+        seconds_left = self.deadline_s - time.monotonic()
+        ready = self.selector.select(max(0.0, min(self.shown.refresh_s, seconds_left)))
         names = [key.data for key, _ in ready if key.data is not None]
         return Happened(
-            ended={name: self._nodes.collect(name, self._selector) for name in names},
-            signals=self._signals.read(),
-            is_late=time.monotonic() >= self._deadline,
+            ended={name: self.nodes.collect(name, self.selector) for name in names},
+            signals=_read_signals(self.signals),
+            is_late=time.monotonic() >= self.deadline_s,
         )
 
 
-class Signals:
-    """Takes signals as data to wait for, while the block runs; main thread only."""
-
-    def __init__(self, numbers: tuple[signal.Signals, ...]) -> None:
-        self._numbers = numbers
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Signals:
-        self._ours, theirs = socket.socketpair()
-        self._stack.enter_context(self._ours)
-        self._stack.enter_context(theirs)
-        self._ours.settimeout(0.0)
-        theirs.settimeout(0.0)
-        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        self._stack.callback(signal.set_wakeup_fd, before)
-        for number in self._numbers:
-            self._stack.callback(signal.signal, number, signal.signal(number, _note))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def fileno(self) -> int:
-        """Return what becomes readable when a signal came."""
-        return self._ours.fileno()
-
-    def read(self) -> tuple[int, ...]:
-        """Return the signals that came since the last call, oldest first."""
-        try:
-            return tuple(number for number in self._ours.recv(64) if number in self._numbers)
-        except BlockingIOError:
-            return ()
+@contextmanager
+def _caught_signals() -> Iterator[int]:
+    """Yield a file that becomes readable when a signal comes, as its number; main thread only."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    with ExitStack() as stack:
+        for file in (reader, writer):
+            stack.callback(os.close, file)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        stack.callback(signal.set_wakeup_fd, before)
+        for number in _SIGNALS:
+            # Nothing is left to do: the file has the number already.
+            before_it = signal.signal(number, lambda number, frame: None)
+            stack.callback(signal.signal, number, before_it)
+        yield reader
 
 
-def _note(number: int, frame: object) -> None:
-    """Do nothing: the wakeup descriptor has the number already."""
+def _read_signals(file: int) -> tuple[int, ...]:
+    """Return the signals that came since the last call, oldest first."""
+    try:
+        return tuple(number for number in os.read(file, 64) if number in _SIGNALS)
+    except BlockingIOError:
+        return ()
