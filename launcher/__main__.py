@@ -31,11 +31,10 @@ _WITHOUT_RECIPE = ("--hydra-help", "--version", *_COMPLETION)
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    if any(option in given for option in _COMPLETION):
-        # The person is still typing, and the shell would print a message into the line.
-        with contextlib.redirect_stderr(io.StringIO()):
-            return _run(given)
-    return _run(given)
+    # The person is still typing, and the shell would print a message into the line.
+    is_quiet = any(option in given for option in _COMPLETION)
+    with contextlib.redirect_stderr(io.StringIO()) if is_quiet else contextlib.nullcontext():
+        return _run(given)
 
 
 def _run(given: list[str]) -> int:

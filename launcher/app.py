@@ -47,23 +47,25 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
         "" if sweep_number is None else f"-{sweep_number}",
         None if chosen in by_path else chosen,
     )
-    job, action = request.job, request.action
+    job, action = request.job, request.beside.action
     check_instance(job.instance, folders.conf)
     _check_action(request)
     files = render(job, read_templates(folders.templates, job.cluster.kind))
     claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
-    given = _given_dir(request.run_dir, sweep_number)
+    given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
     if action == "run":
-        return _run(job, run_dir)
+        from launcher.clusters.local_run import run_nodes
+
+        return run_nodes(job, run_dir)
     if action == "submit":
         _submit(job, run_dir)
     return 0
 
 
 def _check_action(request: Request) -> None:
-    job, action = request.job, request.action
+    job, action = request.job, request.beside.action
     is_local = isinstance(job.cluster, LocalCluster)
     if action == "run" and not is_local:
         raise RecipeError(
@@ -79,7 +81,7 @@ def _check_action(request: Request) -> None:
     if action == "run":
         from launcher.machine import check_machine, read_machine
 
-        if not request.oversubscribe:
+        if not request.beside.oversubscribe:
             check_machine(job, read_machine())
         check_trainer_installed()
 
@@ -105,12 +107,6 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
     sys.stdout.flush()
     for note in notes(job, has_default_image=request.has_default_image):
         sys.stderr.write(f"note: {note}\n")
-
-
-def _run(job: Job, run_dir: Path) -> int:
-    from launcher.clusters.local_run import run_nodes
-
-    return run_nodes(job, run_dir)
 
 
 def _submit(job: Job, run_dir: Path) -> None:

@@ -23,8 +23,6 @@ class RecipeError(LauncherError):
 class OutsideError(LauncherError):
     """Something outside the launcher refused or is missing."""
 
-    exit_status = 1
-
 
 def system_failure(error: OSError) -> OutsideError:
     """Return what to raise for a file, folder or disk that failed, in the system's own words."""

@@ -14,25 +14,14 @@ from launcher.errors import RecipeError
 from launcher.job.secrets import shown_override
 
 # Hydra's options, with the values that one takes: None where it takes any, () where none.
+_CONFIGS = ("job", "hydra", "all")
+_INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _OPTIONS: dict[str, tuple[str, ...] | None] = {
-    "--hydra-help": (),
-    "--version": (),
-    "--resolve": (),
-    "--run": (),
-    "-r": (),
-    "--multirun": (),
-    "-m": (),
-    "--shell-completion": (),
-    "-sc": (),
-    "--cfg": ("job", "hydra", "all"),
-    "-c": ("job", "hydra", "all"),
-    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "-i": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    "--package": None,
-    "-p": None,
-    "--config-dir": None,
-    "-cd": None,
-    "--experimental-rerun": None,
+    **dict.fromkeys(("--hydra-help", "--version", "--resolve", "--shell-completion", "-sc"), ()),
+    **dict.fromkeys(("--run", "-r", "--multirun", "-m"), ()),
+    **dict.fromkeys(("--cfg", "-c"), _CONFIGS),
+    **dict.fromkeys(("--info", "-i"), _INFOS),
+    **dict.fromkeys(("--package", "-p", "--config-dir", "-cd", "--experimental-rerun")),
 }
 
 

@@ -84,9 +84,9 @@ def _read_entry(name: str, start: Path) -> Entry:
         if STORE_URL in asks_for:
             # Any place lets the other rules be checked.
             OmegaConf.update(config, STORE_URL, "s3://bucket/prefix")
-        if any(key != STORE_URL for key in asks_for):
-            return _partial_entry(name, config, asks_for)
-        return _job_entry(name, request_from_config(config, found_by=found_by).job, asks_for)
+        is_partial = any(key != STORE_URL for key in asks_for)
+        job = None if is_partial else request_from_config(config, found_by=found_by).job
+        return _known_entry(name, config, asks_for, job)
     except RecipeError as error:
         return Entry(name=name, error=str(error))
 
@@ -99,8 +99,10 @@ def _unset_keys(config: DictConfig) -> Iterator[str]:
     yield from missing_keys(OmegaConf.to_container(config, resolve=False))
 
 
-def _partial_entry(name: str, config: DictConfig, asks_for: tuple[str, ...]) -> Entry:
-    """Return what is known of a recipe that cannot be checked until its keys are set."""
+def _known_entry(
+    name: str, config: DictConfig, asks_for: tuple[str, ...], job: Job | None
+) -> Entry:
+    """Return what is known of a recipe; it has no job until the keys that it asks for are set."""
 
     def known(key: str) -> Any:
         return OmegaConf.select(config, key, throw_on_missing=False)
@@ -110,24 +112,11 @@ def _partial_entry(name: str, config: DictConfig, asks_for: tuple[str, ...]) -> 
         version=known("recipe.version"),
         description=known("recipe.description"),
         architecture=known("model.architecture"),
+        num_parameters=count_parameters(job.model) if job else None,
+        method=_method(job) if job else None,
         num_nodes=known("trainer.num_nodes"),
         num_devices=known("trainer.num_devices"),
         features=tuple(key for key in known("resilience") or () if known(f"resilience.{key}")),
-        asks_for=asks_for,
-    )
-
-
-def _job_entry(name: str, job: Job, asks_for: tuple[str, ...]) -> Entry:
-    return Entry(
-        name=name,
-        version=job.recipe.version,
-        description=job.recipe.description,
-        architecture=job.model.architecture,
-        num_parameters=count_parameters(job.model),
-        method=_method(job),
-        num_nodes=job.trainer.num_nodes,
-        num_devices=job.trainer.num_devices,
-        features=job.resilience.names(),
         asks_for=asks_for,
     )
 

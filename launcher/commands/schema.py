@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
@@ -213,20 +214,10 @@ def _read(file: str) -> dict[str, Any]:
     """Return the values of a shipped file of conf/ over those of the files that it begins with."""
     path = shipped_folder() / "conf" / f"{file}.yaml"
     own = yaml.safe_load(path.read_text("utf-8"))
-    merged: dict[str, Any] = {}
-    for parent in own.pop("defaults", ()):
-        # A mapping selects from another group, which has a section of its own here.
-        if isinstance(parent, str) and parent != "_self_":
-            merged = _merged(merged, _read(f"{file.rpartition('/')[0]}/{parent}"))
-    return _merged(merged, own)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merged(old, value)
-        else:
-            merged[key] = value
-    return merged
+    # A mapping selects from another group, which has a section of its own here.
+    parents = [each for each in own.pop("defaults", ()) if isinstance(each, str)]
+    folder = file.rpartition("/")[0]
+    below = [_read(f"{folder}/{each}") for each in parents if each != "_self_"]
+    merged = OmegaConf.to_container(OmegaConf.merge(*below, own))
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}

@@ -195,7 +195,8 @@ def _rooted_group(
         return
     word, group, package = found["word"] or "", found["group"], found["package"] or ""
     family = group.removeprefix("/").removeprefix(GROUP).removeprefix("/")
-    names = [f"{family}/{each}".removeprefix("/") for each in _texts(value)]
+    chosen = value if isinstance(value, list) else [value]
+    names = [f"{family}/{each}".removeprefix("/") for each in chosen]
     is_recipe = group.strip("/") == GROUP or group.startswith(f"/{GROUP}/")
     if not word and (is_recipe or any(_find(each, name, folders) for each in names)):
         yield from (_rooted_name(f"{each}{package}", path, name, folders) for each in names)
@@ -206,7 +207,3 @@ def _rooted_group(
             f"{path}: {key!r} in its defaults; a group is written with a / before its name, as "
             f"{word}/{group}{package}"
         )
-
-
-def _texts(value: Any) -> list[str]:
-    return [str(each) for each in (value if isinstance(value, list) else [value])]

@@ -37,11 +37,12 @@ class _Run(Section):
     dir: OneLine | None
 
 
-class _Beside(Section):
+class Beside(Section):
     """What a config says beside the job."""
 
     action: Literal["render", "run", "submit"]
     oversubscribe: bool
+    """Whether action=run starts what this machine is too small for."""
     run: _Run
 
 
@@ -49,10 +50,7 @@ class _Beside(Section):
 class Request:
     """What a composed config asks for."""
 
-    action: str
-    run_dir: str | None
-    oversubscribe: bool
-    """Whether action=run starts what this machine is too small for."""
+    beside: Beside
     has_default_image: bool
     """Whether nobody named the image, neither a person nor a cluster's profile."""
     job: Job
@@ -75,12 +73,10 @@ def request_from_config(
     if problems:
         raise RecipeError("\n".join([*problems, f"  {where}"]))
     job = {key: content[key] for key in _JOB_KEYS if key in content}
-    beside = _validate(_Beside, {key: content.get(key) for key in _Beside.model_fields}, where)
+    beside = _validate(Beside, {key: content.get(key) for key in Beside.model_fields}, where)
     job["name"] = _job_name(beside.run.name, name, suffix)
     return Request(
-        action=beside.action,
-        run_dir=beside.run.dir,
-        oversubscribe=beside.oversubscribe,
+        beside=beside,
         has_default_image=_takes_default_image(config),
         job=_validate(Job, job, where),
     )
@@ -131,7 +127,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
             raise RecipeError("\n".join(lines))
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise RecipeError(_resolving_problem(error)) from error
+        raise RecipeError(f"{error.full_key or 'the recipe'}: {first_line(error)}") from error
     except RecursionError as error:
         raise RecipeError(f"the recipe: {TOO_DEEP}") from error
     assert isinstance(content, dict)
@@ -155,12 +151,8 @@ def _leaves(node: object, where: str) -> Iterator[tuple[str, object]]:
         yield where, node
 
 
-def _resolving_problem(error: OmegaConfBaseException) -> str:
-    return f"{error.full_key or 'the recipe'}: {first_line(error)}"
-
-
 def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
-    known = (*_JOB_KEYS, *_Beside.model_fields)
+    known = (*_JOB_KEYS, *Beside.model_fields)
     for key in content:
         if key not in known:
             yield f"no key {key!r}; {nearest(key, known)}"
