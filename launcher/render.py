@@ -28,7 +28,7 @@ def _render_cluster(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
 
         return render_slurm(job, templates)
     if isinstance(job.cluster, K8sCluster):
-        from launcher.clusters.k8s import render_k8s
+        from launcher.clusters.k8s.manifest import render_k8s
 
         return render_k8s(job, templates)
     from launcher.clusters.local import render_local

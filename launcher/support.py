@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
-from launcher.clusters.memoryd import memoryd_settings, token_secret_name
+from launcher.clusters.memoryd import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -61,7 +61,7 @@ def _no_runtime(job: Job) -> str | None:
         missing.append(
             "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
         )
-    if memoryd_settings(job) and is_hyperpod(job):
+    if job.memoryd and is_hyperpod(job):
         # Nobody has seen under which names its pods reach each other.
         missing.append(
             "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
@@ -71,9 +71,7 @@ def _no_runtime(job: Job) -> str | None:
 
 def unpublished_image(job: Job) -> str | None:
     """Say that a job's image is one that each team builds for itself, None where it is not."""
-    if not isinstance(cluster := job.cluster, K8sCluster):
-        return None
-    if cluster.image != DEFAULT_IMAGE:
+    if not isinstance(cluster := job.cluster, K8sCluster) or cluster.image != DEFAULT_IMAGE:
         return None
     words = "make image ACCELERATOR=cuda" if job.instance.accelerator == "gpu" else "make image"
     agent = (
@@ -107,9 +105,7 @@ def lost_results(job: Job) -> str | None:
     """Say where a Kubernetes job's checkpoint would be lost with its pods, None where not."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    writable = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
-    writable += [folder.mount_path for folder in cluster.host_paths if not folder.read_only]
-    if _is_below(cluster.run_path, writable):
+    if _is_below(cluster.run_path, cluster.mount_paths(is_writable=True)):
         return None
     return (
         f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
@@ -137,11 +133,9 @@ def unmounted_inputs(job: Job) -> str | None:
     """Say which inputs of a Kubernetes job its image has to hold, None where volumes do."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    mounted = [claim.mount_path for claim in cluster.volume_claims]
-    mounted += [folder.mount_path for folder in cluster.host_paths]
     inputs = {"model.weights": job.model.weights}
-    if settings := memoryd_settings(job):
-        inputs["resilience.tiered.token_file"] = settings.token_file
+    if job.memoryd:
+        inputs["resilience.tiered.token_file"] = job.memoryd.token_file
     if isinstance(job.data, Jsonl):
         inputs["data.path"] = job.data.path
     if isinstance(job.data, (Jsonl, S3Jsonl)):
@@ -149,7 +143,7 @@ def unmounted_inputs(job: Job) -> str | None:
     missing = [
         f"{key} {path!r}"
         for key, path in inputs.items()
-        if path and path.startswith("/") and not _is_below(path, mounted)
+        if path and path.startswith("/") and not _is_below(path, cluster.mount_paths())
     ]
     if not missing:
         return None

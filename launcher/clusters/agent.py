@@ -5,56 +5,55 @@ This is the one place that knows what an agent is called with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
+from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig
 
 _JOIN_DEADLINE_S = 600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWords:
-    """Shell words, quoted already, that differ between cluster kinds and nodes."""
+def agent_command(
+    job: Job,
+    *,
+    python: str,
+    rdzv_endpoint: str,
+    rdzv_id: str,
+    node: str,
+    config_path: str = f'"$run_dir/{NODE_FILE}"',
+    job_path: str = f'"$run_dir/{JOB_FILE}"',
+    run_path: str = '"$run_dir"',
+    local_addr: str | None = None,
+    memoryd: tuple[str, ...] = (),
+) -> tuple[str, ...]:
+    """Return the shell words that start and watch the workers of one node.
 
-    python: str
-    config_path: str
-    rdzv_endpoint: str
-    rdzv_id: str
-    job_path: str
-    run_path: str
-    node: str
-    """Name under which the node writes events."""
-    local_addr: str | None = None
-    """Address under which other nodes reach this one; None lets the agent find it."""
-    memoryd: tuple[str, ...] = ()
-    """Arguments for the node's checkpoint daemon that are known at the start alone."""
-
-
-def agent_command(job: Job, words: NodeWords) -> tuple[str, ...]:
-    """Return the shell words that start and watch the workers of one node."""
+    What differs between cluster kinds and nodes is given as shell words, quoted already. `node` is
+    the name under which the node writes events, `local_addr` the address under which other nodes
+    reach it (None lets the agent find it), and `memoryd` are the arguments of the node's checkpoint
+    daemon that are known at the start alone.
+    """
     return (
-        words.python,
+        python,
         "-m",
         "resilience.agent",
-        f"--config={words.config_path}",
-        f"--rdzv-endpoint={words.rdzv_endpoint}",
-        f"--rdzv-id={words.rdzv_id}",
-        *((f"--local-addr={words.local_addr}",) if words.local_addr else ()),
-        f"--node-name={words.node}",
-        f"--run-dir={words.run_path}",
-        *(f"--memoryd={each}" for each in words.memoryd),
+        f"--config={config_path}",
+        f"--rdzv-endpoint={rdzv_endpoint}",
+        f"--rdzv-id={rdzv_id}",
+        *((f"--local-addr={local_addr}",) if local_addr else ()),
+        f"--node-name={node}",
+        f"--run-dir={run_path}",
+        *(f"--memoryd={each}" for each in memoryd),
         "--preload=training.preload",
         # Spares wait with all modules imported, at the beginning of the block that is run again.
         *(("--warm=program",) if job.resilience.checkpointless else ()),
         "--",
-        words.python,
+        python,
         "-m",
         "training",
-        f"--job={words.job_path}",
-        f"--run-dir={words.run_path}",
-        f"--node-name={words.node}",
+        f"--job={job_path}",
+        f"--run-dir={run_path}",
+        f"--node-name={node}",
     )
 
 
@@ -68,12 +67,8 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
         nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
         nodes_max=elastic.nodes_max if elastic else trainer.num_nodes,
         workers_per_node=trainer.num_devices,
-        shards=_shards(job),
+        shards=trainer.num_shards if isinstance(trainer, TorchTrainer) else None,
         join_deadline_s=join_deadline_s,
         max_restarts=trainer.max_restarts,
         checkpointless=job.resilience.checkpointless,
     )
-
-
-def _shards(job: Job) -> int | None:
-    return job.trainer.num_shards if isinstance(job.trainer, TorchTrainer) else None

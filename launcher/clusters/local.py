@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import NodeWords, agent_command, agent_config
+from launcher.clusters.agent import agent_command, agent_config
 from launcher.clusters.local_files import node_name, script_name
-from launcher.clusters.memoryd import PEER_PORT, memoryd_config, memoryd_settings
+from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.rundir import NODE_FILE
@@ -51,26 +51,24 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "has_file_secrets": any(secret.file for secret in secrets.values()),
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),
         "env": sorted(_environment(job).items()),
-        "agent_words": agent_command(job, _words(job, index)),
+        "agent_words": _agent_words(job, index),
         "memoryd": _memoryd_values(job),
     }
 
 
 def num_peer_ports(job: Job) -> int:
     """Return how many ports the nodes' checkpoint daemons want chosen for them."""
-    settings = memoryd_settings(job)
-    is_open = settings is not None and settings.peer_port is None
+    is_open = job.memoryd is not None and job.memoryd.peer_port is None
     return job.num_nodes_started if is_open and job.num_nodes_started > 1 else 0
 
 
 def _memoryd_values(job: Job) -> dict[str, object] | None:
-    settings = memoryd_settings(job)
-    if settings is None:
+    if job.memoryd is None:
         return None
     nodes = range(job.num_nodes_started)
-    first = settings.peer_port or PEER_PORT
+    first = job.memoryd.peer_port or PEER_PORT
     return {
-        "token_file": settings.token_file,
+        "token_file": job.memoryd.token_file,
         "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
     }
 
@@ -78,7 +76,7 @@ def _memoryd_values(job: Job) -> dict[str, object] | None:
 def _memoryd_words(job: Job, index: int) -> tuple[str, ...]:
     """Return where the node's daemon listens, and where the others' do."""
     nodes = range(job.num_nodes_started)
-    if memoryd_settings(job) is None or len(nodes) == 1:
+    if job.memoryd is None or len(nodes) == 1:
         return ()
     return (
         f'--peer-listen=127.0.0.1:"${{peer_ports[{index}]}}"',
@@ -99,14 +97,12 @@ def _environment(job: Job) -> dict[str, str]:
     return {**ours, **job.env}
 
 
-def _words(job: Job, index: int) -> NodeWords:
-    return NodeWords(
+def _agent_words(job: Job, index: int) -> tuple[str, ...]:
+    return agent_command(
+        job,
         python=_PYTHON,
-        config_path=f'"$run_dir/{NODE_FILE}"',
         rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
         rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
-        job_path='"$run_dir/job.json"',
-        run_path='"$run_dir"',
         node=node_name(index),
         local_addr="127.0.0.1",
         memoryd=_memoryd_words(job, index),

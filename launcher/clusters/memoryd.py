@@ -8,22 +8,14 @@ from __future__ import annotations
 from launcher.job import Job
 from launcher.job.tiered_memory import budget_mib
 from resilience.node_config import MemorydConfig
-from resilience.settings import TieredSettings
 
 PEER_PORT = 9201
 """Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 
 
-def memoryd_settings(job: Job) -> TieredSettings | None:
-    """Return the settings of a job that starts memoryd on its nodes, None of any other."""
-    settings = job.resilience.tiered
-    return settings if settings and settings.starts_memoryd else None
-
-
 def token_secret_name(job: Job) -> str | None:
     """Return the Secret that a Kubernetes job's pods wait for, None where they wait for none."""
-    settings = memoryd_settings(job)
-    is_waited_for = job.cluster.kind == "k8s" and settings and settings.token_file is None
+    is_waited_for = job.cluster.kind == "k8s" and job.memoryd and job.memoryd.token_file is None
     return f"{job.name}-memoryd" if is_waited_for else None
 
 
@@ -34,7 +26,7 @@ def memoryd_config(
 
     `drain_s` is how long one may send to the store when it is to end; None leaves that to it.
     """
-    settings = memoryd_settings(job)
+    settings = job.memoryd
     if settings is None:
         return None
     return MemorydConfig(

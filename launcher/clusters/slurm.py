@@ -12,13 +12,13 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import NodeWords, agent_command, agent_config
-from launcher.clusters.memoryd import memoryd_config, memoryd_settings
+from launcher.clusters.agent import agent_command, agent_config
+from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
-from launcher.job.tiered_memory import budget_mib
+from launcher.job.tiered_memory import shm_mib
 from launcher.rundir import NODE_FILE
 from launcher.support import notes
 from launcher.templates import fill_template
@@ -61,9 +61,9 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "is_checkpointless": job.resilience.checkpointless is not None,
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
-        "agent_words": agent_command(job, _node_words(job, cluster)),
+        "agent_words": _agent_words(job, cluster),
         "memoryd": _memoryd_values(job, cluster),
-        "shm_mib": _shm_mib(job),
+        "shm_mib": shm_mib(job),
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
@@ -163,49 +163,40 @@ def _node_counts(job: Job) -> tuple[int, ...]:
     return ()
 
 
-def _node_words(job: Job, cluster: SlurmCluster) -> NodeWords:
-    host = cluster.rdzv_host
-    has_peers = memoryd_settings(job) is not None and job.num_nodes_started > 1
-    return NodeWords(
+def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
+    host = _shared_host(cluster)
+    return agent_command(
+        job,
         python=shlex.quote(cluster.python),
-        config_path=f'"$run_dir/{NODE_FILE}"',
         rdzv_endpoint='"$rdzv_endpoint"',
         rdzv_id='"$rdzv_id"',
-        job_path='"$run_dir/job.json"',
-        run_path='"$run_dir"',
         node='"$SLURMD_NODENAME"',
         # Nodes that share a machine have names that do not resolve.
-        local_addr=shlex.quote(host) if host and _is_loopback(host) else None,
-        memoryd=_PEER_WORDS if has_peers else (),
+        local_addr=shlex.quote(host) if host else None,
+        memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_started > 1 else (),
     )
 
 
 def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None:
-    settings = memoryd_settings(job)
-    if settings is None:
+    if job.memoryd is None:
         return None
-    host = cluster.rdzv_host
-    # Nodes that share a machine share its ports as well.
-    is_one_machine = host is not None and _is_loopback(host)
     return {
-        "token_file": settings.token_file,
-        "peer_port": settings.peer_port,
-        "host": host if is_one_machine else None,
+        "token_file": job.memoryd.token_file,
+        "peer_port": job.memoryd.peer_port,
+        # Nodes that share a machine share its ports as well.
+        "host": _shared_host(cluster),
         "has_peers": job.num_nodes_started > 1,
     }
 
 
-def _shm_mib(job: Job) -> int:
-    """Return how large /dev/shm has to be on a node, 0 for any size."""
-    settings = memoryd_settings(job)
-    return job.resources.shm_gib * 1024 + (budget_mib(job, settings) if settings else 0)
-
-
-def _is_loopback(host: str) -> bool:
+def _shared_host(cluster: SlurmCluster) -> str | None:
+    """Return the address at which nodes that share a machine meet, None where they share none."""
+    host = cluster.rdzv_host or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        is_shared = ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        is_shared = host == "localhost"
+    return host if is_shared else None
 
 
 def _check_mounts(container: SlurmContainer) -> None:

@@ -363,5 +363,10 @@ class K8sCluster(Section):
     """Port of a plain Job's rendezvous in the first pod; null is 29500. HyperPod's agent has its
     own."""
 
+    def mount_paths(self, *, is_writable: bool = False) -> list[str]:
+        """Return where volumes are mounted, or those alone that pods may write to."""
+        mounts: list[PersistentVolumeClaim | HostPath] = [*self.volume_claims, *self.host_paths]
+        return [each.mount_path for each in mounts if not (is_writable and each.read_only)]
+
 
 Cluster = Annotated[LocalCluster | SlurmCluster | K8sCluster, Field(discriminator="kind")]

@@ -13,6 +13,9 @@ from pathlib import PurePosixPath
 from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster, Toleration
 from launcher.job.content import JobContent
 
+REPLICA_NAME = "pods"
+"""HyperPod's operator names pods <job>-<this>-<index>."""
+
 
 def slurm_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Slurm may not ask for."""
@@ -50,10 +53,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Kubernetes may not ask for."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return
-    longest = f"{job.name}-{job.num_nodes_started - 1}"
-    # HyperPod's operator names pods <job>-<replica spec>-<index>, 'pods' being our spec's name.
-    if cluster.job_kind == "hyperpod":
-        longest = f"{job.name}-pods-{job.trainer.num_nodes + cluster.num_spares - 1}"
+    longest = pod_name(job, cluster, num_pods(job, cluster) - 1)
     if len(longest) > 63:
         yield (
             f"run.name {job.name!r} is too long: the pod {longest!r} has {len(longest)} "
@@ -66,10 +66,8 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     yield from _reserved(job, cluster)
     for toleration in cluster.tolerations:
         yield from _toleration(toleration)
-    paths = [claim.mount_path for claim in cluster.volume_claims]
-    paths += [folder.mount_path for folder in cluster.host_paths]
-    has_memoryd = job.resilience.tiered is not None and job.resilience.tiered.starts_memoryd
-    if job.resources.shm_gib or has_memoryd:
+    paths = cluster.mount_paths()
+    if job.resources.shm_gib or job.memoryd:
         paths.append("/dev/shm")
     if "/" in paths:
         yield "cluster mounts '/', which would hide all of the image; choose another mount_path"
@@ -80,6 +78,18 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
     for rule in cluster.run_policy.log_monitoring:
         yield from _log_rule(rule)
+
+
+def num_pods(job: JobContent, cluster: K8sCluster) -> int:
+    """Return how many pods a job has; some may wait without a rank."""
+    is_plain = cluster.job_kind == "job"
+    return job.num_nodes_started if is_plain else job.trainer.num_nodes + cluster.num_spares
+
+
+def pod_name(job: JobContent, cluster: K8sCluster, index: int) -> str:
+    """Return the name of a pod."""
+    group = "" if cluster.job_kind == "job" else f"{REPLICA_NAME}-"
+    return f"{job.name}-{group}{index}"
 
 
 def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
@@ -106,18 +116,12 @@ def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
 def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
     policy = cluster.run_policy
     yield from _unread({"python": cluster.python, "rdzv_port": cluster.rdzv_port}, "job", _AGENT)
-    counted = [
-        name
-        for name, value in (
-            ("cluster.run_policy.retries_max", policy.retries_max),
-            ("cluster.run_policy.restart_policy", policy.restart_policy),
-        )
-        if value is not None
-    ]
+    limits = {"retries_max": policy.retries_max, "restart_policy": policy.restart_policy}
+    counted = [name for name, value in limits.items() if value is not None]
     if job.trainer.max_restarts and counted:
         yield (
-            f"trainer.max_restarts {job.trainer.max_restarts} and {counted[0]} both say how often "
-            "HyperPod restarts processes; set trainer.max_restarts to 0"
+            f"trainer.max_restarts {job.trainer.max_restarts} and cluster.run_policy.{counted[0]} "
+            "both say how often HyperPod restarts processes; set trainer.max_restarts to 0"
         )
     if standby := job.resilience.standby_nodes:
         yield (

@@ -9,7 +9,7 @@ from pydantic import Field
 from launcher.job.cluster import Cluster
 from launcher.job.fields import Count, DnsLabel, EnvName, EnvValue, OneLine, Section, TimeLimit
 from launcher.job.workload import Data, Instance, Model, Resources, Trainer
-from resilience.settings import ResilienceSettings
+from resilience.settings import ResilienceSettings, TieredSettings
 
 SCHEMA_VERSION = 1
 RECIPE_NAME = r"^[a-z0-9_]+(/[a-z0-9_]+)*$"
@@ -64,3 +64,9 @@ class JobContent(Section):
     def num_nodes_started(self) -> int:
         """Return how many nodes start: those that train and those that stand by."""
         return self.trainer.num_nodes + self.resilience.standby_nodes
+
+    @property
+    def memoryd(self) -> TieredSettings | None:
+        """Return the settings of a job that starts memoryd on its nodes, None of any other."""
+        settings = self.resilience.tiered
+        return settings if settings and settings.starts_memoryd else None

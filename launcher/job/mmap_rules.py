@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.job.cluster import K8sCluster
 from launcher.job.content import JobContent
+from launcher.job.fields import shown
 from launcher.job.workload import MegatronTrainer
 from resilience.settings import CacheEncryption, MmapSettings
 
@@ -75,23 +76,17 @@ def _budget(job: JobContent, settings: MmapSettings) -> Iterator[str]:
             f"{_WHERE}.budget_mib {settings.budget_mib} is less than the {needed_mib} MiB that "
             f"{num_kept} batches of {rows} samples take ({_WHERE}.prefetch_length "
             f"{settings.prefetch_length}, lookback_length {settings.lookback_length}, "
-            f"checkpoint_frequency {_shown(settings.checkpoint_frequency)})"
+            f"checkpoint_frequency {shown(settings.checkpoint_frequency)})"
         )
 
 
 def _folder(job: JobContent, settings: MmapSettings) -> Iterator[str]:
     if settings.folder is None or not isinstance(job.cluster, K8sCluster):
         return
-    paths = [each.mount_path for each in job.cluster.host_paths if not each.read_only]
-    paths += [each.mount_path for each in job.cluster.volume_claims if not each.read_only]
-    paths.append("/dev/shm")
+    paths = [*job.cluster.mount_paths(is_writable=True), "/dev/shm"]
     if not any(f"{settings.folder}/".startswith(f"{each.rstrip('/')}/") for each in paths):
         yield (
             f"{_WHERE}.folder {settings.folder!r} is on no volume, so it would go with its "
             "container; allowed: null, or below /dev/shm or a mount_path of cluster.host_paths "
             "or cluster.volume_claims"
         )
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value)

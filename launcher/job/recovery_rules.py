@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.job.content import JobContent
+from launcher.job.fields import shown
 from resilience.settings import FaultsSettings, InjectedFault
 
 
@@ -58,7 +59,7 @@ def _place(job: JobContent, fault: InjectedFault, where: str) -> Iterator[str]:
         )
     if (fault.rank is None) == (fault.node is None):
         yield (
-            f"{where} has rank {_shown(fault.rank)} and node {_shown(fault.node)}; "
+            f"{where} has rank {shown(fault.rank)} and node {shown(fault.node)}; "
             "allowed: exactly one of them"
         )
         return
@@ -128,7 +129,7 @@ def _corruption(job: JobContent, faults: FaultsSettings) -> Iterator[str]:
     if (corrupting or is_drawn) and settings and settings.self_check_every_n_steps != 1:
         yield (
             "resilience.checkpointless.self_check_every_n_steps "
-            f"{_shown(settings.self_check_every_n_steps)} would not find the faults 'corrupt' of "
+            f"{shown(settings.self_check_every_n_steps)} would not find the faults 'corrupt' of "
             "resilience.faults before they spread; allowed with them: 1"
         )
 
@@ -139,7 +140,3 @@ def _begins_recovery(kind: str, place: str) -> bool:
 
 def _is_corruptible(place: str) -> bool:
     return place not in {"within_update", "recovery"}
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else repr(value)

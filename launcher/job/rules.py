@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from launcher.job.cluster_rules import k8s_rules, slurm_rules
 from launcher.job.content import JobContent
+from launcher.job.fields import shown
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.secrets import env_secrets, text_secrets
@@ -94,7 +95,7 @@ def _replicas(job: JobContent) -> Iterator[str]:
         trainer.sharding == "hybrid"
     ):
         yield (
-            f"trainer.num_replicas {_shown(trainer.num_replicas)} does not fit trainer.sharding "
+            f"trainer.num_replicas {shown(trainer.num_replicas)} does not fit trainer.sharding "
             f"{trainer.sharding!r}; hybrid needs a number, none and full take null"
         )
         return
@@ -316,8 +317,8 @@ def _environment(job: JobContent) -> Iterator[str]:
             )
 
 
-# Read-only in bash, set by the agent for each worker, or used by templates/.
 _TAKEN_BEGINNINGS = ("LAUNCHER_", "RESILIENCE_", "TORCHELASTIC_")
+# Read-only in bash, set by the agent for each worker, or used by templates/.
 _TAKEN_VARIABLES = frozenset(
     """
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
@@ -340,10 +341,6 @@ def _secrets(job: JobContent) -> Iterator[str]:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else repr(value)
 
 
 _RULES: tuple[Rule, ...] = (

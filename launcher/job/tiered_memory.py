@@ -64,10 +64,12 @@ def budget_mib(job: JobContent, settings: TieredSettings) -> int:
 
 def tiered_mib(job: JobContent) -> int:
     """Return the memory in MiB that checkpoints and their daemon take on a node, 0 without."""
-    settings = job.resilience.tiered
-    if settings is None or not settings.starts_memoryd:
-        return 0
-    return budget_mib(job, settings) + DAEMON_MIB
+    return budget_mib(job, job.memoryd) + DAEMON_MIB if job.memoryd else 0
+
+
+def shm_mib(job: JobContent) -> int:
+    """Return how large /dev/shm has to be on a node, 0 for any size."""
+    return job.resources.shm_gib * 1024 + (budget_mib(job, job.memoryd) if job.memoryd else 0)
 
 
 def _held_bytes(job: JobContent, settings: TieredSettings, num_steps: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.job.cluster import K8sCluster, SlurmCluster
 from launcher.job.content import JobContent
+from launcher.job.fields import shown
 from launcher.job.tiered_memory import (
     DAEMON_MIB,
     budget_mib,
@@ -42,8 +43,8 @@ def tiered_rules(job: JobContent) -> Iterator[str]:
 def _frequency(tier: str, given: RamTier | StoreTier) -> Iterator[str]:
     if (given.every_n_steps is None) == (given.every_s is None):
         yield (
-            f"{_WHERE}.{tier}.every_n_steps {_shown(given.every_n_steps)} and "
-            f"{_WHERE}.{tier}.every_s {_shown(given.every_s)}; allowed: one of them, "
+            f"{_WHERE}.{tier}.every_n_steps {shown(given.every_n_steps)} and "
+            f"{_WHERE}.{tier}.every_s {shown(given.every_s)}; allowed: one of them, "
             "the other null"
         )
 
@@ -146,7 +147,7 @@ def _memory(job: JobContent, budget: int) -> Iterator[str]:
     """Hold the budget against what a node, or the job's part of it, has."""
     asked, instance = job.resources, job.instance
     taken = (
-        f"{_WHERE}.ram.budget_mib {_shown_budget(job, budget)} with {DAEMON_MIB} MiB for memoryd"
+        f"{_WHERE}.ram.budget_mib {__shown_budget(job, budget)} with {DAEMON_MIB} MiB for memoryd"
     )
     tiered_mib = budget + DAEMON_MIB
     is_within = isinstance(job.cluster, SlurmCluster) and asked.memory_gib is not None
@@ -168,7 +169,7 @@ def _memory(job: JobContent, budget: int) -> Iterator[str]:
         )
 
 
-def _shown_budget(job: JobContent, budget: int) -> str:
+def __shown_budget(job: JobContent, budget: int) -> str:
     settings = job.resilience.tiered
     is_given = settings is not None and settings.ram.budget_mib is not None
     return str(budget) if is_given else f"null, which is {budget} here,"
@@ -209,12 +210,6 @@ def _aws(job: JobContent, settings: TieredSettings) -> Iterator[str]:
     for name, (value, allowed) in fixed.items():
         if value != allowed:
             yield (
-                f"{_WHERE}.{name} {_shown(value)} is nothing that AWS's library can be told; "
-                f"allowed with backend 'aws': {_shown(allowed)}"
+                f"{_WHERE}.{name} {shown(value)} is nothing that AWS's library can be told; "
+                f"allowed with backend 'aws': {shown(allowed)}"
             )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -170,6 +170,16 @@ class TrainerSettings(Section):
         """Return the number of workers."""
         return self.num_nodes * self.num_devices
 
+    @property
+    def model_parallel_size(self) -> int:
+        """Return the ranks that work on one sample."""
+        return 1
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return the ranks that work on different samples, rounded down."""
+        return self.world_size // self.model_parallel_size
+
 
 class TorchTrainer(TrainerSettings):
     """Plain PyTorch: DDP, or FSDP2 with full or hybrid sharding."""
@@ -181,16 +191,6 @@ class TorchTrainer(TrainerSettings):
     training state."""
     num_replicas: Count | None
     """Copies of the training state with hybrid sharding; null with none and full."""
-
-    @property
-    def model_parallel_size(self) -> int:
-        """Return the ranks that work on one sample: always one here."""
-        return 1
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Return the ranks that work on different samples."""
-        return self.world_size
 
     @property
     def replicas(self) -> int:
@@ -235,11 +235,6 @@ class MegatronTrainer(TrainerSettings):
     def model_parallel_size(self) -> int:
         """Return the ranks that work on one sample."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Return the ranks that work on different samples, rounded down."""
-        return self.world_size // self.model_parallel_size
 
     @property
     def replicas(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.k8s import MANIFEST
+from launcher.clusters.k8s.manifest import MANIFEST
 from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
 from tests.k8s.conftest import kubectl

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.clusters.k8s import MANIFEST, render_k8s
 from launcher.clusters.k8s.check import read_documents
+from launcher.clusters.k8s.manifest import MANIFEST, render_k8s
 from launcher.job import Job
 from tests.launcher.shipped import TEMPLATES, shipped_job
 

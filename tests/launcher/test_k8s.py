@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.k8s import render_k8s
+from launcher.clusters.k8s.manifest import render_k8s
 from launcher.clusters.k8s.values import efa_devices
 from launcher.errors import RecipeError
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, manifest, pod

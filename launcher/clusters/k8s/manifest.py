@@ -16,7 +16,7 @@ from launcher.clusters.k8s.start import start_values
 from launcher.clusters.k8s.values import manifest_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
-from launcher.rundir import NODE_FILE
+from launcher.rundir import JOB_FILE, NODE_FILE
 from launcher.templates import fill_template
 from resilience.node_config import NodeConfig
 
@@ -35,23 +35,24 @@ def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
 
     Raises RecipeError where a template fails, or what came out breaks a rule.
     """
-    assert isinstance(job.cluster, K8sCluster)
-    start = fill_template(templates, "k8s/start.sh.j2", start_values(job))
-    texts = {"job.json": job.to_json()}
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
+    start = fill_template(templates, "k8s/start.sh.j2", start_values(job, cluster))
+    texts = {JOB_FILE: job.to_json()}
     # On HyperPod its own agent starts the workers.
-    is_ours = job.cluster.job_kind == "job"
+    is_ours = cluster.job_kind == "job"
     agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
     config = NodeConfig(agent=agent, memoryd=sidecar_config(job))
     if config.agent or config.memoryd:
         texts[NODE_FILE] = config.to_json()
-    if job.cluster.pre_script is not None:
-        texts["pre.sh"] = job.cluster.pre_script
+    if cluster.pre_script is not None:
+        texts["pre.sh"] = cluster.pre_script
     texts["start.sh"] = start
-    if sidecar := sidecar_files(job):
+    if sidecar := sidecar_files(job, cluster):
         texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", sidecar)
         texts[PEERS_FILE] = sidecar["peers"]
-    values = manifest_values(job) | {"files": [_file(*item) for item in texts.items()]}
-    text = fill_template(templates, f"k8s/{job.cluster.job_kind}.yaml.j2", values)
+    values = manifest_values(job, cluster) | {"files": [_file(*item) for item in texts.items()]}
+    text = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
     check_manifest(text)
     return {MANIFEST: text}
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME
-from launcher.clusters.memoryd import (
-    PEER_PORT,
-    memoryd_config,
-    memoryd_settings,
-    token_secret_name,
-)
+from launcher.clusters.memoryd import PEER_PORT, memoryd_config, token_secret_name
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
-from launcher.job.tiered_memory import budget_mib, tiered_mib
+from launcher.job.cluster_rules import num_pods, pod_name
+from launcher.job.tiered_memory import shm_mib, tiered_mib
 from launcher.rundir import NODE_FILE
 from resilience.node_config import MemorydConfig
 from resilience.settings import TieredSettings
@@ -42,10 +39,9 @@ _SECRET_PATH = "/etc/training-token"
 _SECRET_KEY = "token"
 
 
-def sidecar_values(job: Job) -> dict[str, Any] | None:
+def sidecar_values(job: Job, cluster: K8sCluster) -> dict[str, Any] | None:
     """Return what the template of the daemon's container is filled with, None without one."""
-    settings, cluster = memoryd_settings(job), job.cluster
-    assert isinstance(cluster, K8sCluster)
+    settings = job.memoryd
     if settings is None:
         return None
     return {
@@ -60,19 +56,20 @@ def sidecar_values(job: Job) -> dict[str, Any] | None:
 
 def sidecar_config(job: Job) -> MemorydConfig | None:
     """Return what the daemon is told, None without one."""
-    has_store = job.resilience.tiered is not None and job.resilience.tiered.store is not None
-    return memoryd_config(job, drain_s=_DRAIN_S if has_store else None, is_external=True)
+    drain_s = _DRAIN_S if job.memoryd and job.memoryd.store else None
+    return memoryd_config(job, drain_s=drain_s, is_external=True)
 
 
-def sidecar_files(job: Job) -> dict[str, Any]:
+def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the daemon's command for its script, and where the others' are, by file name."""
-    settings, cluster = memoryd_settings(job), job.cluster
-    assert isinstance(cluster, K8sCluster)
+    settings = job.memoryd
     if settings is None:
         return {}
-    names = _names(job, cluster)
-    peers = [f"{name}={_host(job, cluster, name)}:{_port(settings)}\n" for name in names]
     is_job = cluster.job_kind == "job"
+    # HyperPod's operator, which such a job is not submitted to yet, gives pods no subdomain.
+    domain = f".{job.name}" if is_job else ""
+    names = [pod_name(job, cluster, index) for index in range(num_pods(job, cluster))]
+    peers = [f"{name}={name}{domain}:{_port(settings)}\n" for name in names]
     node = f'{job.name}-"$JOB_COMPLETION_INDEX"' if is_job else f'"${POD_NAME}"'
     command = [
         shlex.quote(cluster.python or "python"),
@@ -97,22 +94,20 @@ def sidecar_files(job: Job) -> dict[str, Any]:
 
 def sidecar_variables(job: Job) -> dict[str, str]:
     """Return the variables by which workers and daemon find each other, {} without a daemon."""
-    settings = memoryd_settings(job)
-    if settings is None:
+    if job.memoryd is None:
         return {}
     made = f"{_SECRET_PATH}/{_SECRET_KEY}"
-    return {"MEMORYD_DIR": _FOLDER, "MEMORYD_TOKEN_FILE": settings.token_file or made}
+    return {"MEMORYD_DIR": _FOLDER, "MEMORYD_TOKEN_FILE": job.memoryd.token_file or made}
 
 
 def shm_size(job: Job) -> str | None:
     """Return the size of the pods' /dev/shm, None where it stays as the cluster has it."""
-    shm_gib, settings = job.resources.shm_gib, memoryd_settings(job)
-    if settings is None:
-        return f"{shm_gib}Gi" if shm_gib else None
-    return f"{shm_gib * 1024 + budget_mib(job, settings)}Mi"
+    if job.memoryd:
+        return f"{shm_mib(job)}Mi"
+    return f"{job.resources.shm_gib}Gi" if job.resources.shm_gib else None
 
 
-def token_secret(job: Job, owner: dict[str, str]) -> str:
+def token_secret(job: Job, owner: Mapping[str, str]) -> str:
     """Return a Secret with a new token, as JSON.
 
     It belongs to `owner` (apiVersion, kind, name, uid), and is removed with it.
@@ -126,7 +121,7 @@ def token_secret(job: Job, owner: dict[str, str]) -> str:
             "metadata": {
                 "name": token_secret_name(job),
                 "namespace": cluster.namespace,
-                "ownerReferences": [owner],
+                "ownerReferences": [dict(owner)],
             },
             "stringData": {_SECRET_KEY: secrets.token_hex(32)},
         }
@@ -146,15 +141,3 @@ def _secret(job: Job, settings: TieredSettings, cluster: K8sCluster) -> dict[str
 
 def _port(settings: TieredSettings) -> int:
     return settings.peer_port or PEER_PORT
-
-
-def _names(job: Job, cluster: K8sCluster) -> list[str]:
-    if cluster.job_kind == "job":
-        return [f"{job.name}-{index}" for index in range(job.num_nodes_started)]
-    number = job.trainer.num_nodes + cluster.num_spares
-    return [f"{job.name}-pods-{index}" for index in range(number)]
-
-
-def _host(job: Job, cluster: K8sCluster, name: str) -> str:
-    # HyperPod's operator, which such a job is not submitted to yet, gives pods no subdomain.
-    return f"{name}.{job.name}" if cluster.job_kind == "job" else name

@@ -9,10 +9,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.agent import NodeWords, agent_command
+from launcher.clusters.agent import agent_command
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
-from launcher.rundir import NODE_FILE
+from launcher.rundir import JOB_FILE, NODE_FILE
 
 CONFIG_PATH = "/etc/training"
 """Where the ConfigMap is mounted in the pod."""
@@ -39,10 +39,8 @@ def run_path(job: Job, cluster: K8sCluster) -> str:
     return f"{cluster.run_path}/{job.name}"
 
 
-def start_values(job: Job) -> dict[str, Any]:
+def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return what the template of start.sh is filled with."""
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
     is_hyperpod = cluster.job_kind == "hyperpod"
     command = hyperpod_command(job, cluster) if is_hyperpod else _job_command(job, cluster)
     return {
@@ -71,22 +69,22 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         f"--log-dir={_LOG_PATH}",
         "-m",
         "training",
-        f"--job={CONFIG_PATH}/job.json",
+        f"--job={CONFIG_PATH}/{JOB_FILE}",
         f"--run-dir={shlex.quote(run_path(job, cluster))}",
         f'--node-name="${POD_NAME}"',
     )
 
 
 def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
-    words = NodeWords(
+    return agent_command(
+        job,
         python=shlex.quote(cluster.python or "python"),
         config_path=f"{CONFIG_PATH}/{NODE_FILE}",
         rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
         rdzv_id=shlex.quote(job.name),
-        job_path=f"{CONFIG_PATH}/job.json",
+        job_path=f"{CONFIG_PATH}/{JOB_FILE}",
         run_path=shlex.quote(run_path(job, cluster)),
         # The pod's host name, unless it shares the node's.
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',
     )
-    return agent_command(job, words)

@@ -80,7 +80,7 @@ def _has_token(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run
     """
     try:
         # By standard input: arguments and files may be read by others.
-        run_program((*kubectl, "create", "--filename=-"), run_dir, token_secret(job, dict(owner)))
+        run_program((*kubectl, "create", "--filename=-"), run_dir, token_secret(job, owner))
     except OutsideError as error:
         if "already exists" not in str(error):
             raise

@@ -25,6 +25,7 @@ from launcher.clusters.k8s.start import (
 )
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
+from launcher.job.cluster_rules import REPLICA_NAME
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
@@ -36,18 +37,14 @@ NOTES_ANNOTATION = "training-recipes/notes"
 """What has to change before the job runs, or has to be known, a line each."""
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
-REPLICA_NAME = "pods"
-"""HyperPod's operator names pods <job>-<this>-<index>."""
 
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
 
 
-def manifest_values(job: Job) -> dict[str, Any]:
+def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return the values for the template of the job's kind, all but the files' texts."""
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
     requests, limits = _resources(job)
     told = notes(job)
     return {
@@ -60,7 +57,7 @@ def manifest_values(job: Job) -> dict[str, Any]:
         **_metadata(job, cluster, told),
         "env": _env(job, cluster),
         "ports": [_port(cluster)],
-        "memoryd": sidecar_values(job),
+        "memoryd": sidecar_values(job, cluster),
         "shm_size": shm_size(job),
         "requests": requests,
         "limits": limits,
