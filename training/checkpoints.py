@@ -43,11 +43,9 @@ class Progress(Protocol):
 
     def take_rest(self, rest: dict[str, Any]) -> None:
         """Take over what a loaded state had."""
-        ...
 
     def check(self) -> None:
         """Raise CorruptionError where the state is not what its last update left."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,30 +37,24 @@ class Members(Protocol):
     @property
     def number(self) -> int:
         """Return the generation's number."""
-        ...
 
     @property
     def rank(self) -> int:
         """Return this worker's rank."""
-        ...
 
     @property
     def layout(self) -> Layout:
         """Return who holds what."""
-        ...
 
     @property
     def store(self) -> Store:
         """Return the generation's own store."""
-        ...
 
     def check(self) -> None:
         """Raise BrokenError where the generation is over; cheap."""
-        ...
 
     def mark(self, activity: Activity, step: int, micro_batch: int = 0) -> None:
         """Show what the training thread does; raises BrokenError as `check` does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

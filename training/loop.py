@@ -71,7 +71,6 @@ class MakeTrainer(Protocol):
 
     def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
         """Return the trainer; one that `is_restartable` takes groups more than once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

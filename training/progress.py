@@ -42,47 +42,37 @@ class Progress(Protocol):
     @property
     def step(self) -> int:
         """Return how many updates the state has seen, which is the index of the next step."""
-        ...
 
     @property
     def step_generation(self) -> int:
         """Return the generation that made the last update; -1 for a loaded or first state."""
-        ...
 
     def bind(self, view: StateView) -> None:
         """Take the state that all else is about; before each `resume`."""
-        ...
 
     def view_with_rest(self) -> StateView:
         """Return the state with `rest`, as checkpoints need it."""
-        ...
 
     def resume(self, members: Any, start: Callable[[Fallback | None], int]) -> Resumed | None:
         """Bring this rank to the state that the generation begins with; None without recovery.
 
         Called by every rank. `start` makes or loads a state in place, and returns its step.
         """
-        ...
 
     def take_rest(self, rest: dict[str, Any]) -> None:
         """Take over the `rest` of a state that was loaded or made."""
-        ...
 
     def begin(self) -> None:
         """Begin a forward: gradients of before are valid no more."""
-        ...
 
     def pend(self, values: dict[str, Any]) -> None:
         """Have values become a part of `rest` when the update of this step has ended."""
-        ...
 
     def commit(self, members: Any) -> AbstractContextManager[None]:
         """Return what the update of this step runs in; the block holds no collective."""
-        ...
 
     def check(self) -> None:
         """Raise CorruptionError where the state is not what its last update left."""
-        ...
 
 
 MakeProgress = Callable[[CommitHooks], Progress]

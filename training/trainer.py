@@ -44,19 +44,15 @@ class StepWatch(Protocol):
 
         A trainer that finds none of its own there need not hook its model.
         """
-        ...
 
     def requests(self) -> int:
         """Return this rank's number for the sum `StepResult.requests`; below 2 ** 25."""
-        ...
 
     def forward(self, micro_batch: int, *, is_last: bool) -> None:
         """Note that a forward pass begins: of micro batch 1, 2, ..., the step's last or not."""
-        ...
 
     def backward(self, micro_batch: int) -> None:
         """Note that a backward pass begins."""
-        ...
 
     def reach(self, place: str) -> None:
         """Let a fault strike here.
@@ -65,7 +61,6 @@ class StepWatch(Protocol):
         are handed to the reduction that follows, `within_update` where a part of an update
         is done and a part is not. Returns at once where no fault is due.
         """
-        ...
 
 
 class Stepper(Protocol):
@@ -78,15 +73,12 @@ class Stepper(Protocol):
         nothing that the next step needs but gradients, so that the step can be run again.
         Raises DivergedError, on all ranks alike, where the gradients are not finite.
         """
-        ...
 
     def update(self, lr: float) -> None:
         """Write parameters and moments from the gradients in memory; holds no collective."""
-        ...
 
     def corrupt(self, kind: str) -> None:
         """Flip one bit of a parameter or a moment, as a broken memory would: for tests."""
-        ...
 
 
 class Trainer(Protocol):
@@ -98,17 +90,14 @@ class Trainer(Protocol):
     @property
     def num_parameters(self) -> int:
         """Return the number of trained values of the whole model."""
-        ...
 
     @property
     def stepper(self) -> Stepper:
         """Return what takes steps; after the first `take_groups`."""
-        ...
 
     @property
     def view(self) -> StateView:
         """Return this rank's state, all of whose tensors exist; after the first `take_groups`."""
-        ...
 
     def take_groups(self, group: WorkerGroup) -> None:
         """Take the process groups of a generation: build the first time, rebind ever after.
@@ -117,22 +106,18 @@ class Trainer(Protocol):
         that rebind, so both open groups in the same order. Reduced gradients stay, so
         that an update which has begun can be ended.
         """
-        ...
 
     def fill(self) -> None:
         """Make the state before the first step, whatever the tensors hold; any number of times."""
-        ...
 
     def discard(self) -> None:
         """Drop what an aborted step has left, gradients too; needs no other rank."""
-        ...
 
     def settle(self) -> None:
         """Run the collectives that follow an update or a recovery.
 
         Every rank calls it; a second call leaves the same bits.
         """
-        ...
 
     def export(self, folder: Path) -> None:
         """Write the model for its users into a folder; every rank calls it.
@@ -140,4 +125,3 @@ class Trainer(Protocol):
         The folder appears whole or not at all, in place of an older one. Raises
         CheckpointError where it cannot be written.
         """
-        ...

@@ -45,24 +45,19 @@ class Members(Protocol):
     @property
     def reports(self) -> Sequence[Report]:
         """Return what every rank held at the end of the generation before."""
-        ...
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
         """Return what every break of the generation holds."""
-        ...
 
     def is_current(self) -> bool:
         """Return whether the generation still goes on."""
-        ...
 
     def check(self) -> None:
         """Raise BrokenError where it does not."""
-        ...
 
     def mark(self, activity: Activity, step: int, micro_batch: int = 0) -> None:
         """Show where the training thread is; raises BrokenError as `check` does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

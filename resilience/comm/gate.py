@@ -42,7 +42,6 @@ class GateChannel(Protocol):
         TimeoutError where it has not come in time. After an abort the call may also return, with
         anything in the buffer.
         """
-        ...
 
 
 class Gate:

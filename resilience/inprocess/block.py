@@ -45,7 +45,6 @@ class Reporter(Protocol):
 
     def __call__(self, *, rank: int, node: str, generation: int) -> Report:
         """Return the report; called after the block has stopped."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,15 +39,12 @@ class Coordinator(Protocol):
 
     def send(self, message: Message) -> None:
         """Send a message; does not wait for an answer."""
-        ...
 
     def wait(self) -> Open | Break | End:
         """Block until a generation opens, the finished one is broken, or the run ends."""
-        ...
 
     def on_break(self, callback: OnBreak | None) -> None:
         """Have breaks told to `callback` from now on, also those that came before."""
-        ...
 
 
 class AgentLink:

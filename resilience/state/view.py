@@ -31,24 +31,19 @@ class StateView(Protocol):
     @property
     def replica(self) -> int:
         """Return which full copy of the state this rank belongs to."""
-        ...
 
     @property
     def shard(self) -> str:
         """Return which part of the copy this rank owns."""
-        ...
 
     def tensors(self) -> Sequence[NamedTensor]:
         """Return all tensors in a fixed order; cheap enough to be called once a recovery."""
-        ...
 
     def read_rest(self) -> Mapping[str, Any]:
         """Return the small rest as JSON data: schedules, positions, counters."""
-        ...
 
     def write_rest(self, rest: Mapping[str, Any]) -> None:
         """Take over what `read_rest` returned on the rank that sent the state."""
-        ...
 
 
 @runtime_checkable
@@ -60,7 +55,6 @@ class Movable(Protocol):
 
         Setting their `data` moves the state; None where that would not move all of it.
         """
-        ...
 
 
 @runtime_checkable
@@ -69,7 +63,6 @@ class Distributed(Protocol):
 
     def entries(self) -> Mapping[str, Tensor]:
         """Return the tensors by name as torch has them: some may be DTensors."""
-        ...
 
 
 class HasRest(Protocol):
@@ -79,7 +72,6 @@ class HasRest(Protocol):
 
     def take_rest(self, rest: dict[str, Any]) -> None:
         """Take over what a state that has arrived brings with it."""
-        ...
 
 
 class ViewWithRest:

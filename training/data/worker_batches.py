@@ -25,19 +25,15 @@ class Batches(Protocol):
 
     def read(self, step: int) -> list[Tensor]:
         """Return the rows of tokens of each micro batch, shape (samples, sequence + 1)."""
-        ...
 
     def note_checkpoint(self, step: int) -> None:
         """Take note that a run which loses every copy of its state begins with this step again."""
-        ...
 
     def leave(self) -> None:
         """Leave them to whoever has the rank from now on."""
-        ...
 
     def close(self) -> None:
         """Leave nothing behind: the run is over."""
-        ...
 
 
 def open_batches(

@@ -35,15 +35,12 @@ class Reducer(Protocol):
 
     def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Return what a forward and backward run in; the last one averages over the ranks."""
-        ...
 
     def take_group(self) -> None:
         """Take the default group of the open world."""
-        ...
 
     def clear(self) -> None:
         """Drop what a broken step has left, gradients too."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
