@@ -120,7 +120,7 @@ class ElasticSettings(_Settings):
     job down; null is the operator's default."""
 
 
-class InjectedFault(_Settings):
+class Fault(_Settings):
     """One fault that the run brings upon itself, on one rank or on a whole node."""
 
     kind: FaultKind
@@ -158,7 +158,7 @@ class RandomFaults(_Settings):
 class FaultsSettings(_Settings):
     """Faults that a run brings upon itself, to show that it recovers."""
 
-    injected: tuple[InjectedFault, ...]
+    injected: tuple[Fault, ...]
     """Faults at given steps: [{kind: exception, place: forward, step: 20, rank: 1}]."""
     random: RandomFaults | None
     """Faults drawn from a seed; null draws none."""

@@ -27,7 +27,6 @@ PUBLIC_API = {
 }
 """Modules for the users of our packages, with the page that tells them, and its words."""
 NAMES_THAT_STAND_TWICE = {
-    "InjectedFault": {"resilience.faults.injector", "resilience.settings"},
     "Segment": {"resilience.data.segments", "resilience.tiered.arena"},
     "Shelf": {"resilience.data.shelf", "resilience.tiered.memoryd.shelf"},
     "Source": {"resilience.data.sources", "resilience.tiered.aws_door"},

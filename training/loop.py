@@ -21,6 +21,7 @@ from launcher.job import Job
 from resilience.comm.page import Activity
 from resilience.events import EventLog
 from resilience.faults.injector import Injector
+from resilience.faults.schedule import plan_faults
 from resilience.state.digest import digest_state
 from resilience.state.layout import Seat
 from resilience.state.rng import seed_step
@@ -50,7 +51,7 @@ from training.progress import CommitHooks, MakeProgress, NoRecovery
 from training.steplog import StepLog, describe_step
 from training.stop import EXIT_STATUS, StopSignal
 from training.trainer import StepResult, StepWatch, Trainer
-from training.watch import RunWatch, make_injector
+from training.watch import RunWatch
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.checkpointless.plan import Fallback
@@ -248,10 +249,15 @@ class Loop:
     def _make_injector(self, group: WorkerGroup) -> Injector | None:
         """Return what fires this rank's faults; None in a run that would not survive them."""
         if self._injector is None and self._is_recoverable:
-            self._injector = make_injector(
-                self._job,
-                group.layout,
-                group.rank,
+            faults = plan_faults(
+                self._job.resilience.faults,
+                num_steps=self._job.trainer.max_steps,
+                world_size=group.world_size,
+            )
+            self._injector = Injector(
+                faults,
+                rank=group.rank,
+                layout=group.layout,
                 run_dir=self._worker.run_dir,
                 events=self._events,
                 on_corrupt=self._corrupt,

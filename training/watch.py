@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from pathlib import Path
 
-from launcher.job import Job
 from resilience.comm.page import Activity
-from resilience.events import EventLog
 from resilience.faults.injector import Injector
-from resilience.faults.schedule import PLACES, faults_from
-from resilience.state.layout import Layout
 from training.coordinator import Members
 
 
@@ -28,7 +23,7 @@ class RunWatch:
     def enter(self, members: Members, injector: Injector | None) -> None:
         """Take what belongs to the generation; `injector` fires its faults, if there are any."""
         self._members, self._injector = members, injector
-        self.places = [each for each in PLACES if injector and injector.is_scheduled(each)]
+        self.places = injector.places if injector else ()
 
     def leave(self) -> None:
         """Keep nothing of a generation that is over, its groups above all."""
@@ -78,31 +73,3 @@ class RunWatch:
         assert self._members is not None
         self._activity = activity
         self._members.mark(activity, self.step, micro_batch)
-
-
-def make_injector(
-    job: Job,
-    layout: Layout,
-    rank: int,
-    *,
-    run_dir: Path,
-    events: EventLog,
-    on_corrupt: Callable[[str], None],
-    agent_pid: int | None,
-) -> Injector:
-    """Return what fires a rank's faults; without any it does nothing."""
-    settings = job.resilience.faults
-    faults = faults_from(
-        settings.model_dump() if settings else {},
-        num_steps=job.trainer.max_steps,
-        layout=layout,
-    )
-    return Injector(
-        faults,
-        rank=rank,
-        layout=layout,
-        run_dir=run_dir,
-        on_corrupt=on_corrupt,
-        events=events,
-        agent_pid=agent_pid,
-    )

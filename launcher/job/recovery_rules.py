@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
-from resilience.settings import FaultsSettings, InjectedFault
+from resilience.settings import Fault, FaultsSettings
 
 
 def recovery_rules(job: JobContent) -> Iterator[str]:
@@ -49,7 +49,7 @@ def fault_rules(job: JobContent) -> Iterator[str]:
     yield from _corruption(job, faults)
 
 
-def _place(job: JobContent, fault: InjectedFault, where: str) -> Iterator[str]:
+def _place(job: JobContent, fault: Fault, where: str) -> Iterator[str]:
     """Hold where a fault strikes against what the run has."""
     trainer = job.trainer
     if fault.step >= trainer.max_steps:
@@ -75,7 +75,7 @@ def _place(job: JobContent, fault: InjectedFault, where: str) -> Iterator[str]:
         )
 
 
-def _values(fault: InjectedFault, where: str) -> Iterator[str]:
+def _values(fault: Fault, where: str) -> Iterator[str]:
     """Hold a fault's values against its kind."""
     for name, kind, example in (
         ("tensor", "corrupt", "'parameter' or 'moment'"),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from resilience.events import EventLog
-from resilience.faults.schedule import Fault
+from resilience.settings import Fault
 from resilience.state.layout import Layout
 
 EXIT_STATUS = 13
@@ -57,18 +57,18 @@ class Injector:
         self._sleep = sleep
         self._agent_pid = agent_pid
         self._node_folder = self._folder / f"node-{seat.node_index}"
-        self._pending = [
+        self._due = _by_place(
             (number, fault)
             for number, fault in enumerate(faults)
             if fault.rank == rank or (fault.node, 0) == (seat.node_index, seat.local_rank)
-        ]
-        self._due = _by_place(self._pending)
+        )
         if any(fault.node is not None for fault in faults):
             self._sign_in(seat.local_rank)
 
-    def is_scheduled(self, *places: str) -> bool:
-        """Return whether this rank may yet get a fault in one of the places."""
-        return any(fault.place in places for _, fault in self._pending)
+    @property
+    def places(self) -> set[str]:
+        """Return the places at which this rank may yet get a fault."""
+        return {place for place, _ in self._due}
 
     def reach(self, place: str, step: int) -> None:
         """Fire what is scheduled for this rank here; returns at once where nothing is.
@@ -85,7 +85,6 @@ class Injector:
                     self._fire(fault, step)
 
     def _drop(self, key: tuple[str, int], number: int, fault: Fault) -> None:
-        self._pending.remove((number, fault))
         self._due[key].remove((number, fault))
         if not self._due[key]:
             del self._due[key]
@@ -94,10 +93,9 @@ class Injector:
         """Take the right to fire a fault; False where it has been fired."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            marker = os.open(self._folder / str(number), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            (self._folder / str(number)).touch(exist_ok=False)
         except FileExistsError:
             return False
-        os.close(marker)
         return True
 
     def _fire(self, fault: Fault, step: int) -> None:
@@ -143,7 +141,7 @@ class Injector:
             os.kill(self._agent_pid, signal.SIGKILL)
 
 
-def _by_place(faults: Sequence[_Numbered]) -> dict[tuple[str, int], list[_Numbered]]:
+def _by_place(faults: Iterable[_Numbered]) -> dict[tuple[str, int], list[_Numbered]]:
     """Return faults by place and step; those in a recovery know no step of their own."""
     due: dict[tuple[str, int], list[_Numbered]] = {}
     for number, fault in faults:

@@ -304,6 +304,21 @@ def test_a_fault_that_could_not_strike_is_refused(fault: str, message: str) -> N
         shipped_job(FAULTY, "local", [f"resilience.faults.injected=[{{{text}}}]"])
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param("kind: exit, place: gate, step: 4", id="too-early"),
+        pytest.param("kind: slow, seconds: 1, place: gate, step: 9", id="begins-none"),
+    ],
+)
+def test_a_fault_in_a_recovery_that_no_other_begins_is_refused(other: str) -> None:
+    text = f"{{kind: exit, place: recovery, step: 5, rank: 1}}, {{{other}, rank: 1}}"
+    message = r"injected\[0\].place 'recovery' needs another fault that begins a recovery at step 5"
+
+    with pytest.raises(RecipeError, match=message):
+        shipped_job(FAULTY, "local", [f"resilience.faults.injected=[{text}]"])
+
+
 RANDOM = "resilience.faults.random={seed: 1, mean_steps_between"
 
 

@@ -129,7 +129,7 @@ def test_inherited_fields_have_the_docstrings_of_the_base() -> None:
     [
         pytest.param("recipe file.time_limit", None, id="of-the-launcher"),
         pytest.param("Resources.shm_gib", 0, id="of-the-launcher-in-a-section"),
-        pytest.param("InjectedFault.rank", None, id="of-the-field"),
+        pytest.param("Fault.rank", None, id="of-the-field"),
         pytest.param("MmapSettings.keep_s", 3600, id="of-a-group"),
         pytest.param("Optimizer.eps", 1e-8, id="of-the-file-that-a-group-begins-with"),
         pytest.param("MegatronTrainer.precision", "bf16", id="inherited"),

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from resilience.faults.hooks import reach_in_backward
 from resilience.faults.injector import InjectedFault, Injector
-from resilience.faults.schedule import PLACES, Fault
+from resilience.settings import Fault
 from resilience.state.layout import make_layout
 
 
@@ -52,7 +52,7 @@ class SmallModel(nn.Module):
     def hook(self, injector: Injector, **options: Any) -> tuple[Any, ...]:
         return reach_in_backward(
             list(self.layers),
-            places=[each for each in PLACES if injector.is_scheduled(each)],
+            places=injector.places,
             reach=lambda place: injector.reach(place, 0),
             **options,
         )

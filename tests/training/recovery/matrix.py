@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from resilience.faults.schedule import KINDS, PLACES, TENSORS
+from resilience.settings import FaultKind, FaultPlace
 
+KINDS = get_args(FaultKind)
+PLACES = get_args(FaultPlace)
+TENSORS = ("parameter", "moment")
 WORLD_SIZE = 4
 SLOW_S = 0.1
 REFUSED = {("corrupt", "within_update"), ("corrupt", "recovery")}

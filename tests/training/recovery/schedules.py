@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from resilience.faults.schedule import KINDS, PLACES, random_faults
-from tests.training.recovery.matrix import REFUSED, SLOW_S, WORLD_SIZE
+from resilience.faults.schedule import random_faults
+from tests.training.recovery.matrix import KINDS, PLACES, REFUSED, SLOW_S, WORLD_SIZE
 
 NUM_SHARDS = {"ddp": 1, "hybrid": 2}
 
@@ -27,7 +26,7 @@ def draw(
         for each in drawn:
             if (each.kind, each.place) in REFUSED:
                 continue
-            fault = {key: value for key, value in asdict(each).items() if value is not None}
+            fault = each.model_dump(exclude_none=True)
             fault["step"] = 1 + number * steps_per_seed + 2 * each.step
             if each.kind == "slow":
                 fault["seconds"] = SLOW_S
