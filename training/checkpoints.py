@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from launcher.job import Job
 from resilience.events import EventLog
 from resilience.state.view import StateView
 from training.group import WorkerGroup
 from training.plan import Placement, plan_lineage
+from training.progress import Progress
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.settings import TieredSettings
@@ -30,22 +32,6 @@ FINISH_TIMEOUT = timedelta(seconds=60)
 
 LINEAGE = "lineage"
 """In the progress: whose state it is."""
-
-Pulse = Callable[[], None]
-"""Shows that the worker gets on while it waits; may raise to end the wait."""
-
-
-class Progress(Protocol):
-    """Who knows how far a run is, beside the state itself."""
-
-    rest: dict[str, Any]
-    """Small data that goes with the state; replaced by a new dict at each update."""
-
-    def take_rest(self, rest: dict[str, Any]) -> None:
-        """Take over what a loaded state had."""
-
-    def check(self) -> None:
-        """Raise CorruptionError where the state is not what its last update left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +58,8 @@ class Subject:
     """Samples of one epoch."""
     stall_s: float
     """For how long a copy may hold up an update without getting on."""
+    pulse: Callable[[], None]
+    """Shows that the worker gets on while it waits; may raise to end the wait."""
 
 
 class Checkpoints:
@@ -97,18 +85,16 @@ class Checkpoints:
         """Return whether this worker asks for a checkpoint after the step that is being taken."""
         return False
 
-    def begin_step(
-        self, step: int, *, generation: int, is_requested: bool, pulse: Pulse
-    ) -> int | None:
+    def begin_step(self, step: int, *, is_requested: bool) -> int | None:
         """Begin to save the state after `step` updates, if it is due, before a forward begins.
 
-        `generation` made the last of them, -1 for a state that was loaded or is the first.
         Returns the step of a checkpoint that is known to be complete now and was not before,
-        the same on every worker. Raises nothing but what `pulse` does, as all others.
+        the same on every worker. Raises nothing but what the subject's `pulse` does, as all
+        others.
         """
         return None
 
-    def before_update(self, pulse: Pulse) -> None:
+    def before_update(self) -> None:
         """Return when the update may write: what was begun is copied. The step is stable."""
 
     def keep(self) -> None:
@@ -120,29 +106,39 @@ class Checkpoints:
     def abandon(self) -> None:
         """Leave what was begun, as if it had never been: the step may have another outcome."""
 
-    def finish(
-        self,
-        step: int,
-        *,
-        generation: int,
-        is_forced: bool,
-        pulse: Pulse,
-        check: Callable[[], None],
-    ) -> None:
+    def finish(self, step: int, *, is_forced: bool) -> None:
         """Save the last state, if it is due or `is_forced`, and wait until that is done.
 
-        Every worker calls it, with all steps done. `check` raises where the state is not what
-        its last update left; that ends the save.
+        Every worker calls it, with all steps done. Raises CorruptionError where the state is
+        not what its last update left; that ends the save.
         """
 
     def close(self) -> None:
         """End what the checkpoints need: the run has succeeded."""
 
 
-class CadencedCheckpoints(Checkpoints):
+class SameLineage:
+    """A view that takes over no rest of a run which trains something else."""
+
+    def __init__(self, view: StateView, lineage: str) -> None:
+        self.replica = view.replica
+        self.shard = view.shard
+        self.tensors = view.tensors
+        self.read_rest = view.read_rest
+        self._view = view
+        self._lineage = lineage
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take it over; raises ValueError for that of another lineage."""
+        if rest["recovery"].get(LINEAGE) != self._lineage:
+            raise ValueError("it is of another recipe: its model, data or trainer differ")
+        self._view.write_rest(rest)
+
+
+class CadencedCheckpoints(Checkpoints, ABC):
     """Decides when a checkpoint is due, and tells what came of each.
 
-    A backend says in `_start` how a save begins.
+    A backend says in `_start` how a save begins, and in `_settle` what became of it.
     """
 
     def __init__(
@@ -166,10 +162,16 @@ class CadencedCheckpoints(Checkpoints):
         """Step of the save that was begun last, unless it was left."""
         self._has_warned = False
         self._subject: Subject
+        self._view: SameLineage
 
     def bind(self, subject: Subject) -> None:
         """Take what the checkpoints are of."""
         self._subject = subject
+        self._view = SameLineage(subject.view, self._lineage)
+
+    def begin_run(self, step: int) -> None:
+        """Say whose state it is from now on."""
+        self._subject.progress.rest[LINEAGE] = self._lineage
 
     @property
     def _is_leader(self) -> bool:
@@ -179,20 +181,23 @@ class CadencedCheckpoints(Checkpoints):
         """Return whether so many seconds have passed that rank 0 asks for a checkpoint."""
         return self._is_leader and self._cadence.every_s is not None and self._is_due(0)
 
-    def begin_step(
-        self, step: int, *, generation: int, is_requested: bool, pulse: Pulse
-    ) -> int | None:
+    def begin_step(self, step: int, *, is_requested: bool) -> int | None:
         """Begin to save the state, if it is due: then the save before it is complete."""
         self._settle()
-        if generation < 0 or not self._is_wanted(step, is_requested=is_requested):
+        if not self._is_new or not self._is_wanted(step, is_requested=is_requested):
             return None
-        self._start(step, generation, pulse)
+        self._start(step)
         complete, self._begun = self._begun, step
         return complete
 
     def abandon(self) -> None:
         """Leave what was begun; until the next one is complete the one before counts."""
         self._begun = None
+
+    @property
+    def _is_new(self) -> bool:
+        """Return whether this run has made the state, and neither loaded nor just filled it."""
+        return self._subject.progress.step_generation >= 0
 
     def _is_wanted(self, step: int, *, is_requested: bool) -> bool:
         """Return the same on every worker."""
@@ -207,12 +212,13 @@ class CadencedCheckpoints(Checkpoints):
             self._cadence, step=step, last_step=None, now_s=self._clock(), last_s=self._last_s
         ).is_due
 
-    def _start(self, step: int, generation: int, pulse: Pulse) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _start(self, step: int) -> None:
+        """Begin a save of the state, which `keep` lets become visible."""
 
+    @abstractmethod
     def _settle(self) -> None:
         """Tell what came of a save that is over."""
-        raise NotImplementedError
 
     def _tell_saved(self, step: int, *, num_bytes: int, seconds: float, blocked_s: float) -> None:
         self._has_warned = False

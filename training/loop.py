@@ -25,9 +25,10 @@ from resilience.faults.schedule import plan_faults
 from resilience.state.digest import digest_state
 from resilience.state.layout import Seat
 from resilience.state.rng import seed_step
+from resilience.state.view import ViewWithRest
 from training.backends.choice import open_checkpoints
 from training.backends.epoch import EpochCheckpoints
-from training.checkpoints import STALL_S, Checkpoints, Subject
+from training.checkpoints import STALL_S, Begun, Subject
 from training.coordinator import EnvironmentCoordinator, Members
 from training.data.loading import (
     announce_samples,
@@ -115,32 +116,25 @@ class Loop:
         self._seat: Seat | None = None
         self._is_built = False
         self.watch = RunWatch(self._requests)
-        self._saves = self._open_saves()
+        self._saves = open_checkpoints(
+            worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
+        )
+        self._epochs = (
+            EpochCheckpoints(worker.job, run_dir=worker.run_dir, events=worker.events)
+            if self._is_recoverable
+            else None
+        )
+        """The last resort of a run that survives faults."""
         self.progress = (make_recovery or NoRecovery)(
             CommitHooks(
                 apply=self._apply,
                 reach=self.watch.reach_at,
-                before_update=lambda: self._saves.before_update(self.watch.pulse),
+                before_update=self._saves.before_update,
                 keep=self._saves.keep,
             )
         )
         # What needs no rank is done here, before a spare gets one.
         self._trainer = make_trainer(worker.job, self.watch, is_restartable=self._is_recoverable)
-
-    def _open_saves(self) -> Checkpoints:
-        worker = self._worker
-        saves = open_checkpoints(
-            worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
-        )
-        if not self._is_recoverable:
-            return saves
-        return EpochCheckpoints(
-            saves,
-            worker.job,
-            run_dir=worker.run_dir,
-            events=worker.events,
-            show=self.watch.begin,
-        )
 
     # ---- one generation
 
@@ -180,18 +174,7 @@ class Loop:
         self.watch.enter(members, self._make_injector(group))
         samples = self._open_data(group)
         self._take_groups(group)
-        placement = plan_placement(group.layout, group.rank)
-        self._saves.bind(
-            Subject(
-                state=self._trainer.view,
-                view=self.progress.view_with_rest(),
-                progress=self.progress,
-                group=group,
-                placement=placement,
-                num_samples=samples.num_samples,
-                stall_s=self._stall_s(),
-            )
-        )
+        self._bind_checkpoints(samples, group)
         resumed = self.progress.resume(members, lambda fallback: self._start(fallback, members))
         self.progress.begin()
         self._trainer.discard()
@@ -209,6 +192,8 @@ class Loop:
     def end(self) -> None:
         """Remove what only a run that goes on needs; all ranks have finished."""
         self._saves.close()
+        if self._epochs:
+            self._epochs.close()
         if self._batches:
             self._batches.close()
 
@@ -226,6 +211,21 @@ class Loop:
         if group.rank == 0:
             num_bytes = sum(each.stat().st_size for each in folder.iterdir())
             self._events.write("checkpoint_written", path=str(folder), num_bytes=num_bytes)
+
+    def _bind_checkpoints(self, samples: Samples, group: WorkerGroup) -> None:
+        subject = Subject(
+            state=self._trainer.view,
+            view=ViewWithRest(self._trainer.view, self.progress),
+            progress=self.progress,
+            group=group,
+            placement=plan_placement(group.layout, group.rank),
+            num_samples=samples.num_samples,
+            stall_s=self._stall_s(),
+            pulse=self.watch.pulse,
+        )
+        self._saves.bind(subject)
+        if self._epochs:
+            self._epochs.bind(subject)
 
     def _stall_s(self) -> float:
         """Return for how long a copy may stand still, well before that counts as a hang."""
@@ -259,8 +259,8 @@ class Loop:
                 rank=group.rank,
                 layout=group.layout,
                 run_dir=self._worker.run_dir,
-                events=self._events,
                 on_corrupt=self._corrupt,
+                events=self._events,
                 agent_pid=self._worker.owner_pid,
             )
         return self._injector
@@ -319,7 +319,7 @@ class Loop:
         """Load the newest state that was written, or make the one before the first step."""
         members.mark(Activity.NOWHERE, 0)
         step, source = 0, "start"
-        if begun := self._saves.load_newest():
+        if begun := self._load_newest():
             step, source = begun.step, begun.source
         else:
             self.progress.take_rest({})
@@ -332,6 +332,13 @@ class Loop:
             reason = fallback.reason if fallback else "all workers began afresh: no recovery"
             self._events.write("recovery_fallback", step=step, reason=reason, source=source)
         return step
+
+    def _load_newest(self) -> Begun | None:
+        """Load the newest state of either kind."""
+        if self._epochs is None:
+            return self._saves.load_newest()
+        newest = self._epochs.newest_step()
+        return self._saves.load_newest(newer_than=newest) or self._epochs.load_newest()
 
     def _note_resumed(self, resumed: Resumed) -> None:
         self._events.write(
@@ -370,15 +377,24 @@ class Loop:
     def _begin_step(self, step: int, batches: Batches) -> None:
         """Begin the saves that are due before a step."""
         self.watch.begin(step, Activity.DATA)
-        complete = self._saves.begin_step(
-            step,
-            generation=self.progress.step_generation,
-            is_requested=self.progress.rest.get(_SAVE_DUE, False),
-            pulse=self.watch.pulse,
-        )
-        if complete is not None and complete > (self._complete or 0):
-            self._complete = complete
-            batches.note_checkpoint(complete)
+        is_requested = self.progress.rest.get(_SAVE_DUE, False)
+        for complete in (
+            self._save_epoch(step),
+            self._saves.begin_step(step, is_requested=is_requested),
+        ):
+            if complete is not None and complete > (self._complete or 0):
+                self._complete = complete
+                batches.note_checkpoint(complete)
+
+    def _save_epoch(self, step: int) -> int | None:
+        """Write the whole state where an epoch has ended; returns its step where it is complete."""
+        if self._epochs is None or not self._epochs.is_due(step):
+            return None
+        # No deadline but the store's holds meanwhile.
+        self.watch.begin(step, Activity.NOWHERE)
+        is_complete = self._epochs.save(step)
+        self.watch.begin(step, Activity.DATA)
+        return step if is_complete else None
 
     def _take_step(
         self, step: int, rows: list[torch.Tensor], members: Members, group: WorkerGroup
@@ -409,15 +425,9 @@ class Loop:
 
     def _finish(self, *, is_forced: bool) -> None:
         """Let the last checkpoint end, under no deadline but its own."""
-        progress = self.progress
-        self.watch.begin(progress.step, Activity.NOWHERE)
-        self._saves.finish(
-            progress.step,
-            generation=progress.step_generation,
-            is_forced=is_forced,
-            pulse=self.watch.pulse,
-            check=progress.check,
-        )
+        step = self.progress.step
+        self.watch.begin(step, Activity.NOWHERE)
+        self._saves.finish(step, is_forced=is_forced)
 
     def _corrupt(self, kind: str) -> None:
         self._trainer.stepper.corrupt(kind)

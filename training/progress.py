@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from resilience.state.view import StateView, ViewWithRest
+from resilience.state.view import HasRest, StateView
 from training.coordinator import Members
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
@@ -33,11 +33,11 @@ class CommitHooks:
     """That state is what it should be, and so is what was read of it."""
 
 
-class Progress(Protocol):
-    """What the loop asks of either kind. Training thread only."""
+class Progress(HasRest, Protocol):
+    """What the loop asks of either kind. Training thread only.
 
-    rest: dict[str, Any]
-    """Small data that goes with the committed state; replaced by a new dict at each update."""
+    `rest` goes with the committed state; it is replaced by a new dict at each update.
+    """
 
     @property
     def step(self) -> int:
@@ -50,17 +50,11 @@ class Progress(Protocol):
     def bind(self, view: StateView) -> None:
         """Take the state that all else is about; before each `resume`."""
 
-    def view_with_rest(self) -> StateView:
-        """Return the state with `rest`, as checkpoints need it."""
-
     def resume(self, members: Any, start: Callable[[Fallback | None], int]) -> Resumed | None:
         """Bring this rank to the state that the generation begins with; None without recovery.
 
         Called by every rank. `start` makes or loads a state in place, and returns its step.
         """
-
-    def take_rest(self, rest: dict[str, Any]) -> None:
-        """Take over the `rest` of a state that was loaded or made."""
 
     def begin(self) -> None:
         """Begin a forward: gradients of before are valid no more."""
@@ -87,15 +81,9 @@ class NoRecovery:
         self.step_generation = -1
         self._hooks = hooks
         self._pending: dict[str, Any] = {}
-        self._view: StateView
 
     def bind(self, view: StateView) -> None:
-        """Take the state."""
-        self._view = view
-
-    def view_with_rest(self) -> StateView:
-        """Return the state with `rest`."""
-        return ViewWithRest(self._view, self)
+        """Leave the state alone: nothing is done with it here."""
 
     def resume(self, members: Members, start: Callable[[Fallback | None], int]) -> None:
         """Begin with the state that `start` makes or loads."""

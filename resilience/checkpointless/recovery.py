@@ -149,11 +149,6 @@ class Recovery:
         """Take the state that all else is about; before each `resume`."""
         self._view = view
 
-    def view_with_rest(self) -> StateView:
-        """Return the state with the small data of the recovery, as checkpoints need it."""
-        assert self._view is not None
-        return ViewWithRest(self._view, self)
-
     # ---- reports
 
     def enter(self, generation: int, layout: Layout) -> None:

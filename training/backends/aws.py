@@ -31,7 +31,7 @@ from resilience.settings import TieredSettings
 from resilience.state.view import Distributed, StateView
 from resilience.tiered.uploads import Cadence, decide_save
 from training.backends.aws_library import PACKAGE, find_steps, open_library
-from training.checkpoints import LINEAGE, Begun, CadencedCheckpoints, Pulse, Subject
+from training.checkpoints import Begun, CadencedCheckpoints, Subject
 from training.environment import name_run
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup, keep
@@ -91,7 +91,7 @@ class AwsCheckpoints(CadencedCheckpoints):
     def _is_wanted(self, step: int, *, is_requested: bool) -> bool:
         return not self._is_off and super()._is_wanted(step, is_requested=is_requested)
 
-    def _start(self, step: int, generation: int, pulse: Pulse) -> None:
+    def _start(self, step: int) -> None:
         """Note that the state is to be saved when the step's gate is passed."""
         self._due = step
 
@@ -110,23 +110,15 @@ class AwsCheckpoints(CadencedCheckpoints):
             self._fail(under_way.step, "it was under way when a worker failed")
         super().abandon()
 
-    def finish(
-        self,
-        step: int,
-        *,
-        generation: int,
-        is_forced: bool,
-        pulse: Pulse,
-        check: Callable[[], None],
-    ) -> None:
+    def finish(self, step: int, *, is_forced: bool) -> None:
         """Save the last state, and wait for what is under way."""
-        self._await_end(pulse)
-        self.begin_step(step, generation=generation, is_requested=False, pulse=pulse)
-        if is_forced and generation >= 0 and not self._is_off:
+        self._await_end()
+        self.begin_step(step, is_requested=False)
+        if is_forced and self._is_new and not self._is_off:
             self._due = step
-        check()
+        self._subject.progress.check()
         self.keep()
-        self._await_end(pulse)
+        self._await_end()
         if (under_way := self._under_way) is not None:
             self._fail(under_way.step, _describe_stuck(under_way))
 
@@ -195,7 +187,7 @@ class AwsCheckpoints(CadencedCheckpoints):
             sys.stderr.write(f"training: {text}; the run goes on\n")
 
     def _content(self) -> dict[str, Any]:
-        rest = json.dumps(dict(self._subject.view.read_rest()))
+        rest = json.dumps(dict(self._view.read_rest()))
         return {"state": _entries(self._subject.state), "rest": rest}
 
     def _agree_on_store(self, step: int) -> bool:
@@ -230,13 +222,13 @@ class AwsCheckpoints(CadencedCheckpoints):
             save_to_s3=is_stored,
         )
 
-    def _await_end(self, pulse: Pulse) -> None:
+    def _await_end(self) -> None:
         """Wait for what is under way at the end of a run, where no deadline but this holds."""
         if (under_way := self._under_way) is not None:
-            self._wait(under_way.began_s + SAVE_TIMEOUT_S, pulse)
+            self._wait(under_way.began_s + SAVE_TIMEOUT_S, self._subject.pulse)
             self._settle()
 
-    def _wait(self, end_s: float, pulse: Pulse | None = None) -> None:
+    def _wait(self, end_s: float, pulse: Callable[[], None] | None = None) -> None:
         under_way = self._under_way
         while under_way is not None and not under_way.future.done():
             left_s = end_s - time.monotonic()
@@ -338,22 +330,13 @@ class AwsCheckpoints(CadencedCheckpoints):
         content = self._content()
         try:
             load(content, storage_reader=reader, process_group=self._gloo)
-            self._take_rest(json.loads(content["rest"]))
+            self._view.write_rest(json.loads(content["rest"]))
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - likewise
             problem = _describe(error)
         return self._first_problem(f"load/{step}", problem)
 
     def _num_bytes(self) -> int:
-        return sum(each.tensor.nbytes for each in self._subject.view.tensors())
-
-    def _take_rest(self, rest: Mapping[str, Any]) -> None:
-        if rest["recovery"].get(LINEAGE) != self._lineage:
-            raise ValueError("it is of another recipe: its model, data or trainer differ")
-        self._subject.view.write_rest(rest)
-
-    def begin_run(self, step: int) -> None:
-        """Say whose state it is from now on."""
-        self._subject.progress.rest[LINEAGE] = self._lineage
+        return sum(each.tensor.nbytes for each in self._view.tensors())
 
     @property
     def _group(self) -> WorkerGroup:

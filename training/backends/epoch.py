@@ -12,99 +12,130 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from launcher.job import Job
-from resilience.comm.page import Activity
 from resilience.events import EventLog
-from resilience.state.view import StateView
 from training.backends.tensor_file import write_tensors
-from training.checkpoints import Begun, Checkpoints, Pulse, Subject
+from training.checkpoints import Begun, Subject
 from training.errors import CheckpointError
-from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
+from training.group import CHECKPOINT_TIMEOUT
 
 STATE_FOLDER = "state"
 _MANIFEST = "manifest.json"
 _NOTHING = "none"
 
 
-class EpochCheckpoint:
-    """Writes and reads the run's state. Every worker of the group takes part in each call.
+class EpochCheckpoints:
+    """Writes and reads the state of each epoch's end. Every worker takes part in each call."""
 
-    `key` says which runs may go on from each other's state: their digest.
-    """
-
-    def __init__(self, run_dir: Path, view: StateView, *, key: str) -> None:
+    def __init__(self, job: Job, *, run_dir: Path, events: EventLog) -> None:
         self._folder = run_dir / STATE_FOLDER
-        self._view = view
-        self._key = key
+        self._key = job.digest()
+        """Says which runs may go on from each other's state."""
+        self._batch_size = job.trainer.global_batch_size
+        self._events = events
+        self._subject: Subject
 
-    def write(
-        self, step: int, rest: Mapping[str, Any], group: WorkerGroup, check: Callable[[], None]
-    ) -> bool:
+    def bind(self, subject: Subject) -> None:
+        """Take what the checkpoints are of, in each generation anew."""
+        self._subject = subject
+
+    def is_due(self, step: int) -> bool:
+        """Return whether an epoch ends with the step before `step`."""
+        return ends_epoch(
+            step, global_batch_size=self._batch_size, num_samples=self._subject.num_samples
+        )
+
+    def save(self, step: int) -> bool:
+        """Write the state after `step` updates; returns whether it was written now, and whole.
+
+        Where it cannot be written the run goes on: it has its state in memory, and only its
+        last resort is older than it could be.
+        """
+        is_leader = self._subject.group.rank == 0
+        try:
+            is_written = self.write(step)
+        except CheckpointError as error:
+            if is_leader:
+                text = (
+                    f"{error}; the run goes on, and should it lose every copy of its state it goes "
+                    "back to an older one; make room for two states, or mend the disk"
+                )
+                sys.stderr.write(f"training: {text}\n")
+                self._events.write("warning", step=step, text=text)
+            return False
+        if is_written and is_leader:
+            self._events.write("state_written", step=step)
+        return is_written
+
+    def write(self, step: int) -> bool:
         """Write the state after `step` updates; False where it is there already.
 
-        `check` raises where this worker's state is not what its last update left.
         Raises CheckpointError where the state cannot be written: on every worker
         for a shard, on worker 0 for the manifest. An older state is still there,
-        and all workers can go on.
+        and all workers can go on. Raises CorruptionError where this worker's state
+        is not what its last update left.
         """
+        group, state = self._subject.group, self._subject.state
         folder = self._folder / f"step-{step:08d}"
         topic = f"state/{step}"
-        if self._newest(group, topic) == folder.name:
+        if self._newest(topic) == folder.name:
             return False
         problem = None
         with group.meet(topic, CHECKPOINT_TIMEOUT):
-            check()
-            if self._view.replica == 0:
-                problem = self._write_shard(folder, rest, group)
+            self._subject.progress.check()
+            if state.replica == 0:
+                problem = self._write_shard(folder)
         problem = group.first_problem(topic, problem, CHECKPOINT_TIMEOUT)
         is_leader = group.rank == 0
         # Who fails from here on has left its shard, and nobody waits for the manifest.
         if problem is None and is_leader:
-            problem = self._publish(folder, step, group)
+            problem = self._publish(folder, step)
         if problem is not None:
             if is_leader:
                 _remove_state(folder)
             raise CheckpointError(problem)
         return True
 
-    def newest_step(self, group: WorkerGroup) -> int | None:
+    def newest_step(self) -> int | None:
         """Return the step of the newest whole state, None without one."""
-        name = self._newest(group, "state/offer")
-        return None if name is None else int(name.rpartition("-")[2])
+        name = self._newest("state/offer")
+        return None if name is None else _step_of(name)
 
-    def read(self, group: WorkerGroup) -> tuple[int, dict[str, Any]] | None:
-        """Load the newest whole state in place; returns its step and rest, None without one."""
-        if (name := self._newest(group, "state")) is None:
+    def load_newest(self) -> Begun | None:
+        """Load the newest whole state in place; None without one."""
+        if (name := self._newest("state")) is None:
             return None
+        state = self._subject.state
         path = self._shard_path(self._folder / name)
         try:
             with safe_open(path, framework="pt") as file:
                 content = json.loads(file.metadata()["rest"])
-                for each in self._view.tensors():
+                for each in state.tensors():
                     each.tensor.copy_(file.get_tensor(each.name))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot read the state in {path}: {error}; remove {self._folder} to begin at the "
                 "start"
             ) from error
-        self._view.write_rest(content["view"])
-        return int(name.rpartition("-")[2]), content["recovery"]
+        self._subject.view.write_rest(content)
+        return Begun(step=_step_of(name), source="checkpoint")
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Remove all states: the run has ended."""
+        if self._subject.group.rank != 0:
+            return
         for path in self._folder.glob("step-*"):
             _remove_state(path)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _newest(self, group: WorkerGroup, topic: str) -> str | None:
+    def _newest(self, topic: str) -> str | None:
         """Return the folder of the newest whole state that worker 0 sees."""
+        group = self._subject.group
         own = (self._whole() or [_NOTHING])[-1] if group.rank == 0 else ""
         name = group.first_text(f"{topic}/newest", own, CHECKPOINT_TIMEOUT)
         return None if name == _NOTHING else name
@@ -122,29 +153,29 @@ class EpochCheckpoint:
         return sorted(found)
 
     def _shard_path(self, folder: Path) -> Path:
-        return folder / f"shard-{self._view.shard or 0}.safetensors"
+        return folder / f"shard-{self._subject.state.shard or 0}.safetensors"
 
-    def _write_shard(self, folder: Path, rest: Mapping[str, Any], group: WorkerGroup) -> str | None:
+    def _write_shard(self, folder: Path) -> str | None:
         """Write this worker's shard; returns why it could not be written."""
-        path = self._shard_path(folder)
-        content = {"view": self._view.read_rest(), "recovery": rest}
+        path, view = self._shard_path(folder), self._subject.view
         try:
             folder.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(".draft")
             write_tensors(
                 draft,
-                self._view.tensors(),
-                metadata={"rest": json.dumps(content)},
-                on_piece=group.check,
+                view.tensors(),
+                metadata={"rest": json.dumps(view.read_rest())},
+                on_piece=self._subject.group.check,
             )
             _publish_file(draft, path)
         except (OSError, ValueError) as error:
             return f"cannot write the state {path}: {error}"
         return None
 
-    def _publish(self, folder: Path, step: int, group: WorkerGroup) -> str | None:
+    def _publish(self, folder: Path, step: int) -> str | None:
         """Let the state count, and no older one; returns why it cannot."""
-        manifest = {"step": step, "generation": group.generation, "key": self._key}
+        generation = self._subject.group.generation
+        manifest = {"step": step, "generation": generation, "key": self._key}
         try:
             draft = folder / f"{_MANIFEST}.draft"
             draft.write_text(json.dumps(manifest) + "\n")
@@ -158,130 +189,14 @@ class EpochCheckpoint:
         return None
 
 
-class EpochCheckpoints(Checkpoints):
-    """Adds the state of each epoch's end to another backend's checkpoints.
-
-    `show` shows what the worker does in a step. No deadline but the store's holds while it
-    writes a state.
-    """
-
-    def __init__(
-        self,
-        other: Checkpoints,
-        job: Job,
-        *,
-        run_dir: Path,
-        events: EventLog,
-        show: Callable[[int, Activity], None],
-    ) -> None:
-        self._other = other
-        self._job = job
-        self._run_dir = run_dir
-        self._events = events
-        self._show = show
-        self._subject: Subject
-        self._checkpoint: EpochCheckpoint
-
-    def bind(self, subject: Subject) -> None:
-        """Take what the checkpoints are of."""
-        self._other.bind(subject)
-        self._subject = subject
-        self._checkpoint = EpochCheckpoint(self._run_dir, subject.state, key=self._job.digest())
-
-    def begin_run(self, step: int) -> None:
-        """Begin a history that goes on from a step."""
-        self._other.begin_run(step)
-
-    def wants_save(self) -> bool:
-        """Return whether the other backend asks for a checkpoint."""
-        return self._other.wants_save()
-
-    def before_update(self, pulse: Pulse) -> None:
-        """Return when what the other backend has begun is copied."""
-        self._other.before_update(pulse)
-
-    def keep(self) -> None:
-        """Let what the other backend has begun become visible."""
-        self._other.keep()
-
-    def abandon(self) -> None:
-        """Leave what the other backend has begun."""
-        self._other.abandon()
-
-    def finish(
-        self,
-        step: int,
-        *,
-        generation: int,
-        is_forced: bool,
-        pulse: Pulse,
-        check: Callable[[], None],
-    ) -> None:
-        """Save the last state with the other backend."""
-        self._other.finish(
-            step, generation=generation, is_forced=is_forced, pulse=pulse, check=check
-        )
-
-    def load_newest(self, *, newer_than: int | None = None) -> Begun | None:
-        """Load the newest state of either kind."""
-        group, progress = self._subject.group, self._subject.progress
-        newest = self._checkpoint.newest_step(group)
-        if begun := self._other.load_newest(newer_than=newest):
-            return begun
-        if found := self._checkpoint.read(group):
-            step, rest = found
-            progress.take_rest(rest)
-            return Begun(step=step, source="checkpoint")
-        return None
-
-    def begin_step(
-        self, step: int, *, generation: int, is_requested: bool, pulse: Pulse
-    ) -> int | None:
-        """Write the state where an epoch has ended, and begin what else is due."""
-        written = None
-        batch_size = self._job.trainer.global_batch_size
-        if ends_epoch(step, global_batch_size=batch_size, num_samples=self._subject.num_samples):
-            self._show(step, Activity.NOWHERE)
-            written = self._write(step)
-            self._show(step, Activity.DATA)
-        complete = self._other.begin_step(
-            step, generation=generation, is_requested=is_requested, pulse=pulse
-        )
-        return complete if written is None else written
-
-    def _write(self, step: int) -> int | None:
-        """Write the state; returns its step where it is complete now.
-
-        Where it cannot be written the run goes on: it has its state in memory, and only its
-        last resort is older than it could be.
-        """
-        group, progress = self._subject.group, self._subject.progress
-        try:
-            is_written = self._checkpoint.write(step, progress.rest, group, progress.check)
-        except CheckpointError as error:
-            if group.rank == 0:
-                text = (
-                    f"{error}; the run goes on, and should it lose every copy of its state it goes "
-                    "back to an older one; make room for two states, or mend the disk"
-                )
-                sys.stderr.write(f"training: {text}\n")
-                self._events.write("warning", step=step, text=text)
-            return None
-        if is_written and group.rank == 0:
-            self._events.write("state_written", step=step)
-        return step if is_written else None
-
-    def close(self) -> None:
-        """Remove all states: the run has ended."""
-        self._other.close()
-        if self._subject.group.rank == 0:
-            self._checkpoint.remove()
-
-
 def ends_epoch(step: int, *, global_batch_size: int, num_samples: int) -> bool:
     """Return whether the step before `step` consumed the last sample of an epoch."""
     before, after = (step - 1) * global_batch_size, step * global_batch_size
     return step > 0 and before // num_samples < after // num_samples
+
+
+def _step_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _publish_file(draft: Path, path: Path) -> None:

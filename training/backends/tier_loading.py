@@ -12,14 +12,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from resilience.errors import FaultError, ResilienceError
 from resilience.state.view import StateView
 from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import LostError, TieredError, TierError
 from resilience.tiered.loader import Loaded, load, whole_steps
-from training.checkpoints import LINEAGE
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 
@@ -57,8 +55,6 @@ class TierLoader:
         client: TieredClient,
         view: StateView,
         group: WorkerGroup,
-        *,
-        lineage: str,
         fail: _Fail,
     ) -> None:
         self.newest_generation = 0
@@ -66,7 +62,7 @@ class TierLoader:
         self.load_s = 0.0
         """How long the last load took."""
         self._client = client
-        self._view = _SameLineage(view, lineage)
+        self._view = view
         self._group = group
         self._num_shards = group.layout.num_shards
         self._fail = fail
@@ -195,23 +191,6 @@ class TierLoader:
         """Wait a little: nothing tells of a peer, a store or a socket that somebody will mend."""
         self._check()
         time.sleep(_PAUSE_S)
-
-
-class _SameLineage:
-    """A view that takes over no rest of a run which trains something else."""
-
-    def __init__(self, view: StateView, lineage: str) -> None:
-        self.replica = view.replica
-        self.shard = view.shard
-        self.tensors = view.tensors
-        self.read_rest = view.read_rest
-        self._view = view
-        self._lineage = lineage
-
-    def write_rest(self, rest: Mapping[str, Any]) -> None:
-        if rest["recovery"].get(LINEAGE) != self._lineage:
-            raise ValueError("it is of another recipe: its model, data or trainer differ")
-        self._view.write_rest(rest)
 
 
 def _key(offer: StepOnOffer) -> _Key:

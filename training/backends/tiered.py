@@ -22,14 +22,7 @@ from resilience.tiered.errors import TieredError
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.saver import AbandonedError, Saver, Saving
 from training.backends.tier_loading import TierLoader
-from training.checkpoints import (
-    FINISH_TIMEOUT,
-    LINEAGE,
-    Begun,
-    CadencedCheckpoints,
-    Pulse,
-    Subject,
-)
+from training.checkpoints import FINISH_TIMEOUT, Begun, CadencedCheckpoints, Subject
 from training.environment import name_run
 from training.errors import GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT
@@ -119,11 +112,11 @@ class TieredCheckpoints(CadencedCheckpoints):
 
     # ---- saving
 
-    def before_update(self, pulse: Pulse) -> None:
+    def before_update(self) -> None:
         """Return when what was begun is copied, and the update may write."""
         under_way = self._under_way
         if under_way is not None and not under_way.is_settled:
-            self._await_copy(under_way, pulse)
+            self._await_copy(under_way)
 
     def keep(self) -> None:
         """Let what was begun become visible: it is what the last update left."""
@@ -139,23 +132,15 @@ class TieredCheckpoints(CadencedCheckpoints):
             self._under_way.is_settled = True
         super().abandon()
 
-    def finish(
-        self,
-        step: int,
-        *,
-        generation: int,
-        is_forced: bool,
-        pulse: Pulse,
-        check: Callable[[], None],
-    ) -> None:
+    def finish(self, step: int, *, is_forced: bool) -> None:
         """Save the last state, stable once all workers have come to it.
 
         The store gets it, too, whatever its cadence: memory may go with the run.
         """
         self._settle()
         is_begun = False
-        if generation >= 0 and (is_forced or self._is_wanted(step, is_requested=False)):
-            self._start(step, generation, pulse)
+        if self._is_new and (is_forced or self._is_wanted(step, is_requested=False)):
+            self._start(step)
             try:
                 with self._subject.group.meet(f"tiers/finish/{step}", FINISH_TIMEOUT):
                     pass
@@ -163,21 +148,26 @@ class TieredCheckpoints(CadencedCheckpoints):
                 self.abandon()
                 self._fail(step, str(error))
                 return
-            self.before_update(pulse)
-            check()
+            self.before_update()
+            self._subject.progress.check()
             self.keep()
             is_begun = True
         if (under_way := self._under_way) is not None:
             under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
             self._settle(is_final=True)
         if is_begun and self._has_store:
-            self._flush(step, generation)
+            self._flush(step)
 
-    def _flush(self, step: int, generation: int) -> None:
+    @property
+    def _generation(self) -> int:
+        """Return the generation that made the state, as this history counts them."""
+        progress = self._subject.progress
+        return int(progress.rest.get(HISTORY, 0)) + progress.step_generation
+
+    def _flush(self, step: int) -> None:
         """Have this node's daemon send a step to the store before it ends."""
-        number = self._subject.progress.rest.get(HISTORY, 0) + generation
         try:
-            self._client.flush(step=step, generation=number)
+            self._client.flush(step=step, generation=self._generation)
         except TieredError as error:
             self._fail(step, f"the store may not get it: {error}")
 
@@ -185,7 +175,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         """End the connection to the daemon."""
         self._client.close()
 
-    def _start(self, step: int, generation: int, pulse: Pulse) -> None:
+    def _start(self, step: int) -> None:
         began_s = self._last_s = self._clock()
         if not self._subject.placement.writes_shard:
             return
@@ -194,27 +184,22 @@ class TieredCheckpoints(CadencedCheckpoints):
             return
         try:
             saving = self._saver.start(
-                self._subject.view,
-                step=step,
-                generation=self._subject.progress.rest.get(HISTORY, 0) + generation,
-                is_stable=False,
+                self._view, step=step, generation=self._generation, is_stable=False
             )
         except (ResilienceError, RuntimeError) as error:
             self._fail(step, str(error))
             return
         self._under_way = _UnderWay(saving, blocked_s=self._clock() - began_s)
         if self._is_inline:
-            self._await_copy(self._under_way, pulse)
+            self._await_copy(self._under_way)
 
-    def _await_copy(self, under_way: _UnderWay, pulse: Pulse) -> None:
-        began_s = self._clock()
+    def _await_copy(self, under_way: _UnderWay) -> None:
+        began_s, stall_s = self._clock(), self._subject.stall_s
         try:
-            if not under_way.saving.wait_copied(stall_s=self._subject.stall_s, pulse=pulse):
+            if not under_way.saving.wait_copied(stall_s=stall_s, pulse=self._subject.pulse):
                 under_way.is_settled = True
                 step = under_way.saving.step
-                self._fail(
-                    step, f"the daemon or the copy stood still for {self._subject.stall_s:g} s"
-                )
+                self._fail(step, f"the daemon or the copy stood still for {stall_s:g} s")
         finally:
             under_way.blocked_s += self._clock() - began_s
 
@@ -246,12 +231,12 @@ class TieredCheckpoints(CadencedCheckpoints):
 
     def begin_run(self, step: int) -> None:
         """Begin a history whose generations are above those of all before."""
+        super().begin_run(step)
         own = self._go_back(step, None) if self._is_leader else 0
         told = int(self._subject.group.first_text("tiers/history", str(own), CHECKPOINT_TIMEOUT))
         if not self._is_leader:
             self._go_back(step, told)
         self._subject.progress.rest[HISTORY] = told
-        self._subject.progress.rest[LINEAGE] = self._lineage
 
     def _go_back(self, step: int, number: int | None) -> int:
         """Tell this node's daemon; returns what the generations of the history count from."""
@@ -270,13 +255,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         Raises CheckpointError where it cannot be known which steps there are, and where none
         of those on offer could be loaded: to begin without would give up what is there.
         """
-        loader = TierLoader(
-            self._client,
-            self._subject.view,
-            self._subject.group,
-            lineage=self._lineage,
-            fail=self._fail,
-        )
+        loader = TierLoader(self._client, self._view, self._subject.group, self._fail)
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
         if loaded is None:

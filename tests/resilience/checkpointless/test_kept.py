@@ -11,6 +11,7 @@ from resilience.checkpointless.recovery import Recovery
 from resilience.errors import CorruptionError
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
+from resilience.state.view import ViewWithRest
 from tests.resilience.state.nodes import PlainView
 
 
@@ -81,9 +82,9 @@ def test_save_of_a_state_that_changed_before_it_was_read_is_not_kept():
 
 
 def test_start_leaves_the_rest_that_a_save_holds():
-    recovery, _ = make_recovery([], before_update=lambda: None)
+    recovery, view = make_recovery([], before_update=lambda: None)
     recovery.rest, recovery.pending = {"last": 7}, {"next": 8}
-    held, pending = recovery.view_with_rest().read_rest()["recovery"], recovery.pending
+    held, pending = ViewWithRest(view, recovery).read_rest()["recovery"], recovery.pending
 
     recovery.resume(Members(), start=lambda fallback: 0)
 

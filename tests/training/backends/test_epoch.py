@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from resilience.state.view import NamedTensor
+from resilience.events import EventLog, read_events
+from resilience.state.view import NamedTensor, ViewWithRest
 from tests.training.groups import make_group
-from training.backends.epoch import EpochCheckpoint, ends_epoch
+from tests.training.jobs import make_job
+from tests.training.subjects import NoProgress, make_subject
+from training.backends.epoch import EpochCheckpoints, ends_epoch
 from training.errors import CheckpointError
+
+JOB = make_job()
+OTHER_JOB = make_job(trainer={"max_steps": 99})
 
 
 class SmallState:
@@ -34,20 +40,20 @@ class SmallState:
         self.rest = dict(rest)
 
 
-def fine() -> None:
-    """The state is what its last update left."""
+def open_checkpoints(folder, state, progress=None, *, job=JOB, group=None):
+    """Return a worker's checkpoints, bound to its state."""
+    events = EventLog(folder / "events.jsonl", node="n0", rank=0, generation=0)
+    checkpoints = EpochCheckpoints(job, run_dir=folder, events=events)
+    progress = progress or NoProgress()
+    view = ViewWithRest(state, progress)
+    checkpoints.bind(make_subject(view, progress, state=state, group=group))
+    return checkpoints
 
 
 @pytest.fixture
-def group():
-    return make_group(world_size=1)
-
-
-@pytest.fixture
-def write(tmp_path, group):
-    def write_state(value: float, step: int, key: str = "job") -> bool:
-        checkpoint = EpochCheckpoint(tmp_path, SmallState(value), key=key)
-        return checkpoint.write(step, {"last": step}, group, fine)
+def write(tmp_path):
+    def write_state(value: float, step: int) -> bool:
+        return open_checkpoints(tmp_path, SmallState(value), NoProgress({"last": step})).write(step)
 
     return write_state
 
@@ -68,14 +74,15 @@ def test_epoch_ends_with_the_step_that_takes_its_last_sample(num_samples, steps)
     assert found == steps
 
 
-def test_newest_state_comes_back_with_its_rest(tmp_path, group, write):
+def test_newest_state_comes_back_with_its_rest(tmp_path, write):
     write(1.5, step=2)
     write(2.5, step=10)
-    state = SmallState(0.0)
+    state, progress = SmallState(0.0), NoProgress()
 
-    found = EpochCheckpoint(tmp_path, state, key="job").read(group)
+    begun = open_checkpoints(tmp_path, state, progress).load_newest()
 
-    assert found == (10, {"last": 10})
+    assert (begun.step, begun.source) == (10, "checkpoint")
+    assert progress.rest == {"last": 10}
     assert [each.tolist() for each in state.values] == [[[2.5, 2.5]] * 3, 2.5, []]
     assert state.rest == {"lr": 2.5}
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["step-00000010"]
@@ -86,36 +93,39 @@ def test_state_is_written_once(tmp_path, write):
     assert not write(1.5, step=2)
 
 
-@pytest.mark.parametrize("key", ["job", "other"])
-def test_state_of_another_job_or_without_its_manifest_counts_as_none(tmp_path, group, write, key):
+@pytest.mark.parametrize("job", [JOB, OTHER_JOB], ids=["no-manifest", "other-job"])
+def test_state_of_another_job_or_without_its_manifest_counts_as_none(tmp_path, write, job):
     write(1.5, step=2)
-    if key == "job":
+    if job is JOB:
         (tmp_path / "state/step-00000002/manifest.json").unlink()
 
-    assert EpochCheckpoint(tmp_path, SmallState(0.0), key=key).read(group) is None
+    checkpoints = open_checkpoints(tmp_path, SmallState(0.0), job=job)
+
+    assert checkpoints.newest_step() is None
+    assert checkpoints.load_newest() is None
 
 
-def test_without_a_state_there_is_none(tmp_path, group):
-    assert EpochCheckpoint(tmp_path, SmallState(0.0), key="job").read(group) is None
+def test_without_a_state_there_is_none(tmp_path):
+    assert open_checkpoints(tmp_path, SmallState(0.0)).load_newest() is None
 
 
-def test_changed_state_is_not_written(tmp_path, group):
+def test_changed_state_is_not_written(tmp_path):
     def changed() -> None:
         raise ValueError("changed")
 
     with pytest.raises(ValueError, match="changed"):
-        EpochCheckpoint(tmp_path, SmallState(1.0), key="job").write(2, {}, group, changed)
+        open_checkpoints(tmp_path, SmallState(1.0), NoProgress(check=changed)).write(2)
 
     assert not (tmp_path / "state").exists()
 
 
-def test_broken_shard_is_named(tmp_path, group, write):
+def test_broken_shard_is_named(tmp_path, write):
     write(1.5, step=2)
     path = tmp_path / "state/step-00000002/shard-0.safetensors"
     path.write_bytes(path.read_bytes()[:50])
 
     with pytest.raises(CheckpointError, match=f"cannot read the state in {path}"):
-        EpochCheckpoint(tmp_path, SmallState(0.0), key="job").read(group)
+        open_checkpoints(tmp_path, SmallState(0.0)).load_newest()
 
 
 def test_manifest_says_which_generation_wrote(tmp_path, write):
@@ -123,7 +133,7 @@ def test_manifest_says_which_generation_wrote(tmp_path, write):
 
     manifest = json.loads((tmp_path / "state/step-00000002/manifest.json").read_text())
 
-    assert manifest == {"step": 2, "generation": 0, "key": "job"}
+    assert manifest == {"step": 2, "generation": 0, "key": JOB.digest()}
 
 
 def write_on_both(folder, step, *, spoil=lambda rank: None):
@@ -133,10 +143,11 @@ def write_on_both(folder, step, *, spoil=lambda rank: None):
     def write_as(rank):
         state = SmallState(float(step))
         state.shard = str(rank)
-        checkpoint = EpochCheckpoint(folder, state, key="job")
+        group = make_group(rank, store=store)
+        checkpoints = open_checkpoints(folder, state, group=group)
         spoil(rank)
         try:
-            return checkpoint.write(step, {}, make_group(rank, store=store), fine)
+            return checkpoints.write(step)
         except CheckpointError as error:
             return str(error)
 
@@ -174,6 +185,17 @@ def test_manifest_that_cannot_be_written_leaves_the_older_state(tmp_path):
     assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000002"]
 
 
+def test_state_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path, capsys):
+    (tmp_path / "state").write_text("no folder")
+
+    assert not open_checkpoints(tmp_path, SmallState(1.0)).save(2)
+
+    (warning,) = read_events(tmp_path / "events.jsonl")
+    assert (warning.event, warning.step) == ("warning", 2)
+    assert warning.fields["text"].startswith("cannot write the state")
+    assert "goes back to an older one" in capsys.readouterr().err
+
+
 def test_removal_that_ends_midway_leaves_no_state_that_counts(tmp_path, write, monkeypatch):
     write(1.5, step=2)
 
@@ -182,7 +204,7 @@ def test_removal_that_ends_midway_leaves_no_state_that_counts(tmp_path, write, m
 
     monkeypatch.setattr(shutil, "rmtree", die)
     with pytest.raises(KeyboardInterrupt):
-        EpochCheckpoint(tmp_path, SmallState(0.0), key="job").remove()
+        open_checkpoints(tmp_path, SmallState(0.0)).close()
 
     assert [each.name for each in (tmp_path / "state/step-00000002").iterdir()] == [
         "shard-0.safetensors"

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from resilience.events import Event, EventLog, read_events
 from tests.training.groups import make_group
+from tests.training.subjects import make_subject
 from tests.training.tiered.test_aws import aws_job
-from tests.training.tiered.test_tiers import make_subject
 from training.backends import aws
 from training.backends.aws import AwsCheckpoints
 from training.backends.aws_library import Library, find_steps
@@ -86,7 +86,11 @@ class World:
                 lineage = saves._lineage
                 rest = {"recovery": {"lineage": lineage}}
                 view: Any = SimpleNamespace(
-                    tensors=list, read_rest=lambda: rest, write_rest=lambda rest: None
+                    replica=0,
+                    shard="",
+                    tensors=list,
+                    read_rest=lambda: rest,
+                    write_rest=lambda rest: None,
                 )
                 state: Any = SimpleNamespace(entries=dict)
                 saves.bind(make_subject(view, group=group, state=state, stall_s=0.0))
@@ -122,8 +126,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def take_steps(saves: AwsCheckpoints, *steps: int) -> None:
     for step in steps:
-        saves.begin_step(step, generation=0, is_requested=False, pulse=lambda: None)
-        saves.before_update(lambda: None)
+        saves.begin_step(step, is_requested=False)
+        saves.before_update()
         saves.keep()
 
 

@@ -11,8 +11,8 @@ from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import Daemon
 from tests.resilience.tiered.kept import stored
 from tests.training.jobs import make_job
+from tests.training.subjects import make_subject
 from tests.training.tiered.runs import tiered
-from tests.training.tiered.test_tiers import go_on, make_subject
 from training.backends.tiered import TieredCheckpoints
 
 
@@ -35,7 +35,7 @@ def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(tmp_path:
         )
         view = PlainView([torch.ones(9)], {"view": {}, "recovery": {}})
         saves.bind(make_subject(view))
-        saves.finish(7, generation=0, is_forced=True, pulse=go_on, check=go_on)
+        saves.finish(7, is_forced=True)
 
         assert daemon.end() == 0
 

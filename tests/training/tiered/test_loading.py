@@ -22,7 +22,7 @@ from tests.resilience.tiered.daemons import Daemon, segments
 from tests.training.groups import make_group
 from training.backends import tier_loading
 from training.backends.tier_loading import TierLoader
-from training.checkpoints import LINEAGE
+from training.checkpoints import LINEAGE, SameLineage
 from training.errors import CheckpointError
 
 NUM_WORKERS = 2
@@ -78,10 +78,9 @@ class Workers:
         def run(rank: int) -> Loaded | CheckpointError | None:
             loader = TierLoader(
                 self.clients[rank],
-                view(),
+                SameLineage(view(), "ours"),
                 make_group(rank, store=store, world_size=NUM_WORKERS),
-                lineage="ours",
-                fail=lambda step, reason: self.failed.append((step, reason)),
+                lambda step, reason: self.failed.append((step, reason)),
             )
             try:
                 return loader.load_newest(newer_than=newer_than)
@@ -222,8 +221,7 @@ def test_end_of_the_generation_ends_a_load(workers: Workers) -> None:
         workers.clients[0],
         view(),
         replace(make_group(world_size=1), check=end),
-        lineage="ours",
-        fail=lambda step, reason: None,
+        lambda step, reason: None,
     )
 
     with pytest.raises(BrokenError):
