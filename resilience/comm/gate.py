@@ -25,8 +25,6 @@ from torch import Tensor
 
 from resilience.errors import BrokenError
 
-_POLL_S = 20e-6
-
 
 class GateChannel(Protocol):
     """A communicator of one generation that the gate has for itself.

@@ -136,12 +136,9 @@ class Beat(Message):
     """Name and address of every agent in order of succession; empty from an agent."""
 
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
+_KINDS: dict[str, TypeAdapter[Message]] = {
+    kind.__name__: TypeAdapter(kind)
     for kind in (Ready, Failed, Stopped, Finished, Open, Break, ReplaceRank, End, Join, Beat)
-}
-_ADAPTERS: dict[str, TypeAdapter[Message]] = {
-    name: TypeAdapter(kind) for name, kind in _KINDS.items()
 }
 
 
@@ -158,10 +155,10 @@ def decode(line: bytes) -> Message:
     except RecursionError as error:
         raise ValueError(f"no message: {line[:80]!r}") from error
     name = data.pop("kind", None) if isinstance(data, dict) else None
-    if not isinstance(name, str) or name not in _ADAPTERS:
+    if not isinstance(name, str) or name not in _KINDS:
         raise ValueError(f"no message: {line[:80]!r}")
     try:
-        return _ADAPTERS[name].validate_python(data)
+        return _KINDS[name].validate_python(data)
     except ValidationError as error:
         raise ValueError(f"no {name}: {first_problem(error)}") from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -48,7 +49,7 @@ class GradientReducer:
         self._arrived: set[int] = set()
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                arrival = _Arrival(self, bucket)
+                arrival = partial(self._note, bucket)
                 parameter.register_post_accumulate_grad_hook(arrival)  # type: ignore[no-untyped-call]
         self.take_group()
 
@@ -88,7 +89,7 @@ class GradientReducer:
         finally:
             self._is_reducing = False
 
-    def note(self, bucket: _Bucket, parameter: Tensor) -> None:
+    def _note(self, bucket: _Bucket, parameter: Tensor) -> None:
         """Count a gradient that is complete, and send the buckets that are whole with it."""
         if not self._is_reducing:
             return
@@ -131,17 +132,6 @@ class GradientReducer:
             assert bucket.work is not None
             bucket.work.wait()
             bucket.work = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """What runs when a parameter's gradient of a micro batch is complete."""
-
-    reducer: GradientReducer
-    bucket: _Bucket
-
-    def __call__(self, parameter: Tensor) -> None:
-        self.reducer.note(self.bucket, parameter)
 
 
 def _plan_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:

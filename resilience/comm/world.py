@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -351,16 +351,6 @@ def _not_met(ranks: Sequence[int], timeout: timedelta, error: Exception) -> str:
     return f"{len(ranks)} ranks did not meet within {timeout.total_seconds():g} s: {problem}"
 
 
-@dataclass(slots=True)
-class _Forgotten:
-    """The last references to groups; whoever drops them waits."""
-
-    groups: list[ProcessGroup | None] = field(default_factory=list)
-
-    def drop(self) -> None:
-        self.groups.clear()
-
-
 def forget_world() -> None:
     """Make torch forget all groups of this process without destroying any here.
 
@@ -370,7 +360,7 @@ def forget_world() -> None:
     global _current  # noqa: PLW0603
     _current = None
     slice_waits(None)
-    forgotten = _Forgotten(list(_world.pg_map))
+    forgotten: list[ProcessGroup | None] = list(_world.pg_map)
     _update_default_pg(None)
     for known in (
         _world.pg_map,
@@ -384,8 +374,8 @@ def forget_world() -> None:
         known.clear()
     _unregister_all_process_groups()
     _world.group_count = 0
-    if forgotten.groups:
-        threading.Thread(target=forgotten.drop, name="forget-world").start()
+    if forgotten:
+        drop_groups(forgotten)
 
 
 def drop_groups(groups: list[ProcessGroup | None]) -> None:
@@ -394,7 +384,7 @@ def drop_groups(groups: list[ProcessGroup | None]) -> None:
     For whoever keeps a group over the end of its generation: to drop the last reference joins
     the group's threads, and one may stay for minutes in a send that its peer never asked for.
     """
-    threading.Thread(target=_Forgotten(groups).drop, name="forget-world").start()
+    threading.Thread(target=groups.clear, name="forget-world").start()
 
 
 def _nccl_backends() -> list[Backend]:

@@ -26,7 +26,7 @@ from resilience.comm.page import Activity, Page
 from resilience.errors import BrokenError, CorruptionError, GroupOpenError, ResilienceError
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
-from resilience.inprocess.link import AgentLink, Coordinator
+from resilience.inprocess.link import AgentLink
 from resilience.inprocess.plain import take_opening
 from resilience.inprocess.variables import rank_variables
 from resilience.state.report import Report
@@ -98,43 +98,38 @@ def reexecutable(
                 "python -m resilience.agent --nproc-per-node N -- python ..."
             )
         page = Page(handles.page_file, handles.num_slots)
-        link = AgentLink(handles.agent_file, page, handles.slot)
-        loop = _Loop(
-            block, report, hooks or Hooks(), options or BlockOptions(), enter, link, page, handles
-        )
-        return loop.run()
+        return _Loop(
+            block=block,
+            report=report,
+            hooks=hooks or Hooks(),
+            options=options or BlockOptions(),
+            enter=enter,
+            link=AgentLink(handles.agent_file, page, handles.slot),
+            page=page,
+            handles=handles,
+        ).run()
 
     return run
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Loop(Generic[T]):
     """One process's way through the generations."""
 
-    def __init__(
-        self,
-        block: Callable[[Generation], T],
-        report: Reporter,
-        hooks: Hooks,
-        options: BlockOptions,
-        enter: Callable[[Generation], None] | None,
-        link: Coordinator,
-        page: Page,
-        handles: WorkerHandles,
-    ) -> None:
-        self._block = block
-        self._report = report
-        self._hooks = hooks
-        self._options = options
-        self._enter = enter
-        self._link = link
-        self._page = page
-        self._handles = handles
+    block: Callable[[Generation], T]
+    report: Reporter
+    hooks: Hooks
+    options: BlockOptions
+    enter: Callable[[Generation], None] | None
+    link: AgentLink
+    page: Page
+    handles: WorkerHandles
 
     def run(self) -> T:
         """Return what the block returned in the last generation."""
         opening = take_opening()
-        recovers = self._handles.recovers
-        self._link.send(Ready(pid=os.getpid(), has_block=recovers))
+        recovers = self.handles.recovers
+        self.link.send(Ready(pid=os.getpid(), has_block=recovers))
         while True:
             opening = opening or self._wait_open()
             os.environ.update(rank_variables(opening))
@@ -155,7 +150,7 @@ class _Loop(Generic[T]):
     def _wait_open(self) -> Open:
         """Wait for the next generation; the end of the run may come first."""
         while True:
-            message = self._link.wait()
+            message = self.link.wait()
             if isinstance(message, Open):
                 return message
             if isinstance(message, End):
@@ -164,35 +159,35 @@ class _Loop(Generic[T]):
     def _make(self, opening: Open) -> Generation:
         return Generation(
             opening,
-            node=self._handles.node,
-            device_type=self._options.device_type,
-            page=self._page,
-            slot=self._handles.slot,
+            node=self.handles.node,
+            device_type=self.options.device_type,
+            page=self.page,
+            slot=self.handles.slot,
             on_abort=self._abort,
         )
 
     def _run_once(self, generation: Generation) -> T:
-        if self._enter is not None:
-            self._enter(generation)
-        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
-        self._link.on_break(generation.take_break)
-        if self._hooks.before_restart is not None:
-            self._call(lambda: self._hooks.before_restart(generation))  # type: ignore[misc]
+        if self.enter is not None:
+            self.enter(generation)
+        self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
+        self.link.on_break(generation.take_break)
+        if self.hooks.before_restart is not None:
+            self._call(lambda: self.hooks.before_restart(generation))  # type: ignore[misc]
         generation.open(
-            timeout=self._options.group_deadline,
-            collective_timeout=self._options.collective_deadline,
+            timeout=self.options.group_deadline,
+            collective_timeout=self.options.collective_deadline,
         )
-        return self._block(generation)
+        return self.block(generation)
 
     def _ends_run(self, error: BaseException, generation: Generation) -> bool:
         """Return whether the error would come again, or is an orderly end."""
         if generation.broken is not None:
             return False
-        return isinstance(error, (SystemExit, KeyboardInterrupt, *self._options.fatal))
+        return isinstance(error, (SystemExit, KeyboardInterrupt, *self.options.fatal))
 
     def _finish(self, generation: Generation, error: BaseException | None) -> bool:
         """Report that this rank has finished; False where another rank needs it once more."""
-        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
+        self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
         status, text = 0, ""
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -201,11 +196,11 @@ class _Loop(Generic[T]):
         elif error is not None:
             status, text = 1, _one_line(error)
         number, rank = generation.number, generation.rank
-        self._link.send(Finished(generation=number, rank=rank, status=status, text=text))
+        self.link.send(Finished(generation=number, rank=rank, status=status, text=text))
         while True:
-            message = self._link.wait()
+            message = self.link.wait()
             if isinstance(message, End):
-                self._link.on_break(None)
+                self.link.on_break(None)
                 return True
             if isinstance(message, Break) and message.generation == number and not text:
                 return False
@@ -213,7 +208,7 @@ class _Loop(Generic[T]):
     def _stop(self, generation: Generation, error: BaseException) -> None:
         """Leave the generation and report; the training thread is stopped from here on."""
         if generation.broken is None:
-            self._link.send(
+            self.link.send(
                 Failed(
                     generation=generation.number,
                     rank=generation.rank,
@@ -223,27 +218,27 @@ class _Loop(Generic[T]):
                 )
             )
         generation.close()
-        self._link.on_break(None)
-        self._page.mark(self._handles.slot, 0, Activity.NOWHERE)
-        if self._hooks.on_fault is not None:
-            self._call(lambda: self._hooks.on_fault(error))  # type: ignore[misc]
+        self.link.on_break(None)
+        self.page.mark(self.handles.slot, 0, Activity.NOWHERE)
+        if self.hooks.on_fault is not None:
+            self._call(lambda: self.hooks.on_fault(error))  # type: ignore[misc]
         # The exception's frames hold what the block made for the generation.
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
-        for hook in (self._hooks.finalize, self._hooks.health_check):
+        for hook in (self.hooks.finalize, self.hooks.health_check):
             if hook is not None:
                 self._call(hook)
-        report = self._report(
+        report = self.report(
             rank=generation.rank, node=generation.node, generation=generation.number
         )
-        self._link.send(
+        self.link.send(
             Stopped(generation=generation.number, rank=generation.rank, report=report.to_json())
         )
 
     def _abort(self) -> None:
         """Run in the thread that breaks the generation: nobody else would hear of its failure."""
-        if self._hooks.abort is not None:
-            self._call(self._hooks.abort)
+        if self.hooks.abort is not None:
+            self._call(self.hooks.abort)
 
     def _call(self, hook: Callable[[], None]) -> None:
         """Call a user's hook; a process whose hook fails is replaced."""

@@ -15,8 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 from resilience.comm.messages import Break, End, LineReader, Message, Open, encode
 from resilience.comm.page import Page
@@ -30,25 +29,31 @@ LINK_LOST_STATUS = 73
 OnBreak = Callable[[Break], None]
 
 
-class Coordinator(Protocol):
-    """What numbers the generations, as the block sees it.
+def listen(agent: socket.socket, page: Page, slot: int) -> Iterator[Message]:
+    """Yield what the agent says, and show a heartbeat meanwhile; for ever.
+
+    Ends the process where the agent is gone.
+    """
+    reader = LineReader()
+    while True:
+        page.beat(slot)
+        if not select.select([agent], [], [], HEARTBEAT_S)[0]:
+            continue
+        try:
+            data = agent.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(AGENT_LOST_STATUS)
+        yield from reader.feed(data)
+
+
+class AgentLink:
+    """What numbers the generations, as the block sees it: reached through the agent.
 
     All methods are called from the training thread; only what `on_break` was
     given is called from another one.
     """
-
-    def send(self, message: Message) -> None:
-        """Send a message; does not wait for an answer."""
-
-    def wait(self) -> Open | Break | End:
-        """Block until a generation opens, the finished one is broken, or the run ends."""
-
-    def on_break(self, callback: OnBreak | None) -> None:
-        """Have breaks told to `callback` from now on, also those that came before."""
-
-
-class AgentLink:
-    """A Coordinator that is reached through the agent."""
 
     def __init__(self, file: int, page: Page, slot: int) -> None:
         self._socket = socket.socket(fileno=file)
@@ -63,7 +68,7 @@ class AgentLink:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Send a message to the agent; ends the process where the agent is gone."""
+        """Send a message, and wait for no answer; ends the process where the agent is gone."""
         try:
             with self._send_lock:
                 self._socket.sendall(encode(message))
@@ -71,11 +76,11 @@ class AgentLink:
             os._exit(AGENT_LOST_STATUS)
 
     def wait(self) -> Open | Break | End:
-        """Block until the agent opens or breaks a generation, or ends the run."""
+        """Block until a generation opens, the finished one is broken, or the run ends."""
         return self._messages.get()
 
     def on_break(self, callback: OnBreak | None) -> None:
-        """Call `callback` at each break, and at once where a break has come already."""
+        """Call `callback` at each break from now on, and at once where one has come already."""
         with self._lock:
             self._callback = callback
             if callback and self._last_break:
@@ -84,26 +89,12 @@ class AgentLink:
     def _serve(self) -> None:
         """Listen for ever; a process that can no longer be reached is no use to anybody."""
         try:
-            self._listen()
+            for message in listen(self._socket, self._page, self._slot):
+                self._take(message)
         except BaseException:  # noqa: BLE001 - whatever it is, nobody else would hear of it
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(LINK_LOST_STATUS)
-
-    def _listen(self) -> None:
-        reader = LineReader()
-        while True:
-            self._page.beat(self._slot)
-            if not select.select([self._socket], [], [], HEARTBEAT_S)[0]:
-                continue
-            try:
-                data = self._socket.recv(1 << 16)
-            except OSError:
-                data = b""
-            if not data:
-                os._exit(AGENT_LOST_STATUS)
-            for message in reader.feed(data):
-                self._take(message)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Break):

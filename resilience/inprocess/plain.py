@@ -7,13 +7,12 @@ block of its own: what was read here is handed on to it.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
 
-from resilience.comm.messages import End, LineReader, Open, Ready, encode
+from resilience.comm.messages import End, Open, Ready, encode
 from resilience.comm.page import Page
-from resilience.inprocess.link import AGENT_LOST_STATUS, HEARTBEAT_S
+from resilience.inprocess.link import listen
 from resilience.inprocess.variables import rank_variables
 
 # Not in the environment: the reports of a large run are longer than a variable may be.
@@ -25,22 +24,16 @@ def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
 
     Ends the process where the agent is gone or has no use for it.
     """
+    global _opening  # noqa: PLW0603 - this process has one rank
     agent.sendall(encode(Ready(pid=os.getpid())))
-    reader = LineReader()
+    messages = listen(agent, page, slot)
     while True:
-        page.beat(slot)
-        if not select.select([agent], [], [], HEARTBEAT_S)[0]:
-            continue
-        data = agent.recv(1 << 16)
-        if not data:
-            os._exit(AGENT_LOST_STATUS)
-        for message in reader.feed(data):
-            if isinstance(message, Open):
-                global _opening  # noqa: PLW0603 - this process has one rank
-                _opening = message
-                return rank_variables(message)
-            if isinstance(message, End):
-                sys.exit(max(0, message.status))
+        message = next(messages)
+        if isinstance(message, Open):
+            _opening = message
+            return rank_variables(message)
+        if isinstance(message, End):
+            sys.exit(max(0, message.status))
 
 
 def take_opening() -> Open | None:

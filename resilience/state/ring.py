@@ -195,11 +195,12 @@ class _SharedRing:
         self._num_ready[0] = self._num_used[0] = 0
 
     def place(self, number: int) -> Bytes:
-        return self._memory_of(number)
+        begin = number % RING * self.chunk_bytes
+        return self._bytes[begin : begin + self._sizes[number]]
 
     def acquire(self, number: int) -> Bytes:
         self._await(self._num_used, number - RING + 1)
-        return self._memory_of(number)
+        return self.place(number)
 
     def hand_over(self, number: int, checksum: int) -> None:
         self._checksums[number % RING] = checksum
@@ -221,10 +222,6 @@ class _SharedRing:
     def close(self) -> None:
         self._in.close()
         self._out.close()
-
-    def _memory_of(self, number: int) -> Bytes:
-        begin = number % RING * self.chunk_bytes
-        return self._bytes[begin : begin + self._sizes[number]]
 
     def _await(self, counter: NDArray[np.uint64], number: int) -> None:
         """Wait until the other side has counted to `number`."""

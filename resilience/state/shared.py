@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -218,11 +219,8 @@ class _Map:
         if is_writable == self._is_writable:
             return
         right = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        libc = ctypes.CDLL(None, use_errno=True)
         begin, size = ctypes.c_void_p(self.address), ctypes.c_size_t(self.num_bytes)
-        if libc.mprotect(begin, size, right):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        _call_libc("mprotect", begin, size, right)
         self._is_writable = is_writable
 
     def tensor_like(self, tensor: Tensor, offset: int) -> Tensor:
@@ -245,9 +243,14 @@ def _allocate(file: int, begin: int, end: int, size: int) -> int:
 
 def _empty(file: int) -> None:
     """Give back a file's memory, but not its size: a spare may have mapped it at any moment."""
-    libc = ctypes.CDLL(None, use_errno=True)
     size = ctypes.c_int64(os.fstat(file).st_size)
-    if size.value and libc.fallocate(file, _PUNCH_HOLE, ctypes.c_int64(0), size):
+    if size.value:
+        _call_libc("fallocate", file, _PUNCH_HOLE, ctypes.c_int64(0), size)
+
+
+def _call_libc(name: str, *arguments: Any) -> None:
+    """Call a function of the C library that Python has not; raises OSError where it fails."""
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -34,21 +34,11 @@ class TorchState:
         self, module: nn.Module, optimizer: Optimizer, *, replica: int = 0, shard: str = ""
     ) -> None:
         self.extra: dict[str, Any] = {}
+        self.replica = replica
+        self.shard = shard
         self._module = module
         self._optimizer = optimizer
-        self._replica = replica
-        self._shard = shard
         self._begins: dict[str, tuple[int, ...]] = {}
-
-    @property
-    def replica(self) -> int:
-        """Return which full copy of the state this rank belongs to."""
-        return self._replica
-
-    @property
-    def shard(self) -> str:
-        """Return which part of the copy this rank owns."""
-        return self._shard
 
     def tensors(self) -> list[NamedTensor]:
         """Return the local part of all parameters by name, then of the optimizer's tensors.

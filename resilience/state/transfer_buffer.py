@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 
 SLOT_BYTES = 32 << 20
 """What one slot should have: the ring of one transfer, small enough for the cores' shared cache."""
@@ -50,8 +49,7 @@ class TransferBuffer:
     def __init__(self, descriptor: int, num_slots: int, slot_bytes: int = SLOT_BYTES) -> None:
         self.num_slots = num_slots
         self.slot_bytes = slot_bytes
-        self._map = mmap.mmap(descriptor, num_slots * slot_bytes)
-        self._memory = memoryview(self._map)
+        self._memory = memoryview(mmap.mmap(descriptor, num_slots * slot_bytes))
 
     def touch(self) -> None:
         """Make this process's page-table entries now, not within a transfer; writes nothing."""
@@ -65,9 +63,3 @@ class TransferBuffer:
             raise ValueError(f"no slot {number}: the transfer buffer has {self.num_slots}")
         begin = number * self.slot_bytes
         return self._memory[begin : begin + self.slot_bytes]
-
-    def close(self) -> None:
-        """Unmap the transfer buffer; memory that somebody still views goes with the last view."""
-        self._memory.release()
-        with suppress(BufferError):
-            self._map.close()

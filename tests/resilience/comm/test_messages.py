@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience.comm import messages as wire
 from resilience.comm.messages import (
-    _KINDS,
     LINE_BYTES_MAX,
     Beat,
     Break,
@@ -25,7 +25,7 @@ from resilience.comm.messages import (
 )
 from resilience.state.layout import make_layout
 
-KINDS = list(_KINDS.values())
+KINDS = [getattr(wire, name) for name in wire._KINDS]
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -28,8 +28,6 @@ def test_slots_are_the_same_memory_for_all_who_map_them(descriptor: int) -> None
 
     assert bytes(other.slot(1)[:3]) == b"abc"
     assert [bytes(other.slot(n)[:3]) for n in (0, 2)] == [bytes(3)] * 2
-    one.close()
-    other.close()
 
 
 def test_slot_outside_the_transfer_buffer_is_refused(descriptor: int) -> None:
@@ -37,7 +35,6 @@ def test_slot_outside_the_transfer_buffer_is_refused(descriptor: int) -> None:
 
     with pytest.raises(ValueError, match="no slot 3: the transfer buffer has 3"):
         transfer_buffer.slot(3)
-    transfer_buffer.close()
 
 
 def test_memory_is_smaller_than_the_map(descriptor: int) -> None:
@@ -57,7 +54,6 @@ def test_touched_memory_has_no_page_faults_left(descriptor: int) -> None:
 
     num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert num_faults < num_pages // 10
-    transfer_buffer.close()
 
 
 def test_transfer_buffer_has_no_name_and_goes_with_its_last_holder() -> None:
@@ -68,18 +64,8 @@ def test_transfer_buffer_has_no_name_and_goes_with_its_last_holder() -> None:
     assert not os.get_inheritable(made)
     os.close(made)
     transfer_buffer.slot(0)[0] = 1
-    transfer_buffer.close()
+    del transfer_buffer
     assert "resilience-transfer" not in Path("/proc/self/maps").read_text()
-
-
-def test_close_leaves_memory_to_those_who_view_it(descriptor: int) -> None:
-    transfer_buffer = TransferBuffer(descriptor, 3, SLOT_BYTES)
-    slot = transfer_buffer.slot(0)
-
-    transfer_buffer.close()
-
-    slot[0] = 7
-    assert slot[0] == 7
 
 
 LITTLE_MEMORY = """
