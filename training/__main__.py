@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
         environment = None if has_agent(os.environ) else parse_environment(os.environ)
         events = _open_events(options, environment)
     except TrainingError as error:
-        return _complain(error)
+        _say(str(error))
+        return 1
     with events:
         try:
             stop.install()
@@ -51,27 +52,19 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
                 events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
             _train(_read_job(options.job), environment, options, events, stop, make_trainer)
             events.write("worker_finished")
-        except SystemExit:
-            _write_last(events, "worker_stopped", step=stop.last_step)
-            raise
-        except (TrainingError, EventLogError) as error:
-            _write_last(events, "worker_failed", message=_last_line(error))
-            return _complain(error)
         except BaseException as error:
-            _write_last(events, "worker_failed", message=_last_line(error))
-            raise
+            # A log that cannot take how the worker ended does not hide why it did.
+            with suppress(EventLogError):
+                if isinstance(error, SystemExit):
+                    events.write("worker_stopped", step=stop.last_step)
+                else:
+                    last_line = traceback.format_exception_only(error)[-1].strip()
+                    events.write("worker_failed", message=last_line)
+            if not isinstance(error, (TrainingError, EventLogError)):
+                raise
+            _say(str(error))
+            return 1
     return 0
-
-
-def _write_last(
-    events: EventLog, event: str, *, step: int | None = None, message: str | None = None
-) -> None:
-    """Write how the worker ended; a log that cannot take it does not hide why it did."""
-    with suppress(EventLogError):
-        if message is None:
-            events.write(event, step=step)
-        else:
-            events.write(event, step=step, message=message)
 
 
 def _train(
@@ -160,15 +153,6 @@ def _read_job(path: Path) -> Job:
 
 def _say(text: str) -> None:
     print(f"training: {text}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _complain(error: TrainingError | EventLogError) -> int:
-    print(f"training: {error}", file=sys.stderr)  # noqa: T201
-    return 1
-
-
-def _last_line(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()
 
 
 def run_and_exit(make_trainer: MakeTrainer | None = None) -> NoReturn:

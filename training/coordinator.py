@@ -73,50 +73,41 @@ class OnlyGeneration:
         """Show nobody what the training thread does."""
 
 
-class EnvironmentCoordinator:
-    """Opens the one generation that the environment's variables tell of."""
+@contextmanager
+def open_generation(job: Job, environment: WorkerEnvironment) -> Iterator[OnlyGeneration]:
+    """Open the one generation that the environment's variables tell of.
 
-    def __init__(self, job: Job, environment: WorkerEnvironment) -> None:
-        self._job = job
-        self._environment = environment
-
-    @contextmanager
-    def open(self) -> Iterator[OnlyGeneration]:
-        """Form the process group; it is left open where the block ends with an error.
-
-        To destroy a group whose peers may be gone can block; the process that ends next
-        does it better. Raises PlacementError for a world that the job does not have, and
-        GroupError where the workers do not meet.
-        """
-        environment, job = self._environment, self._job
-        check_world_size(job, environment.world_size)
-        layout = plan_layout(job, environment)
-        device_type = plan_device_type(job)
-        device = open_device(device_type, environment.local_rank)
-        base = _connect(environment)
-        name = agree_on_name(
-            base, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
+    The process group is left open where the block ends with an error: to destroy a group whose
+    peers may be gone can block; the process that ends next does it better. Raises
+    PlacementError for a world that the job does not have, and GroupError where the workers do
+    not meet.
+    """
+    check_world_size(job, environment.world_size)
+    layout = plan_layout(job, environment)
+    device_type = plan_device_type(job)
+    device = open_device(device_type, environment.local_rank)
+    base = _connect(environment)
+    name = agree_on_name(
+        base, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
+    )
+    store = PrefixStore(name, base)
+    try:
+        dist.init_process_group(
+            "nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=environment.rank,
+            world_size=environment.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=device if device_type == "cuda" else None,
         )
-        store = PrefixStore(name, base)
-        try:
-            dist.init_process_group(
-                "nccl" if device_type == "cuda" else "gloo",
-                store=store,
-                rank=environment.rank,
-                world_size=environment.world_size,
-                timeout=COLLECTIVE_TIMEOUT,
-                device_id=device if device_type == "cuda" else None,
-            )
-        except dist.DistError as error:
-            raise GroupError(
-                f"the {environment.world_size} workers did not meet: {error}"
-            ) from error
-        keep(dist.group.WORLD)
-        yield OnlyGeneration(
-            number=environment.generation, rank=environment.rank, layout=layout, store=store
-        )
-        dist.destroy_process_group()
-        _leave(environment, store)
+    except dist.DistError as error:
+        raise GroupError(f"the {environment.world_size} workers did not meet: {error}") from error
+    keep(dist.group.WORLD)
+    yield OnlyGeneration(
+        number=environment.generation, rank=environment.rank, layout=layout, store=store
+    )
+    dist.destroy_process_group()
+    _leave(environment, store)
 
 
 def agree_on_name(store: Store, *, rank: int, world_size: int, timeout: timedelta) -> str:
@@ -130,8 +121,7 @@ def agree_on_name(store: Store, *, rank: int, world_size: int, timeout: timedelt
     word = uuid.uuid4().hex
     if rank != 0:
         store.set(f"ask/{rank}", word)
-        wait_for_key(store, f"answer/{word}", timeout, go_on)
-        name = store.get(f"answer/{word}").decode()
+        name = wait_for_key(store, f"answer/{word}", timeout, go_on)
         store.add(f"{name}/taken", 1)
         return name
 

@@ -79,8 +79,7 @@ class WorkerGroup:
 
     def follow(self, topic: str, timeout: timedelta) -> None:
         """Wait for the one who leads the topic; raises GroupError with the problem told."""
-        wait_for_key(self.store, topic, timeout, self.check)
-        if (told := self.store.get(topic).decode()) != _FINE:
+        if (told := wait_for_key(self.store, topic, timeout, self.check)) != _FINE:
             raise GroupError(told)
 
     def first_text(self, topic: str, text: str, timeout: timedelta) -> str:
@@ -88,8 +87,7 @@ class WorkerGroup:
         if self.rank == 0:
             self.store.set(topic, text)
             return text
-        wait_for_key(self.store, topic, timeout, self.check)
-        return self.store.get(topic).decode()
+        return wait_for_key(self.store, topic, timeout, self.check)
 
     @contextmanager
     def meet(self, topic: str, timeout: timedelta) -> Iterator[None]:
@@ -153,8 +151,8 @@ def open_device(device_type: str, local_rank: int) -> torch.device:
     return device
 
 
-def wait_for_key(store: Store, key: str, timeout: timedelta, check: Callable[[], None]) -> None:
-    """Return when the store has the key; raises GroupError after the timeout.
+def wait_for_key(store: Store, key: str, timeout: timedelta, check: Callable[[], None]) -> str:
+    """Return the key's text when the store has it; raises GroupError after the timeout.
 
     `check` is called before each look, and raises where nobody will set the key any more.
     """
@@ -165,6 +163,7 @@ def wait_for_key(store: Store, key: str, timeout: timedelta, check: Callable[[],
 
     if not poll(has_key, timeout):
         raise GroupError(f"no word of {key!r} from the other workers within {timeout}")
+    return store.get(key).decode()
 
 
 def poll(is_done: Callable[[], bool], timeout: timedelta) -> bool:

@@ -29,7 +29,7 @@ from resilience.state.view import ViewWithRest
 from training.backends.choice import open_checkpoints
 from training.backends.epoch import EpochCheckpoints
 from training.checkpoints import STALL_S, Begun, Subject
-from training.coordinator import EnvironmentCoordinator, Members
+from training.coordinator import Members, open_generation
 from training.data.loading import (
     announce_samples,
     check_begun_with,
@@ -44,7 +44,6 @@ from training.group import DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
     check_layout,
     plan_device_type,
-    plan_log_rank,
     plan_placement,
     plan_schedule,
 )
@@ -354,8 +353,7 @@ class Loop:
 
     def _take_steps(self, members: Members, group: WorkerGroup, batches: Batches) -> None:
         progress = self.progress
-        is_logger = group.rank == plan_log_rank(group.layout)
-        log = StepLog(self._job, self._events if is_logger else None)
+        log = StepLog(self._job, self._events if group.rank == 0 else None)
         log.go_on(progress.rest.get("last"))
         self._stop.defer()
         first = progress.step
@@ -439,7 +437,7 @@ class Loop:
 def run_once(worker: Worker, make_trainer: MakeTrainer, environment: WorkerEnvironment) -> None:
     """Train without recovery, in the one generation that the environment tells of."""
     loop = Loop(worker, make_trainer)
-    with EnvironmentCoordinator(worker.job, environment).open() as generation:
+    with open_generation(worker.job, environment) as generation:
         loop.enter(generation)
         loop.run(generation)
     loop.end()

@@ -231,12 +231,12 @@ class TieredCheckpoints(CadencedCheckpoints):
 
     def begin_run(self, step: int) -> None:
         """Begin a history whose generations are above those of all before."""
-        super().begin_run(step)
         own = self._go_back(step, None) if self._is_leader else 0
         told = int(self._subject.group.first_text("tiers/history", str(own), CHECKPOINT_TIMEOUT))
         if not self._is_leader:
             self._go_back(step, told)
         self._subject.progress.rest[HISTORY] = told
+        super().begin_run(step)
 
     def _go_back(self, step: int, number: int | None) -> int:
         """Tell this node's daemon; returns what the generations of the history count from."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilience.data.order import Permutation, make_permutation
-
-__all__ = ["Permutation", "SampleOrder", "Split", "make_permutation"]
+from resilience.data.order import make_permutation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

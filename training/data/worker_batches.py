@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from launcher.job import Job
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from resilience.data import CachedLoader
 
 
-class Batches(Protocol):
-    """This worker's part of each global batch. One thread."""
+class Batches:
+    """This worker's part of each global batch, read as it is asked for. One thread."""
+
+    def __init__(self, read: Callable[[int], NDArray[np.int64]]) -> None:
+        self._read = read
 
     def read(self, step: int) -> list[Tensor]:
         """Return the rows of tokens of each micro batch, shape (samples, sequence + 1)."""
+        return list(torch.from_numpy(self._read(step)).unbind())
 
     def note_checkpoint(self, step: int) -> None:
         """Take note that a run which loses every copy of its state begins with this step again."""
@@ -54,7 +60,9 @@ def open_batches(
     """
     settings = job.resilience.batches
     if settings is None:
-        return _ReadBatches(job, samples, placement)
+        split = plan_split(job, placement.data_size)
+        batches = RankBatches(samples, seed=job.trainer.seed, split=split, rank=placement.data_rank)
+        return Batches(batches.read)
     # Here, as a run without the feature imports nothing of it.
     from resilience.data import cached
     from training.data.batches import make_identity, make_source
@@ -76,35 +84,12 @@ def open_batches(
     return _CachedBatches(loader)
 
 
-class _ReadBatches:
-    def __init__(self, job: Job, samples: Samples, placement: Placement) -> None:
-        self._batches = RankBatches(
-            samples,
-            seed=job.trainer.seed,
-            split=plan_split(job, placement.data_size),
-            rank=placement.data_rank,
-        )
+class _CachedBatches(Batches):
+    """Batches that another process makes ahead: the rows are all that they hold."""
 
-    def read(self, step: int) -> list[Tensor]:
-        return list(torch.from_numpy(self._batches.read(step)).unbind())
-
-    def note_checkpoint(self, step: int) -> None:
-        pass
-
-    def leave(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _CachedBatches:
     def __init__(self, loader: CachedLoader) -> None:
+        super().__init__(lambda step: next(iter(loader.read(step).values())))
         self._loader = loader
-
-    def read(self, step: int) -> list[Tensor]:
-        (rows,) = self._loader.read(step).values()
-        return list(torch.from_numpy(rows).unbind())
 
     def note_checkpoint(self, step: int) -> None:
         self._loader.note_checkpoint(step)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,18 +29,8 @@ from training.plan import MeshPlan, plan_mesh, plan_model_config
 from training.torch.initial import fill_parameters
 from training.torch.weights import check_config, load_parameters
 
-
-class Reducer(Protocol):
-    """What averages gradients of whole copies, and outlives process groups."""
-
-    def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Return what a forward and backward run in; the last one averages over the ranks."""
-
-    def take_group(self) -> None:
-        """Take the default group of the open world."""
-
-    def clear(self) -> None:
-        """Drop what a broken step has left, gradients too."""
+if TYPE_CHECKING:  # a run without the feature imports nothing of it
+    from resilience.comm.reducer import GradientReducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +41,8 @@ class SpreadModel:
     core: nn.Module
     num_sharded_copies: int | None
     """How many copies the workers hold in shards; None where each worker holds a whole one."""
-    reducer: Reducer | None = None
+    reducer: GradientReducer | None = None
     """Set where whole copies outlive their process groups."""
-
-    @property
-    def num_parameters(self) -> int:
-        """Return the number of trained values of the whole model."""
-        return sum(parameter.numel() for parameter in self.core.parameters())
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.order import SampleOrder, Split, make_permutation
+from resilience.data.order import make_permutation
+from training.data.order import SampleOrder, Split
 
 SEEDS = st.integers(0, 2**63)
 
