@@ -16,15 +16,15 @@ Undisturbed = Callable[..., FaultOutcome]
 def undisturbed(shared: Shared) -> Undisturbed:
     """Return the run of a job without faults; it is run once."""
 
-    def run(trainer: str = "ddp", **parts: Any) -> FaultOutcome:
+    def run(trainer: str = "ddp", *, module: str = "training", **parts: Any) -> FaultOutcome:
         job = make_fault_job(trainer, **parts)
 
         def make(folder: Path) -> None:
-            outcome = run_job(folder, job)
+            outcome = run_job(folder, job, module=module)
             assert outcome.statuses == [0], folder
             assert len(outcome.named("generation_opened")) == 1
             assert not outcome.left_behind
 
-        return FaultOutcome(shared.make_once(f"agents {job.to_json()}", make), [0])
+        return FaultOutcome(shared.make_once(f"agents of {module} {job.to_json()}", make), [0])
 
     return run
