@@ -44,6 +44,7 @@ from training.group import DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
     check_layout,
     plan_device_type,
+    plan_log_rank,
     plan_placement,
     plan_schedule,
 )
@@ -353,7 +354,8 @@ class Loop:
 
     def _take_steps(self, members: Members, group: WorkerGroup, batches: Batches) -> None:
         progress = self.progress
-        log = StepLog(self._job, self._events if group.rank == 0 else None)
+        is_logger = group.rank == plan_log_rank(group.layout)
+        log = StepLog(self._job, self._events if is_logger else None)
         log.go_on(progress.rest.get("last"))
         self._stop.defer()
         first = progress.step

@@ -91,6 +91,8 @@ class Placement:
     """In how many parts a global batch is divided."""
     writes_shard: bool
     """Whether the rank writes its shard on its node: the first of the node that holds it does."""
+    has_loss: bool
+    """Whether the rank knows the loss of a step, so that it can be the one that logs."""
 
 
 def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
@@ -132,7 +134,13 @@ def plan_placement(layout: Layout, rank: int) -> Placement:
         data_rank=rank,
         data_size=layout.world_size,
         writes_shard=all(layout.seat(other).shard != seat.shard for other in before),
+        has_loss=True,
     )
+
+
+def plan_log_rank(layout: Layout) -> int:
+    """Return the rank that logs steps: the first that knows their loss."""
+    return next(rank for rank in range(layout.world_size) if plan_placement(layout, rank).has_loss)
 
 
 def plan_split(job: Job, data_size: int) -> Split:
