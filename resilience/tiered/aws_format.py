@@ -1,15 +1,15 @@
 """What AWS's library stores, read without running any of it.
 
-Its metadata is a pickle of DCP's `Metadata`. A pickle is a program; this one is run by a
-machine that knows the few instructions and classes such metadata is made of. It calls
-nothing by name: where the program asks for a call, one of four conversions of plain data
-is made here. All else is refused.
+Its metadata is a pickle of DCP's `Metadata`. A pickle is a program; the standard library takes
+it apart into instructions, and a machine that knows the few instructions and classes such
+metadata is made of runs them. It calls nothing by name: where the program asks for a call, one
+of four conversions of plain data is made here. All else is refused.
 """
 
 from __future__ import annotations
 
 import io
-import struct
+import pickletools
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,6 @@ METADATA_BYTES_MAX = 64 << 20
 _DCP = "torch.distributed.checkpoint.metadata"
 _AWS = "amzn_sagemaker_checkpointing.checkpointing.filesystem"
 _WHOLE_MAX = 1 << 63
-_U8, _U16, _U32, _I32 = (struct.Struct(each) for each in ("<B", "<H", "<I", "<i"))
 
 
 @dataclass
@@ -56,7 +55,7 @@ def decode_metadata(blob: bytes, *, bytes_max: int = METADATA_BYTES_MAX) -> Meta
     if len(blob) > bytes_max:
         raise FormatError(f"a metadata of {len(blob)} bytes is longer than {bytes_max}")
     try:
-        return _Checker().metadata(_Machine(blob).run())
+        return _Checker().metadata(_Machine().run(blob))
     except _REFUSED as error:
         raise FormatError(f"no metadata of AWS's library: {error}") from error
 
@@ -94,7 +93,8 @@ def _load_plain(item: bytes, *, checks: bool) -> Any:
     except (FormatError, MemoryError):
         raise
     except Exception as error:  # torch raises what it likes
-        raise FormatError(f"no item of AWS's library: {_first_line(error)}") from error
+        first_line = str(error).partition("\n")[0]
+        raise FormatError(f"no item of AWS's library: {first_line:.200}") from error
 
 
 def _find_fault(item: bytes, *, checks: bool) -> str | None:
@@ -106,11 +106,7 @@ def _find_fault(item: bytes, *, checks: bool) -> str | None:
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:200]
-
-
-_REFUSED = (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error)
+_REFUSED = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 _CLASSES: Mapping[tuple[str, str], type] = {
     **{
@@ -168,37 +164,22 @@ def _is_whole(value: Any) -> bool:
 
 
 class _Machine:
-    """Runs one pickle of protocol 4 or 5."""
+    """Runs one pickle of protocol 4 or 5; each method is an instruction, or a part of some."""
 
-    def __init__(self, blob: bytes) -> None:
-        self._blob = blob
-        self._at = 0
+    def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: list[Any] = []
 
-    def run(self) -> Any:
+    def run(self, blob: bytes) -> Any:
         """Return what the program makes."""
-        while True:
-            code = self._take(1)[0]
-            if code == _STOP:
-                (value,) = self._stack
-                return value
-            step = _STEPS.get(code)
+        for instruction, argument, at in pickletools.genops(blob):
+            step = _STEPS.get(instruction.name)
             if step is None:
-                raise ValueError(f"instruction {bytes([code])!r} at byte {self._at - 1}")
-            step(self)
-
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._blob):
-            raise ValueError("it is cut short")
-        taken = self._blob[self._at : end]
-        self._at = end
-        return taken
-
-    def number(self, layout: struct.Struct) -> int:
-        (number,) = layout.unpack(self._take(layout.size))
-        return int(number)
+                code = instruction.code.encode("latin-1")
+                raise ValueError(f"instruction {code!r} at byte {at}")
+            step(self, argument)
+        (value,) = self._stack
+        return value
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
@@ -206,11 +187,11 @@ class _Machine:
     def pop(self) -> Any:
         return self._stack.pop()
 
-    def skip(self, size: int) -> None:
-        self._take(size)
-
-    def memoize(self) -> None:
+    def memoize(self, _: None) -> None:
         self._memo.append(self._stack[-1])
+
+    def recall(self, number: int) -> None:
+        self.push(self._memo[number])
 
     def pop_group(self) -> list[Any]:
         """Return what lies above the newest mark."""
@@ -223,25 +204,15 @@ class _Machine:
         del self._stack[at:]
         return group
 
-    def protocol(self) -> None:
-        if (number := self._take(1)[0]) not in (4, 5):
+    def protocol(self, number: int) -> None:
+        if number not in (4, 5):
             raise ValueError(f"a pickle of protocol {number}; 4 and 5 are known")
-
-    def text(self, layout: struct.Struct) -> None:
-        self.push(self._take(self.number(layout)).decode())
-
-    def long(self) -> None:
-        size = self._take(1)[0]
-        self.push(int.from_bytes(self._take(size), "little", signed=True))
 
     def tuple_of(self, size: int) -> None:
         values = [self._stack.pop() for _ in range(size)]
         self.push(tuple(reversed(values)))
 
-    def recall(self, layout: struct.Struct) -> None:
-        self.push(self._memo[self.number(layout)])
-
-    def name(self) -> None:
+    def name(self, _: None) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if type(name) is not str or type(module) is not str:
             raise ValueError("a name that is no text")
@@ -255,19 +226,19 @@ class _Machine:
         else:
             raise ValueError(f"it asks for {module:.80}.{name:.80}")
 
-    def new(self) -> None:
+    def new(self, _: None) -> None:
         arguments, kind = self._stack.pop(), self._stack.pop()
         if type(kind) is not type or kind not in _KINDS or arguments != ():
             raise ValueError("an object that is none")
         self.push(object.__new__(kind))
 
-    def call(self) -> None:
+    def call(self, _: None) -> None:
         arguments, call = self._stack.pop(), self._stack.pop()
         if type(call) is not _Call or type(arguments) is not tuple:
             raise ValueError("a call that is none")
         self.push(call.make(*arguments))
 
-    def build(self) -> None:
+    def build(self, _: None) -> None:
         state, target = self._stack.pop(), self._stack[-1]
         if type(target) not in _KINDS or vars(target):
             raise ValueError("a state of what has none, or has it already")
@@ -278,7 +249,7 @@ class _Machine:
             raise ValueError("an append to what is no list")
         self._stack[-1].extend(values)
 
-    def set_one(self) -> None:
+    def set_one(self, _: None) -> None:
         value, key = self._stack.pop(), self._stack.pop()
         self.set([key, value])
 
@@ -311,39 +282,40 @@ def _fill(target: Any, state: Any) -> None:
         _check(target.index is None or _is_whole(target.index), "an index")
 
 
-_STEPS: Mapping[int, Callable[[_Machine], None]] = {
-    0x80: _Machine.protocol,
-    0x95: lambda machine: machine.skip(8),  # a frame
-    ord("("): lambda machine: machine.push(_MARK),
-    ord("}"): lambda machine: machine.push({}),
-    ord("]"): lambda machine: machine.push([]),
-    ord(")"): lambda machine: machine.push(()),
-    ord("N"): lambda machine: machine.push(None),
-    0x88: lambda machine: machine.push(value=True),
-    0x89: lambda machine: machine.push(value=False),
-    ord("K"): lambda machine: machine.push(machine.number(_U8)),
-    ord("M"): lambda machine: machine.push(machine.number(_U16)),
-    ord("J"): lambda machine: machine.push(machine.number(_I32)),
-    0x8A: _Machine.long,
-    0x8C: lambda machine: machine.text(_U8),
-    ord("X"): lambda machine: machine.text(_U32),
-    ord("t"): lambda machine: machine.push(tuple(machine.pop_group())),
-    0x85: lambda machine: machine.tuple_of(1),
-    0x86: lambda machine: machine.tuple_of(2),
-    0x87: lambda machine: machine.tuple_of(3),
-    0x94: _Machine.memoize,
-    ord("h"): lambda machine: machine.recall(_U8),
-    ord("j"): lambda machine: machine.recall(_U32),
-    0x93: _Machine.name,
-    0x81: _Machine.new,
-    ord("R"): _Machine.call,
-    ord("b"): _Machine.build,
-    ord("a"): lambda machine: machine.append([machine.pop()]),
-    ord("e"): lambda machine: machine.append(machine.pop_group()),
-    ord("s"): _Machine.set_one,
-    ord("u"): lambda machine: machine.set(machine.pop_group()),
+_STEPS: Mapping[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": _Machine.protocol,
+    "FRAME": lambda _machine, _: None,
+    "MARK": lambda machine, _: machine.push(_MARK),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "NONE": _Machine.push,
+    "NEWTRUE": lambda machine, _: machine.push(value=True),
+    "NEWFALSE": lambda machine, _: machine.push(value=False),
+    "BININT1": _Machine.push,
+    "BININT2": _Machine.push,
+    "BININT": _Machine.push,
+    "LONG1": _Machine.push,
+    "SHORT_BINUNICODE": _Machine.push,
+    "BINUNICODE": _Machine.push,
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_group())),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "MEMOIZE": _Machine.memoize,
+    "BINGET": _Machine.recall,
+    "LONG_BINGET": _Machine.recall,
+    "STACK_GLOBAL": _Machine.name,
+    "NEWOBJ": _Machine.new,
+    "REDUCE": _Machine.call,
+    "BUILD": _Machine.build,
+    "APPEND": lambda machine, _: machine.append([machine.pop()]),
+    "APPENDS": lambda machine, _: machine.append(machine.pop_group()),
+    "SETITEM": _Machine.set_one,
+    "SETITEMS": lambda machine, _: machine.set(machine.pop_group()),
+    "STOP": lambda _machine, _: None,
 }
-_STOP = ord(".")
+"""By the names that `pickletools` gives them; each gets what stands behind the instruction."""
 
 
 class _Checker:

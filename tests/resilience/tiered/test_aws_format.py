@@ -143,9 +143,9 @@ NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in rang
         pytest.param(pickle.dumps({}, protocol=2), "a pickle of protocol 2", id="protocol-2"),
         pytest.param(b"\x80\x05\x82\x01.", r"instruction b'\\x82'", id="extension"),
         pytest.param(
-            b"\x80\x05\x8e" + b"\xff" * 7 + b"\x7f.", r"instruction b'\\x8e'", id="huge-bytes"
+            b"\x80\x05\x8e" + b"\xff" * 7 + b"\x7f.", "in a bytes8, but only 1 rem", id="huge-bytes"
         ),
-        pytest.param(b"\x80\x05X\xff\xff\xff\x7fx.", "it is cut short", id="huge-text"),
+        pytest.param(b"\x80\x05X\xff\xff\xff\x7fx.", "but only 2 remain", id="huge-text"),
         pytest.param(b"\x80\x05Nr\xff\xff\xff\x7f.", "instruction b'r'", id="huge-memo"),
         pytest.param(program(b"}", NESTED, b"Ns"), "a key of type tuple", id="endless-hash"),
         pytest.param(program(NESTED, text("x"), b"\x93"), "a name that is no text", id="as-name"),
@@ -153,7 +153,7 @@ NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in rang
         pytest.param(program(named(DCP, "Metadata"), b")\x81"), "state_dict_meta", id="empty"),
         pytest.param(program(b"t"), "no metadata", id="no-group"),
         pytest.param(program(b"R"), "no metadata", id="no-stack"),
-        pytest.param(b"", "it is cut short", id="nothing"),
+        pytest.param(b"", "exhausted before seeing STOP", id="nothing"),
         pytest.param(make_checkpoint()[-1][:-9], "no metadata", id="torn"),
         pytest.param(dump(Metadata({"a": 1})), "a tensor is not what", id="no-tensor"),  # type: ignore[dict-item]
         pytest.param(
