@@ -10,6 +10,7 @@ folder. Every name can be read back, and only names that are made here can be.
 from __future__ import annotations
 
 import re
+from urllib.parse import quote, unquote
 
 from resilience.tiered.shard import ShardId
 
@@ -24,7 +25,6 @@ _NAMESPACE = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{NAMESPACE_CHARS_MAX -
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _DATA_KEY = re.compile(r"([^/]+)/data/([^/]+)")
 _STEP_KEY = re.compile(r"([^/]+)/steps/([0-9]{12})-g(-?[0-9]{1,18})/([^/]+)\.json")
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.")
 _EMPTY = "!"
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9_.-]|![0-9A-F]{2})+")
 
@@ -101,14 +101,12 @@ def _check_digest(digest: str) -> str:
 def _escape(shard: str) -> str:
     """Write all but letters, digits, `_`, `-` and inner dots as `!` and two hex digits."""
     try:
-        raw = shard.encode()
+        quoted = quote(shard, safe="")
     except UnicodeEncodeError as error:
         raise ValueError(f"shard {_show(shard)} is not allowed; want text of Unicode") from error
-    is_plain = [each in _PLAIN and (at > 0 or each != ord(".")) for at, each in enumerate(raw)]
-    parts = [
-        chr(each) if plain else f"!{each:02X}" for each, plain in zip(raw, is_plain, strict=True)
-    ]
-    escaped = "".join(parts) or _EMPTY
+    escaped = quoted.replace("~", "!7E").replace("%", "!") or _EMPTY
+    if escaped.startswith("."):
+        escaped = f"!2E{escaped[1:]}"
     if len(escaped) > SHARD_CHARS_MAX:
         raise ValueError(
             f"shard {_show(shard)} is not allowed; its name takes {len(escaped)} characters, "
@@ -122,9 +120,8 @@ def _unescape(escaped: str) -> str:
         return ""
     if not _ESCAPED.fullmatch(escaped):
         raise ValueError(f"{_show(escaped)} is no name of a shard; want '!' and two hex digits")
-    raw = re.sub(r"!(..)", lambda match: chr(int(match[1], 16)), escaped).encode("latin-1")
     try:
-        return raw.decode()
+        return unquote(escaped.replace("!", "%"), errors="strict")
     except UnicodeDecodeError as error:
         raise ValueError(f"{_show(escaped)} is no name of a shard; want UTF-8") from error
 

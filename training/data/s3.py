@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from launcher.job.workload import S3Jsonl
 from resilience.tiered.errors import TierError
-from resilience.tiered.stores.deadline import Calls, Hung, calls_within
+from resilience.tiered.stores.deadline import Calls, Hung
 from resilience.tiered.stores.s3 import S3Objects, S3Settings
 from training.data.tokens import Line
 from training.errors import DataError
@@ -123,7 +123,7 @@ def _open_dataset(data: S3Jsonl, objects: list[S3Object]) -> Any:
 def _calls(what: str, deadline_s: float) -> Iterator[Calls]:
     """Give calls that end at a deadline, and whose failures are the data's."""
     try:
-        with calls_within(f"cannot read {what}", deadline_s, Hung()) as calls:
+        with closing(Calls(f"cannot read {what}", deadline_s, Hung())) as calls:
             yield calls
     except TierError as error:
         raise DataError(str(error)) from error

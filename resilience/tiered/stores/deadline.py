@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -78,7 +78,7 @@ class Hung:
 class Calls:
     """Makes the blocking calls of one operation, one after the other, in one thread.
 
-    Used by one thread. Whatever a call raises is raised as TierError with what was
+    Used by one thread, which closes it. Whatever a call raises is raised as TierError with what was
     being done; after the deadline it is DeadlineError, and no other call is made.
     """
 
@@ -146,13 +146,3 @@ class Calls:
             self._outcomes.put(outcome)
             # Nothing that the call was made with may live as long as this thread waits.
             del job, outcome
-
-
-@contextmanager
-def calls_within(what: str, deadline_s: float, hung: Hung) -> Iterator[Calls]:
-    """Give the calls of one operation, and end their thread behind it."""
-    calls = Calls(what, deadline_s, hung)
-    try:
-        yield calls
-    finally:
-        calls.close()

@@ -12,13 +12,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.tiered.errors import TierError
-from resilience.tiered.stores.deadline import Calls, Hung, calls_within
-from resilience.tiered.stores.store import BLOCK_BYTES, ShardStore, Stored, blocks_of
+from resilience.tiered.stores.deadline import Calls, Hung
+from resilience.tiered.stores.store import BLOCK_BYTES, Store, Stored, blocks_of
 
 _DRAFTS = "drafts"
 _DRAFT_S = 24 * 3600.0
@@ -38,14 +38,10 @@ class FolderSettings:
     mib_per_s_min: float = 16.0
     """The slowest that bytes may be written or read, on top of the deadline."""
 
-    def __post_init__(self) -> None:
-        if self.deadline_s <= 0 or self.mib_per_s_min <= 0:
-            raise ValueError("deadline_s and mib_per_s_min have to be above 0")
 
-
-def open_folder(settings: FolderSettings) -> ShardStore:
+def open_folder(settings: FolderSettings) -> Store:
     """Return the store in this folder; touches nothing yet."""
-    return ShardStore(FolderObjects(settings))
+    return Store(FolderObjects(settings))
 
 
 class FolderObjects:
@@ -63,7 +59,7 @@ class FolderObjects:
         with self._calls(what, num_bytes) as calls:
             draft = _Draft(self._root)
             try:
-                calls.call(draft.open, self._drafts_of(name))
+                calls.call(draft.open, self._root / name.partition("/")[0] / _DRAFTS)
                 # The disk's thread never reads memory that the caller may use again.
                 block = bytearray(min(BLOCK_BYTES, num_bytes))
                 for piece in blocks_of(pieces, num_bytes, what):
@@ -78,16 +74,16 @@ class FolderObjects:
         """Fill `into` from a file of exactly `num_bytes`."""
         path = self._root / name
         with self._calls(f"reading {path}", into.nbytes) as calls:
-            source = _Source()
+            opened = ExitStack()
             try:
-                calls.call(source.open, path, num_bytes)
+                file = calls.call(_open, opened, path, num_bytes)
                 block = bytearray(min(BLOCK_BYTES, into.nbytes))
                 for done in range(0, into.nbytes, BLOCK_BYTES):
                     part = memoryview(block)[: into.nbytes - done]
-                    calls.call(source.fill, part, begin + done)
+                    calls.call(_fill, file, part, begin + done)
                     into[done : done + part.nbytes] = part
             finally:
-                calls.undo(source.close)
+                calls.undo(opened.close)
 
     def find(self, name: str) -> Stored | None:
         """Return what is known of a file; None where there is none."""
@@ -114,16 +110,13 @@ class FolderObjects:
         """Remove the drafts whose writers are dead."""
         folder = self._root / namespace / _DRAFTS
         with self._calls(f"cleaning {folder}") as calls:
-            for path in calls.call(_files, folder):
-                calls.call(_remove_dead, path)
+            for each in calls.call(_entries, folder):
+                calls.call(_remove_dead, Path(each))
                 calls.renew()
 
-    def _drafts_of(self, name: str) -> Path:
-        return self._root / name.partition("/")[0] / _DRAFTS
-
-    def _calls(self, what: str, num_bytes: int = 0) -> AbstractContextManager[Calls]:
+    def _calls(self, what: str, num_bytes: int = 0) -> closing[Calls]:
         deadline_s = self._settings.deadline_s + num_bytes / (self._settings.mib_per_s_min * 2**20)
-        return calls_within(what, deadline_s, self._hung)
+        return closing(Calls(what, deadline_s, self._hung))
 
 
 class _Draft:
@@ -176,32 +169,24 @@ class _Draft:
             os.close(self._file)
 
 
-class _Source:
-    """A file that is read."""
+def _open(opened: ExitStack, path: Path, num_bytes: int) -> int:
+    """Open a file, which has to have this size; `opened` closes it."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    opened.callback(os.close, file)
+    size = os.fstat(file).st_size
+    if size != num_bytes:
+        raise TierError(f"{size} bytes there, {num_bytes} expected")
+    return file
 
-    def __init__(self) -> None:
-        self._file = -1
 
-    def open(self, path: Path, num_bytes: int) -> None:
-        """Open the file, which has to have this size."""
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(self._file).st_size
-        if size != num_bytes:
-            raise TierError(f"{size} bytes there, {num_bytes} expected")
-
-    def fill(self, block: memoryview, offset: int) -> None:
-        """Read all of a block."""
-        done = 0
-        while done < block.nbytes:
-            size = os.preadv(self._file, [block[done:]], offset + done)
-            if not size:
-                raise TierError(f"the file ends at byte {offset + done}")
-            done += size
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
+def _fill(file: int, block: memoryview, offset: int) -> None:
+    """Read all of a block."""
+    done = 0
+    while done < block.nbytes:
+        size = os.preadv(file, [block[done:]], offset + done)
+        if not size:
+            raise TierError(f"the file ends at byte {offset + done}")
+        done += size
 
 
 def _make_folders(root: Path, folder: Path) -> None:
@@ -260,10 +245,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except FileNotFoundError:
         return []
-
-
-def _files(folder: Path) -> list[Path]:
-    return [Path(each) for each in _entries(folder)]
 
 
 def _delete(root: Path, name: str) -> None:

@@ -12,14 +12,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from resilience.tiered.errors import TierError
-from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung, calls_within
-from resilience.tiered.stores.store import ShardStore, Stored, blocks_of
+from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
+from resilience.tiered.stores.store import Store, Stored, blocks_of
 
 if TYPE_CHECKING:
     from s3torchconnectorclient._mountpoint_s3_client import (
@@ -78,9 +78,9 @@ class S3Settings:
             raise ValueError("attempts, deadline_s and mib_per_s_min have to be above 0")
 
 
-def open_s3(settings: S3Settings) -> ShardStore:
+def open_s3(settings: S3Settings) -> Store:
     """Return the store in this bucket; connects to nothing yet."""
-    return ShardStore(S3Objects(settings))
+    return Store(S3Objects(settings))
 
 
 class S3Objects:
@@ -111,14 +111,15 @@ class S3Objects:
                 f"{what}: {num_bytes} bytes are more than {size_max}; raise part_size_mib"
             )
         with self._calls(what, num_bytes) as calls:
-            upload = _Upload()
+            # Held by the calls' thread alone: dropped before it is complete, the client ends it.
+            upload: list[PutObjectStream] = []
             try:
-                calls.call(upload.open, self, name)
+                calls.call(lambda: upload.append(self.open_put(name)))
                 for block in blocks_of(pieces, num_bytes, what):
-                    calls.call(upload.append, bytes(block))
-                calls.call(upload.complete)
+                    calls.call(_append, upload, bytes(block))
+                calls.call(_complete, upload)
             finally:
-                calls.undo(upload.drop)
+                calls.undo(upload.clear)
 
     def read(self, name: str, num_bytes: int, begin: int, into: memoryview) -> None:
         """Fill `into` from an object of exactly `num_bytes`, asked for in ranges."""
@@ -150,7 +151,7 @@ class S3Objects:
         with self._calls(f"listing {self._url(prefix)}") as calls:
             pages = calls.call(self._pages, prefix, 1000)
             found: list[Stored] = []
-            while (page := calls.call(_next, pages)) is not None:
+            while (page := calls.call(lambda: next(pages, None))) is not None:
                 found.extend(self._stored(page))
                 calls.renew()
             return found
@@ -210,7 +211,7 @@ class S3Objects:
     def _calls(self, what: str, num_bytes: int = 0) -> Iterator[Calls]:
         deadline_s = self._settings.deadline_s + num_bytes / (self._settings.mib_per_s_min * 2**20)
         try:
-            with calls_within(what, deadline_s, self._hung) as calls:
+            with closing(Calls(what, deadline_s, self._hung)) as calls:
                 yield calls
         except DeadlineError:
             with self._lock:
@@ -219,29 +220,12 @@ class S3Objects:
             raise
 
 
-class _Upload:
-    """One upload. Dropped before it is complete, it is ended by the client."""
+def _append(upload: list[PutObjectStream], block: bytes) -> None:
+    upload[0].write(block)
 
-    def __init__(self) -> None:
-        self._stream: PutObjectStream | None = None
 
-    def open(self, objects: S3Objects, name: str) -> None:
-        """Begin the upload."""
-        self._stream = objects.open_put(name)
-
-    def append(self, block: bytes) -> None:
-        """Hand over bytes; blocks while the client has enough."""
-        assert self._stream is not None
-        self._stream.write(block)
-
-    def complete(self) -> None:
-        """Wait until the object is there."""
-        assert self._stream is not None
-        self._stream.close()
-
-    def drop(self) -> None:
-        """Forget the upload."""
-        self._stream = None
+def _complete(upload: list[PutObjectStream]) -> None:
+    upload[0].close()
 
 
 class _Download:
@@ -271,10 +255,6 @@ class _Download:
     def drop(self) -> None:
         """End what was asked for."""
         self._streams.clear()
-
-
-def _next(pages: Iterator[ListObjectResult]) -> ListObjectResult | None:
-    return next(pages, None)
 
 
 def _make_client(settings: S3Settings) -> MountpointS3Client:

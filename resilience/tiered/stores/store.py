@@ -42,13 +42,55 @@ ORPHAN_S = 24 * 3600.0
 """Age after which data that no entry names is nobody's: its writer ended in between."""
 
 
-class Store(Protocol):
-    """A lower tier. Any thread may use it; every method blocks until a deadline.
+class Stored(NamedTuple):
+    """One object as a listing shows it."""
+
+    name: str
+    num_bytes: int
+    changed_s: float
+    """When it was written, in seconds of the epoch, by the store's clock."""
+
+
+class Objects(Protocol):
+    """Named objects, which `Store` makes a store of. Any thread; blocks; TierError."""
+
+    def write(self, name: str, num_bytes: int, pieces: Iterable[memoryview]) -> None:
+        """Write an object, or replace it; it appears at once and whole, or not at all."""
+
+    def read(self, name: str, num_bytes: int, begin: int, into: memoryview) -> None:
+        """Fill `into` from an object of exactly `num_bytes`; TierError where there is none."""
+
+    def find(self, name: str) -> Stored | None:
+        """Return what is known of an object; None where there is none."""
+
+    def find_all(self, prefix: str) -> list[Stored]:
+        """Return all objects whose names begin so, in any order."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; those that are not there are left out."""
+
+    def clean(self, namespace: str) -> None:
+        """Remove what writers of this namespace left that are dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    id: ShardId
+    digest: str
+    stored: Stored
+
+
+class Store:
+    """A lower tier, over any objects. Any thread may use it; every method blocks until a deadline.
 
     Whatever fails is a TierError with the store's own words. Nothing is checked
     but sizes: what is read has to be compared with the meta's checksums. Namespaces,
     shards and digests that no name can have are ValueError, as in `paths`.
     """
+
+    def __init__(self, objects: Objects, *, orphan_s: float = ORPHAN_S) -> None:
+        self._objects = objects
+        self._orphan_s = orphan_s
 
     def put_data(
         self,
@@ -66,114 +108,6 @@ class Store(Protocol):
         it is there, nobody sees any of it. What the pieces raise is passed on. Counts
         for nothing before `put_meta`.
         """
-        ...
-
-    def get_data(
-        self, namespace: str, digest: str, num_bytes: int, into: memoryview, *, begin: int = 0
-    ) -> None:
-        """Fill `into` with the data's bytes from `begin` on.
-
-        TierError where there is no such data, or not of `num_bytes`; `into` then
-        holds anything. Nothing is written to it once this has returned.
-        """
-        ...
-
-    def put_meta(self, meta: ShardMeta) -> None:
-        """Write the entry that makes the shard count, behind its data.
-
-        Idempotent; replaces another entry of the same shard. TierError where the
-        data is not there, or was deleted meanwhile: the shard has to be put again.
-        """
-        ...
-
-    def get_meta(self, id: ShardId) -> ShardMeta | None:  # noqa: A002
-        """Return what the shard's entry says; None where there is none."""
-        ...
-
-    def list_steps(self, namespace: str) -> list[ShardId]:
-        """Return all shards that count, in order; none for a namespace that is unknown.
-
-        One listing: the data is not looked for.
-        """
-        ...
-
-    def delete_step(
-        self, namespace: str, step: int, generation: int, *, spare: Collection[str] = ()
-    ) -> set[str]:
-        """Delete a step's entries, then the data that no other step of the namespace names.
-
-        Data of the digests to `spare` stays: somebody may be about to name it. Returns the
-        digests that were named all the same while their data went: those entries were
-        deleted, too, and the shards have to be put again.
-
-        Idempotent: a step that is not there is none to delete. Also removes what dead
-        writers left, and data that nobody names when it is a day old: so goes what a
-        deletion left that failed half-way.
-        """
-        ...
-
-
-class Stored(NamedTuple):
-    """One object as a listing shows it."""
-
-    name: str
-    num_bytes: int
-    changed_s: float
-    """When it was written, in seconds of the epoch, by the store's clock."""
-
-
-class Objects(Protocol):
-    """Named objects, which `ShardStore` makes a store of. Any thread; blocks; TierError."""
-
-    def write(self, name: str, num_bytes: int, pieces: Iterable[memoryview]) -> None:
-        """Write an object, or replace it; it appears at once and whole, or not at all."""
-        ...
-
-    def read(self, name: str, num_bytes: int, begin: int, into: memoryview) -> None:
-        """Fill `into` from an object of exactly `num_bytes`; TierError where there is none."""
-        ...
-
-    def find(self, name: str) -> Stored | None:
-        """Return what is known of an object; None where there is none."""
-        ...
-
-    def find_all(self, prefix: str) -> list[Stored]:
-        """Return all objects whose names begin so, in any order."""
-        ...
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are left out."""
-        ...
-
-    def clean(self, namespace: str) -> None:
-        """Remove what writers of this namespace left that are dead."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    id: ShardId
-    digest: str
-    stored: Stored
-
-
-class ShardStore:
-    """The store over any objects; see `Store`."""
-
-    def __init__(self, objects: Objects, *, orphan_s: float = ORPHAN_S) -> None:
-        self._objects = objects
-        self._orphan_s = orphan_s
-
-    def put_data(
-        self,
-        namespace: str,
-        digest: str,
-        num_bytes: int,
-        pieces: Iterable[memoryview],
-        *,
-        replaces: bool = False,
-    ) -> bool:
-        """Write the data of this digest; returns whether it was sent."""
         name = data_key(namespace, digest)
         if not replaces and self._has(name, num_bytes):
             return False
@@ -183,7 +117,11 @@ class ShardStore:
     def get_data(
         self, namespace: str, digest: str, num_bytes: int, into: memoryview, *, begin: int = 0
     ) -> None:
-        """Fill `into` with the data's bytes from `begin` on."""
+        """Fill `into` with the data's bytes from `begin` on.
+
+        TierError where there is no such data, or not of `num_bytes`; `into` then
+        holds anything. Nothing is written to it once this has returned.
+        """
         if begin < 0 or begin + into.nbytes > num_bytes:
             raise ValueError(f"{into.nbytes} bytes from {begin} on are not in {num_bytes}")
         name = data_key(namespace, digest)
@@ -191,7 +129,11 @@ class ShardStore:
             self._objects.read(name, num_bytes, begin, into.cast("B"))
 
     def put_meta(self, meta: ShardMeta) -> None:
-        """Write the entry that makes the shard count, behind its data."""
+        """Write the entry that makes the shard count, behind its data.
+
+        Idempotent; replaces another entry of the same shard. TierError where the
+        data is not there, or was deleted meanwhile: the shard has to be put again.
+        """
         digest = content_digest(meta)
         data = data_key(meta.id.namespace, digest)
         if not self._has(data, meta.num_bytes):
@@ -222,13 +164,25 @@ class ShardStore:
         return meta
 
     def list_steps(self, namespace: str) -> list[ShardId]:
-        """Return all shards that count, in order; none for a namespace that is unknown."""
+        """Return all shards that count, in order; none for a namespace that is unknown.
+
+        One listing: the data is not looked for.
+        """
         return sorted({each.id for each in self._entries(namespace)})
 
     def delete_step(
         self, namespace: str, step: int, generation: int, *, spare: Collection[str] = ()
     ) -> set[str]:
-        """Delete a step's entries, then the data that no other step of the namespace names."""
+        """Delete a step's entries, then the data that no other step of the namespace names.
+
+        Data of the digests to `spare` stays: somebody may be about to name it. Returns the
+        digests that were named all the same while their data went: those entries were
+        deleted, too, and the shards have to be put again.
+
+        Idempotent: a step that is not there is none to delete. Also removes what dead
+        writers left, and data that nobody names when it is a day old: so goes what a
+        deletion left that failed half-way.
+        """
         self._objects.clean(check_namespace(namespace))
         entries = self._entries(namespace)
         doomed: list[_Entry] = []

@@ -22,7 +22,7 @@ from resilience.tiered.shard import (
 )
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.stores.s3 import S3Settings, open_s3
-from resilience.tiered.stores.store import Objects, ShardStore
+from resilience.tiered.stores.store import Objects, Store
 from tests.resilience.tiered.s3_server import S3Server
 
 _NUMBERS = count(1)
@@ -35,7 +35,7 @@ class Place:
     kind: str
     settings: dict[str, Any]
 
-    def open(self, **changed: Any) -> ShardStore:
+    def open(self, **changed: Any) -> Store:
         settings = {**self.settings, **changed}
         if self.kind == "folder":
             return open_folder(FolderSettings(**{**settings, "folder": Path(settings["folder"])}))
@@ -67,15 +67,15 @@ class Shard:
     def pieces(self) -> list[memoryview]:
         return [memoryview(self.data)[begin:end] for begin, end in piece_bounds(len(self.data))]
 
-    def put_data(self, store: ShardStore) -> bool:
+    def put_data(self, store: Store) -> bool:
         return store.put_data(self.meta.id.namespace, self.digest, len(self.data), self.pieces())
 
-    def put(self, store: ShardStore) -> bool:
+    def put(self, store: Store) -> bool:
         is_sent = self.put_data(store)
         store.put_meta(self.meta)
         return is_sent
 
-    def get(self, store: ShardStore) -> bytes:
+    def get(self, store: Store) -> bytes:
         into = bytearray(len(self.data))
         namespace = self.meta.id.namespace
         store.get_data(namespace, self.digest, len(self.data), memoryview(into))

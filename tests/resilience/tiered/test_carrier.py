@@ -19,7 +19,7 @@ from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
-from resilience.tiered.stores.store import ShardStore
+from resilience.tiered.stores.store import Store
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
@@ -48,7 +48,7 @@ class Neighbour(NoPeers):
         return {self._node: self._node}
 
 
-class CountingStore(ShardStore):
+class CountingStore(Store):
     """Counts what is sent."""
 
     def __init__(self, folder: Path) -> None:

@@ -25,7 +25,7 @@ from resilience.tiered.placement import Node
 from resilience.tiered.saver import Saver
 from resilience.tiered.shard import PIECE_BYTES, ShardId, piece_bounds
 from resilience.tiered.stores.folder import FolderSettings, open_folder
-from resilience.tiered.stores.store import ShardStore
+from resilience.tiered.stores.store import Store
 from resilience.tiered.uploads import Settings
 from resilience.tiered.vault import Vault
 from tests.resilience.state.nodes import PlainView
@@ -253,7 +253,7 @@ class Fakes(NoPeers):
 
 @contextmanager
 def offering(
-    tmp_path: Path, peers: Fakes, store: ShardStore | None = None
+    tmp_path: Path, peers: Fakes, store: Store | None = None
 ) -> Iterator[tuple[TieredOffer, Vault]]:
     arena = Arena(tmp_path / "arena", 64 * MIB)
     vault = Vault(arena)

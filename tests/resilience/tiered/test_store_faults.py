@@ -19,7 +19,7 @@ from resilience.tiered.shard import PIECE_BYTES
 from resilience.tiered.stores.deadline import HUNG_MAX, HUNG_RETRY_S, DeadlineError, Hung
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
 from resilience.tiered.stores.s3 import S3Settings
-from resilience.tiered.stores.store import ShardStore, Stored
+from resilience.tiered.stores.store import Store, Stored
 from tests.resilience.tiered.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 from tests.resilience.tiered.store_places import Place, Shard, big_shard, make_shard, s3_place
@@ -329,7 +329,7 @@ def test_a_deletion_within_a_put_is_seen_by_the_put(folder: Place, at: str) -> N
     old, new = make_shard(1, step=1), make_shard(1, step=2)
     old.put(folder.open())
     name = data_key("job", old.digest)
-    store = ShardStore(Interrupted(folder, at, lambda: folder.objects().delete([name])))
+    store = Store(Interrupted(folder, at, lambda: folder.objects().delete([name])))
 
     if at == "entry written":
         with pytest.raises(TierError, match="was deleted while its entry was written"):
@@ -344,7 +344,7 @@ def test_a_deletion_within_a_put_is_seen_by_the_put(folder: Place, at: str) -> N
 def test_a_put_within_a_deletion_is_whole_or_gone(folder: Place, at: str) -> None:
     old, new = make_shard(1, step=1), make_shard(1, step=2)
     old.put(folder.open())
-    store = ShardStore(Interrupted(folder, at, lambda: new.put(folder.open())))
+    store = Store(Interrupted(folder, at, lambda: new.put(folder.open())))
 
     store.delete_step("job", 1, 0)
 
@@ -356,11 +356,11 @@ def test_a_put_within_a_deletion_is_whole_or_gone(folder: Place, at: str) -> Non
     _check(new, folder.open())
 
 
-def _through(place: Place, proxy: FaultProxy, **changed: object) -> ShardStore:
+def _through(place: Place, proxy: FaultProxy, **changed: object) -> Store:
     return place.open(endpoint=proxy.endpoint, **changed)
 
 
-def _check(shard: Shard, store: ShardStore) -> None:
+def _check(shard: Shard, store: Store) -> None:
     assert store.get_meta(shard.meta.id) == shard.meta
     assert shard.get(store) == shard.data
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from resilience.tiered.errors import TierError
 from resilience.tiered.paths import data_key, data_prefix, steps_prefix
 from resilience.tiered.shard import PIECE_BYTES, ShardId
-from resilience.tiered.stores.store import ShardStore
+from resilience.tiered.stores.store import Store
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 from tests.resilience.tiered.store_places import Place, big_shard, make_shard, s3_place
 
@@ -43,11 +43,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def store(place: Place) -> ShardStore:
+def store(place: Place) -> Store:
     return place.open()
 
 
-def test_nothing_is_there_before_anything_is_put(store: ShardStore) -> None:
+def test_nothing_is_there_before_anything_is_put(store: Store) -> None:
     shard = make_shard()
 
     assert store.list_steps("job") == []
@@ -74,7 +74,7 @@ def test_what_was_put_is_read_by_another_store(place: Place, num_bytes: int) -> 
     ("begin", "num_bytes"),
     [(0, 10), (0, 0), (PIECE_BYTES - 3, 7), (PIECE_BYTES, PIECE_BYTES), (2 * PIECE_BYTES + 4, 1)],
 )
-def test_a_part_of_the_data_is_read(store: ShardStore, begin: int, num_bytes: int) -> None:
+def test_a_part_of_the_data_is_read(store: Store, begin: int, num_bytes: int) -> None:
     shard = make_shard(num_bytes=2 * PIECE_BYTES + 5)
     shard.put_data(store)
     into = bytearray(num_bytes + 2)
@@ -85,12 +85,12 @@ def test_a_part_of_the_data_is_read(store: ShardStore, begin: int, num_bytes: in
     assert into == b"\0" + shard.data[begin : begin + num_bytes] + b"\0"
 
 
-def test_a_part_beyond_the_data_is_refused(store: ShardStore) -> None:
+def test_a_part_beyond_the_data_is_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="2 bytes from 9 on are not in 10"):
         store.get_data("job", "0" * 32, 10, memoryview(bytearray(2)), begin=9)
 
 
-def test_data_counts_only_with_its_entry(store: ShardStore) -> None:
+def test_data_counts_only_with_its_entry(store: Store) -> None:
     shard = make_shard()
 
     with pytest.raises(TierError, match="is not there with 1000 bytes"):
@@ -101,7 +101,7 @@ def test_data_counts_only_with_its_entry(store: ShardStore) -> None:
     assert store.get_meta(shard.meta.id) is None
 
 
-def test_data_that_is_there_is_not_asked_for(store: ShardStore) -> None:
+def test_data_that_is_there_is_not_asked_for(store: Store) -> None:
     shard = make_shard()
 
     def never() -> Iterator[memoryview]:
@@ -173,7 +173,7 @@ def test_nobody_sees_half_of_the_data(place: Place) -> None:
 @pytest.mark.parametrize(
     "shard", ["", ".", "..", "../x", "/etc", "1", "1/2", "a b%2F\n", "\u00fcn\u00ef", "-._"]
 )
-def test_any_name_of_a_shard_is_kept(place: Place, store: ShardStore, shard: str) -> None:
+def test_any_name_of_a_shard_is_kept(place: Place, store: Store, shard: str) -> None:
     one, other = make_shard(1, shard=shard), make_shard(2, shard=f"{shard}0", generation=-3)
     for each in (one, other):
         each.put(store)
@@ -184,14 +184,14 @@ def test_any_name_of_a_shard_is_kept(place: Place, store: ShardStore, shard: str
 
 
 @pytest.mark.parametrize("namespace", ["", ".", "..", "../job", "a/b", "a\0b"])
-def test_a_namespace_does_not_leave_its_place(store: ShardStore, namespace: str) -> None:
+def test_a_namespace_does_not_leave_its_place(store: Store, namespace: str) -> None:
     with pytest.raises(ValueError, match=r"namespace .* is not allowed"):
         make_shard(namespace=namespace).put(store)
     with pytest.raises(ValueError, match=r"namespace .* is not allowed"):
         store.list_steps(namespace)
 
 
-def test_a_shard_put_again_with_other_bytes_is_the_new_one(store: ShardStore) -> None:
+def test_a_shard_put_again_with_other_bytes_is_the_new_one(store: Store) -> None:
     old, new = make_shard(1), make_shard(2, num_bytes=2000)
 
     old.put(store)
@@ -245,7 +245,7 @@ def test_a_deletion_says_what_was_named_while_its_data_went(place: Place) -> Non
         deletes(names)
 
     objects.delete = name_first  # type: ignore[method-assign]
-    assert ShardStore(objects).delete_step("job", 1, 0) == {new.digest}
+    assert Store(objects).delete_step("job", 1, 0) == {new.digest}
 
     assert place.open().list_steps("job") == []
 
@@ -258,7 +258,7 @@ def test_data_without_an_entry_goes_when_it_is_old(place: Place) -> None:
     place.open().delete_step("job", 7, 0)
     assert young.get(place.open()) == young.data
 
-    ShardStore(place.objects(), orphan_s=-3600).delete_step("job", 7, 0)
+    Store(place.objects(), orphan_s=-3600).delete_step("job", 7, 0)
 
     assert [each.name for each in place.objects().find_all(data_prefix("job"))] == [
         data_key("job", used.digest)
