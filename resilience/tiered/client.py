@@ -6,21 +6,23 @@ Mappings are kept between saves: mapping a gigabyte anew costs some 0.1 s. Witho
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import select
 import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from resilience.tiered.errors import LostError, TieredError
 from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
-from resilience.tiered.segment_map import Map
 from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta
 
 TIMEOUT_S = 30.0
@@ -51,6 +53,9 @@ class StepOnOffer:
     """How many make it whole."""
     shards: tuple[str, ...]
     """Those that can be read, by name."""
+
+
+_OFFERS = TypeAdapter(list[StepOnOffer])
 
 
 class Draft:
@@ -121,9 +126,8 @@ class Loan:
 
         The daemon hashes them again, and keeps what it finds intact. `check` is as in `read`.
         """
-        size_s = self.meta.num_bytes / _SLOWEST_BYTES_PER_S
         request = {"op": "bad", "segment": self.segment}
-        limit_s = timeout_s + size_s
+        limit_s = timeout_s + self.meta.num_bytes / _SLOWEST_BYTES_PER_S
         return bool(self._client.ask_on(self._link, request, limit_s, check)["is_dropped"])
 
     def release(self) -> None:
@@ -169,7 +173,7 @@ class TieredClient:
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._is_closing = False
-        self._maps: OrderedDict[tuple[int, int, bool], Map] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, int, bool], _Map] = OrderedDict()
 
     @property
     def namespace(self) -> str:
@@ -209,17 +213,7 @@ class TieredClient:
         self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None
     ) -> list[StepOnOffer]:
         """Return the steps of the namespace that can be read, newest first."""
-        with self._turn(timeout_s, check) as end_s:
-            _, frame = self._ask({"op": "steps"}, end_s, check)
-        return [
-            StepOnOffer(
-                step=row["step"],
-                generation=row["generation"],
-                num_shards=row["num_shards"],
-                shards=tuple(row["shards"]),
-            )
-            for row in frame.message["steps"]
-        ]
+        return _OFFERS.validate_python(self._request({"op": "steps"}, timeout_s, check)["steps"])
 
     def read(
         self,
@@ -259,16 +253,14 @@ class TieredClient:
         with the number. Raises StaleError where a newer run has begun.
         """
         request = {"op": "go_back", "step": step, "first_generation": first_generation}
-        with self._turn(timeout_s, check) as end_s:
-            return int(self._ask(request, end_s, check)[1].message["first_generation"])
+        return int(self._request(request, timeout_s, check)["first_generation"])
 
     def first_generation(self, *, timeout_s: float = TIMEOUT_S) -> int:
         """Return where the generations of the newest run begin, as `go_back` has said; else 0.
 
         For a process that is started into a run that goes on.
         """
-        with self._turn(timeout_s) as end_s:
-            return int(self._ask({"op": "go_back"}, end_s)[1].message["first_generation"])
+        return int(self._request({"op": "go_back"}, timeout_s)["first_generation"])
 
     def flush(self, *, step: int, generation: int, timeout_s: float = TIMEOUT_S) -> None:
         """Have a step sent to the store whatever its cadence says, as the last of a run.
@@ -276,14 +268,11 @@ class TieredClient:
         To be called on each node with shards of it, once they are committed. Returns at once:
         a daemon that is told to end sends it first, for a while. A no-op without a store.
         """
-        request = {"op": "flush", "step": step, "generation": generation}
-        with self._turn(timeout_s) as end_s:
-            self._ask(request, end_s)
+        self._request({"op": "flush", "step": step, "generation": generation}, timeout_s)
 
     def status(self, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return what the daemon says of itself: node, budget, and what it holds of whom."""
-        with self._turn(timeout_s) as end_s:
-            return self._ask({"op": "status"}, end_s)[1].message
+        return self._request({"op": "status"}, timeout_s)
 
     def ask_on(
         self,
@@ -310,7 +299,7 @@ class TieredClient:
         if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
             self._is_closing = True
             if (link := self._link) is not None:
-                link.shut_down()
+                link.frames.shut_down()
             if not self._lock.acquire(timeout=_CLOSE_TIMEOUT_S):
                 return  # it is just connecting, and ends at its own deadline
         try:
@@ -326,8 +315,30 @@ class TieredClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _turn(self, timeout_s: float, check: Check | None = None) -> _Turn:
-        return _Turn(self._lock, timeout_s, check)
+    @contextmanager
+    def _turn(self, timeout_s: float, check: Check | None = None) -> Iterator[float]:
+        """Have a call's turn on the connection; gives the moment at which it has to be over."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            rest_s = max(0.0, end_s - time.monotonic())
+            wait_s = rest_s if check is None else min(_CHECK_S, rest_s)
+            if self._lock.acquire(timeout=wait_s):
+                break
+            if wait_s == rest_s:
+                raise LostError(f"another call has not ended within {timeout_s:.0f} s")
+            assert check is not None
+            check()
+        try:
+            yield end_s
+        finally:
+            self._lock.release()
+
+    def _request(
+        self, request: Mapping[str, Any], timeout_s: float, check: Check | None = None
+    ) -> dict[str, Any]:
+        """Return the answer to what may be asked for twice, and opens nothing."""
+        with self._turn(timeout_s, check) as end_s:
+            return self._ask(request, end_s, check)[1].message
 
     def _ask(
         self, request: Mapping[str, Any], end_s: float, check: Check | None = None
@@ -360,7 +371,7 @@ class TieredClient:
                 # What this process has written it can read where it lies.
                 known = self._maps.get((*key[:2], True))
             if known is None:
-                known = Map(file, status.st_size, is_writable=is_writable)
+                known = _Map(file, status.st_size, is_writable=is_writable)
             if known.is_writable == is_writable:
                 self._maps[key] = known
             self._let_go_of_old()
@@ -382,8 +393,27 @@ class TieredClient:
 
     def _hang_up(self) -> None:
         if self._link is not None:
-            self._link.close()
+            self._link.frames.close()
             self._link = None
+
+
+class _Map:
+    """A segment in this process's memory."""
+
+    def __init__(self, file: int, size: int, *, is_writable: bool) -> None:
+        right = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self.is_writable = is_writable
+        self.memory = memoryview(mmap.mmap(file, size, flags=flags, prot=right))
+        self._file = os.dup(file)
+
+    def is_removed(self) -> bool:
+        """Return whether the daemon has removed the segment."""
+        return os.fstat(self._file).st_nlink == 0
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):
+            os.close(self._file)
 
 
 class _Link:
@@ -394,7 +424,7 @@ class _Link:
     ) -> None:
         self.pid = os.getpid()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._frames = FrameSocket(connection)
+        self.frames = FrameSocket(connection)
         try:
             connection.settimeout(_rest(end_s))
             connection.connect(str(path))
@@ -411,7 +441,7 @@ class _Link:
         try:
             # A daemon that refuses a connection answers before it is asked.
             with suppress(BrokenPipeError):
-                self._frames.send(request, timeout_s=_rest(end_s))
+                self.frames.send(request, timeout_s=_rest(end_s))
             if check is not None:
                 self._await_answer(end_s, check)
             frame = self._receive(end_s)
@@ -424,53 +454,22 @@ class _Link:
             raise
         return frame
 
-    def close(self) -> None:
-        self._frames.close()
-
-    def shut_down(self) -> None:
-        """End whatever another thread waits for on this connection."""
-        self._frames.shut_down()
-
     def _await_answer(self, end_s: float, check: Check) -> None:
         """Return when an answer has begun to come, or its deadline is over."""
         poll = select.poll()
-        poll.register(self._frames.socket, select.POLLIN)
+        poll.register(self.frames.socket, select.POLLIN)
         while not poll.poll(1000 * min(_CHECK_S, _rest(end_s))):
             try:
                 check()
             except BaseException:
-                self.close()  # the answer would be taken for that to the next request
+                self.frames.close()  # the answer would be taken for that to the next request
                 raise
 
     def _receive(self, end_s: float) -> Frame:
         try:
-            return self._frames.receive(timeout_s=_rest(end_s), takes_files=True)
+            return self.frames.receive(timeout_s=_rest(end_s), takes_files=True)
         except ValueError as error:
             raise ConnectionError(f"what answers is no memoryd: {error}") from error
-
-
-class _Turn:
-    """A call's turn on the connection, and the moment at which it has to be over."""
-
-    def __init__(self, lock: threading.Lock, timeout_s: float, check: Check | None) -> None:
-        self._lock = lock
-        self._timeout_s = timeout_s
-        self._check = check
-
-    def __enter__(self) -> float:
-        end_s = time.monotonic() + self._timeout_s
-        while True:
-            rest_s = max(0.0, end_s - time.monotonic())
-            wait_s = rest_s if self._check is None else min(_CHECK_S, rest_s)
-            if self._lock.acquire(timeout=wait_s):
-                return end_s
-            if wait_s == rest_s:
-                raise LostError(f"another call has not ended within {self._timeout_s:.0f} s")
-            assert self._check is not None
-            self._check()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
 
 
 def _rest(end_s: float) -> float:

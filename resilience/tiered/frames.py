@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,8 @@ class FrameSocket:
 
     def shut_down(self) -> None:
         """End whatever waits on this connection, in any thread."""
-        try:
+        with suppress(OSError):  # the other side was quicker
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # the other side was quicker
 
     def close(self) -> None:
         """Close the socket."""

@@ -188,7 +188,7 @@ def test_a_lost_connection_of_a_living_worker_costs_its_segment(
     other = daemon.client()
     stray = begin(other, 1)
     assert other._link is not None
-    connection = other._link._frames.socket
+    connection = other._link.frames.socket
     connection.shutdown(socket.SHUT_WR)
     # Blocks until the daemon has given up to wait for the end of this process.
     assert connection.recv(1) == b""
@@ -354,7 +354,7 @@ def test_a_silent_worker_loses_its_writing_and_may_begin_again(tmp_path: Path) -
         draft = begin(client, 1)
         assert client._link is not None
         # Blocks until the daemon ends the connection.
-        assert client._link._frames.socket.recv(1) == b""
+        assert client._link.frames.socket.recv(1) == b""
 
         with pytest.raises(LostError):
             draft.commit(make_meta(make_id(1), make_content(MIB)))
