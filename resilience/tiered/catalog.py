@@ -103,11 +103,6 @@ class SourceChoice:
     sources: tuple[Copy, ...]
     reason: str
 
-    @property
-    def first(self) -> Copy | None:
-        """Return the nearest source, None where the shard is nowhere."""
-        return self.sources[0] if self.sources else None
-
 
 def step_of(copy: Copy) -> StepAt:
     """Return the step that a copy belongs to."""
@@ -130,8 +125,6 @@ def judge_steps(
     have been there, which make others stale though no copy of them is left.
     `keepers` is how many peers hold a shard instead of the node that wrote it; 0: none.
     """
-    if domains_min < 1:
-        raise ValueError(f"{domains_min} failure domains is not allowed; want at least 1")
     has_keepers = 0 < keepers < len(living)
     num_domains = max(1, min(domains_min, _count_domains(living, has_keepers=has_keepers)))
     groups: dict[StepAt, list[Copy]] = defaultdict(list)
@@ -146,19 +139,6 @@ def judge_steps(
         for at in sorted(groups, reverse=True)
     )
     return Catalog(steps=steps, num_domains=num_domains, states={each.at: each for each in steps})
-
-
-def complete_steps(
-    copies: Iterable[Copy],
-    living: Mapping[str, str],
-    *,
-    namespace: str,
-    domains_min: int,
-    seen: Collection[StepAt] = (),
-) -> tuple[StepAt, ...]:
-    """Return the steps that may be loaded, newest first: complete, and of the history that won."""
-    catalog = judge_steps(copies, living, namespace=namespace, domains_min=domains_min, seen=seen)
-    return tuple(each.at for each in catalog.complete)
 
 
 def find_stale(steps: Iterable[StepAt]) -> frozenset[StepAt]:

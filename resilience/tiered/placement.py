@@ -19,6 +19,8 @@ from typing import Literal
 Kind = Literal["near", "far", "other"]
 Cost = Callable[[int, int], int]
 """What is against a pair of giver and receiver: the less, the better."""
+Layer = tuple[int, ...]
+"""Who receives from each node, by their places among the nodes."""
 
 _FORBIDDEN = 1 << 20
 _SAME_DOMAIN = 1 << 8
@@ -38,6 +40,10 @@ class Node:
     switch: str = ""
     """Nodes of one switch or rack are near; those without are near to nobody."""
     address: str = ""
+
+
+Price = Callable[[Node, Node, Sequence[Node]], int]
+"""What is against a pair, of which the giver has given to others already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,62 +156,58 @@ def _find_own(names: Sequence[str], own: str, replicas: int) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _match_layers(nodes: tuple[Node, ...], num_layers: int) -> tuple[tuple[int, ...], ...]:
+def _match_layers(nodes: tuple[Node, ...], num_layers: int) -> tuple[Layer, ...]:
     """Return for each peer asked for who receives from each node; the far one first."""
-    layers: list[tuple[int, ...]] = []
-    used: list[set[int]] = [{index} for index in range(len(nodes))]
-    for num in range(num_layers):
-        cost = functools.partial(_near_cost if num == 1 else _far_cost, nodes, used)
-        layer = _match(nodes, cost, is_near_wanted=num == 1)
-        for giver, receiver in enumerate(layer):
-            used[giver].add(receiver)
-        layers.append(tuple(layer))
-    return tuple(layers)
+    layers: tuple[Layer, ...] = ()
+    for number in range(num_layers):
+        layers = _add_layer(nodes, layers, _near_price if number == 1 else _far_price)
+    return layers
 
 
 @functools.lru_cache(maxsize=4)
-def _exchange_layers(nodes: tuple[Node, ...], num_layers: int) -> tuple[tuple[int, ...], ...]:
+def _exchange_layers(nodes: tuple[Node, ...], num_layers: int) -> tuple[Layer, ...]:
     """Return for each keeper asked for who receives from each node; the group's next first."""
     if num_layers == 0:
         return ()
     groups = exchange_groups(nodes)
     names = [node.name for node in nodes]
-    layers = [tuple(names.index(groups.keeper_of(each) or each) for each in names)]
-    used = [{giver, receiver} for giver, receiver in enumerate(layers[0])]
+    first = tuple(names.index(groups.keeper_of(each) or each) for each in names)
+    layers: tuple[Layer, ...] = (first,)
     for _ in range(1, num_layers):
-        layer = _match(nodes, functools.partial(_spread_cost, nodes, used))
-        for giver, receiver in enumerate(layer):
-            used[giver].add(receiver)
-        layers.append(tuple(layer))
-    return tuple(layers)
+        layers = _add_layer(nodes, layers, _spread_price)
+    return layers
 
 
-def _spread_cost(nodes: Sequence[Node], used: Sequence[set[int]], giver: int, receiver: int) -> int:
+def _add_layer(nodes: Sequence[Node], layers: tuple[Layer, ...], price: Price) -> tuple[Layer, ...]:
+    """Add who receives from each node by a price, and nothing from the same node as before."""
+    used = [{giver, *(layer[giver] for layer in layers)} for giver in range(len(nodes))]
+    having = [[nodes[each] for each in used[giver] - {giver}] for giver in range(len(nodes))]
+
+    def cost(giver: int, receiver: int) -> int:
+        if receiver in used[giver]:
+            return _FORBIDDEN
+        return price(nodes[giver], nodes[receiver], having[giver])
+
+    return (*layers, tuple(_match(nodes, cost, is_near_wanted=price is _near_price)))
+
+
+def _spread_price(one: Node, other: Node, having: Sequence[Node]) -> int:
     """Prefer a failure domain that has no copy yet, then another than the own, then a switch."""
-    if receiver in used[giver]:
-        return _FORBIDDEN
-    one, other = nodes[giver], nodes[receiver]
-    has_copy = any(nodes[each].domain == other.domain for each in used[giver] - {giver})
+    has_copy = any(each.domain == other.domain for each in having)
     return 4 * has_copy + 2 * (one.domain == other.domain) + _is_near(one, other)
 
 
-def _far_cost(nodes: Sequence[Node], used: Sequence[set[int]], giver: int, receiver: int) -> int:
+def _far_price(one: Node, other: Node, having: Sequence[Node]) -> int:
     """Prefer another failure domain, then one that has no copy yet, then another switch."""
-    if receiver in used[giver]:
-        return _FORBIDDEN
-    one, other = nodes[giver], nodes[receiver]
     if one.domain == other.domain:
         return _SAME_DOMAIN
-    has_copy = any(nodes[each].domain == other.domain for each in used[giver])
+    has_copy = any(each.domain == other.domain for each in having)
     return 2 * has_copy + _is_near(one, other)
 
 
-def _near_cost(nodes: Sequence[Node], used: Sequence[set[int]], giver: int, receiver: int) -> int:
+def _near_price(one: Node, other: Node, having: Sequence[Node]) -> int:
     """Prefer the same switch; for a node without a far peer another failure domain."""
-    if receiver in used[giver]:
-        return _FORBIDDEN
-    one, other = nodes[giver], nodes[receiver]
-    if all(nodes[each].domain == one.domain for each in used[giver]):
+    if all(each.domain == one.domain for each in having):
         return _SAME_DOMAIN if other.domain == one.domain else 0
     return 0 if _is_near(one, other) else 1 + (one.domain != other.domain)
 
@@ -214,7 +216,7 @@ def _is_near(one: Node, other: Node) -> bool:
     return bool(one.switch) and one.switch == other.switch
 
 
-def _match(nodes: Sequence[Node], cost: Cost, *, is_near_wanted: bool = False) -> list[int]:
+def _match(nodes: Sequence[Node], cost: Cost, *, is_near_wanted: bool) -> list[int]:
     """Give each node one receiver, each another one: as many of the cheapest pairs as fit first."""
     if len(nodes) > _EXACT_MAX:
         found = _match_on_ring(nodes, cost, is_near_wanted=is_near_wanted)

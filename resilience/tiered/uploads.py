@@ -32,14 +32,6 @@ class Cadence:
     every_n_steps: int | None = None
     every_s: float | None = None
 
-    def __post_init__(self) -> None:
-        values = [each for each in (self.every_n_steps, self.every_s) if each is not None]
-        if len(values) != 1 or values[0] <= 0:
-            raise ValueError(
-                f"every_n_steps={self.every_n_steps} and every_s={self.every_s} is not allowed; "
-                "want one of the two, above 0"
-            )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierSettings:
@@ -50,11 +42,6 @@ class TierSettings:
     """How many complete steps stay; None keeps all."""
     waiting_max: int | None = None
     """How many steps may wait in memory for this tier; with None every one that is due."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("keep", self.keep), ("waiting_max", self.waiting_max)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} is not allowed; want at least 1, or none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +61,6 @@ class Settings:
     settle_s: float = 0.0
     """How long a step is whole before it is sent on, so that all nodes know who holds what."""
     lower: Mapping[LowerTier, TierSettings] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep} is not allowed; want at least 1")
-        if self.keepers and self.domains_min > self.keepers:
-            raise ValueError(
-                f"domains_min={self.domains_min} is not allowed where only keepers={self.keepers} "
-                "nodes hold a shard; want at most as many"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

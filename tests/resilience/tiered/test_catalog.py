@@ -15,7 +15,6 @@ from resilience.tiered.catalog import (
     StepAt,
     StepState,
     choose_source,
-    complete_steps,
     find_stale,
     judge_steps,
 )
@@ -34,8 +33,16 @@ from tests.resilience.tiered.inventories import (
 LIVING = {"a": "x", "b": "x", "c": "y", "d": "z"}
 
 
-def complete(copies: Sequence[Copy], living: Living = LIVING, domains_min: int = 2) -> list[StepAt]:
-    return list(complete_steps(copies, living, namespace=NAMESPACE, domains_min=domains_min))
+def complete(
+    copies: Sequence[Copy],
+    living: Living = LIVING,
+    domains_min: int = 2,
+    *,
+    namespace: str = NAMESPACE,
+    seen: Sequence[StepAt] = (),
+) -> list[StepAt]:
+    found = judge_steps(copies, living, namespace=namespace, domains_min=domains_min, seen=seen)
+    return [each.at for each in found.complete]
 
 
 def state(copies: Sequence[Copy], step: StepAt, living: Living = LIVING) -> StepState:
@@ -132,7 +139,7 @@ def test_a_history_that_was_seen_counts_though_nothing_is_left_of_it() -> None:
     seen = [at(20, 2)]
 
     assert complete(copies) == [at(20, 1)]
-    assert complete_steps(copies, LIVING, namespace=NAMESPACE, domains_min=2, seen=seen) == ()
+    assert complete(copies, seen=seen) == []
 
 
 @given(st.sets(st.builds(StepAt, step=st.integers(0, 6), generation=st.integers(-1, 4))))
@@ -177,12 +184,7 @@ def test_step_zero_counts() -> None:
 
 
 def test_another_namespace_counts_for_nothing() -> None:
-    assert complete_steps(everywhere("ac", 10), LIVING, namespace="other", domains_min=2) == ()
-
-
-def test_no_failure_domain_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 failure domains is not allowed; want at least 1"):
-        complete([], domains_min=0)
+    assert complete(everywhere("ac", 10), namespace="other") == []
 
 
 @pytest.mark.parametrize("num", range(1, 5))
@@ -228,7 +230,7 @@ def test_sources_from_near_to_far() -> None:
     choice = choose_source(copies, shard_id(10), LIVING, own="a")
 
     assert [each.place for each in choice.sources] == ["a", "b", "d", "s", "f"]
-    assert choice.first == copy("a", 10)
+    assert choice.sources[0] == copy("a", 10)
     assert choice.reason == "from own memory"
 
 
@@ -248,16 +250,15 @@ def test_a_bad_copy_is_left_for_the_next(
 
     choice = choose_source(copies, shard_id(10), LIVING, own="a", bad=bad)  # type: ignore[arg-type]
 
-    assert choice.first is not None
-    assert (choice.first.place, choice.reason) == (place, reason)
+    assert (choice.sources[0].place, choice.reason) == (place, reason)
 
 
 def test_no_source_is_said() -> None:
     choice = choose_source(everywhere("a", 10), shard_id(20), LIVING, own="a")
     bad = choose_source(everywhere("a", 10), shard_id(10), LIVING, own="b", bad=[("ram", "a")])
 
-    assert (choice.first, choice.reason) == (None, "no copy of this shard is left")
-    assert (bad.first, bad.reason) == (None, "no copy of this shard is left; 1 bad")
+    assert (choice.sources, choice.reason) == ((), "no copy of this shard is left")
+    assert (bad.sources, bad.reason) == ((), "no copy of this shard is left; 1 bad")
 
 
 def test_a_source_is_never_of_another_history_shard_or_namespace() -> None:
@@ -308,9 +309,8 @@ def test_not_all_nodes_ask_the_same_peer() -> None:
     living = {f"n{number}": f"d{number}" for number in range(16)}
     copies = everywhere(["n0", "n1", "n2", "n3"], 10)
     asked = Counter(
-        choice.first.place
+        choose_source(copies, shard_id(10), living, own=own).sources[0].place
         for own in list(living)[4:]
-        if (choice := choose_source(copies, shard_id(10), living, own=own)).first
     )
 
     assert len(asked) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -211,11 +210,6 @@ def test_placement_says_who_keeps_it() -> None:
     own, *others = nodes("x", "y", "z")
     chosen = choose_targets(own, others, replicas=1, holds_instead=True)
     assert chosen == {exchange_groups([own, *others]).keeper_of(own.name)}
-
-
-def test_more_failure_domains_than_keepers_are_refused() -> None:
-    with pytest.raises(ValueError, match="domains_min=2 is not allowed where only keepers=1"):
-        Settings(domains_min=2, keepers=1)
 
 
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.integers(1, 2))

@@ -84,23 +84,6 @@ def test_step_zero_is_a_step() -> None:
     assert wanted(view(steps(0), LIVING, settings=s3(every(5)))) == [0]
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"every_n_steps": 1, "every_s": 1.0}, {"every_n_steps": 0}, {"every_s": 0.0}]
-)
-def test_a_cadence_is_of_steps_or_of_seconds(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="is not allowed; want one of the two, above 0"):
-        Cadence(**values)
-
-
-def test_counts_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep=0 is not allowed; want at least 1"):
-        Settings(keep=0)
-    with pytest.raises(ValueError, match="keep=0 is not allowed; want at least 1, or none"):
-        every(1, keep=0)
-    with pytest.raises(ValueError, match="waiting_max=0 is not allowed"):
-        every(1, waiting_max=0)
-
-
 def test_every_n_steps_the_newest_first() -> None:
     assert wanted(view(steps(10, 15, 20, 40), LIVING, settings=s3(every(20)))) == [40, 20]
 
