@@ -137,18 +137,14 @@ class Arena:
         try:
             _make_folder(folder)
             self._lock_file = _lock_folder(folder)
-            self._found = self._find()
+            self.found = self._find()
+            """What was sealed before this arena was opened; each counts as taken."""
         except OSError as error:
             self.close()
             raise ArenaError(f"cannot use the folder {folder}: {error}") from error
         except ArenaError:
             self.close()
             raise
-
-    @property
-    def found(self) -> tuple[Found, ...]:
-        """Return what was sealed before this arena was opened; each counts as taken."""
-        return self._found
 
     @property
     def total_bytes(self) -> int:

@@ -12,6 +12,7 @@ import re
 
 from resilience.tiered.errors import FormatError
 from resilience.tiered.stores.s3 import S3Objects, S3Settings
+from resilience.tiered.stores.store import Stored
 
 _METADATA = "metadata.metadata"
 _BLOB = "checkpoint.pt"
@@ -45,29 +46,29 @@ class BucketSource:
 
     def read_metadata(self, step: int, bytes_max: int) -> bytes | None:
         """Return a step's metadata."""
-        for is_ray in (False, True):
-            name = self._object(step, 0, _METADATA, is_ray=is_ray)
-            found = self._objects.find(name)
-            if found is not None:
-                if found.num_bytes > bytes_max:
-                    raise FormatError(f"{self.name}: {name} is longer than {bytes_max} bytes")
-                body = bytearray(found.num_bytes)
-                self._objects.read(name, found.num_bytes, 0, memoryview(body))
-                return bytes(body)
-        return None
+        found = self._find(step, 0, _METADATA)
+        if found is None:
+            return None
+        if found.num_bytes > bytes_max:
+            raise FormatError(f"{self.name}: {found.name} is longer than {bytes_max} bytes")
+        return bytes(self._read(found, 0, found.num_bytes))
 
     def read(self, step: int, rank: int, begin: int, end: int) -> memoryview | None:
         """Return bytes of a rank's blob; only these are sent."""
-        for is_ray in (False, True):
-            name = self._object(step, rank, _BLOB, is_ray=is_ray)
-            if found := self._objects.find(name):
-                if end > found.num_bytes:
-                    raise FormatError(f"{self.name}: {name} has {found.num_bytes} bytes, not {end}")
-                body = memoryview(bytearray(end - begin))
-                self._objects.read(name, found.num_bytes, begin, body)
-                return body
+        found = self._find(step, rank, _BLOB)
+        if found is None:
+            return None
+        if end > found.num_bytes:
+            raise FormatError(f"{self.name}: {found.name} has {found.num_bytes} bytes, not {end}")
+        return self._read(found, begin, end)
+
+    def _find(self, step: int, rank: int, name: str) -> Stored | None:
+        for folder in (f"rank_{rank}/step_{step}", f"step_{step}/rank_{rank}"):
+            if found := self._objects.find(f"{self._namespace}/{folder}/{name}"):
+                return found
         return None
 
-    def _object(self, step: int, rank: int, name: str, *, is_ray: bool) -> str:
-        folders = (f"rank_{rank}", f"step_{step}")
-        return "/".join((self._namespace, *(folders[::-1] if is_ray else folders), name))
+    def _read(self, found: Stored, begin: int, end: int) -> memoryview:
+        body = memoryview(bytearray(end - begin))
+        self._objects.read(found.name, found.num_bytes, begin, body)
+        return body

@@ -24,7 +24,7 @@ _HEAD_BYTES = 1 << 10
 _STEPS_MAX = 64
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """Where AWS's library has put checkpoints of one namespace."""
 
     name: str
@@ -34,15 +34,12 @@ class Source(Protocol):
 
     def steps(self) -> list[int]:
         """Return the steps that are there, newest first; raises TieredError."""
-        ...
 
     def read_metadata(self, step: int, bytes_max: int) -> bytes | None:
         """Return a step's metadata, None without one; raises TieredError."""
-        ...
 
     def read(self, step: int, rank: int, begin: int, end: int) -> memoryview | None:
         """Return these bytes of what a rank has saved, None without them; raises TieredError."""
-        ...
 
 
 class DoorSource:
@@ -92,7 +89,7 @@ class DoorSource:
         with self._ask(self._path(step, rank)) as answer:
             if answer is None:
                 return None
-            body = memoryview(_read_body(answer, self.name))
+            body = memoryview(answer.read())
         _check_body(body, answer, f"{self.name}: rank {rank} of step {step}")
         if end > len(body):
             raise FormatError(
@@ -166,20 +163,6 @@ def find_last(has: Callable[[int], bool], limit: int) -> int | None:
         middle = (low + high) // 2
         low, high = (middle, high) if has(middle) else (low, middle)
     return low
-
-
-def _read_body(answer: http.client.HTTPResponse, name: str) -> bytearray:
-    """Return a body in memory that is taken once."""
-    if answer.length is None:
-        raise LostError(f"{name}: an answer without a length")
-    body = bytearray(answer.length)
-    rest = memoryview(body)
-    while rest:
-        num_read = answer.readinto(rest)
-        if not num_read:
-            raise LostError(f"{name}: the answer ends {len(rest)} bytes early")
-        rest = rest[num_read:]
-    return body
 
 
 def _check_body(body: memoryview, answer: http.client.HTTPResponse, what: str) -> None:

@@ -7,19 +7,14 @@ all shards from one tier or none. This one needs nothing of theirs installed.
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-)
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
-from resilience.tiered.aws_door import Source
+from resilience.tiered.aws_door import CheckpointSource
 from resilience.tiered.aws_format import (
     METADATA_BYTES_MAX,
     StorageInfo,
@@ -27,12 +22,13 @@ from resilience.tiered.aws_format import (
     decode_metadata,
     decode_tensor,
 )
+from resilience.tiered.dcp import StepReader
 from resilience.tiered.errors import FormatError, LostError, TieredError
 
 T = TypeVar("T")
 
 
-class AwsReader(StorageReader):
+class AwsReader(StepReader[StorageInfo]):
     """A StorageReader of one step, the newest by default: `dcp.load(state, storage_reader=...)`.
 
     Sources are asked in their order, for each shard anew. Ranks of several nodes may see
@@ -47,63 +43,56 @@ class AwsReader(StorageReader):
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[CheckpointSource],
         *,
         step: int | None = None,
         allows_pickles: bool = False,
         metadata_bytes_max: int = METADATA_BYTES_MAX,
     ) -> None:
+        super().__init__()
         self._sources = tuple(sources)
         self._step = step
         self._allows_pickles = allows_pickles
         self._metadata_bytes_max = metadata_bytes_max
-        self._metadata = Metadata({})
 
     @property
     def step(self) -> int | None:
         """Return the step that was asked for, or found by `read_metadata`."""
         return self._step
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Forget the metadata of an earlier load."""
-        self._metadata = Metadata({})
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the step's metadata, from the first source that has it."""
-        if self._step is None:
-            self._step = self._newest_step()
-        blob = self._read_metadata(self._step)
-        return decode_metadata(blob, bytes_max=self._metadata_bytes_max)
+        step = self._step = self._newest_step() if self._step is None else self._step
+        bytes_max = self._metadata_bytes_max
+        blob = self._first(
+            lambda source: source.read_metadata(step, bytes_max), f"the metadata of step {step}"
+        )
+        return decode_metadata(blob, bytes_max=bytes_max)
 
-    def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    def shard_of(self, place: StorageInfo) -> int:
+        """Return the rank that has saved the shard."""
+        return place.rank
+
+    def read_items(
+        self, items: Sequence[tuple[ReadItem, StorageInfo]], planner: LoadPlanner
     ) -> None:
-        """Take over where the items lie."""
-        self._metadata = metadata
+        """Copy items of one rank's shard, from the first source that has it intact."""
+        step, rank = self._step, items[0][1].rank
+        assert step is not None
+        begin = min(place.offset for _, place in items)
+        end = max(place.offset + place.length for _, place in items)
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
+        def take(source: CheckpointSource) -> bool | None:
+            memory = source.read(step, rank, begin, end)
+            if memory is None:
+                return None
+            for item, place in items:
+                at = place.offset - begin
+                content = bytes(memory[at : at + place.length])
+                self._give(content, item, planner, checks=not source.is_checked)
+            return True
 
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy all items of the plan into the planner's tensors; done when this returns."""
-        by_rank: dict[int, list[ReadItem]] = {}
-        for each in plan.items:
-            by_rank.setdefault(self._place(each).rank, []).append(each)
-        for rank, items in by_rank.items():
-            self._read_items(rank, items, planner)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Accept any: the sources say where to read."""
-        return True
+        self._first(take, f"what rank {rank} saved of step {step}")
 
     def _newest_step(self) -> int:
         """Return the newest step of all sources that answer."""
@@ -119,31 +108,6 @@ class AwsReader(StorageReader):
             raise LostError(f"there is no step to load: {'; '.join(why)}")
         return max(found)
 
-    def _read_metadata(self, step: int) -> bytes:
-        def read(source: Source) -> bytes | None:
-            return source.read_metadata(step, self._metadata_bytes_max)
-
-        return self._first(read, f"the metadata of step {step}")
-
-    def _read_items(self, rank: int, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        step = self._step
-        assert step is not None
-        places = [self._place(each) for each in items]
-        begin = min(each.offset for each in places)
-        end = max(each.offset + each.length for each in places)
-
-        def take(source: Source) -> bool | None:
-            memory = source.read(step, rank, begin, end)
-            if memory is None:
-                return None
-            for item, place in zip(items, places, strict=True):
-                at = place.offset - begin
-                content = bytes(memory[at : at + place.length])
-                self._give(content, item, planner, checks=not source.is_checked)
-            return True
-
-        self._first(take, f"what rank {rank} saved of step {step}")
-
     def _give(self, content: bytes, item: ReadItem, planner: LoadPlanner, *, checks: bool) -> None:
         """Bring an item, or the part of it that is wanted, where the planner wants it."""
         if item.type is LoadItemType.BYTE_IO:
@@ -156,7 +120,7 @@ class AwsReader(StorageReader):
         target.detach().copy_(wanted)
         planner.commit_tensor(item, target)
 
-    def _first(self, ask: Callable[[Source], T | None], what: str) -> T:
+    def _first(self, ask: Callable[[CheckpointSource], T | None], what: str) -> T:
         """Return the first answer of a source; what went wrong before is forgotten then."""
         errors: list[str] = []
         for source in self._sources:
@@ -167,10 +131,6 @@ class AwsReader(StorageReader):
             except TieredError as error:
                 errors.append(str(error))
         raise LostError(f"{what} cannot be had: {'; '.join(errors)}")
-
-    def _place(self, item: ReadItem) -> StorageInfo:
-        place: StorageInfo = self._metadata.storage_data[item.storage_index]
-        return place
 
 
 def _cut(tensor: Tensor, item: ReadItem) -> Tensor:

@@ -11,13 +11,13 @@ import dataclasses
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -36,18 +36,21 @@ from torch.futures import Future
 
 from resilience.state.digest import flat_bytes
 from resilience.state.view import NamedTensor
-from resilience.tiered.client import TieredClient
+from resilience.tiered.client import Loan, TieredClient
 from resilience.tiered.dcp_metadata import ItemPlace, decode_metadata, encode_metadata
 from resilience.tiered.errors import LostError, TierError
 from resilience.tiered.loader import COPIES_MAX, READ_TIMEOUT_S, newest_whole
-from resilience.tiered.packing import pack, place_tensors
-from resilience.tiered.shard import ShardId, ShardMeta, piece_bounds
+from resilience.tiered.packing import describe_shard
+from resilience.tiered.saver import Saving, write_shard
+from resilience.tiered.shard import ShardId, ShardMeta, is_intact, num_pieces, pieces_of
 
 METADATA = "metadata"
 """Name of the shard that makes a step whole."""
 
 Bytes = NDArray[np.uint8]
 T = TypeVar("T")
+Place = TypeVar("Place")
+"""Where an item lies, as the metadata says."""
 
 
 class TieredWriter(StorageWriter):
@@ -119,71 +122,37 @@ class TieredWriter(StorageWriter):
         return True
 
     def _put(self, shard: str, num_shards: int, tensors: Sequence[NamedTensor]) -> ShardMeta:
-        places, num_bytes = place_tensors(tensors)
-        with self._client.begin(
+        shard_id = ShardId(
+            namespace=self._client.namespace,
             step=self._step,
             generation=self._generation,
             shard=shard,
-            num_shards=num_shards,
-            num_bytes=num_bytes,
-        ) as draft:
-            checksums = pack(tensors, np.frombuffer(draft.memory, dtype=np.uint8))
-            shard_id = ShardId(
-                namespace=self._client.namespace,
-                step=self._step,
-                generation=self._generation,
-                shard=shard,
-            )
-            meta = ShardMeta(
-                id=shard_id,
-                num_shards=num_shards,
-                num_bytes=num_bytes,
-                tensors=places,
-                checksums=checksums,
-                rest={},
-            )
-            return draft.commit(meta)
+        )
+        meta = describe_shard(shard_id, tensors, num_shards=num_shards, rest={})
+        write_shard(self._client, meta, tensors, Saving(self._step))
+        return meta
 
 
-class TieredReader(StorageReader):
-    """Reads one step, the newest whole one by default, whoever saved it and with how many ranks.
+class StepReader(StorageReader, Generic[Place]):
+    """What reading a step takes wherever its items lie: they are read shard by shard."""
 
-    Ranks of several nodes may see different newest steps for a moment: give them one.
-    """
+    def __init__(self) -> None:
+        self._places: Mapping[MetadataIndex, Place] = {}
 
-    def __init__(
-        self,
-        client: TieredClient,
-        *,
-        step: int | None = None,
-        generation: int = 0,
-        timeout_s: float = READ_TIMEOUT_S,
-    ) -> None:
-        self._client = client
-        self._step = step
-        self._generation = generation
-        self._timeout_s = timeout_s
-        self._places: dict[MetadataIndex, ItemPlace] = {}
+    @abstractmethod
+    def shard_of(self, place: Place) -> str | int:
+        """Return which shard an item lies in."""
+
+    @abstractmethod
+    def read_items(self, items: Sequence[tuple[ReadItem, Place]], planner: LoadPlanner) -> None:
+        """Copy items of one shard into the planner's tensors."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Forget the metadata of an earlier load."""
         self._places = {}
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the step's metadata; raises LostError where there is no whole step."""
-        if self._step is None:
-            newest = newest_whole(self._client)
-            if newest is None:
-                raise LostError("there is no whole step to load")
-            self._step, self._generation = newest.step, newest.generation
-        return decode_metadata(self._read(METADATA, lambda memory: memory.tobytes()))
-
     def set_up_storage_reader(
-        self,
-        metadata: Metadata,
-        is_coordinator: bool,
-        *args: Any,
-        **kwargs: Any,
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Take over where the items lie."""
         self._places = metadata.storage_data
@@ -197,34 +166,67 @@ class TieredReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy all items of the plan into the planner's tensors; done when this returns.
-
-        Raises LostError where no copy of a shard is intact.
-        """
-        by_shard: dict[str, list[ReadItem]] = {}
+        """Copy all items of the plan into the planner's tensors; done when this returns."""
+        by_shard: dict[str | int, list[tuple[ReadItem, Place]]] = {}
         for each in plan.items:
-            by_shard.setdefault(self._places[each.storage_index].shard, []).append(each)
-        for shard, items in by_shard.items():
-            self._read_items(shard, items, planner)
+            place = self._places[each.storage_index]
+            by_shard.setdefault(self.shard_of(place), []).append((each, place))
+        for items in by_shard.values():
+            self.read_items(items, planner)
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Accept any: the client says where to read."""
+        """Accept any: the reader itself was told where to read."""
         return True
 
-    def _read_items(self, shard: str, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        wanted = [self._places[each.storage_index] for each in items]
+
+class TieredReader(StepReader[ItemPlace]):
+    """Reads one step, the newest whole one by default, whoever saved it and with how many ranks.
+
+    Ranks of several nodes may see different newest steps for a moment: give them one.
+    """
+
+    def __init__(
+        self,
+        client: TieredClient,
+        *,
+        step: int | None = None,
+        generation: int = 0,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._step = step
+        self._generation = generation
+        self._timeout_s = timeout_s
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the step's metadata; raises LostError where there is no whole step."""
+        if self._step is None:
+            newest = newest_whole(self._client)
+            if newest is None:
+                raise LostError("there is no whole step to load")
+            self._step, self._generation = newest.step, newest.generation
+        return decode_metadata(self._read(METADATA, lambda memory: memory.tobytes()))
+
+    def shard_of(self, place: ItemPlace) -> str:
+        """Return the shard's name."""
+        return place.shard
+
+    def read_items(self, items: Sequence[tuple[ReadItem, ItemPlace]], planner: LoadPlanner) -> None:
+        """Copy items of one shard; raises LostError where no copy of it is intact."""
 
         def take(memory: Bytes) -> list[Callable[[], None]]:
             return [
                 _take(memory[place.offset : place.offset + place.num_bytes], place, item, planner)
-                for item, place in zip(items, wanted, strict=True)
+                for item, place in items
             ]
 
-        for commit in self._read(shard, take, wanted):
+        places = [place for _, place in items]
+        for commit in self._read(places[0].shard, take, places):
             commit()
 
     def _read(
@@ -249,9 +251,8 @@ class TieredReader(StorageReader):
             except TierError as error:
                 raise LostError(f"no copy of {shard} of step {self._step}: {error}") from error
             with loan:
-                memory = np.frombuffer(loan.memory, dtype=np.uint8)
-                taken = take(memory)
-                if _is_intact(memory, loan.meta, wanted):
+                taken = take(np.frombuffer(loan.memory, dtype=np.uint8))
+                if _is_intact(loan, wanted):
                     return taken
                 with suppress(LostError):  # the next one will find it out by itself
                     loan.bad()
@@ -265,22 +266,13 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> Tensor:
     return cast(Tensor, data).detach()
 
 
-def _is_intact(memory: Bytes, meta: ShardMeta, wanted: Iterable[ItemPlace] | None) -> bool:
+def _is_intact(loan: Loan, wanted: Iterable[ItemPlace] | None) -> bool:
     """Hash the pieces in which wanted items lie, or all."""
-    bounds = piece_bounds(meta.num_bytes)
-    numbers = set(range(len(bounds)))
-    if wanted is not None and bounds:
-        size = bounds[0][1]
-        numbers = {
-            number
-            for each in wanted
-            if each.num_bytes
-            for number in range(each.offset // size, (each.offset + each.num_bytes - 1) // size + 1)
-        }
-    return all(
-        xxhash.xxh3_64_intdigest(memory[slice(*bounds[number])].data) == meta.checksums[number]
-        for number in sorted(numbers)
-    )
+    pieces = set(range(num_pieces(loan.meta.num_bytes)))
+    if wanted is not None:
+        bounds = [(each.offset, each.offset + each.num_bytes) for each in wanted]
+        pieces = {piece for begin, end in bounds for piece in pieces_of(begin, end)}
+    return all(is_intact(loan.memory, loan.meta, piece) for piece in sorted(pieces))
 
 
 def _take(

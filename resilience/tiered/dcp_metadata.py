@@ -46,7 +46,7 @@ def encode_metadata(metadata: Metadata, places: Mapping[MetadataIndex, ItemPlace
         "paths": _encode_paths(metadata.planner_data),
         "items": [
             [
-                *(index.fqn, _list(index.offset), index.index),
+                *(index.fqn, None if index.offset is None else list(index.offset), index.index),
                 *(place.shard, place.offset, place.num_bytes, list(place.shape), place.dtype),
             ]
             for index, place in places.items()
@@ -124,7 +124,3 @@ def _decode_item(row: Sequence[Any]) -> tuple[MetadataIndex, ItemPlace]:
         shard=shard, offset=begin, num_bytes=num_bytes, shape=tuple(shape), dtype=dtype
     )
     return index, place
-
-
-def _list(offset: torch.Size | None) -> list[int] | None:
-    return None if offset is None else list(offset)

@@ -18,7 +18,7 @@ Runs = Mapping[int, int]
 
 
 @dataclass(slots=True)
-class Namespace:
+class _Namespace:
     """What is known of a namespace beside its shards."""
 
     job: str | None = None
@@ -27,18 +27,6 @@ class Namespace:
     """The last step that each generation wrote, where no newer generation is as far."""
     runs: dict[int, int] = field(default_factory=dict)
     """Where each run of the job went on, the oldest first; see `Runs`."""
-
-    def give_to(self, job: str | None) -> None:
-        """Let a job have the namespace; None: nobody has it."""
-        self.job = job
-
-    def count_claims(self, change: int) -> None:
-        """Count one claim more, or one less."""
-        self.num_claims += change
-
-    def take_back_runs(self, before: dict[int, int]) -> None:
-        """Know the runs again that were known before one that could not be kept."""
-        self.runs = before
 
     def see(self, step: int, generation: int) -> None:
         """Take note of a generation that has written a step."""
@@ -83,21 +71,21 @@ class Ledger:
     def __init__(self, path: Path, is_held: Callable[[str], bool]) -> None:
         self._path = path
         self._is_held = is_held
-        self._known: dict[str, Namespace] = {}
+        self._known: dict[str, _Namespace] = {}
 
     def load(self, names: set[str]) -> None:
         """Take over what an earlier daemon has kept of these namespaces, and of those with runs."""
         known = _read(self._path)
         runs = {name for name, each in known.items() if each.runs}
-        self._known.update({name: known.get(name, Namespace()) for name in names | runs})
+        self._known.update({name: known.get(name, _Namespace()) for name in names | runs})
 
-    def find(self, name: str) -> Namespace | None:
+    def find(self, name: str) -> _Namespace | None:
         """Return what is known of a namespace."""
         return self._known.get(name)
 
-    def open(self, name: str) -> Namespace:
+    def open(self, name: str) -> _Namespace:
         """Return what is known of a namespace, which counts as known from now on."""
-        return self._known.setdefault(name, Namespace())
+        return self._known.setdefault(name, _Namespace())
 
     def claim(self, name: str, job: str) -> None:
         """Count a claim of a job; RefusedError where the namespace is another one's."""
@@ -108,18 +96,18 @@ class Ledger:
             )
         known = self._renew(name, job)
         if known.job is None:
-            known.give_to(job)
+            known.job = job
             try:
                 self._write()
             except OSError as error:
-                known.give_to(None)
+                known.job = None
                 self.forget(name)
                 raise VaultFullError(f"no room in {self._path.parent}: {error}") from error
-        known.count_claims(1)
+        known.num_claims += 1
 
     def unclaim(self, name: str) -> None:
         """Count a claim no more."""
-        self._known[name].count_claims(-1)
+        self._known[name].num_claims -= 1
         self.forget(name)
 
     def job_of(self, name: str) -> str | None:
@@ -135,20 +123,20 @@ class Ledger:
         return self._known[name].num_claims > 0 or self._is_held(name)
 
     def begin_run(self, name: str, first_generation: int, step: int, job: str | None) -> bool:
-        """Take note of a run, and keep it; see `Namespace.begin_run`.
+        """Take note of a run, and keep it; see `_Namespace.begin_run`.
 
         `job` is whose run it is, None where it is that of whoever has the namespace.
         """
         known = self._renew(name, job)
         if job is not None and not self._is_had(name):
-            known.give_to(job)
+            known.job = job
         before = known.runs
         try:
             is_new = known.begin_run(first_generation, step)
             if is_new:
                 self._write()
         except OSError as error:
-            known.take_back_runs(before)
+            known.runs = before
             raise VaultFullError(f"no room in {self._path.parent}: {error}") from error
         return is_new
 
@@ -170,11 +158,11 @@ class Ledger:
             with suppress(OSError):
                 self._write()
 
-    def _renew(self, name: str, job: str | None) -> Namespace:
+    def _renew(self, name: str, job: str | None) -> _Namespace:
         """Return what is known of a namespace; nothing of another job's that is over."""
         known = self.open(name)
         if job is not None and known.job not in (None, job) and not self._is_had(name):
-            known = self._known[name] = Namespace()
+            known = self._known[name] = _Namespace()
         return known
 
     def _write(self) -> None:
@@ -202,11 +190,11 @@ class Claim:
             self._end()
 
 
-def _read(path: Path) -> dict[str, Namespace]:
+def _read(path: Path) -> dict[str, _Namespace]:
     try:
         content = json.loads(path.read_bytes())
         return {
-            str(name): Namespace(
+            str(name): _Namespace(
                 job=None if each["job"] is None else str(each["job"]),
                 runs={int(first): int(step) for first, step in each["runs"]},
             )

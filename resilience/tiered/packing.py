@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,11 +16,12 @@ from resilience.state.view import NamedTensor
 from resilience.tiered.resharding import Part
 from resilience.tiered.shard import (
     ALIGNMENT_BYTES,
-    PIECE_BYTES,
+    ShardId,
     ShardMeta,
     TensorPlace,
-    num_pieces,
+    is_intact,
     piece_bounds,
+    pieces_of,
 )
 
 Bytes = NDArray[np.uint8]
@@ -47,22 +48,40 @@ def place_tensors(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorPlace, ..
     return tuple(places), end
 
 
+def describe_shard(
+    shard_id: ShardId,
+    tensors: Sequence[NamedTensor],
+    *,
+    num_shards: int,
+    rest: Mapping[str, Any],
+) -> ShardMeta:
+    """Return what a shard of these tensors will be, without its checksums."""
+    places, num_bytes = place_tensors(tensors)
+    return ShardMeta(
+        id=shard_id,
+        num_shards=num_shards,
+        num_bytes=num_bytes,
+        tensors=places,
+        checksums=(),
+        rest=rest,
+    )
+
+
 def pack(
     tensors: Sequence[NamedTensor],
     memory: Bytes,
     *,
-    on_piece: Callable[[int], None] | None = None,
+    on_piece: Callable[[int], None],
 ) -> tuple[int, ...]:
     """Copy tensors into a shard's memory; returns the xxh3_64 of each piece.
 
     `on_piece` is called with the bytes that are there, after each piece.
     """
-    stream = Stream(_fill_gaps(tensors), is_read=True)
+    stream = Stream(list(_with_gaps(tensors)), is_read=True)
     checksums = []
     for begin, end in piece_bounds(len(memory)):
         checksums.append(stream.pass_chunk(memory[begin:end]))
-        if on_piece is not None:
-            on_piece(end)
+        on_piece(end)
     return tuple(checksums)
 
 
@@ -75,11 +94,9 @@ def unpack(
 ) -> int | None:
     """Copy a shard into tensors of its layout; returns the first piece that is not what it was.
 
-    The tensors hold parts of two states where that is not None. Raises ValueError,
-    with the tensors as they were, where the layout is another. `on_piece` may raise to end it.
+    The tensors hold parts of two states where that is not None. `on_piece` may raise to end it.
     """
-    check_layout(meta, tensors)
-    stream = Stream(_fill_gaps(tensors), is_read=False)
+    stream = Stream(list(_with_gaps(tensors)), is_read=False)
     for number, (begin, end) in enumerate(piece_bounds(meta.num_bytes)):
         on_piece()
         if stream.pass_chunk(memory[begin:end]) != meta.checksums[number]:
@@ -107,13 +124,10 @@ def unpack_parts(
         on_piece()
         tensor = by_name[part.target.name]
         num_bytes += _copy_part(memory, part, tensor)
-        first, last = part.bounds(tensor.element_size())
-        pieces.update(range(first // PIECE_BYTES, num_pieces(last)))
-    bounds = piece_bounds(meta.num_bytes)
-    for number in sorted(pieces):
+        pieces.update(pieces_of(*part.bounds(tensor.element_size())))
+    for piece in sorted(pieces):
         on_piece()
-        begin, end = bounds[number]
-        if xxhash.xxh3_64_intdigest(memory[begin:end].data) != meta.checksums[number]:
+        if not is_intact(memory.data, meta, piece):
             return None
     return num_bytes
 
@@ -130,25 +144,8 @@ def _copy_part(memory: Bytes, part: Part, tensor: Tensor) -> int:
     return len(flat)
 
 
-def check_layout(meta: ShardMeta, tensors: Sequence[NamedTensor]) -> None:
-    """Raise ValueError that names the first tensor which is not as the shard has it."""
-    places, _ = place_tensors(tensors)
-    for here, there in zip(places, meta.tensors, strict=False):
-        if (here.name, here.dtype, here.shape) != (there.name, there.dtype, there.shape):
-            raise ValueError(
-                f"the shard has {there.name} as {there.dtype} {list(there.shape)}, and this rank "
-                f"{here.name} as {here.dtype} {list(here.shape)}"
-            )
-    if len(places) != len(meta.tensors):
-        raise ValueError(f"the shard has {len(meta.tensors)} tensors, and this rank {len(places)}")
-
-
-def _fill_gaps(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
-    """Return the tensors with bytes of their own where one does not begin at another's end."""
-    return list(_with_gaps(tensors))
-
-
 def _with_gaps(tensors: Sequence[NamedTensor]) -> Iterator[NamedTensor]:
+    """Yield the tensors, and bytes of their own where one does not begin at another's end."""
     end = 0
     for each in tensors:
         gap = math.ceil(end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES - end

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from resilience.state.view import NamedTensor, StateView
-from resilience.tiered.client import Draft, TieredClient
+from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import HeldError, LostError, TieredError
-from resilience.tiered.packing import pack, place_tensors
-from resilience.tiered.shard import ShardId, ShardMeta, TensorPlace
+from resilience.tiered.packing import describe_shard, pack
+from resilience.tiered.shard import ShardId, ShardMeta
 
 VERDICT_TIMEOUT_S = 3600.0
 """How long a copied draft waits for the decision about it."""
@@ -197,17 +196,15 @@ class Saver:
         tensors = view.tensors()
         if is_copied:
             tensors = [self._keep(each) for each in tensors]
-        places, num_bytes = place_tensors(tensors)
-        return _Plan(
+        shard_id = ShardId(
+            namespace=self._client.namespace,
             step=step,
             generation=generation,
             shard=view.shard or "0",
-            tensors=tensors,
-            places=places,
-            num_bytes=num_bytes,
-            rest=dict(view.read_rest()),
-            written=_note_writes(tensors),
         )
+        rest = dict(view.read_rest())
+        meta = describe_shard(shard_id, tensors, num_shards=self._num_shards, rest=rest)
+        return _Plan(meta=meta, tensors=tensors, written=_note_writes(tensors))
 
     def _keep(self, each: NamedTensor) -> NamedTensor:
         if each.name not in self._volatile:
@@ -225,70 +222,53 @@ class Saver:
 
     def _save(self, plan: _Plan, saving: Saving) -> Saved:
         began_s = time.monotonic()
+        is_written = True
         try:
-            draft = self._client.begin(
-                step=plan.step,
-                generation=plan.generation,
-                shard=plan.shard,
-                num_shards=self._num_shards,
-                num_bytes=plan.num_bytes,
-            )
+            write_shard(self._client, plan.meta, plan.tensors, saving)
         except HeldError:
-            return self._report(plan, began_s, is_written=False)
-        with draft:
-            saving.note_bytes(0)
-            memory = np.frombuffer(draft.memory, dtype=np.uint8)
-            checksums = pack(plan.tensors, memory, on_piece=saving.note_bytes)
-            saving.await_verdict()
-            self._commit(plan, draft, checksums)
-        return self._report(plan, began_s, is_written=True)
-
-    def _commit(self, plan: _Plan, draft: Draft, checksums: tuple[int, ...]) -> None:
-        draft.commit(
-            ShardMeta(
-                id=ShardId(
-                    namespace=self._client.namespace,
-                    step=plan.step,
-                    generation=plan.generation,
-                    shard=plan.shard,
-                ),
-                num_shards=self._num_shards,
-                num_bytes=plan.num_bytes,
-                tensors=plan.places,
-                checksums=checksums,
-                rest=plan.rest,
-            )
-        )
-
-    def _report(self, plan: _Plan, began_s: float, *, is_written: bool) -> Saved:
+            is_written = False
         return Saved(
-            step=plan.step,
-            num_bytes=plan.num_bytes,
+            step=plan.meta.id.step,
+            num_bytes=plan.meta.num_bytes,
             is_written=is_written,
             seconds=time.monotonic() - began_s,
         )
+
+
+def write_shard(
+    client: TieredClient, meta: ShardMeta, tensors: Sequence[NamedTensor], saving: Saving
+) -> None:
+    """Copy tensors into the node's memory; the shard that `meta` describes is visible then.
+
+    Raises as `Saver.save` does, HeldError where the shard is there or is being written, and
+    AbandonedError where the saving was given up meanwhile.
+    """
+    shard_id = meta.id
+    with client.begin(
+        step=shard_id.step,
+        generation=shard_id.generation,
+        shard=shard_id.shard,
+        num_shards=meta.num_shards,
+        num_bytes=meta.num_bytes,
+    ) as draft:
+        saving.note_bytes(0)
+        memory = np.frombuffer(draft.memory, dtype=np.uint8)
+        checksums = pack(tensors, memory, on_piece=saving.note_bytes)
+        saving.await_verdict()
+        draft.commit(replace(meta, checksums=checksums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """All that a save needs of the view, read by the thread that owns it."""
 
-    step: int
-    generation: int
-    shard: str
+    meta: ShardMeta
     tensors: Sequence[NamedTensor]
-    places: tuple[TensorPlace, ...]
-    num_bytes: int
-    rest: Mapping[str, Any]
-    written: Sequence[_Written] = field(default=())
+    written: Sequence[_Written]
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The moment at which all that a device was asked for until now is done."""
-
-    device: torch.device
-    event: torch.cuda.Event
+_Written = tuple[torch.device, torch.cuda.Event]
+"""A device, and the moment at which all that it was asked for until now is done."""
 
 
 def _note_writes(tensors: Sequence[NamedTensor]) -> list[_Written]:
@@ -298,7 +278,7 @@ def _note_writes(tensors: Sequence[NamedTensor]) -> list[_Written]:
     for device in devices:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        noted.append(_Written(device, event))
+        noted.append((device, event))
     return noted
 
 
@@ -310,8 +290,8 @@ def _after_writes(written: Sequence[_Written]) -> Iterator[None]:
     The block's copies end before it does: they go to memory that is not pinned.
     """
     with ExitStack() as stack:
-        for each in written:
-            stream = torch.cuda.Stream(each.device)  # type: ignore[no-untyped-call]
-            stream.wait_event(each.event)
+        for device, event in written:
+            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream.wait_event(event)
             stack.enter_context(torch.cuda.stream(stream))
         yield

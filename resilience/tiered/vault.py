@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import xxhash
-
 from resilience.tiered.arena import Arena, Found, Segment
 from resilience.tiered.errors import HeldError, StaleError, VaultFullError
 from resilience.tiered.namespaces import Claim, Ledger, Runs
@@ -23,7 +21,8 @@ from resilience.tiered.shard import (
     content_digest,
     decode_meta,
     encode_meta,
-    piece_bounds,
+    is_intact,
+    num_pieces,
 )
 
 _JOBS_NAME = "jobs.json"
@@ -266,12 +265,8 @@ class Vault:
         One that is not is dropped, with all that share its content. Costs some 0.1 s a GiB.
         """
         with self.read(shard_id) as reading:
-            pieces = zip(piece_bounds(reading.meta.num_bytes), reading.meta.checksums, strict=True)
-            memory = reading.memory
-            if all(
-                xxhash.xxh3_64_intdigest(memory[begin:end]) == checksum
-                for (begin, end), checksum in pieces
-            ):
+            meta, memory = reading.meta, reading.memory
+            if all(is_intact(memory, meta, piece) for piece in range(num_pieces(meta.num_bytes))):
                 return True
             with self._lock:
                 reading.held.is_bad = True
@@ -427,12 +422,9 @@ class Vault:
             self._let_go(held)
         elif not held.is_bad:
             # Without room for a new description the old one stays, and names one shard too many.
-            self._reseal(held)
+            with suppress(VaultFullError):
+                self._arena.seal(held.segment, held.text())
         self._ledger.forget(shard_id.namespace)
-
-    def _reseal(self, held: _Held) -> None:
-        with suppress(VaultFullError):
-            self._arena.seal(held.segment, held.text())
 
     def _let_go(self, held: _Held) -> None:
         """Give back a segment that nobody names or reads; the caller has the lock."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from resilience.tiered.aws_bucket import BucketSource
-from resilience.tiered.aws_door import DoorSource, Source
+from resilience.tiered.aws_door import CheckpointSource, DoorSource
 from resilience.tiered.aws_reader import AwsReader
 from resilience.tiered.stores.s3 import S3Settings
 from tests.processes import stopped
@@ -207,7 +207,7 @@ def load_ours(rank: int, world_size: int, folder: str, url: str, endpoint: str =
         return {k: v for each in range(WORLD_SIZE) for k, v in make_state(each, seed).items()}
 
     state = whole(0)
-    sources: list[Source] = [DoorSource(url, "job")]
+    sources: list[CheckpointSource] = [DoorSource(url, "job")]
     if endpoint:
         os.environ.update(ENVIRONMENT)  # the server of these processes was forked before
         settings = S3Settings(bucket="bucket", prefix="base", endpoint=endpoint)

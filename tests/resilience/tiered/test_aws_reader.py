@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from resilience.tiered.aws_bucket import BucketSource
-from resilience.tiered.aws_door import DoorSource, Source, find_last
+from resilience.tiered.aws_door import CheckpointSource, DoorSource, find_last
 from resilience.tiered.aws_reader import AwsReader
 from resilience.tiered.errors import FormatError, LostError, RefusedError
 from resilience.tiered.stores.s3 import S3Objects, S3Settings
@@ -44,14 +44,14 @@ def source(door: OpenDoor, **options: Any) -> DoorSource:
     return DoorSource(f"http://{host}:{port}", "job", **options)
 
 
-def load(*sources: Source, **options: Any) -> tuple[int | None, dict[str, Any]]:
+def load(*sources: CheckpointSource, **options: Any) -> tuple[int | None, dict[str, Any]]:
     state = {"rows": torch.zeros(2 * NUM_RANKS, 3), "rest": {}}
     reader = AwsReader(sources, **options)
     dcp.load(state, storage_reader=reader, no_dist=True)
     return reader.step, state
 
 
-def fail(*sources: Source, **options: Any) -> str:
+def fail(*sources: CheckpointSource, **options: Any) -> str:
     """Return why a load fails."""
     with pytest.raises(dcp.api.CheckpointException) as caught:
         load(*sources, **options)
