@@ -31,8 +31,6 @@ else:
 
     _Base = _find_base()
 
-_HERE = __name__
-
 
 class CachedDataModule(_Base):
     """The batches of another data module, made ahead and kept over restarts. One thread.
@@ -153,7 +151,7 @@ class CachedDataModule(_Base):
             "arguments": dict(self._source.arguments),
         }
         return cached(
-            Source(f"{_HERE}:{function}", arguments),
+            Source(f"{__name__}:{function}", arguments),
             self._settings,
             stage=stage,
             samples_per_batch=samples_per_batch,

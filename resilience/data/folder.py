@@ -120,12 +120,6 @@ class RootLease:
             for path in hidden:
                 _remove(path)
 
-    def __enter__(self) -> RootLease:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def open_root(
     root: Path,

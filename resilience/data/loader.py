@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ from resilience.data.fingerprint import cache_name, describe, digest
 from resilience.data.folder import open_cache, open_root
 from resilience.data.json_text import Json
 from resilience.data.producer_connection import ProducerConnection
-from resilience.data.segments import Sealer, Segment
+from resilience.data.sealing import open_cache_sealer
+from resilience.data.segments import SegmentReader
 from resilience.data.sources import Source, make_source
 from resilience.data.spawn import end_producer
 from resilience.data.spec import OwnerProcess, ProducerSpec, read_started
@@ -33,6 +35,8 @@ _TRIES_MAX = 5
 _READERS_MAX = 256
 """So many forms of batches are remembered."""
 _ROOT = Path("/dev/shm")
+
+_end_producer = partial(end_producer, timeout_s=_END_S)
 
 
 def cached(
@@ -129,10 +133,12 @@ class CachedLoader:
                 self._lease, Path(spec.folder).name, description, end_producer=_end_producer
             )
             self._store = SegmentStore(
-                folder, bytes.fromhex(spec.fingerprint), sealer=_open_sealer(spec, folder)
+                folder,
+                bytes.fromhex(spec.fingerprint),
+                sealer=open_cache_sealer(spec, is_producer=False),
             )
             self._store.refresh()
-            self._segment: Segment | None = self._store.find(self._next)
+            self._segment: SegmentReader | None = self._store.find(self._next)
             self._connection = ProducerConnection(spec, deadline_s=deadline_s, on_wait=on_wait)
             with suppress(DataCacheError):  # who waits for a batch hears why there is no producer
                 self._connection.open(self._next)
@@ -271,7 +277,8 @@ class CachedLoader:
                     found = segment.read(number)
                 except DamagedBatchError as error:
                     is_damaged = True
-                    self._note("batch_damaged", number, str(error))
+                    if self._events is not None:
+                        self._events.write("batch_damaged", step=number, reason=str(error))
                 else:
                     self._segment = segment
                     return found
@@ -282,7 +289,7 @@ class CachedLoader:
             f"{self._spec.folder} is bad"
         )
 
-    def _find_segment(self, number: int, *, is_damaged: bool) -> Segment | None:
+    def _find_segment(self, number: int, *, is_damaged: bool) -> SegmentReader | None:
         """Return where a batch lies; the folder is listed only where that is not known yet."""
         segment = None if is_damaged else self._store.find(number)
         if segment is None:
@@ -327,24 +334,6 @@ class CachedLoader:
         reader = TreeReader(description)
         self._readers[description] = reader
         return reader
-
-    def _note(self, event: str, number: int, reason: str) -> None:
-        if self._events is not None:
-            self._events.write(event, step=number, reason=reason)
-
-
-def _end_producer(cache: Path) -> None:
-    end_producer(cache, _END_S)
-
-
-def _open_sealer(spec: ProducerSpec, folder: Path) -> Sealer | None:
-    if spec.encryption is None:
-        return None
-    # Here, as only who encrypts has to have what this imports.
-    from resilience.data.sealing import open_sealer
-    from resilience.settings import CacheEncryption
-
-    return open_sealer(CacheEncryption(**spec.encryption), folder, is_producer=False)
 
 
 def _take_limits(settings: MmapSettings, stage: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ class Permutation:
         return (left << half_bits) | right
 
 
+@functools.lru_cache(maxsize=8)
 def make_permutation(*, size: int, seed: int, epoch: int) -> Permutation:
     """Return the order of one epoch of `size` samples."""
     digest = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8 * _NUM_ROUNDS).digest()

@@ -23,10 +23,10 @@ from typing import NoReturn
 
 from resilience.data.errors import DataCacheError
 from resilience.data.folder import explaining, open_root
+from resilience.data.producer_segments import ProducerSegments
 from resilience.data.production import Production
 from resilience.data.reception import Reception
-from resilience.data.segments import Sealer
-from resilience.data.shelf import Shelf
+from resilience.data.sealing import open_cache_sealer
 from resilience.data.sources import OpenSource, Source, Start, open_source
 from resilience.data.spec import SOCKET_NAME, OwnerProcess, ProducerSpec, parse_spec, read_started
 from resilience.data.states import find_state, write_state
@@ -90,12 +90,12 @@ def _make_production(spec: ProducerSpec) -> Production:
     open_at: Callable[[int], OpenSource] = partial(_open_at, spec)
     sealer, refusal = None, None
     try:
-        sealer = _open_sealer(spec)
+        sealer = open_cache_sealer(spec, is_producer=True)
     except DataCacheError as error:
         # Those hear of it who wait for a batch; what is stored stays.
         refusal = error
         open_at = partial(_refuse, error)
-    shelf = Shelf(
+    segments = ProducerSegments(
         folder,
         bytes.fromhex(spec.fingerprint),
         sealer=sealer,
@@ -103,7 +103,7 @@ def _make_production(spec: ProducerSpec) -> Production:
         lock=lock,
     )
     if refusal is None:
-        shelf.find()
+        segments.find()
     streams = Streams(
         open_at, keep_state=partial(write_state, folder), is_sealed=sealer is not None
     )
@@ -111,7 +111,7 @@ def _make_production(spec: ProducerSpec) -> Production:
         limits=limits,
         first=spec.first,
         checkpoint=spec.checkpoint,
-        shelf=shelf,
+        segments=segments,
         streams=streams,
         lock=lock,
         is_refusing=refusal is not None,
@@ -133,16 +133,6 @@ def _open_at(spec: ProducerSpec, number: int) -> OpenSource:
 
 def _refuse(error: DataCacheError, _number: int) -> NoReturn:
     raise error
-
-
-def _open_sealer(spec: ProducerSpec) -> Sealer | None:
-    if spec.encryption is None:
-        return None
-    # Here, as only who encrypts has to have what these import.
-    from resilience.data.sealing import open_sealer
-    from resilience.settings import CacheEncryption
-
-    return open_sealer(CacheEncryption(**spec.encryption), Path(spec.folder), is_producer=True)
 
 
 def _receive(

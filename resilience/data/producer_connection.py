@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -41,7 +39,7 @@ class ProducerConnection:
     ) -> None:
         """`on_wait` is called now and then while a batch is waited for, and may raise to end it."""
         self._spec = spec
-        self._on_wait = on_wait or _go_on
+        self._on_wait = on_wait or (lambda: None)
         self._folder = Path(spec.folder)
         self._deadline_s = deadline_s
         self._socket: socket.socket | None = None
@@ -62,21 +60,31 @@ class ProducerConnection:
             self._socket = connect_producer(self._folder)
         if self._socket is None:
             return False
-        self._send("hello", number)
+        self.tell("hello", number)
         if self._checkpoint is not None:
             # The producer may be a new one.
-            self._send("checkpoint", self._checkpoint)
+            self.tell("checkpoint", self._checkpoint)
         # It may have ended meanwhile, and then there is no connection any more.
         return self._socket is not None
 
     def note_checkpoint(self, number: int) -> None:
         """Tell this producer and each later one that a resume begins at a batch."""
         self._checkpoint = number
-        self._send("checkpoint", number)
+        self.tell("checkpoint", number)
 
     def tell(self, verb: FromConsumer, number: int) -> None:
         """Send a message that needs no answer; it is lost where the producer is gone or busy."""
-        self._send(verb, number)
+        if self._socket is None:
+            return
+        try:
+            self._socket.settimeout(0)
+            self._socket.send(encode_message(ProducerMessage(verb, number)))
+        except BlockingIOError:
+            return  # It is busy, and a later position makes up for this one.
+        except OSError:
+            # It is gone; the next message starts another.
+            self._hang_up()
+            self._num_deaths += 1
 
     def ask(self, number: int, *, is_damaged: bool = False) -> ProducerMessage:
         """Wait for a batch and return the answer: it is published, has failed, or is the end's.
@@ -103,7 +111,7 @@ class ProducerConnection:
         """Return what the producer says it is doing."""
         if not self.open(number):
             return "the producer is just being started"
-        self._send("why", number)
+        self.tell("why", number)
         end_s = time.monotonic() + _EXPLAIN_S
         with suppress(TimeoutError):
             while message := self._receive_one(end_s - time.monotonic()):
@@ -114,12 +122,12 @@ class ProducerConnection:
 
     def close(self, verb: FromConsumer, number: int) -> None:
         """Leave; with `over`, the producer is told to end, and has ended on return."""
-        self._send(verb, number)
+        self.tell(verb, number)
         if verb == "over":
             if self._socket is None:
                 # This one's producer is gone, but there may be another.
                 self._socket = connect_producer(self._folder)
-                self._send(verb, number)
+                self.tell(verb, number)
             self._wait_for_end()
         self._hang_up()
 
@@ -134,17 +142,14 @@ class ProducerConnection:
                 "of its own, so look at the node's or the pod's limits of processes and memory"
             ) from error
 
-    def _check_deaths(self, number: int) -> None:
-        if self._num_deaths > _DEATHS_MAX:
-            self._num_deaths = 0
-            raise ProducerError(
-                f"{_DEATHS_MAX + 1} producers in a row have ended before batch {number} was "
-                "made; what they said is on standard error"
-            )
-
     def _connect(self, number: int, end_s: float) -> None:
         while True:
-            self._check_deaths(number)
+            if self._num_deaths > _DEATHS_MAX:
+                self._num_deaths = 0
+                raise ProducerError(
+                    f"{_DEATHS_MAX + 1} producers in a row have ended before batch {number} was "
+                    "made; what they said is on standard error"
+                )
             if self.open(number):
                 return
             # Somebody has the lock and not yet, or no longer, the socket: for that there is
@@ -181,40 +186,23 @@ class ProducerConnection:
         """Return the next message; None where the producer has ended; TimeoutError."""
         if self._socket is None:
             return None
-        _wait_until(self._socket, select.POLLIN, timeout_s)
+        _limit(self._socket, timeout_s)
         try:
             packet = self._socket.recv(MESSAGE_BYTES_MAX)
         except ConnectionError:
             return None
         return parse_message(packet) if packet else None
 
-    def _send(self, verb: FromConsumer, number: int) -> None:
-        if self._socket is None:
-            return
-        try:
-            self._socket.send(encode_message(ProducerMessage(verb, number)))
-        except BlockingIOError:
-            return  # It is busy, and a later position makes up for this one.
-        except OSError:
-            # It is gone; the next message starts another.
-            self._hang_up()
-            self._num_deaths += 1
-
     def _say(self, verb: FromConsumer, number: int, end_s: float) -> None:
         """Send a message that must not be lost; the wait for its answer finds a producer gone."""
         assert self._socket is not None, "who speaks is connected"
-        while True:
-            try:
-                self._socket.send(encode_message(ProducerMessage(verb, number)))
-            except BlockingIOError:
-                try:
-                    _wait_until(self._socket, select.POLLOUT, end_s - time.monotonic())
-                except TimeoutError:
-                    raise self._late(number, "the producer does not listen") from None
-            except OSError:
-                return
-            else:
-                return
+        try:
+            _limit(self._socket, end_s - time.monotonic())
+            self._socket.send(encode_message(ProducerMessage(verb, number)))
+        except TimeoutError:
+            raise self._late(number, "the producer does not listen") from None
+        except OSError:
+            return
 
     def _wait_for_end(self) -> None:
         end_s = time.monotonic() + _END_S
@@ -230,13 +218,8 @@ class ProducerConnection:
         reap_producers()
 
 
-def _go_on() -> None:
-    pass
-
-
-def _wait_until(connection: socket.socket, event: int, timeout_s: float) -> None:
-    """Wait until a socket can be read from or written to; TimeoutError where it is late."""
-    poll = select.poll()
-    poll.register(connection, event)
-    if timeout_s <= 0 or not poll.poll(math.ceil(timeout_s * 1000)):
+def _limit(connection: socket.socket, timeout_s: float) -> None:
+    """Let the socket's next call wait so long; TimeoutError where no time is left."""
+    if timeout_s <= 0:
         raise TimeoutError
+    connection.settimeout(timeout_s)

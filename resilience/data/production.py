@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from resilience.data.errors import CacheFolderError, CacheFullError
 from resilience.data.failure import Failure, describe_failure, encode_failure
-from resilience.data.shelf import Shelf
+from resilience.data.producer_segments import ProducerSegments
 from resilience.data.streams import Made, Streams
 from resilience.data.window import Plan, Reader, Window, WindowLimits, plan
 from resilience.data.wire import ProducerMessage
@@ -55,19 +55,19 @@ class Production:
         limits: WindowLimits,
         first: int,
         checkpoint: int | None,
-        shelf: Shelf,
+        segments: ProducerSegments,
         streams: Streams,
         lock: threading.RLock,
         is_refusing: bool = False,
     ) -> None:
         """`first` is where the consumer that is expected begins, `checkpoint` where a resume would.
 
-        `lock` is the shelf's. `is_refusing`: the source cannot be opened in this process. A
-        consumer that asks again after it was told so is left to another producer, which may be able
-        to.
+        `lock` is that of the segments. `is_refusing`: the source cannot be opened in this process.
+        A consumer that asks again after it was told so is left to another producer, which may be
+        able to.
         """
         self._limits = limits
-        self._shelf = shelf
+        self._segments = segments
         self._streams = streams
         self._changed = threading.Condition(lock)
         self._consumers: list[Consumer] = []
@@ -134,10 +134,10 @@ class Production:
         Where the key is damaged this producer ends, and the next one makes another key.
         """
         with self._changed:
-            if not self._shelf.is_readable():
+            if not self._segments.is_readable():
                 self._is_over = True
                 self._changed.notify()
-            elif self._shelf.is_damaged(number):
+            elif self._segments.is_damaged(number):
                 self._planned = range(0)
 
     def note_checkpoint(self, number: int) -> None:
@@ -171,7 +171,7 @@ class Production:
     def close(self) -> None:
         """Close what `run` has opened."""
         self._streams.close()
-        self._shelf.close()
+        self._segments.close()
 
     def _wait(self) -> int | None:
         """Return the number of the batch to be made now; None when it is over."""
@@ -182,7 +182,7 @@ class Production:
                     self._may_begin = False
                     return number
                 planned = self._plan()
-                self._shelf.evict(planned.evict)
+                self._segments.evict(planned.evict)
                 self._warn(planned)
                 if planned.produce is not None:
                     self._may_begin = True
@@ -212,13 +212,13 @@ class Production:
             Window(
                 limits=self._limits,
                 room_bytes=self._room_bytes,
-                spans=tuple(self._shelf.spans.values()),
+                spans=tuple(self._segments.spans.values()),
                 readers=tuple(readers),
                 checkpoint=self._checkpoint,
                 end=self._end,
                 failed=frozenset(self._failed),
                 batch_bytes=size,
-                segment_bytes=self._shelf.segment_bytes(size) if size else 0,
+                segment_bytes=self._segments.segment_bytes(size) if size else 0,
             )
         )
 
@@ -246,11 +246,11 @@ class Production:
             # Only now it is known what room is needed, which the plan depends on.
             self._batch_bytes = made.num_bytes
             return False
-        if not (self._may_begin or self._shelf.has_room(made)):
+        if not (self._may_begin or self._segments.has_room(made)):
             return False
         self._activity = f"stores batch {made.number}"
         try:
-            serial = self._shelf.store(made)
+            serial = self._segments.store(made)
         except CacheFullError as error:
             self._tighten(made, error)
             return False
@@ -274,7 +274,7 @@ class Production:
         made = self._streams.made(number)
         if self._full is not None or made is None:
             return self._full
-        needed = self._shelf.segment_bytes(made.num_bytes)
+        needed = self._segments.segment_bytes(made.num_bytes)
         if needed <= self._limits.budget_bytes:
             return None
         return CacheFullError(
@@ -287,11 +287,11 @@ class Production:
         """Plan with what the file system has room for, until a consumer has moved on."""
         with self._changed:
             self._full = error
-            if not self._shelf.is_tight:
-                self._shelf.tighten()
+            if not self._segments.is_tight:
+                self._segments.tighten()
                 return
-            used = sum(span.num_bytes for span in self._shelf.spans.values())
-            self._room_bytes = used + self._shelf.segment_bytes(made.num_bytes) - 1
+            used = sum(span.num_bytes for span in self._segments.spans.values())
+            self._room_bytes = used + self._segments.segment_bytes(made.num_bytes) - 1
 
     def _fail(self, number: int, error: Exception) -> None:
         with self._changed:
@@ -304,7 +304,7 @@ class Production:
         if self._full is not None:
             # Others may have given room back meanwhile.
             self._full = None
-            self._shelf.loosen()
+            self._segments.loosen()
             self._room_bytes = self._limits.budget_bytes
         self._changed.notify()
 
@@ -317,7 +317,7 @@ class Production:
         if not consumer.is_waiting or self._is_over:
             return
         number = consumer.position
-        serial = self._shelf.serial_of(number)
+        serial = self._segments.serial_of(number)
         failed = self._failed.get(number)
         if serial is not None:
             message = ProducerMessage("published", number, str(serial))

@@ -52,13 +52,6 @@ class Reception:
         """Return what a forked child must not keep open: a consumer would not see us end."""
         return [each.fileno() for each in (self._listener, *list(self._consumers))]
 
-    def close(self) -> None:
-        """Hang up."""
-        for connection in self._consumers:
-            connection.close()
-        self._listener.close()
-        self._selector.close()
-
     def _rest_s(self) -> float | None:
         """Return how long to wait for a consumer; None: for ever, 0: not any more."""
         if self._consumers or self._linger_s is None:

@@ -22,10 +22,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from resilience.data.errors import CacheKeyError, DamagedBatchError, WrongKeyError
-from resilience.settings import CacheEncryption
+from resilience.data.format import Buffer
+from resilience.data.marker import write_text
+from resilience.data.spec import ProducerSpec
+
+if TYPE_CHECKING:
+    from resilience.settings import CacheEncryption
 
 KEY_NAME = "key.wrapped"
 KEY_BYTES = 32
@@ -44,8 +49,6 @@ _CONNECT_TIMEOUT_S = 5
 _READ_TIMEOUT_S = 10
 _ATTEMPTS = 3
 _WRONG_KEY_CODES = {"IncorrectKeyException", "InvalidCiphertextException"}
-
-Buffer = bytes | bytearray | memoryview
 
 
 class KeyService(Protocol):
@@ -130,6 +133,17 @@ def open_sealer(
     return AesGcmSealer(keys, keys.current() or keys.make() if is_producer else None)
 
 
+def open_cache_sealer(spec: ProducerSpec, *, is_producer: bool) -> AesGcmSealer | None:
+    """Return what encrypts and decrypts the batches of a producer's cache; None where none are."""
+    if spec.encryption is None:
+        return None
+    # Here, as only who encrypts has to have what this imports.
+    from resilience.settings import CacheEncryption
+
+    encryption = CacheEncryption(**spec.encryption)
+    return open_sealer(encryption, Path(spec.folder), is_producer=is_producer)
+
+
 class DataKeys:
     """The data key of one cache, whose wrapped form lies in its folder."""
 
@@ -166,12 +180,11 @@ class DataKeys:
                 segment.unlink(missing_ok=True)
                 segment.touch(0o600)
             hidden.unlink(missing_ok=True)
-            with open(hidden, "xb", opener=_open_private) as file:
-                file.write(text)
+            write_text(hidden, text)
             hidden.replace(self._path)
         except OSError as error:
             raise CacheKeyError(f"cannot write {self._path}: {error.strerror}") from error
-        self._text, self._key = text, plain
+        self._text, self._key = text.encode(), plain
         return plain
 
     def _read(self) -> bytes | None:
@@ -333,14 +346,14 @@ def _kms_words(key_id: str) -> Iterator[None]:
         raise kind(f"KMS with encryption.kms_key_id {key_id}: {error}") from error
 
 
-def _wrapped_text(wrapped: bytes, kind: str, key_id: str) -> bytes:
+def _wrapped_text(wrapped: bytes, kind: str, key_id: str) -> str:
     content = {
         "version": _VERSION,
         "kind": kind,
         "key_id": key_id,
         "wrapped": base64.b64encode(wrapped).decode(),
     }
-    return json.dumps(content, sort_keys=True).encode() + b"\n"
+    return json.dumps(content, sort_keys=True) + "\n"
 
 
 def _parse_wrapped(text: bytes, kind: str, key_id: str) -> bytes | None:
@@ -352,10 +365,6 @@ def _parse_wrapped(text: bytes, kind: str, key_id: str) -> bytes | None:
         return base64.b64decode(content["wrapped"], validate=True)
     except (ValueError, TypeError, KeyError):
         return None
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _cipher(key: bytes, nonce: bytes, tag: bytes | None = None) -> Any:

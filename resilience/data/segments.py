@@ -198,7 +198,7 @@ class SegmentWriter:
         self.close()
 
 
-class Segment:
+class SegmentReader:
     """A segment that is read; made by `open`. One thread; a context manager."""
 
     def __init__(self, file: int, path: Path, fingerprint: bytes, sealer: Sealer | None) -> None:
@@ -218,7 +218,7 @@ class Segment:
         self._closer = weakref.finalize(self, os.close, file)
 
     @classmethod
-    def open(cls, path: Path, fingerprint: bytes, *, sealer: Sealer | None = None) -> Segment:
+    def open(cls, path: Path, fingerprint: bytes, *, sealer: Sealer | None = None) -> SegmentReader:
         """Map a segment.
 
         Raises DamagedBatchError where it is damaged or of another fingerprint, or is encrypted
@@ -274,15 +274,6 @@ class Segment:
             # This process may have written into its copy of these pages.
             self.remap()
             return self._read(number)
-
-    def check(self) -> int:
-        """Return how many batches from the first on are undamaged."""
-        for number in self.numbers:
-            try:
-                self.read(number)
-            except DamagedBatchError:
-                return number - self.first
-        return self.published()
 
     def remap(self) -> None:
         """Map the file anew, without what was written into tensors of it; these stay as they are.
@@ -366,7 +357,7 @@ class Segment:
     def _damaged(self, number: int, reason: str) -> DamagedBatchError:
         return DamagedBatchError(f"batch {number} in {self.path.name} is damaged: {reason}")
 
-    def __enter__(self) -> Segment:
+    def __enter__(self) -> SegmentReader:
         return self
 
     def __exit__(self, *error: object) -> None:

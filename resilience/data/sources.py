@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from resilience.data.errors import ProducerError
 from resilience.data.json_text import Json, to_json_text
-from resilience.data.order import Permutation, make_permutation
+from resilience.data.order import make_permutation
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*|/.+\.py):([A-Za-z_]\w*)")
 _SCRIPT_NAME = "__mp_main__"
@@ -245,10 +245,9 @@ class PositionBatchSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the numbers of the samples of each batch."""
         share = self.samples_per_batch // self.size
-        at = _OrderedSamples(self)
         begin = self.samples_consumed + self.rank * share
-        for _ in self._numbers():
-            yield [at(position) for position in range(begin, begin + share)]
+        for _ in itertools.count() if self.num_epochs is None else range(len(self)):
+            yield [self._sample_at(position) for position in range(begin, begin + share)]
             begin += self.samples_per_batch
 
     def __len__(self) -> int:
@@ -258,28 +257,11 @@ class PositionBatchSampler:
         rest = self.num_samples * self.num_epochs - self.samples_consumed
         return max(0, rest // self.samples_per_batch)
 
-    def _numbers(self) -> Iterable[int]:
-        return itertools.count() if self.num_epochs is None else range(len(self))
-
-
-class _OrderedSamples:
-    """The endless global order; keeps the permutation of the epoch that it is in."""
-
-    def __init__(self, sampler: PositionBatchSampler) -> None:
-        self._sampler = sampler
-        self._epoch = -1
-        self._permutation: Permutation | None = None
-
-    def __call__(self, position: int) -> int:
-        epoch, index = divmod(position, self._sampler.num_samples)
-        if not self._sampler.shuffle:
+    def _sample_at(self, position: int) -> int:
+        epoch, index = divmod(position, self.num_samples)
+        if not self.shuffle:
             return index
-        if self._permutation is None or epoch != self._epoch:
-            self._epoch = epoch
-            self._permutation = make_permutation(
-                size=self._sampler.num_samples, seed=self._sampler.seed, epoch=epoch
-            )
-        return self._permutation(index)
+        return make_permutation(size=self.num_samples, seed=self.seed, epoch=epoch)(index)
 
 
 def _name(function: object) -> str:

@@ -12,7 +12,8 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from resilience.data.folder import PRODUCER_LOCK_NAME, explaining
@@ -40,8 +41,8 @@ def connect_producer(folder: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(0)
     try:
-        with _Place(folder) as place:
-            connection.connect(place.path)
+        with _short_path(folder) as path:
+            connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
         connection.close()
         return None
@@ -129,8 +130,8 @@ def _listen(folder: Path) -> socket.socket:
     try:
         with suppress(FileNotFoundError):
             hidden.unlink()
-        with _Place(folder, hidden.name) as place:
-            listener.bind(place.path)
+        with _short_path(folder, hidden.name) as path:
+            listener.bind(path)
         listener.listen(_BACKLOG)
         hidden.rename(folder / SOCKET_NAME)
     except BaseException:
@@ -139,15 +140,11 @@ def _listen(folder: Path) -> socket.socket:
     return listener
 
 
-class _Place:
-    """A short path to a socket's file: the kernel allows 107 bytes, folders may be deeper."""
-
-    def __init__(self, folder: Path, name: str = SOCKET_NAME) -> None:
-        self._file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.path = f"/proc/self/fd/{self._file}/{name}"
-
-    def __enter__(self) -> _Place:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._file)
+@contextmanager
+def _short_path(folder: Path, name: str = SOCKET_NAME) -> Iterator[str]:
+    """Give a short path to a socket's file: the kernel allows 107 bytes, folders may be deeper."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{file}/{name}"
+    finally:
+        os.close(file)

@@ -5,23 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from resilience.data.errors import DamagedBatchError
-from resilience.data.segments import Sealer, Segment, parse_serial, segment_path
-
-
-class SegmentFile(NamedTuple):
-    """A segment that lies in a folder."""
-
-    serial: int
-    """A later segment has a larger one. Of two that hold a batch, the later counts."""
-    path: Path
-
-
-def list_segments(folder: Path) -> list[SegmentFile]:
-    """Return the segments of a folder, the oldest first; nothing where there is no folder."""
-    return [SegmentFile(each, segment_path(folder, each)) for each in sorted(_inodes(folder))]
+from resilience.data.segments import Sealer, SegmentReader, parse_serial, segment_path
 
 
 class SegmentStore:
@@ -36,13 +22,13 @@ class SegmentStore:
         """Serials of the files that cannot be opened, and why."""
         self._fingerprint = fingerprint
         self._sealer = sealer
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, SegmentReader] = {}
         """By serial, the oldest first."""
         self._inodes: dict[int, int] = {}
         """By serial, as they were when these were opened."""
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[SegmentReader]:
         """Return the segments, the oldest first."""
         return list(self._segments.values())
 
@@ -63,14 +49,16 @@ class SegmentStore:
         for serial in found.keys() - self._segments.keys():
             path = segment_path(self.folder, serial)
             try:
-                self._segments[serial] = Segment.open(path, self._fingerprint, sealer=self._sealer)
+                self._segments[serial] = SegmentReader.open(
+                    path, self._fingerprint, sealer=self._sealer
+                )
             except DamagedBatchError as error:
                 self.damaged[serial] = str(error)
             except FileNotFoundError:
                 continue
         self._segments = dict(sorted(self._segments.items()))
 
-    def find(self, number: int) -> Segment | None:
+    def find(self, number: int) -> SegmentReader | None:
         """Return the newest segment that holds a batch; one whose count is damaged holds none."""
         for segment in reversed(self._segments.values()):
             with suppress(DamagedBatchError):

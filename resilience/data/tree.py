@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
 import math
 import struct
@@ -213,8 +214,8 @@ def _places(leaves: list[list[Any]]) -> tuple[list[int], int]:
     offsets, num_bytes = layout([*sizes, *scalars])
     arrays = iter(offsets[: len(sizes)])
     rest = iter(offsets[len(sizes) :])
-    int_places = _following(next(rest) if num_ints else 0)
-    float_places = _following(next(rest) if num_floats else 0)
+    int_places = itertools.count(next(rest) if num_ints else 0, _SCALAR_BYTES)
+    float_places = itertools.count(next(rest) if num_floats else 0, _SCALAR_BYTES)
     ways = {
         "tensor": arrays,
         "array": arrays,
@@ -223,12 +224,6 @@ def _places(leaves: list[list[Any]]) -> tuple[list[int], int]:
         "float": float_places,
     }
     return [next(ways[each[0]]) if each[0] in ways else 0 for each in leaves], num_bytes
-
-
-def _following(begin: int) -> Iterator[int]:
-    while True:
-        yield begin
-        begin += _SCALAR_BYTES
 
 
 def _array_bytes(leaf: list[Any]) -> int:

@@ -206,12 +206,21 @@ def _can_be_made(window: Window, number: int) -> bool:
 def _surplus(window: Window, kept: tuple[Span, ...]) -> list[int]:
     """Return what goes where an earlier producer had a larger budget and has used it."""
     excess = sum(span.num_bytes for span in kept) - _room_bytes(window)
+    return _give_up(_by_need(window, kept), excess)[0] if excess > 0 else []
+
+
+def _give_up(spans: Iterable[Span], num_bytes: int) -> tuple[list[int], int]:
+    """Return which of the segments go for so many bytes, the first before the rest.
+
+    Also returns what is missing then; 0 or less where they are enough.
+    """
     serials: list[int] = []
-    for span in _by_need(window, kept) if excess > 0 else ():
-        if excess > 0:
-            serials.append(span.serial)
-            excess -= span.num_bytes
-    return serials
+    for span in spans:
+        if num_bytes <= 0:
+            break
+        serials.append(span.serial)
+        num_bytes -= span.num_bytes
+    return serials, num_bytes
 
 
 def _plan_ahead_in_short(
@@ -219,11 +228,7 @@ def _plan_ahead_in_short(
 ) -> Plan:
     """Make a batch ahead in the place of what only a resume would need, if that is enough."""
     missing = _missing_bytes(window, kept, number)
-    serials: list[int] = []
-    for span in _of_resumes(window, kept):
-        if missing > 0:
-            serials.append(span.serial)
-            missing -= span.num_bytes
+    serials, missing = _give_up(_of_resumes(window, kept), missing)
     if missing > 0:
         return Plan(None, gone, _budget_text(window, "makes nothing ahead"))
     text = _budget_text(window, f"makes batch {number} ahead")
@@ -236,17 +241,12 @@ def _plan_wanted(
     missing = _missing_bytes(window, kept, number)
     if missing <= 0:
         return Plan(number, gone, f"makes batch {number}, which is waited for")
-    more: list[Span] = []
-    for span in _by_need(window, kept):
-        more.append(span)
-        missing -= span.num_bytes
-        if missing <= 0:
-            serials = (*gone, *(each.serial for each in more))
-            return Plan(
-                number, serials, _budget_text(window, f"makes batch {number}"), is_short=True
-            )
-    text = _budget_text(window, f"has no room for batch {number}")
-    return Plan(None, gone, text, blocked=number)
+    serials, missing = _give_up(_by_need(window, kept), missing)
+    if missing > 0:
+        text = _budget_text(window, f"has no room for batch {number}")
+        return Plan(None, gone, text, blocked=number)
+    text = _budget_text(window, f"makes batch {number}")
+    return Plan(number, (*gone, *serials), text, is_short=True)
 
 
 def _by_need(window: Window, kept: tuple[Span, ...]) -> list[Span]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from resilience.data.loader import CachedLoader, cached
-from resilience.data.segments import Segment
+from resilience.data.segments import SegmentReader
 from resilience.data.sources import Source, Start
 from resilience.settings import MmapSettings
 from tests.processes import wait_for_end
@@ -226,7 +226,7 @@ class Scene:
         for loader in self.loaders[:1]:
             fingerprint = bytes.fromhex(loader._spec.fingerprint)
             for path in self.segments():
-                with Segment.open(path, fingerprint) as segment:
+                with SegmentReader.open(path, fingerprint) as segment:
                     held.update(segment.numbers)
         return held
 

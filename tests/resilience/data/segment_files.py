@@ -13,7 +13,7 @@ import torch
 
 from resilience.data.errors import DamagedBatchError
 from resilience.data.format import Buffer, file_bytes, record_bytes
-from resilience.data.segments import Sealer, Segment, SegmentWriter
+from resilience.data.segments import Sealer, SegmentReader, SegmentWriter
 from resilience.data.tree import TreeReader, flatten
 
 LIMIT_S = 60
@@ -64,10 +64,20 @@ def write(folder: Path, *numbers: int, serial: int = 1, sealer: Sealer | None = 
     return writer.path
 
 
-def read(segment: Segment, number: int) -> dict[str, Any]:
+def read(segment: SegmentReader, number: int) -> dict[str, Any]:
     description, payload = segment.read(number)
     batch: dict[str, Any] = TreeReader(description).build(payload)
     return batch
+
+
+def count_intact(segment: SegmentReader) -> int:
+    """Return how many batches from the first on are undamaged."""
+    for number in segment.numbers:
+        try:
+            segment.read(number)
+        except DamagedBatchError:
+            return number - segment.first
+    return segment.published()
 
 
 def flip(path: Path, position: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from resilience.data.errors import CacheFullError, LateBatchError, ProducerError, SourceError
 from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
-from resilience.data.segments import Segment
+from resilience.data.segments import SegmentReader
 from tests.cases import slow
 from tests.processes import stop, stopped
 from tests.resilience.data import fault_sources as faults
@@ -243,7 +243,7 @@ def test_a_torn_file_costs_no_batch(scene: Scene, seed: int, is_alive: bool) -> 
 
 
 def find_position(path: Path, part: str, number: int, fingerprint: bytes) -> int:
-    with Segment.open(path, fingerprint) as segment:
+    with SegmentReader.open(path, fingerprint) as segment:
         if number not in segment.numbers:
             return -1
         entry = segment._entry(number)

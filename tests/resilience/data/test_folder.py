@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,8 +94,8 @@ def name(text: str, stage: str = "train", rank: int = 0, size: int = 2) -> str:
     return cache_name(text, stage=stage, rank=rank, size=size)  # type: ignore[arg-type]
 
 
-def open_here(root: Path, job: str = "here") -> RootLease:
-    return open_root(root, job, KEEP_S)
+def open_here(root: Path, job: str = "here") -> closing[RootLease]:
+    return closing(open_root(root, job, KEEP_S))
 
 
 def test_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_job_finds_again_what_it_left(tmp_path: Path, start: Start) -> None:
     kill(start(root, "job", name("a")))
     (root / name("a") / "segment").write_text("batches")
 
-    with open_root(root, "job", KEEP_S, clock=after(10 * KEEP_S)) as lease:
+    with closing(open_root(root, "job", KEEP_S, clock=after(10 * KEEP_S))) as lease:
         cache = open_cache(lease, name("a"), "text")
 
         assert (cache / "segment").read_text() == "batches"
@@ -196,7 +197,8 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(tmp_path: Path, start
     [left] = tmp_path.iterdir()
     assert left.name.startswith(".")
 
-    open_here(tmp_path / "new").close()
+    with open_here(tmp_path / "new"):
+        pass
 
     assert [each.name for each in tmp_path.iterdir()] == ["new"]
 
@@ -214,7 +216,8 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
 
 
 def test_a_marker_that_was_cut_short_does_not_keep_a_folder_for_ever(tmp_path: Path) -> None:
-    open_here(tmp_path / "old").close()
+    with open_here(tmp_path / "old"):
+        pass
     (tmp_path / "old" / folders.MARKER_NAME).write_text("")
 
     assert remove_expired(tmp_path / "new", clock=after(23 * 3600)) == ()
@@ -372,12 +375,13 @@ def test_a_read_only_folder_is_named_with_what_to_do(closed: Path) -> None:
 
 OPENS_AGAIN_AND_AGAIN = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from resilience.data.folder import MARKER_NAME, open_cache, open_root
 
 root, cache = Path(sys.argv[1]), sys.argv[2]
 for _ in range(100):
-    with open_root(root, "job", 1.0, removes_expired=False) as lease:
+    with closing(open_root(root, "job", 1.0, removes_expired=False)) as lease:
         folder = open_cache(lease, cache, "text")
         (folder / "segment").touch()
         assert (folder / "segment").exists() and (root / MARKER_NAME).stat().st_size

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from resilience.data.format import file_bytes
+from resilience.data.producer_segments import ProducerSegments
 from resilience.data.production import Production
-from resilience.data.shelf import Shelf
 from resilience.data.sources import OpenSource, Start, make_source, open_source
 from resilience.data.streams import Made, Streams
 from resilience.data.window import WindowLimits
@@ -34,7 +34,7 @@ def vary(start: Start, *, seed: int) -> Iterator[dict[str, Any]]:
         number += 1
 
 
-class WatchedShelf(Shelf):
+class WatchedSegments(ProducerSegments):
     """Notes the most that its files have taken."""
 
     most_bytes = 0
@@ -46,15 +46,15 @@ class WatchedShelf(Shelf):
         return serial
 
 
-def make_shelf(folder: Path, budget_bytes: int, lock: threading.RLock) -> WatchedShelf:
-    return WatchedShelf(folder, bytes(32), sealer=None, budget_bytes=budget_bytes, lock=lock)
+def make_segments(folder: Path, budget_bytes: int, lock: threading.RLock) -> WatchedSegments:
+    return WatchedSegments(folder, bytes(32), sealer=None, budget_bytes=budget_bytes, lock=lock)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: int) -> None:
     """Everything is kept for a resume at the start, so the budget is used up all the time."""
     lock = threading.RLock()
-    shelf = make_shelf(tmp_path, 2 * MIB, lock)
+    segments = make_segments(tmp_path, 2 * MIB, lock)
 
     def open_at(number: int) -> OpenSource:
         start = Start(batch=number, samples_consumed=number, rank=0, size=1, stage="train")
@@ -70,7 +70,7 @@ def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: 
         ),
         first=0,
         checkpoint=0,
-        shelf=shelf,
+        segments=segments,
         streams=Streams(open_at, keep_state=lambda _state: None, is_sealed=False),
         lock=lock,
     )
@@ -87,7 +87,7 @@ def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: 
         thread.join(LIMIT_S)
         production.close()
 
-    assert MIB < shelf.most_bytes <= 2 * MIB
+    assert MIB < segments.most_bytes <= 2 * MIB
 
 
 @pytest.mark.parametrize("budget_mib", [8, 256, 4096, 1 << 20])
@@ -95,9 +95,9 @@ def test_batches_of_changing_sizes_stay_within_the_budget(tmp_path: Path, seed: 
 def test_no_budget_is_spread_over_more_files_than_a_process_may_open(
     tmp_path: Path, budget_mib: int, batch_bytes: int
 ) -> None:
-    shelf = make_shelf(tmp_path, budget_mib * MIB, threading.RLock())
+    segments = make_segments(tmp_path, budget_mib * MIB, threading.RLock())
 
-    taken = shelf.segment_bytes(batch_bytes)
+    taken = segments.segment_bytes(batch_bytes)
 
     assert taken >= file_bytes(1, batch_bytes)
     # The largest segment there is has 64 MiB.

@@ -20,11 +20,12 @@ from resilience.data.format import (
     pack_entry,
     records_offset,
 )
-from resilience.data.segments import Sealer, Segment, segment_path
+from resilience.data.segments import Sealer, SegmentReader, segment_path
 from resilience.data.tree import flatten
 from tests.resilience.data.segment_files import (
     FINGERPRINT,
     MirrorSealer,
+    count_intact,
     flip,
     is_batch,
     make_batch,
@@ -43,7 +44,7 @@ USED = [
 ]
 
 
-def outcome(get: Callable[[], Segment], number: int) -> str:
+def outcome(get: Callable[[], SegmentReader], number: int) -> str:
     try:
         batch = read(get(), number)
     except DamagedBatchError:
@@ -58,14 +59,16 @@ def test_one_wrong_bit_is_found_anywhere(tmp_path: Path, sealer: Sealer | None) 
 
     for position in used:
         flip(path, position)
-        found = {outcome(lambda: Segment.open(path, FINGERPRINT, sealer=sealer), n) for n in (0, 1)}
+        found = {
+            outcome(lambda: SegmentReader.open(path, FINGERPRINT, sealer=sealer), n) for n in (0, 1)
+        }
         flip(path, position)
         # Between the records there is a gap that nobody reads.
         is_padding = found == {"right"} and position >= records_offset(8)
         assert "damaged" in found or is_padding, position
         assert "wrong" not in found, position
-    with Segment.open(path, FINGERPRINT, sealer=sealer) as segment:
-        assert segment.check() == 2
+    with SegmentReader.open(path, FINGERPRINT, sealer=sealer) as segment:
+        assert count_intact(segment) == 2
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,7 @@ def test_one_wrong_bit_is_found_anywhere(tmp_path: Path, sealer: Sealer | None) 
 )
 def test_one_wrong_bit_is_found_in_a_mapped_file(tmp_path: Path, position: int) -> None:
     path = write(tmp_path, 0, 1)
-    with Segment.open(path, FINGERPRINT) as segment:
+    with SegmentReader.open(path, FINGERPRINT) as segment:
         assert is_batch(read(segment, 1), 1)
         flip(path, position % path.stat().st_size)
 
@@ -86,7 +89,7 @@ def test_one_wrong_bit_is_found_in_a_mapped_file(tmp_path: Path, position: int) 
             segment.read(1)
         if position != PUBLISHED_OFFSET + 1:
             assert is_batch(read(segment, 0), 0)
-            assert segment.check() == 1
+            assert count_intact(segment) == 1
 
 
 @pytest.mark.parametrize("is_mapped", [False, True])
@@ -94,16 +97,16 @@ def test_a_file_that_was_cut_gives_no_wrong_batch(tmp_path: Path, is_mapped: boo
     path = write(tmp_path, 0, 1)
     whole = path.read_bytes()
     last = records_offset(8)
-    assert is_batch(read(Segment.open(path, FINGERPRINT), 1), 1)
+    assert is_batch(read(SegmentReader.open(path, FINGERPRINT), 1), 1)
 
     for size in (*range(0, last, 500), *range(last, len(whole), 50), len(whole) - 1):
         path.unlink()
         path.write_bytes(whole)
-        segment = Segment.open(path, FINGERPRINT)
+        segment = SegmentReader.open(path, FINGERPRINT)
         os.truncate(path, size)
 
-        def get(mapped: Segment = segment) -> Segment:
-            return mapped if is_mapped else Segment.open(path, FINGERPRINT)
+        def get(mapped: SegmentReader = segment) -> SegmentReader:
+            return mapped if is_mapped else SegmentReader.open(path, FINGERPRINT)
 
         assert outcome(get, 1) == "damaged"
         assert outcome(get, 0) in ("damaged", "right")
@@ -115,27 +118,27 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = segment_path(tmp_path, 1)
     path.write_bytes(content)
     with pytest.raises(DamagedBatchError, match="is damaged: "):
-        Segment.open(path, FINGERPRINT)
+        SegmentReader.open(path, FINGERPRINT)
 
 
 def test_another_fingerprint_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, 0)
     num_files = open_files()
     with pytest.raises(DamagedBatchError, match="has batches of another fingerprint"):
-        Segment.open(path, bytes(32))
+        SegmentReader.open(path, bytes(32))
     assert open_files() == num_files
 
 
 def test_a_deleted_file_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Segment.open(segment_path(tmp_path, 1), FINGERPRINT)
+        SegmentReader.open(segment_path(tmp_path, 1), FINGERPRINT)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     link = segment_path(tmp_path, 2)
     link.symlink_to(write(tmp_path, 0))
     with pytest.raises(OSError, match="symbolic links"):
-        Segment.open(link, FINGERPRINT)
+        SegmentReader.open(link, FINGERPRINT)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_a_wrong_key_is_refused(
 ) -> None:
     path = write(tmp_path, 0, sealer=before)
     with pytest.raises(DamagedBatchError, match=message):
-        Segment.open(path, FINGERPRINT, sealer=after).read(0)
+        SegmentReader.open(path, FINGERPRINT, sealer=after).read(0)
 
 
 def test_a_sealed_record_cannot_stand_for_another(tmp_path: Path) -> None:
@@ -163,7 +166,7 @@ def test_a_sealed_record_cannot_stand_for_another(tmp_path: Path) -> None:
     one.write_bytes(data)
 
     with pytest.raises(DamagedBatchError, match="of another key"):
-        Segment.open(one, FINGERPRINT, sealer=MirrorSealer()).read(1)
+        SegmentReader.open(one, FINGERPRINT, sealer=MirrorSealer()).read(1)
 
 
 def forged_entry(record: bytearray) -> bytes:

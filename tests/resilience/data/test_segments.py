@@ -15,7 +15,7 @@ import torch
 from resilience.data.errors import CacheFolderError, CacheFullError
 from resilience.data.segments import (
     Sealer,
-    Segment,
+    SegmentReader,
     SegmentWriter,
     remove_partial,
     segment_path,
@@ -26,6 +26,7 @@ from tests.resilience.data.segment_files import (
     LIMIT_S,
     MirrorSealer,
     append,
+    count_intact,
     create,
     is_batch,
     make_batch,
@@ -41,10 +42,10 @@ SEALERS = pytest.mark.parametrize("sealer", [None, MirrorSealer()], ids=["plain"
 def test_what_was_appended_is_read(tmp_path: Path, sealer: Sealer | None) -> None:
     path = write(tmp_path, 5, 6, 7, sealer=sealer)
 
-    with Segment.open(path, FINGERPRINT, sealer=sealer) as segment:
+    with SegmentReader.open(path, FINGERPRINT, sealer=sealer) as segment:
         assert (segment.serial, segment.first, segment.numbers) == (1, 5, range(5, 8))
         assert all(is_batch(read(segment, each), each) for each in (7, 5, 6, 5))
-        assert segment.check() == 3
+        assert count_intact(segment) == 3
         for missing in (4, 8):
             with pytest.raises(KeyError, match=f"batch {missing} is not in segment-00000001"):
                 segment.read(missing)
@@ -57,18 +58,21 @@ def test_small_batches(tmp_path: Path, batch: object) -> None:
     ) as writer:
         assert all(writer.append(each, *flatten(batch)) for each in range(3))
 
-    with Segment.open(writer.path, FINGERPRINT) as segment:
+    with SegmentReader.open(writer.path, FINGERPRINT) as segment:
         assert [repr(read(segment, each)) for each in range(3)] == [repr(batch)] * 3
 
 
 def test_tensors_lie_at_multiples_of_64(tmp_path: Path) -> None:
-    with Segment.open(write(tmp_path, 0, 1), FINGERPRINT) as segment:
+    with SegmentReader.open(write(tmp_path, 0, 1), FINGERPRINT) as segment:
         batch = read(segment, 1)
         assert [batch[each].data_ptr() % 64 for each in ("tokens", "scale")] == [0, 0]
 
 
 def test_a_batch_is_seen_when_it_is_published(tmp_path: Path) -> None:
-    with create(tmp_path, first=3) as writer, Segment.open(writer.path, FINGERPRINT) as segment:
+    with (
+        create(tmp_path, first=3) as writer,
+        SegmentReader.open(writer.path, FINGERPRINT) as segment,
+    ):
         assert segment.numbers == range(3, 3)
         for each in (3, 4):
             append(writer, each)
@@ -82,7 +86,7 @@ def test_a_segment_that_is_full_takes_no_more(tmp_path: Path) -> None:
         assert not writer.append(2, *flatten(make_batch(2)))
         with pytest.raises(ValueError, match="batch 1 after 2 from 0 on"):
             writer.append(1, *flatten(make_batch(1)))
-    with Segment.open(writer.path, FINGERPRINT) as segment:
+    with SegmentReader.open(writer.path, FINGERPRINT) as segment:
         assert segment.numbers == range(2)
 
     with create(tmp_path, serial=2, room=2) as writer:
@@ -128,8 +132,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(
 
 FULL = """
 from resilience.data.errors import CacheFullError
-from resilience.data.segments import SegmentWriter
-from resilience.data.store import list_segments
+from resilience.data.segments import SegmentWriter, segment_path
 from pathlib import Path
 import os, sys
 folder = Path(sys.argv[1])
@@ -142,7 +145,7 @@ with create(1, 600_000):
         assert "No space left on device" in str(error), error
     else:
         sys.exit("no error")
-    assert os.listdir(folder) == [list_segments(folder)[0].path.name], os.listdir(folder)
+    assert os.listdir(folder) == [segment_path(folder, 1).name], os.listdir(folder)
 create(2, 600_000).close()
 """
 
@@ -160,7 +163,10 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(tmp_path: Path) -> No
 def test_what_a_reader_writes_reaches_nobody(tmp_path: Path) -> None:
     path = write(tmp_path, 0, 1)
     before = path.read_bytes()
-    with Segment.open(path, FINGERPRINT) as one, Segment.open(path, FINGERPRINT) as other:
+    with (
+        SegmentReader.open(path, FINGERPRINT) as one,
+        SegmentReader.open(path, FINGERPRINT) as other,
+    ):
         mine = read(one, 0)
         mine["tokens"].fill_(-1)
         mine["mask"][:] = True
@@ -174,7 +180,10 @@ def test_what_a_reader_writes_reaches_nobody(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_writes_still_sees_what_comes(tmp_path: Path) -> None:
-    with create(tmp_path, room=30) as writer, Segment.open(writer.path, FINGERPRINT) as segment:
+    with (
+        create(tmp_path, room=30) as writer,
+        SegmentReader.open(writer.path, FINGERPRINT) as segment,
+    ):
         for each in range(30):
             append(writer, each)
             batch = read(segment, each)
@@ -183,7 +192,7 @@ def test_a_reader_that_writes_still_sees_what_comes(tmp_path: Path) -> None:
 
 
 def test_a_deleted_file_stays_readable_for_who_has_it(tmp_path: Path) -> None:
-    segment = Segment.open(write(tmp_path, 0, 1), FINGERPRINT)
+    segment = SegmentReader.open(write(tmp_path, 0, 1), FINGERPRINT)
     batch = read(segment, 0)
     segment.path.unlink()
 
@@ -198,8 +207,8 @@ def test_a_deleted_file_stays_readable_for_who_has_it(tmp_path: Path) -> None:
 def test_nothing_stays_open(tmp_path: Path) -> None:
     num_files = open_files()
     path = write(tmp_path, 0)
-    Segment.open(path, FINGERPRINT).close()
-    with Segment.open(path, FINGERPRINT) as segment:
+    SegmentReader.open(path, FINGERPRINT).close()
+    with SegmentReader.open(path, FINGERPRINT) as segment:
         batch = read(segment, 0)
     # A mapping is held by its tensors, and its descriptor with it.
     assert open_files() == num_files + 1
@@ -210,9 +219,9 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 READER = """
 import sys
 from pathlib import Path
-from resilience.data.segments import Segment
+from resilience.data.segments import SegmentReader
 from tests.resilience.data.segment_files import FINGERPRINT, is_batch, read
-segment = Segment.open(Path(sys.argv[1]), FINGERPRINT)
+segment = SegmentReader.open(Path(sys.argv[1]), FINGERPRINT)
 print("ready", flush=True)
 """
 ASKED = "for line in sys.stdin: print(is_batch(read(segment, int(line)), int(line)), flush=True)"
@@ -294,8 +303,8 @@ def test_a_killed_writer_leaves_whole_batches(
 
     remove_partial(tmp_path)
     assert os.listdir(tmp_path) == ["segment-00000001.batches"]  # noqa: PTH208
-    with Segment.open(segment_path(tmp_path, 1), FINGERPRINT) as segment:
-        assert segment.check() == 2
+    with SegmentReader.open(segment_path(tmp_path, 1), FINGERPRINT) as segment:
+        assert count_intact(segment) == 2
         allocated = segment.num_bytes
         segment.trim()
         assert segment.num_bytes < allocated
@@ -327,5 +336,5 @@ def test_a_disk_that_fails_costs_the_batch(tmp_path: Path, monkeypatch: pytest.M
             writer.append(1, *flatten(make_batch(1)))
         monkeypatch.undo()
         append(writer, 1)
-    with Segment.open(writer.path, FINGERPRINT) as segment:
-        assert segment.check() == 2
+    with SegmentReader.open(writer.path, FINGERPRINT) as segment:
+        assert count_intact(segment) == 2

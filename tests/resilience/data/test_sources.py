@@ -296,7 +296,7 @@ def test_a_resume_goes_on_where_it_was() -> None:
 def test_a_resume_at_ten_million_reads_nothing_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted in computed samples, not timed."""
     indices: list[int] = []
-    call = PositionBatchSampler.__module__ + ".Permutation.__call__"
+    call = "resilience.data.order.Permutation.__call__"
     monkeypatch.setattr(call, lambda self, index: indices.append(index) or index)
     sampler = PositionBatchSampler(
         num_samples=20_000_000, seed=0, samples_per_batch=8, samples_consumed=10_000_000

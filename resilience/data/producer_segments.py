@@ -11,7 +11,7 @@ from resilience.data.errors import DamagedBatchError
 from resilience.data.format import file_bytes
 from resilience.data.segments import (
     Sealer,
-    Segment,
+    SegmentReader,
     SegmentWriter,
     remove_partial,
     segment_path,
@@ -31,7 +31,7 @@ _SEGMENTS_OF_BUDGET = 8
 """So many segments fit into the budget, so that old ones can go while new ones come."""
 
 
-class Shelf:
+class ProducerSegments:
     """The segments of one cache. Only its producer has one.
 
     Of its two threads one writes; the other takes away what is damaged. `lock` guards `spans`.
@@ -107,9 +107,11 @@ class Shelf:
             span = self.spans.get(self._serial)
             if span is None:
                 return None
-            self.spans[self._serial] = replace(
-                span, end=made.number + 1, free_bytes=self._free_bytes(span, made)
-            )
+            end = made.number + 1
+            is_full = end - span.first == self._num_entries_open
+            # Rather too little than too much.
+            free_bytes = 0 if is_full else span.free_bytes - made.num_bytes
+            self.spans[self._serial] = replace(span, end=end, free_bytes=free_bytes)
         return self._serial
 
     def evict(self, serials: tuple[int, ...]) -> None:
@@ -134,7 +136,7 @@ class Shelf:
                 return True
             try:
                 path = segment_path(self._folder, span.serial)
-                with Segment.open(path, self._fingerprint, sealer=self._sealer) as segment:
+                with SegmentReader.open(path, self._fingerprint, sealer=self._sealer) as segment:
                     segment.read(number)
             except (DamagedBatchError, KeyError, FileNotFoundError):
                 del self.spans[span.serial]
@@ -194,12 +196,6 @@ class Shelf:
         with self._lock:
             self.spans[self._serial] = span
 
-    def _free_bytes(self, span: Span, made: Made) -> int:
-        """Return what is left for further batches, rather too little than too much."""
-        if made.number + 1 - span.first == self._num_entries_open:
-            return 0
-        return span.free_bytes - made.num_bytes
-
     def _num_entries(self, batch_bytes: int) -> int:
         if self.is_tight:
             return 1
@@ -208,7 +204,7 @@ class Shelf:
         return max(1, min(num_entries, self._bytes_max // batch_bytes))
 
 
-def _take_over(segment: Segment) -> Span | None:
+def _take_over(segment: SegmentReader) -> Span | None:
     """Return a found segment as a span, without what it had not used; None for a useless one."""
     with suppress(DamagedBatchError):
         segment.trim()
