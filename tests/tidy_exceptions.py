@@ -25,8 +25,6 @@ PUBLIC_API = {
     "training.megatron.plan": ("docs/recipes.md", "training/megatron/plan.py"),
 }
 """Modules for the users of our packages, with the page that tells them, and its words."""
-NAMES_THAT_STAND_TWICE = {
-"""Names to be mended."""
 FOREIGN_TARGETS = {
     "resilience/agent/__main__.py": (
         "options are completed before anybody has them",
