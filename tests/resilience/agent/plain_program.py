@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ def wait_for_test() -> None:
     """Tell the test that this place is reached, and go no further."""
     with Path(os.environ["NOTE"]).open("w") as note:
         note.write("reached\n")
-    time.sleep(1000)
+    signal.pause()
 
 
 if os.environ.get("FAIL") == "always":
@@ -50,7 +49,7 @@ if "raise" in kinds:
 if "wait" in kinds:
     wait_for_test()
 if "stubborn" in kinds:
-    time.sleep(1000)
+    signal.pause()
 if count < int(os.environ.get("NUM_DEATHS", "0")) and rank == count % 2:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()

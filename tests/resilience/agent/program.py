@@ -56,14 +56,14 @@ def reach(at: str, step: int | None = None) -> None:
     for number, fault in enumerate(FAULTS):
         is_here = fault["at"] == at and fault["rank"] == rank
         if is_here and fault.get("step", step) == step and claim(number, fault):
-            (OUT / "happened.jsonl").open("a").write(
-                json.dumps({**fault, "pid": os.getpid()}) + "\n"
-            )
             KINDS[fault["kind"]]()
 
 
 def claim(number: int, fault: dict[str, object]) -> bool:
-    """Take the fault: it happens once, unless it is to happen again and again."""
+    """Take the fault: it happens once, unless it is to happen again and again.
+
+    The file is the record of it as well: at the next moment another thread may end the process.
+    """
     if fault.get("always"):
         return True
     try:

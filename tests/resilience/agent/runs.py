@@ -65,12 +65,15 @@ class Run:
             "PYTHONPATH": str(ROOT),
             **(variables or {}),
         }
+        # Of no use, and so refused, where nothing recovers.
+        brief = ("--stop-deadline-s", "3", "--transfer-buffer-mib", "1")
         command = [
             *("resilience.agent", "--local-addr", "127.0.0.1"),
             *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
             *("--preload", "torch", "--preload", "torch._dynamo"),
-            *("--stop-deadline-s", "3", "--transfer-buffer-mib", "1", *options),
+            *(() if "--no-recovery" in options else brief),
+            *options,
             *("--", "python", *program),
         ]
         with (self.folder / f"{node}.txt").open("wb") as output:
@@ -114,9 +117,10 @@ class Run:
         files = (self.folder / "out").glob("digest-*")
         return {int(each.name.partition("-")[2]): each.read_text() for each in files}
 
-    def happened(self) -> list[dict[str, Any]]:
-        """Return the faults that came about, in order."""
-        return _read_lines(self.folder / "out" / "happened.jsonl")
+    def happened(self) -> list[int]:
+        """Return the numbers of the faults that came about."""
+        files = (self.folder / "out").glob("fault-*")
+        return sorted(int(each.name.partition("-")[2]) for each in files)
 
     def resumed(self) -> list[list[Any]]:
         """Return [generation, rank, role, step] of each resumption."""

@@ -45,11 +45,16 @@ HANGS = [
     fault("thread", "forward", 1, 5),
 ]
 HOOKS = [
-    part
-    for step, hook in enumerate(
-        ("on_fault", "abort", "finalize", "health_check", "before_restart"), start=1
-    )
-    for part in (fault("raise", "forward", 0, step), fault("raise", hook, 1, None))
+    # What a break ends by itself may end sooner than the break comes, and then nothing is aborted.
+    fault("pipe", "forward", 1, 1),
+    fault("raise", "abort", 1),
+    *(
+        part
+        for step, hook in enumerate(
+            ("on_fault", "finalize", "health_check", "before_restart"), start=2
+        )
+        for part in (fault("raise", "forward", 0, step), fault("raise", hook, 1))
+    ),
 ]
 
 
@@ -69,6 +74,6 @@ def test_run_ends_with_the_undisturbed_bits(
     run.start("n0", *OPTIONS, variables=plan(*faults))
 
     assert run.wait() == 0, run.show()
-    assert len(run.happened()) == len(faults), run.show()
+    assert run.happened() == list(range(len(faults))), run.show()
     assert run.digests() == dict.fromkeys(range(NUM_RANKS), undisturbed(NUM_RANKS, 6))
     run.assert_nothing_left()
