@@ -86,7 +86,10 @@ class Rank:
     def open_group(self, timeout: timedelta = GROUP_TIMEOUT) -> ProcessGroup:
         """Return a gloo group over 127.0.0.1 of all ranks; the default one is left alone."""
         store = dist.FileStore(str(self.folder / "store"), self.num_ranks)
-        return dist.ProcessGroupGloo(store, self.rank, self.num_ranks, timeout)
+        group = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, timeout)
+        # To who is still connecting, the end of a group that has no more to do is an error.
+        group.barrier().wait()
+        return group
 
     def open_default_group(self) -> ProcessGroup:
         """Make the same group the default one, as meshes need."""
