@@ -108,11 +108,10 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         state = _adopt(state, join.generation, join.layout, now_s)
     if state.stage == STOPPING and join.index in state.awaited:
         if join.generation == state.generation:
-            return _add(_regain(state, join), note)
+            return _after([note], _regain(state, join))
         # The others went on without this node: what it holds counts as nothing.
         state = replace(state, awaited=state.awaited - {join.index})
-    state, actions = _advance(state, now_s)
-    return state, [note, *actions]
+    return _after([note], _advance(state, now_s))
 
 
 def _adopt(state: State, generation: int, layout: Layout, now_s: float) -> State:
@@ -167,8 +166,8 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
             text=f"{event.node} with ranks {ranks[0]} to {ranks[-1]} is gone",
         )
         state, actions = _stop(state, failed, now_s)
-        return _then_advance(state, [note, *actions], now_s)
-    return _then_advance(state, [note], now_s)
+        return _after([note, *actions], _advance(state, now_s))
+    return _after([note], _advance(state, now_s))
 
 
 def _lose_majority(state: State, actions: list[Action], now_s: float) -> Decision:
@@ -177,8 +176,7 @@ def _lose_majority(state: State, actions: list[Action], now_s: float) -> Decisio
         return state, actions
     text = f"{len(state.silent)} agents are silent, and may go on elsewhere as the majority"
     failed = Failed(generation=state.generation, rank=0, reason="node lost", text=text)
-    state, more = _stop(state, failed, now_s)
-    return state, [*actions, *more]
+    return _after(actions, _stop(state, failed, now_s))
 
 
 # ---- what ranks say
@@ -234,7 +232,7 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
     )
     if not state.options.recovers and (end := find_end(state)):
         # Nobody is told to begin afresh.
-        return _add(_end(state, end.status, end.reason), actions[0])
+        return _after(actions[:1], _end(state, end.status, end.reason))
     return state, actions
 
 
@@ -264,7 +262,7 @@ def _stopped(state: State, event: Said, now_s: float) -> Decision:
     if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
         return state, actions
     state = replace(state, reports={**state.reports, stopped.rank: report})
-    return _then_advance(state, actions, now_s)
+    return _after(actions, _advance(state, now_s))
 
 
 def _finished(state: State, event: Said, now_s: float) -> Decision:
@@ -312,8 +310,7 @@ def _tick(state: State, now_s: float) -> Decision:
     if state.stage in (GATHERING, STOPPING):
         state, actions = _advance(state, now_s)
         if state.stage in (GATHERING, STOPPING) and waited_s >= _patience_s(state):
-            state, more = _end(state, GAVE_UP_STATUS, _missing(state))
-            return state, [*actions, *more]
+            return _after(actions, _end(state, GAVE_UP_STATUS, _missing(state)))
         return state, actions
     return state, []
 
@@ -351,11 +348,6 @@ def _no_majority(state: State) -> str:
         f"{len(state.present)} agents are here and {len(state.silent)} are silent, which is no "
         "majority; they may go on elsewhere"
     )
-
-
-def _then_advance(state: State, actions: list[Action], now_s: float) -> Decision:
-    state, more = _advance(state, now_s)
-    return state, [*actions, *more]
 
 
 def _advance(state: State, now_s: float) -> Decision:
@@ -449,6 +441,7 @@ def _end(state: State, status: int, reason: str) -> Decision:
     return replace(state, stage=ENDED, ending=end), actions
 
 
-def _add(decision: Decision, note: Action) -> Decision:
+def _after(before: list[Action], decision: Decision) -> Decision:
+    """Return a decision whose actions come after others."""
     state, actions = decision
-    return state, [note, *actions]
+    return state, [*before, *actions]
