@@ -125,11 +125,7 @@ class Worker:
 
     def describe_end(self) -> str:
         """Return how the process ended, for a person."""
-        if self.status is None:
-            return self.text or "ended"
-        if self.status < 0:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        return f"ended with exit status {self.status}"
+        return self.text or "ended" if self.status is None else describe_status(self.status)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +140,13 @@ class Program:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the environment of each says beside its rank."""
     handles: WorkerHandles
+
+
+def describe_status(status: int) -> str:
+    """Return how a process ended, for a person."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
 
 
 class ZygoteError(RuntimeError):
@@ -209,17 +212,14 @@ class WorkerPool:
             raise ZygoteError("too many processes of this node do not end; look for state D in ps")
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_DEADLINE)
-        outputs, ends = [], []
-        for _ in range(2):
-            end, start = os.pipe()
-            outputs.append(LineCutter(end))
-            ends.append(start)
+        pipes = [os.pipe() for _ in range(2)]
+        ends = [writing for _, writing in pipes]
         self._number += 1
         worker = Worker(
             number=self._number,
             slot=self._free_slots.pop(0),
             socket=ours,
-            outputs=outputs,
+            outputs=[LineCutter(reading) for reading, _ in pipes],
             is_patient=is_patient and self._can_renice,
         )
         handles = self._program.handles
@@ -280,10 +280,7 @@ class WorkerPool:
 
     def _describe_zygote(self) -> str:
         with suppress(subprocess.TimeoutExpired):
-            status = self._process.wait(timeout=1)
-            if status < 0:
-                return f"was killed by {signal.Signals(-status).name}"
-            return f"ended with exit status {status}"
+            return describe_status(self._process.wait(timeout=1))
         return "is gone"
 
     def forget(self, worker: Worker, unregister: Callable[[int], None]) -> None:
