@@ -113,8 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         services = _services(options, log_folder)
         logs.prepare()
+        # A full disk is no reason to stop a run that survives without its record.
         events = EventLog(
-            options.run_dir / "events.jsonl", node=options.node_name, rank=None, generation=-1
+            options.run_dir / "events.jsonl",
+            node=options.node_name,
+            rank=None,
+            generation=-1,
+            complain=partial(say, options.node_name),
         )
     except ValueError as error:
         return _complain(str(error), 2)
@@ -254,12 +259,9 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
     return AgentOptions(
         node=options.node_name,
         host=host,
-        num_local_ranks=options.workers_per_node,
         num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
-        stop_deadline_s=options.stop_deadline_s,
         term_deadline_s=options.term_deadline_s,
-        announce=partial(_announce, options.rdzv_id),
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],
@@ -279,12 +281,6 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
             restarts_without_progress_max=options.restarts_without_progress_max,
         ),
     )
-
-
-def _announce(run_id: str, address: str) -> None:
-    from resilience.agent.coordination.rendezvous import name_leader
-
-    name_leader(run_id, address)
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ from resilience.comm.messages import (
     Stopped,
 )
 from resilience.comm.page import Activity, Page
-from resilience.events import EventLog, EventLogError
+from resilience.events import EventLog
 from resilience.state.report import Phase, fresh_report
 
 LAST_WORDS_S = 5.0
@@ -78,15 +77,13 @@ class Agent:
             selector=self._watch.selector,
             events=events,
             note=self._note,
-            announce=options.announce,
         )
         self._crew = Crew(
             pool,
             page=page,
             watch=self._watch,
-            num_local_ranks=options.num_local_ranks,
+            num_local_ranks=options.coordinator.num_local_ranks,
             num_spares=options.num_spares,
-            refill_delay_s=options.refill_delay_s,
             hear=self._hear_worker,
         )
         self._opening: Open | None = None
@@ -477,24 +474,20 @@ class Agent:
 
     def _check_stopping(self, now_s: float) -> None:
         """Replace who does not stop: it is stuck where nothing reaches it."""
-        if not self._is_broken or now_s - self._broken_s < self._options.stop_deadline_s:
+        deadline_s = self._options.coordinator.stop_deadline_s
+        if not self._is_broken or now_s - self._broken_s < deadline_s:
             return
         for local_rank, worker in self._crew.ranks.items():
             rank = self._rank(local_rank)
             if worker is not None and rank not in self._reports:
-                self._say(
-                    f"rank {rank} did not stop within {self._options.stop_deadline_s:g} s; "
-                    "it is replaced"
-                )
+                self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
                 worker.condemn(signal.SIGKILL)
         self._broken_s = now_s
 
     # ---- words
 
     def _note(self, event: str, fields: dict[str, Any], rank: int | None = None) -> None:
-        # A full disk is no reason to stop a run that survives without its record.
-        with suppress(EventLogError):
-            self._events.write(event, rank=rank, **fields)
+        self._events.write(event, rank=rank, **fields)
 
     def _say(self, text: str) -> None:
         say(self._options.node, text)

@@ -28,7 +28,7 @@ from resilience.agent.coordination.membership import (
     Tick,
 )
 from resilience.comm.messages import Beat, End, Join, Message, Open, ReplaceRank
-from resilience.events import EventLog, EventLogError
+from resilience.events import EventLog
 
 LEASE_S = 10.0
 """An agent that was not heard for this long counts as lost."""
@@ -193,11 +193,7 @@ class Leader:
 
     def _note(self, note: Note) -> None:
         self._events.enter(self._state.generation)
-        try:
-            self._events.write(note.event, rank=note.rank, **note.fields)
-        except EventLogError:
-            # A full disk is no reason to stop a run that survives without its record.
-            return
+        self._events.write(note.event, rank=note.rank, **note.fields)
 
     def _prepare_store(self) -> None:
         """Make the next store; where that fails the last one serves the next generation too."""

@@ -7,12 +7,15 @@ tells the others who would follow it.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import RendezvousError as TorchRendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 
 # A store lives as long as somebody holds it, and late nodes ask it for the coordinator.
-_kept: list[object] = []
+_kept: list[tuple[Store, str]] = []
 
 
 class RendezvousError(RuntimeError):
@@ -33,9 +36,10 @@ def find_leader(endpoint: str, run_id: str, address: str, *, timeout_s: float) -
         read_timeout=max(1, round(timeout_s)),
     )
     try:
-        backend, store = create_backend(parameters)
-        _kept.extend((backend, store))
-        found = store.compare_set(f"{run_id}/coordinator", "", address)
+        _, store = create_backend(parameters)
+        key = f"{run_id}/coordinator"
+        _kept.append((store, key))
+        found = store.compare_set(key, "", address)
     except (TorchRendezvousError, RuntimeError) as error:
         raise RendezvousError(
             f"no rendezvous at --rdzv-endpoint {endpoint} within {timeout_s:g} s: {error}; "
@@ -44,11 +48,8 @@ def find_leader(endpoint: str, run_id: str, address: str, *, timeout_s: float) -
     return found.decode()
 
 
-def name_leader(run_id: str, address: str) -> None:
+def name_leader(address: str) -> None:
     """Tell late nodes of another coordinator, where the endpoint still lives."""
-    for each in _kept:
-        if hasattr(each, "set"):
-            try:
-                each.set(f"{run_id}/coordinator", address)
-            except RuntimeError:
-                return
+    for store, key in _kept:
+        with suppress(RuntimeError):
+            store.set(key, address)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from resilience.agent.coordination.agent_connection import AgentConnection, connect
-from resilience.agent.coordination.leader import LEASE_S, Leader
+from resilience.agent.coordination.leader import BEAT_S, LEASE_S, Leader
 from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.rendezvous import name_leader
 from resilience.comm.messages import Beat, Message
 from resilience.events import EventLog
 
-BEAT_S = 1.0
 _SILENCE_S = 0.7 * LEASE_S
 """An agent gives its coordinator up before its own lease ends there."""
 _AWAY_S = 0.5 * _SILENCE_S
@@ -62,7 +62,6 @@ class Succession:
         selector: selectors.BaseSelector,
         events: EventLog,
         note: Callable[[str, dict[str, object]], None],
-        announce: Callable[[str], None],
     ) -> None:
         self._owner = owner
         self._node = node
@@ -71,7 +70,6 @@ class Succession:
         self._selector = selector
         self._events = events
         self._note = note
-        self._announce = announce
         self._link: AgentConnection | None = None
         """The connection to the coordinator, where it is in another process."""
         self._strays: dict[AgentConnection, list[Message]] = {}
@@ -213,7 +211,7 @@ class Succession:
             if node == self._node:
                 silent |= {other for other, _ in rest[place + 1 :]}
                 self._roster = ()
-                self._announce(self.address)
+                name_leader(self.address)
                 self._note("coordinator_replaced", {"node": node, "lost": lost[0]})
                 self._lead(lost[0], frozenset(silent))
                 self._owner.join()

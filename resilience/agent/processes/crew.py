@@ -10,6 +10,9 @@ from resilience.agent.watch import Watch
 from resilience.comm.messages import Message
 from resilience.comm.page import Page
 
+_REFILL_DELAY_S = 1.0
+"""How long after an opening the next spare is made: the run comes first."""
+
 
 class Crew:
     """Gives local ranks to warm processes, and starts as many as are needed."""
@@ -22,7 +25,6 @@ class Crew:
         watch: Watch,
         num_local_ranks: int,
         num_spares: int,
-        refill_delay_s: float,
         hear: Callable[[Worker, Message], None],
     ) -> None:
         self.pool = pool
@@ -34,7 +36,6 @@ class Crew:
         self._page = page
         self._watch = watch
         self._num_spares = num_spares
-        self._delay_s = refill_delay_s
         self._refill_s = 0.0
         self._hear = hear
 
@@ -84,7 +85,7 @@ class Crew:
 
     def put_off_refill(self, now_s: float) -> None:
         """Leave the machine to those that begin a generation."""
-        self._refill_s = max(self._refill_s, now_s + self._delay_s)
+        self._refill_s = max(self._refill_s, now_s + _REFILL_DELAY_S)
 
     def stop_refill(self) -> None:
         """Make no more spares: they do not come to life."""
@@ -96,7 +97,7 @@ class Crew:
             return
         workers = self.pool.workers.values()
         if sum(_is_spare(each) or _is_coming(each) for each in workers) < self._num_spares:
-            self._refill_s = now_s + self._delay_s
+            self._refill_s = now_s + _REFILL_DELAY_S
             self._add(is_patient=is_patient)
 
     def _add(self, *, is_patient: bool = False) -> None:
