@@ -7,6 +7,7 @@ differs from node to node, or from start to start, are arguments. Without torch.
 from __future__ import annotations
 
 import argparse
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,6 +79,8 @@ class NodeConfig(_Section):
 def read_node_config(path: Path) -> NodeConfig:
     """Return what a file says; raises ValueError with one message where it is wrong."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(f"{str(path)!r} is no file; want node.json of a run's folder")
         with path.open("rb") as file:
             content = file.read(_BYTES_MAX)
         return NodeConfig.model_validate_json(content, strict=True)
@@ -88,13 +91,16 @@ def read_node_config(path: Path) -> NodeConfig:
         raise ValueError(f"{str(path)!r}: {problem}") from error
 
 
-def parse_config(prog: str, words: Sequence[str]) -> NodeConfig | None:
-    """Return the file that a command line names; ends with status 2 where it is wrong."""
+def parse_config(prog: str, words: Sequence[str]) -> NodeConfig:
+    """Return what the file says that a command line names, nothing without one.
+
+    Ends the process with status 2 and one message where it is wrong.
+    """
     parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
     add_config_argument(parser)
     path = parser.parse_known_args(words)[0].config
     try:
-        return read_node_config(path) if path else None
+        return read_node_config(path) if path else NodeConfig(agent=None, memoryd=None)
     except ValueError as error:
         parser.error(f"argument --config: {error}")
 

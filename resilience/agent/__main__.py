@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # it imports torch, and a mistake in the options should not w
 
 _PROG = "python -m resilience.agent"
 _SPARE_SLOTS = 8
+_NAME_BYTES_MAX = 255
 # The second is what every optimizer of torch imports when it is made.
 _PRELOAD = ("torch", "torch._dynamo")
 
@@ -60,6 +61,16 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _node_name(text: str) -> str:
+    is_name = text.isprintable() and "/" not in text and text not in (".", "..")
+    if not is_name or len(text.encode()) > _NAME_BYTES_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be the name of a folder, which the node's logs are in; want at most "
+            f"{_NAME_BYTES_MAX} bytes without '/'"
+        )
+    return text
+
+
 class _Start(BaseModel):
     """What differs from node to node, or from start to start."""
 
@@ -71,7 +82,7 @@ class _Start(BaseModel):
     """Name of this run at the endpoint."""
     local_addr: str | None = None
     """Address of this node for the others (default: found)."""
-    node_name: str | None = None
+    node_name: Annotated[str | None, PlainValidator(_node_name)] = None
     """Name of this node (default: its host name)."""
     run_dir: Path = Path("run")
     """Folder for events and logs."""
@@ -97,6 +108,8 @@ _RECOVERY = {
     "process_restarts_max": 10,
     "restarts_without_progress_max": 3,
 }
+_ALSO_WITHOUT = {"spares_per_node", "standby_nodes", "join_deadline_s"}
+"""Of these, those that have a use without recovery, or a message of their own."""
 _NAMES = {
     "workers_per_node": "nproc_per_node",
     "spares_per_node": "spares",
@@ -207,7 +220,7 @@ def _make_handles(options: argparse.Namespace) -> WorkerHandles:
 def _services(options: argparse.Namespace, logs: Path) -> Services:
     """Return what runs beside the workers; ValueError where it is not said how."""
     services: list[Service] = []
-    config = options.node_config.memoryd if options.node_config else None
+    config = options.node_config.memoryd
     if config:
         memoryd = memoryd_service(
             config,
@@ -293,9 +306,10 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _make_parser()
     config = parse_config(_PROG, words)
     parser.set_defaults(node_config=config)
-    if config and config.agent:
+    if config.agent:
         parser.set_defaults(**_defaults(config.agent))
     options = parser.parse_args(words)
+    _refuse_useless(parser, options, words)
     options.program = _program(parser, command)
     world_size = options.nnodes[0] * options.workers_per_node
     if options.shards and world_size % options.shards:
@@ -317,6 +331,26 @@ def _defaults(config: AgentConfig) -> dict[str, Any]:
         "recovers": recovery is not None,
         **(recovery.model_dump() if recovery else {}),
     }
+
+
+def _refuse_useless(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]
+) -> None:
+    """End the process where an option would change nothing."""
+    given = {each.partition("=")[0] for each in words}
+    names = [] if options.recovers else [each for each in _RECOVERY if each not in _ALSO_WITHOUT]
+    for name in names:
+        option = f"--{_NAMES.get(name, name)}".replace("_", "-")
+        if option in given:
+            parser.error(
+                f"argument {option}: of no use without recovery, where any fault ends all workers "
+                "and starts them again; leave it out, or --no-recovery"
+            )
+    if options.memoryd and options.node_config.memoryd is None:
+        parser.error(
+            f"argument --memoryd: {options.memoryd[0]!r} is for a checkpoint daemon that --config "
+            "describes, and there is none; leave it out, or give such a --config"
+        )
 
 
 def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -357,11 +391,12 @@ def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, 
     if command and Path(command[0]).name.startswith("python"):
         command = command[1:]
     is_module = command[:1] == ["-m"] and len(command) > 1
-    is_script = bool(command) and not command[0].startswith("-")
-    if not (is_module or is_script):
+    files = [Path(*command[:1], name) for name in ("", "__main__.py")]
+    if not (is_module or (command and any(each.is_file() for each in files))):
         parser.error(
             f"no program in {' '.join(command)!r}; workers are forked from a Python process, so "
-            "after -- comes: python -m MODULE ARGUMENTS, or python SCRIPT ARGUMENTS"
+            "after -- comes: python -m MODULE ARGUMENTS, or python SCRIPT ARGUMENTS, where SCRIPT "
+            "is a file or a folder with __main__.py"
         )
     return tuple(command)
 

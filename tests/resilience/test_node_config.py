@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ TEXT = rendered(shipped_job("llama/llama3_tiny_tiered", "local"))["node.json"]
 
 
 def agent(path: Path, *words: str) -> Any:
-    return parse_agent(["--config", str(path), *words, "--", "python", "train.py"])
+    return parse_agent(["--config", str(path), *words, "--", "python", "-m", "train"])
 
 
 def memoryd(path: Path, *words: str) -> Any:
@@ -94,4 +95,17 @@ def test_file_that_is_none_is_named(
     with pytest.raises(SystemExit, match="2"):
         memoryd(path)
 
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parse", [agent, memoryd])
+def test_pipe_that_nobody_writes_to_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parse: Callable[[Path], Any]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(SystemExit, match="2"):
+        parse(tmp_path / "pipe")
+
+    message = f"argument --config: '{tmp_path}/pipe' is no file; want node.json of a run's folder"
     assert message in capsys.readouterr().err

@@ -102,7 +102,7 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
     words = sys.argv[1:] if arguments is None else arguments
     config = parse_config(_PROG, words)
     parser = _make_parser()
-    if config and config.memoryd:
+    if config.memoryd:
         parser.set_defaults(**_defaults(config.memoryd))
     given = parser.parse_args(words)
     if given.budget_mib is None:

@@ -11,6 +11,14 @@ from resilience.agent.__main__ import main, parse_options
 PROGRAM = ["--", "python", "train.py", "--steps", "3"]
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in a folder with the program that is named."""
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 def test_defaults_are_a_run_of_one_process() -> None:
     options = parse_options(PROGRAM)
 
@@ -30,11 +38,17 @@ def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
     ("command", "program"),
     [
         (["python", "-m", "training", "x"], ("-m", "training", "x")),
-        (["/usr/bin/python3.11", "a.py"], ("a.py",)),
-        (["a.py", "--", "b"], ("a.py", "--", "b")),
+        (["/usr/bin/python3.11", "train.py"], ("train.py",)),
+        (["train.py", "--", "b"], ("train.py", "--", "b")),
+        (["python", "app"], ("app",)),
     ],
 )
-def test_program_may_be_given_in_several_ways(command: list[str], program: tuple[str, ...]) -> None:
+def test_program_may_be_given_in_several_ways(
+    command: list[str], program: tuple[str, ...], folder: Path
+) -> None:
+    (folder / "app").mkdir()
+    (folder / "app" / "__main__.py").touch()
+
     assert parse_options(["--", *command]).program == program
 
 
@@ -131,18 +145,56 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             "--max-restarts: 1 counts restarts of all workers",
             id="restarts-of-all",
         ),
+        *(
+            pytest.param(
+                ["--no-recovery", *words, *PROGRAM],
+                f"argument {words[0].partition('=')[0]}: of no use without recovery",
+                id=f"{words[0].partition('=')[0]}-without-recovery",
+            )
+            for words in (
+                ["--hang-deadline-s", "300"],
+                ["--stop-deadline-s=9"],
+                ["--transfer-buffer-mib", "32"],
+                ["--restarts-max", "1"],
+                ["--restarts-without-progress-max", "1"],
+            )
+        ),
+        pytest.param(
+            ["--memoryd=--http-open", *PROGRAM],
+            "argument --memoryd: '--http-open' is for a checkpoint daemon that --config describes",
+            id="memoryd-without-config",
+        ),
+        *(
+            pytest.param(
+                ["--node-name", name, *PROGRAM],
+                f"argument --node-name: {name!r} cannot be the name of a folder",
+                id=f"name-{number}",
+            )
+            for number, name in enumerate(("a/b", "..", "a\nb", "n" * 256))
+        ),
+        pytest.param(
+            ["--config", "/dev/null", *PROGRAM],
+            "argument --config: '/dev/null' is no file; want node.json of a run's folder",
+            id="config-device",
+        ),
+        pytest.param(
+            ["--config", ".", *PROGRAM], "argument --config: '.' is no file", id="config-folder"
+        ),
+        pytest.param(
+            ["--", "python", "missing.py"],
+            "no program in 'missing.py'; workers are forked from a Python process",
+            id="missing-program",
+        ),
+        pytest.param(["--", "python", "."], "no program in '.'", id="folder"),
         pytest.param(["train.py"], "unrecognized arguments: train.py|no program", id="no-dashes"),
     ],
 )
 def test_wrong_options_end_with_status_2_and_one_message(
     words: list[str],
     message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-
     with pytest.raises(SystemExit) as caught:
         main(words)
 
@@ -151,4 +203,4 @@ def test_wrong_options_end_with_status_2_and_one_message(
     assert caught.value.code == 2
     assert any(part in line for part in message.split("|"))
     assert output.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert [each.name for each in folder.iterdir()] == ["train.py"]

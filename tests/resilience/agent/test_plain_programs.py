@@ -40,12 +40,3 @@ def test_program_that_fails_at_each_start_is_given_up(run: Run) -> None:
     assert run.wait() == 75, run.show()
     assert "ended with exit status 5" in run.text().splitlines()[-1]
     run.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_program_that_does_not_exist_says_so(run: Run) -> None:
-    run.start("n0", *RANKS, program=("missing.py",), warm="program")
-
-    assert run.wait() == 1, run.show()
-    assert "No such file or directory" in run.text() or "FileNotFoundError" in run.text()
-    run.assert_nothing_left()
