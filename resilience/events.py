@@ -24,7 +24,8 @@ What workers write:
 What a node agent writes:
     node_joined, node_lost, generation_opened (number, world_size), worker_replaced (pid),
     fault_detected (reason, text), generation_broken (reason), gave_up (reason),
-    coordinator_replaced (node, lost)
+    coordinator_replaced (node, lost), warning (text),
+    service_lost (service, text)
 What the launcher writes:
     run_started (recipe, version, digest, num_nodes, num_devices),
     run_finished (exit_status, reason)

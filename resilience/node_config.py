@@ -7,6 +7,7 @@ differs from node to node, or from start to start, are arguments. Without torch.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,20 @@ from resilience.settings import (
 )
 from resilience.validation import first_problem
 
+DRAIN_S = 20.0
+"""How long a daemon that is told to end sends to the store, where nothing else is said."""
+CLOSE_TIMEOUT_S = 30.0
+"""How long its end may take once the store has what it is to get; then the process ends with
+status 1."""
+UNDONE_STATUS = 3
+"""Exit status of a daemon that has ended before the store had what it was to get."""
+_REMOVE_MAX_S = 120.0
 _BYTES_MAX = 1 << 20
+
+
+def remove_drain_s(drain_s: float, store_deadline_s: float) -> float:
+    """Return how long a daemon sends to the store where its memory goes."""
+    return max(drain_s, min(store_deadline_s, _REMOVE_MAX_S))
 
 
 class _Section(BaseModel):
@@ -63,6 +77,18 @@ class MemorydConfig(_Section):
     drain_s: Seconds | None
     """Seconds that the end waits for what the store has to get; where the arena goes, as long as
     the store's deadline, 120 at most."""
+
+    def digest(self) -> str:
+        """Return what tells daemons of other settings apart."""
+        return hashlib.blake2b(self.model_dump_json().encode(), digest_size=16).hexdigest()
+
+    def end_s(self, *, removes: bool) -> float:
+        """Return how long the daemon's end takes at most; longer where its memory goes."""
+        drain_s = 0.0
+        if self.store:
+            drain_s = DRAIN_S if self.drain_s is None else self.drain_s
+            drain_s = remove_drain_s(drain_s, self.store.deadline_s) if removes else drain_s
+        return drain_s + CLOSE_TIMEOUT_S
 
 
 class NodeConfig(_Section):

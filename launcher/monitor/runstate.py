@@ -95,6 +95,8 @@ class RunState:
     checkpoint_bytes: int | None = None
     tiers: tuple[Checkpoint, ...] = ()
     """What happened to checkpoints in the memory of nodes and below it."""
+    losses: tuple[str, ...] = ()
+    """What services of nodes did not come to: checkpoints that a store has not got."""
     exit_status: int | None = None
     reason: str | None = None
     finished_at: float | None = None
@@ -196,6 +198,9 @@ def _after_node(state: RunState, event: Event) -> RunState:
         return replace(state, lost_nodes=state.lost_nodes | {node})
     if event.event == "node_joined":
         return replace(state, lost_nodes=state.lost_nodes - {node})
+    if event.event == "service_lost":
+        text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
+        return replace(state, losses=(*state.losses, text))
     return state
 
 

@@ -124,7 +124,7 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         rows.append(("tiers", tiers))
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
-    return rows
+    return rows + [("lost", each) for each in state.losses]
 
 
 def _loss_rows(record: RunRecord) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ def summary_text(state: RunState, report: Path | None) -> str:
         "wall time": None if state.wall_s is None else format_seconds(state.wall_s),
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
+        "lost": "; ".join(state.losses),
     }
     lines = [f"{state.recipe} version {state.version}: {result_text(state)}"]
     lines += [f"  {name:<10}  {value}" for name, value in rows.items() if value]

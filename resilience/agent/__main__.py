@@ -32,7 +32,7 @@ from resilience.comm.page import Page, create_page
 from resilience.events import EventLog
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import MAX_RESTARTS, NCCL_ERRORS, NUM_THREADS, RUN_ID
-from resilience.node_config import AgentConfig, add_config_argument, parse_config
+from resilience.node_config import AgentConfig, MemorydConfig, add_config_argument, parse_config
 from resilience.settings import CheckpointlessSettings, Count, Seconds
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
@@ -144,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
     with events, listener, closing(logs):
-        return _run(options, host, listener, logs, events, services)
+        kept = Services(services, partial(say, options.node_name), events.write)
+        return _run(options, host, listener, logs, events, kept)
 
 
 def _run(
@@ -217,12 +218,13 @@ def _make_handles(options: argparse.Namespace) -> WorkerHandles:
     )
 
 
-def _services(options: argparse.Namespace, logs: Path) -> Services:
+def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
     """Return what runs beside the workers; ValueError where it is not said how."""
-    services: list[Service] = []
-    config = options.node_config.memoryd
-    if config:
-        memoryd = memoryd_service(
+    config: MemorydConfig | None = options.node_config.memoryd
+    if config is None:
+        return []
+    return [
+        memoryd_service(
             config,
             path=options.config,
             node=options.node_name,
@@ -230,8 +232,7 @@ def _services(options: argparse.Namespace, logs: Path) -> Services:
             more=options.memoryd,
             variables=os.environ,
         )
-        services.append(memoryd)
-    return Services(services, partial(say, options.node_name))
+    ]
 
 
 def _serve(agent: Agent, options: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from resilience.events import Event
 from tests.launcher.local_job import local_job
-from tests.launcher.run_events import event, tiered_run, whole_run
+from tests.launcher.run_events import event, on_node, tiered_run, whole_run
 
 TEXT = (
     "2 checkpoints, newest of step 3 (2.0 MB on rank 0), 1 failed, "
@@ -139,3 +139,13 @@ def test_a_load_after_another_fault_counts_again() -> None:
 
     text = checkpoints_text(checkpoints_of(loads))
     assert text == "0 checkpoints, 2 loaded, last step 3 from S3"
+
+
+def test_what_a_service_left_undone_stands_in_the_summary() -> None:
+    text = "did not end in time, and was killed"
+    lost = on_node("service_lost", 113.0, 1, service="memoryd", text=text)
+    record = record_of([*tiered_run(), lost])
+
+    assert dict(summary_rows(record))["lost"] == f"memoryd of node-0 {text}"
+    assert f"\n  lost        memoryd of node-0 {text}" in summary_text(record.state, None)
+    assert "\n  lost " not in summary_text(record_of(tiered_run()).state, None)

@@ -13,6 +13,8 @@ from resilience.arguments import read_token
 from resilience.node_config import MemorydConfig
 
 _SOCKET_NAME = "memoryd.sock"
+_MARGIN_S = 5.0
+"""A daemon that ends itself is not killed just before it does."""
 
 
 def memoryd_service(
@@ -43,6 +45,8 @@ def memoryd_service(
         command=(sys.executable, "-m", "resilience.tiered.memoryd"),
         arguments=(
             f"--config={path}",
+            # Of another start, the same path may have said something else.
+            f"--config-digest={config.digest()}",
             f"--dir={folder}",
             f"--token-file={token_file}",
             f"--node={node}",
@@ -53,5 +57,11 @@ def memoryd_service(
         token=token,
         node=node,
         log=log,
-        limits=ServiceLimits(is_external=config.is_external),
+        limits=ServiceLimits(
+            end_s=config.end_s(removes=False) + _MARGIN_S,
+            remove_s=config.end_s(removes=True) + _MARGIN_S,
+            is_external=config.is_external,
+        ),
+        duty="bring what it holds to the store" if config.store else "end",
+        loss="what it had not brought to the store is not there" if config.store else "",
     )

@@ -39,6 +39,7 @@ from resilience.agent.services.supervision import (
     ServiceState,
     StartProcess,
     TakenOver,
+    TellSlowEnd,
     TimePassed,
     Unstarted,
     begin,
@@ -68,16 +69,22 @@ class Service:
     node: str
     log: Path
     limits: ServiceLimits = field(default_factory=ServiceLimits)
+    duty: str = "end"
+    """What its end may take long for."""
+    loss: str = ""
+    """What it costs where it does not come to that; empty: nothing."""
 
 
 class Services:
-    """All services of a node. `say` tells a person."""
+    """All services of a node. `say` tells a person, `note` writes an event and raises nothing."""
 
-    def __init__(self, services: Sequence[Service], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, services: Sequence[Service], say: Callable[[str], None], note: Callable[..., None]
+    ) -> None:
         self._watch = Watch()
-        self._kept = [_Kept(each, self._watch, say) for each in services]
-        self._begin_work: Callable[[], None] | None = None
-        self._leave: Callable[[str], None] | None = None
+        self._kept = [_Kept(each, self._watch, say, note) for each in services]
+        self._told: tuple[Callable[[], None], Callable[[str], None]] | None = None
+        """Who is yet to be told how the start went."""
 
     def fileno(self) -> int:
         """Return what becomes readable when `serve` has something to do."""
@@ -85,7 +92,7 @@ class Services:
 
     def begin(self, work: Callable[[], None], leave: Callable[[str], None]) -> None:
         """Start all; `work` is called once they are ready, or `leave` with what is wrong."""
-        self._begin_work, self._leave = work, leave
+        self._told = work, leave
         for each in self._kept:
             each.begin()
         self._tell()
@@ -103,10 +110,10 @@ class Services:
         A job that is done needs nothing of them any more; the next start of another one does.
         Takes at most as long as the services' limits allow.
         """
-        self._begin_work = self._leave = None
+        self._told = None
         for each in self._kept:
             each.feed(Asked(removes))
-        while not all(each.is_over for each in self._kept):
+        while not all(each.state.phase is ServicePhase.OVER for each in self._kept):
             self.serve(_PAUSE_S)
         for each in self._kept:
             each.close(removes=removes)
@@ -114,27 +121,26 @@ class Services:
 
     def _tell(self) -> None:
         """Tell once how the start went."""
-        if self._begin_work is None or self._leave is None:
-            return
         failures = [each.failure for each in self._kept if each.failure]
-        if not failures and not all(each.was_ready for each in self._kept):
-            return
-        work, leave = self._begin_work, self._leave
-        self._begin_work = self._leave = None
-        if failures:
-            leave(failures[0])
-        else:
-            work()
+        if self._told and (failures or all(each.state.was_ready for each in self._kept)):
+            (work, leave), self._told = self._told, None
+            if failures:
+                leave(failures[0])
+            else:
+                work()
 
 
 class _Kept:
     """One service: its state, its process and the connection to it."""
 
-    def __init__(self, service: Service, watch: Watch, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, service: Service, watch: Watch, say: Callable[[str], None], note: Callable[..., None]
+    ) -> None:
         self._service = service
         self._watch = watch
         self._say = say
-        self._state = ServiceState(phase=ServicePhase.OVER, until_s=0.0)
+        self._note = note
+        self.state = ServiceState(phase=ServicePhase.OVER, until_s=0.0)
         self._num_answers = 0
         """How many the connection still has to bring."""
         self._events: deque[Event] = deque()
@@ -149,24 +155,16 @@ class _Kept:
         self.failure = ""
         """Why it never was ready."""
 
-    @property
-    def is_over(self) -> bool:
-        return self._state.phase is ServicePhase.OVER
-
-    @property
-    def was_ready(self) -> bool:
-        return self._state.was_ready
-
     def begin(self) -> None:
-        self._state, actions = begin(time.monotonic(), self._service.limits)
+        self.state, actions = begin(time.monotonic(), self._service.limits)
         self._act(actions)
 
     def feed(self, event: Event) -> None:
         """Decide on an event and act, also on what comes of that."""
         self._events.append(event)
         while self._events:
-            self._state, actions = decide(
-                self._state, self._events.popleft(), time.monotonic(), self._service.limits
+            self.state, actions = decide(
+                self.state, self._events.popleft(), time.monotonic(), self._service.limits
             )
             self._act(actions)
 
@@ -177,7 +175,7 @@ class _Kept:
         """
         self._forget_link()
         self._forget_process()
-        if removes and not self._is_others and (self._state.removes or self._is_given_up):
+        if removes and not self._is_others and (self.state.removes or self._is_given_up):
             shutil.rmtree(self._service.socket.parent, ignore_errors=True)
 
     def _act(self, actions: Sequence[Action]) -> None:
@@ -190,16 +188,31 @@ class _Kept:
                 self._send(action.number)
             elif isinstance(action, Say):
                 self._say(f"{self._service.name} {action.text}")
+            elif isinstance(action, TellSlowEnd):
+                duty = self._service.duty
+                self._warn(f"has not ended yet, and has {action.rest_s:.0f} s more to {duty}")
+            elif isinstance(action, GiveUp):
+                self._give_up(action.text)
             else:
-                self._give_up(action)
+                self._lose(action.text)
 
-    def _give_up(self, action: GiveUp) -> None:
-        text = f"{self._service.name} {action.text}{self._last_words()}"
+    def _warn(self, text: str) -> None:
+        # By this word a launcher tells what a person has to see.
+        self._say(f"WARNING: {self._service.name} {text}")
+
+    def _give_up(self, text: str) -> None:
         self._is_given_up = True
-        if self._state.was_ready:
-            self._say(f"{text}\n{self._service.name} is given up, and the run goes on without it")
+        if self.state.was_ready:
+            self._lose(f"{text}, and is given up; the run goes on without it")
         else:
-            self.failure = text
+            self.failure = f"{self._service.name} {text}{self._last_words()}"
+
+    def _lose(self, text: str) -> None:
+        """Tell what is not as it would be if the service had done its work."""
+        loss = "" if self._is_others else self._service.loss
+        text = "; ".join(filter(None, [text, loss]))
+        self._note("service_lost", service=self._service.name, text=text)
+        self._warn(f"{text}{self._last_words()}")
 
     def _last_words(self) -> str:
         """Return the end of what the last process has said."""
@@ -299,19 +312,17 @@ class _Kept:
 
     def _hear(self) -> None:
         assert self._link is not None
-        messages = self._link.read()
-        if messages is None:
+        message = self._link.read()
+        if message is None:
             self._forget_link()
             self.feed(Missed())
-            return
-        for message in messages if self._link else ():
-            if message.get("is_taken_over"):
-                self._is_others = True
-                self._forget_process()
-                self.feed(TakenOver())
-            elif self._num_answers:
-                self._num_answers -= 1
-                self._answer(message)
+        elif message.get("is_taken_over"):
+            self._is_others = True
+            self._forget_process()
+            self.feed(TakenOver())
+        elif self._num_answers:
+            self._num_answers -= 1
+            self._answer(message)
 
     def _answer(self, message: dict[str, object]) -> None:
         """Take in the answer to the hello, or to the last request."""

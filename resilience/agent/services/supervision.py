@@ -11,11 +11,15 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from resilience.node_config import UNDONE_STATUS
+
 RESTART_PAUSE_S = 1.0
 """Between the end of a service and its next start."""
 SHORT_LIFE_S = 5.0
 KILLED_S = 5.0
 """A process that is there so long after SIGKILL is in the kernel's hands."""
+SLOW_END_S = 5.0
+"""An end that takes longer is told to whoever waits for it."""
 _WRONG_COMMAND = 2
 _NEVER = float("inf")
 
@@ -69,6 +73,8 @@ class ServiceState:
     is_last: bool = False
     """No further process is started to remove what is left."""
     is_killed: bool = False
+    told_s: float = _NEVER
+    """When a person is told that the end takes long."""
 
 
 # ---- what happened
@@ -184,14 +190,28 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class TellSlowEnd:
+    """Tell the person what the end waits for, so many seconds more at most."""
+
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Go on without the service; at the start, end the node."""
 
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lose:
+    """Tell the person and the run's record that the service has ended with work undone."""
+
+    text: str
+
+
 _REMOVE = (StartProcess(removes=True), SendSignal(signal.SIGUSR1))
-Action = Find | StartProcess | SendSignal | Say | GiveUp
+Action = Find | StartProcess | SendSignal | Say | TellSlowEnd | GiveUp | Lose
 Decision = tuple[ServiceState, tuple[Action, ...]]
 
 
@@ -241,7 +261,7 @@ def _hear(
     if isinstance(event, Outdated):
         # It may have to bring checkpoints to the store before it ends.
         giving_way = replace(state, phase=ServicePhase.GIVING_WAY, until_s=now_s + limits.remove_s)
-        return giving_way, () if event.is_ending else (SendSignal(signal.SIGTERM),)
+        return giving_way, () if event.is_ending else _tell_to_end(signal.SIGTERM)
     if limits.is_external:
         return state, ()
     return replace(state, phase=ServicePhase.STARTING, began_s=now_s), (StartProcess(),)
@@ -307,10 +327,11 @@ def _ask(state: ServiceState, event: Asked, now_s: float, limits: ServiceLimits)
         phase=ServicePhase.ENDING,
         removes=event.removes,
         until_s=now_s + (limits.remove_s if event.removes else limits.end_s),
+        told_s=now_s + SLOW_END_S,
     )
     if not has_process:
         return replace(ending, is_last=True), _REMOVE
-    return ending, (SendSignal(signal.SIGUSR1 if event.removes else signal.SIGTERM),)
+    return ending, _tell_to_end(signal.SIGUSR1 if event.removes else signal.SIGTERM)
 
 
 def _end(state: ServiceState, event: Event, now_s: float) -> Decision:
@@ -319,15 +340,24 @@ def _end(state: ServiceState, event: Event, now_s: float) -> Decision:
     if isinstance(event, Unstarted | TakenOver):
         return over, ()
     if isinstance(event, Ended):
+        if event.status == UNDONE_STATUS:
+            return over, (Lose("ended, with work left undone"),)
         if not state.removes or state.is_last or event.status == 0:
             return over, ()
         return replace(state, is_last=True), _REMOVE
-    if not isinstance(event, TimePassed) or now_s < state.until_s:
+    if not isinstance(event, TimePassed) or now_s < min(state.until_s, state.told_s):
         return state, ()
+    if now_s < state.until_s:
+        return replace(state, told_s=_NEVER), (TellSlowEnd(state.until_s - now_s),)
     if state.is_killed:
         return over, ()
     killed = replace(state, is_last=True, is_killed=True, until_s=now_s + KILLED_S)
-    return killed, (Say("did not end in time, and was killed"), SendSignal(signal.SIGKILL))
+    return killed, (Lose("did not end in time, and was killed"), SendSignal(signal.SIGKILL))
+
+
+def _tell_to_end(number: signal.Signals) -> tuple[Action, ...]:
+    """Return how a process is told, also one that is stopped and would hear of nothing else."""
+    return SendSignal(number), SendSignal(signal.SIGCONT)
 
 
 def _describe(status: int) -> str:

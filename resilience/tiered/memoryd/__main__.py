@@ -2,8 +2,8 @@
 
 SIGTERM or SIGINT ends it and leaves the arena to the next one, SIGUSR1 takes it away.
 
-Exit status 0 after one of these, 1 where the folder or an address cannot be used,
-2 for wrong options.
+Exit status 0 after one of these, 3 where the store then lacks steps that it was to get, 1 where
+the folder or an address cannot be used, 2 for wrong options.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 
+from resilience.node_config import CLOSE_TIMEOUT_S, UNDONE_STATUS
 from resilience.tiered.arena import Arena
 from resilience.tiered.expiry import remove_expired
 from resilience.tiered.memoryd.board import Board
@@ -24,10 +25,6 @@ from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.session import House
 from resilience.tiered.vault import Vault
-
-CLOSE_TIMEOUT_S = 30.0
-"""How long the end may take once the store has what it is to get; then the process ends with
-status 1."""
 
 REMOVE_SIGNAL = signal.SIGUSR1
 """Ends the daemon and takes the arena away: its job is over."""
@@ -74,6 +71,8 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
 def run_daemon(options: MemorydOptions) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit status. For the main thread alone.
 
+    That is 0, or UNDONE_STATUS where the store lacks what it was to get.
+
     The end of its lease ends it as SIGTERM does. SIGUSR1 ends it, too, and the arena goes. Before,
     the store gets for some time what it has to get, for longer where the arena goes. Arenas beside
     it that nobody has used for long go once the doors are open.
@@ -104,8 +103,8 @@ def run_daemon(options: MemorydOptions) -> int:
         watchdog = threading.Timer(drain_s + CLOSE_TIMEOUT_S, _give_up, (drain_s,))
         watchdog.daemon = True
         watchdog.start()
-        keeper.drain(drain_s)
-    return 0
+        is_done = keeper.drain(drain_s)
+    return 0 if is_done else UNDONE_STATUS
 
 
 def _expire(options: MemorydOptions) -> None:

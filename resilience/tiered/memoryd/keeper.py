@@ -49,8 +49,8 @@ class Keeper:
         if self._carrier:
             self._carrier.start()
 
-    def drain(self, limit_s: float) -> None:
-        """Wait until the store has what it is to get, also from other nodes, or time is over.
+    def drain(self, limit_s: float) -> bool:
+        """Return whether the store has what it is to get, also from other nodes, in time.
 
         To be called while the doors are open: the others count on this node.
         """
@@ -58,11 +58,12 @@ class Keeper:
         while self._carrier:
             version = self._board.version
             if not (steps := self._carrier.lacks()):
-                return
+                break
             if (rest_s := end_s - time.monotonic()) <= 0:
                 complain(f"ends after {limit_s:g} s, and the store lacks steps {steps}")
-                return
+                return False
             self._board.wait(version, rest_s)
+        return True
 
     def close(self) -> None:
         """End; what is being sent to the store is left, and never was."""

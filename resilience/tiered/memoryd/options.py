@@ -14,7 +14,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, PlainValidator
 
 from resilience.arguments import add_options, is_loopback, parse_endpoint, read_token
-from resilience.node_config import MemorydConfig, add_config_argument, parse_config
+from resilience.node_config import (
+    DRAIN_S,
+    MemorydConfig,
+    add_config_argument,
+    parse_config,
+    remove_drain_s,
+)
 from resilience.settings import Count, RamTier, Seconds, StoreTier
 from resilience.tiered.catalog import LowerTier
 from resilience.tiered.memoryd.peer_options import (
@@ -33,7 +39,6 @@ _PROG = "python -m resilience.tiered.memoryd"
 _SOCKET_PATH_BYTES_MAX = 107
 _SETTLE_S = 1.0
 """With other nodes, how long a step is whole before it is sent to the store."""
-_REMOVE_MAX_S = 120.0
 _OF_S3 = ("region", "endpoint", "part_size_mib", "attempts")
 _NOTES = {
     "domains_min": "2; with --peers-hold instead not more than replicas",
@@ -48,13 +53,13 @@ class KeepOptions:
     settings: Settings
     store: FolderSettings | S3Settings | None = None
     """The lower tier; None: what no memory holds is lost."""
-    drain_s: float = 20.0
+    drain_s: float = DRAIN_S
     """How long the end waits for what the store has to get, where the arena stays."""
 
     @property
     def remove_s(self) -> float:
         """Return how long it waits where the arena goes."""
-        return max(self.drain_s, min(self.store.deadline_s, _REMOVE_MAX_S) if self.store else 0.0)
+        return remove_drain_s(self.drain_s, self.store.deadline_s if self.store else 0.0)
 
     def open_shelf(self) -> Shelf | None:
         """Return the store as this daemon sees it; connects to nothing yet."""
@@ -105,6 +110,11 @@ def parse_options(arguments: Sequence[str] | None) -> MemorydOptions:
     if config.memoryd:
         parser.set_defaults(**_defaults(config.memoryd))
     given = parser.parse_args(words)
+    if given.config_digest not in (None, config.memoryd and config.memoryd.digest()):
+        parser.error(
+            f"argument --config-digest: {given.config_digest!r} is not that of --config "
+            f"{str(given.config)!r}, which has been changed since the agent read it"
+        )
     if given.budget_mib is None:
         parser.error("the following arguments are required: --budget-mib")
     folder: Path = given.dir.absolute()
@@ -194,6 +204,8 @@ class _Start(BaseModel):
     """Remove arenas of this user beside --dir that no daemon has used for so long."""
     ready_file: int | None = None
     """An agent's own: descriptor to write to when all doors are open."""
+    config_digest: str | None = None
+    """An agent's own: what --config has to say of the daemon."""
 
 
 def _place(text: str) -> tuple[LowerTier, str]:
@@ -220,7 +232,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add_config_argument(parser)
     add_options(parser, _Start)
-    add_options(parser, MemorydConfig, {"budget_mib": None, "lease_s": None, "drain_s": 20.0})
+    add_options(parser, MemorydConfig, {"budget_mib": None, "lease_s": None, "drain_s": DRAIN_S})
     group = parser.add_argument_group("what is kept, and the store")
     add_options(group, RamTier, {"keep": 1, "domains_min": None}, notes=_NOTES)
     add_options(group, _Store)

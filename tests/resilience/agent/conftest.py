@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
+from tests.resilience.agent.places import Place, make_place
 from tests.resilience.agent.runs import Run, run_undisturbed
 from tests.shared import Shared
 
@@ -15,6 +16,13 @@ Undisturbed = Callable[[int, int], str]
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     each = Run(folder=tmp_path, port=free_ports(1)[0])
+    yield each
+    each.end()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    each = make_place(tmp_path)
     yield each
     each.end()
 

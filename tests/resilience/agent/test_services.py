@@ -3,103 +3,25 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
 from resilience.agent.services.supervision import ServiceLimits
-from resilience.node_config import MemorydConfig, NodeConfig
-from resilience.settings import RamTier, StoreTier
-from resilience.tiered.client import TieredClient
-from tests.processes import command_of, wait_for_end
-from tests.resilience.agent.runs import PROGRAM, Run, plan
+from tests.processes import wait_for_end
+from tests.resilience.agent.places import Place, start_agent
+from tests.resilience.agent.runs import PROGRAM, Run, fault, plan
 from tests.resilience.tiered.daemons import load, make_content, make_id, save
+from tests.resilience.tiered.kept import stored
 
 LIMIT_S = 60.0
-RAM = RamTier(
-    every_n_steps=1, every_s=None, keep=1, replicas=0, domains_min=1, budget_mib=None,
-    peers_hold="copies",
-)  # fmt: skip
-STORE = StoreTier(
-    url=None, every_n_steps=1, every_s=None, keep=None, waiting_max=None, deadline_s=5.0,
-    endpoint=None, region=None, path_style=False, part_size_mib=None, attempts=None,
-)  # fmt: skip
-
-
-@dataclass
-class Place:
-    """Where the daemon of a node is, and what is said of it."""
-
-    folder: Path
-    arena: Path
-    said: list[str] = field(default_factory=list)
-
-    def write(
-        self, *, lease_s: float = 60.0, is_external: bool = False, store: Path | None = None
-    ) -> MemorydConfig:
-        """Write what agent and daemon are told."""
-        config = MemorydConfig(
-            is_external=is_external, budget_mib=16, ram=RAM, http_port=None, lease_s=lease_s,
-            store=STORE.model_copy(update={"url": f"folder:{store}"}) if store else None,
-            drain_s=2.0,
-        )  # fmt: skip
-        text = NodeConfig(agent=None, memoryd=config).to_json()
-        (self.folder / "node.json").write_text(text)
-        return config
-
-    def service(self, *more: str, config: MemorydConfig | None = None) -> Service:
-        return memoryd_service(
-            config or self.write(),
-            path=self.folder / "node.json",
-            node="n0",
-            log=self.folder / "memoryd.log",
-            more=more,
-            variables=self.variables(),
-        )
-
-    def variables(self) -> dict[str, str]:
-        return {
-            "MEMORYD_DIR": str(self.arena),
-            "MEMORYD_TOKEN_FILE": str(self.folder / "token"),
-        }
-
-    def client(self) -> TieredClient:
-        return TieredClient(self.arena / "memoryd.sock", token="t", namespace="run", job="job")
-
-    def pid(self) -> int:
-        """Return the process of the daemon that answers."""
-        with self.client() as client:
-            return int(client.status()["pid"])
-
-    def daemons(self) -> list[int]:
-        """Return all processes of daemons on the folder."""
-        mark = f"--dir={self.arena}".encode()
-        pids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal())
-        return [pid for pid in pids if mark in command_of(pid).split(b"\0")]
-
-    def log(self) -> str:
-        return (self.folder / "memoryd.log").read_text()
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    (tmp_path / "token").write_text("t")
-    arena = Path(f"/dev/shm/memoryd-test-{os.getpid()}-{tmp_path.name[-20:]}")
-    place = Place(tmp_path, arena)
-    yield place
-    for pid in place.daemons():
-        os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(arena, ignore_errors=True)
 
 
 def serve(services: Services, is_done: Callable[[], bool]) -> None:
@@ -112,7 +34,7 @@ def serve(services: Services, is_done: Callable[[], bool]) -> None:
 
 def start(place: Place, service: Service) -> tuple[Services, list[str]]:
     """Start a service, and return once it is ready or has failed; with what was said then."""
-    services = Services([service], place.said.append)
+    services = Services([service], place.said.append, place.note)
     told: list[str] = []
     services.begin(lambda: told.append("ready"), told.append)
     serve(services, lambda: bool(told))
@@ -148,40 +70,6 @@ def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Pl
     services.end(removes=True)
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_daemon_that_is_killed_again_and_again_is_there_again_with_what_it_held(
-    place: Place, tmp_path: Path, num_kills: int
-) -> None:
-    """Also while it sends to a store, and while it is just starting."""
-    rng = random.Random(1)
-    config = place.write(store=tmp_path / "store")
-    service = place.service(config=config)
-    services, _ = start(place, replace(service, limits=ServiceLimits(short_lives_max=100)))
-    content = make_content(1 << 20, 3)
-    with place.client() as client:
-        save(client, make_id(), content)
-    for _ in range(num_kills):
-        before = place.pid()
-        os.kill(before, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
-        if rng.random() < 0.5:
-            # A drain takes a moment, in which the kill may come.
-            end_s = time.monotonic() + rng.random()
-            while time.monotonic() < end_s:
-                services.serve(0.05)
-            for pid in place.daemons():
-                os.kill(pid, signal.SIGKILL)
-        wait_for_end(before)
-        num_ready = place.log().count("is ready")
-        serve(services, lambda: place.log().count("is ready") > num_ready)  # noqa: B023
-
-        with place.client() as client:
-            assert load(client, make_id()) == content
-    services.end(removes=True)
-
-    assert place.daemons() == []
-    assert not place.arena.exists()
-
-
 def test_wrong_command_is_given_up_with_its_words(place: Place) -> None:
     services, (told,) = start(place, place.service("--http=nowhere"))
 
@@ -202,7 +90,7 @@ def test_wrong_file_is_given_up_with_its_words(place: Place) -> None:
 
 
 def test_daemon_that_never_answers_is_given_up_and_ended(place: Place) -> None:
-    silent = (sys.executable, "-c", "print('busy'); import time; time.sleep(1e6)")
+    silent = (sys.executable, "-c", "import signal; print('busy'); signal.pause()")
     service = replace(place.service(), command=silent, limits=ServiceLimits(ready_s=2.0))
 
     services, (told,) = start(place, service)
@@ -212,41 +100,71 @@ def test_daemon_that_never_answers_is_given_up_and_ended(place: Place) -> None:
     assert place.daemons() == []
 
 
-def test_daemon_that_stands_still_is_ended_by_force(place: Place) -> None:
-    service = replace(place.service(), limits=ServiceLimits(end_s=1.0))
-    services, _ = start(place, service)
+@pytest.mark.parametrize("removes", [False, True])
+def test_daemon_that_was_stopped_ends_in_order(place: Place, tmp_path: Path, removes: bool) -> None:
+    store = tmp_path / "store"
+    services, _ = start(place, place.service(config=place.write(store=store)))
+    with place.client() as client:
+        save(client, make_id(), make_content(1000))
     os.kill(place.pid(), signal.SIGSTOP)
 
-    services.end(removes=False)
+    services.end(removes=removes)
 
     assert place.daemons() == []
-    assert place.said == ["memoryd did not end in time, and was killed"]
-    assert place.arena.is_dir()
+    assert (place.said, place.noted) == ([], [])
+    assert len(stored(store, "steps")) == 1
+    assert place.arena.exists() is not removes
 
 
-def test_nothing_is_left_of_a_daemon_that_stands_still_when_its_job_has_succeeded(
-    place: Place,
+@pytest.mark.parametrize("removes", [False, True])
+@pytest.mark.parametrize(
+    ("drain_s", "words"),
+    [
+        pytest.param(60.0, "did not end in time, and was killed", id="killed"),
+        pytest.param(0.1, "ended, with work left undone", id="by-itself"),
+    ],
+)
+def test_what_the_store_has_not_got_in_time_is_told(
+    place: Place, tmp_path: Path, drain_s: float, words: str, removes: bool
 ) -> None:
-    service = replace(place.service(), limits=ServiceLimits(remove_s=1.0))
+    """The run's end is not held up for longer, and nobody takes those steps for safe."""
+    (tmp_path / "file").write_bytes(b"")
+    config = place.write(store=tmp_path / "file" / "store", drain_s=drain_s, deadline_s=drain_s)
+    service = place.service(config=config)
+    if drain_s > 1.0:
+        service = replace(service, limits=ServiceLimits(end_s=0.5, remove_s=0.5))
     services, _ = start(place, service)
-    os.kill(place.pid(), signal.SIGSTOP)
+    with place.client() as client:
+        save(client, make_id(7), make_content(1000))
 
-    services.end(removes=True)
+    services.end(removes=removes)
 
+    text = f"{words}; what it had not brought to the store is not there"
+    assert place.noted == [{"event": "service_lost", "service": "memoryd", "text": text}]
+    (said,) = place.said
+    assert said.startswith(f"WARNING: memoryd {text}; its last words, of ")
+    assert ("the store lacks steps [7]" in said) == (drain_s < 1.0)
     assert place.daemons() == []
-    assert not place.arena.exists()
+    assert place.arena.exists() is not removes
 
 
-def test_nothing_is_left_of_a_daemon_that_was_given_up_when_its_job_has_succeeded(
-    place: Place,
+def test_daemon_that_was_given_up_is_told_and_nothing_is_left_of_it_when_its_job_has_succeeded(
+    place: Place, tmp_path: Path
 ) -> None:
-    service = replace(place.service(), limits=ServiceLimits(short_lives_max=1))
+    config = place.write(store=tmp_path / "store")
+    service = replace(place.service(config=config), limits=ServiceLimits(short_lives_max=1))
     services, _ = start(place, service)
     os.kill(place.pid(), signal.SIGKILL)
-    serve(services, lambda: any("is given up" in each for each in place.said))
+    serve(services, lambda: bool(place.noted))
 
     services.end(removes=True)
 
+    text = (
+        "ended with SIGKILL, 1 times in a row at once, and is given up; the run goes on without "
+        "it; what it had not brought to the store is not there"
+    )
+    assert place.noted == [{"event": "service_lost", "service": "memoryd", "text": text}]
+    assert place.said[-1].startswith(f"WARNING: memoryd {text}; its last words, of ")
     assert place.daemons() == []
     assert not place.arena.exists()
 
@@ -300,6 +218,42 @@ def test_daemon_of_another_start_is_replaced(place: Place) -> None:
     first.end(removes=False)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("store", "budget_mib"), [("store", 32), ("other", 16)])
+def test_daemon_of_other_settings_in_the_same_file_is_replaced(
+    place: Place, tmp_path: Path, store: str, budget_mib: int
+) -> None:
+    """It ends in order, with all that its store has to get, before the next one begins."""
+    first, _ = start(place, place.service(config=place.write(store=tmp_path / "store")))
+    content = make_content(1000)
+    with place.client() as client:
+        save(client, make_id(), content)
+    pid = place.pid()
+
+    config = place.write(store=tmp_path / store, budget_mib=budget_mib)
+    second, told = start(place, place.service(config=config))
+
+    assert told == ["ready"]
+    assert place.daemons() == [place.pid()] != [pid]
+    assert len(stored(tmp_path / "store", "steps")) == 1
+    with place.client() as client:
+        assert load(client, make_id()) == content
+        assert client.status()["budget_bytes"] == budget_mib << 20
+    second.end(removes=True)
+    first.end(removes=False)
+
+
+def test_file_that_has_changed_since_the_agent_read_it_is_refused(place: Place) -> None:
+    service = place.service(config=place.write())
+    place.write(budget_mib=32)
+
+    services, (told,) = start(place, service)
+
+    assert "argument --config-digest: " in told
+    assert "has been changed since the agent read it" in told
+    services.end(removes=False)
+
+
 def test_daemon_of_somebody_by_hand_is_not_touched(place: Place) -> None:
     """It has no lease, so nobody's agent has started it."""
     service = place.service()
@@ -314,7 +268,7 @@ def test_daemon_of_somebody_by_hand_is_not_touched(place: Place) -> None:
 def test_external_daemon_is_waited_for(place: Place) -> None:
     config = place.write(is_external=True)
     service = place.service(config=config)
-    services = Services([service], place.said.append)
+    services = Services([service], place.said.append, place.note)
     told: list[str] = []
     services.begin(lambda: told.append("ready"), told.append)
     services.serve(0.1)
@@ -329,35 +283,24 @@ def test_external_daemon_is_waited_for(place: Place) -> None:
     theirs.end(removes=True)
 
 
-def start_agent(run: Run, place: Place) -> None:
-    """Start an agent whose program goes on until it is ended."""
+def start_long_run(run: Run, place: Place) -> None:
+    """Start an agent whose program goes on until it is ended, and return when it is at work."""
+    variables = plan(fault("tell", "forward", 0, 1, always=True), STEPS=1_000_000, NOTE=run.note)
     run.start(
         "n0", "--config", str(place.folder / "node.json"), "--nproc-per-node", "1",
-        "--spares", "0", variables={**plan(STEPS=1_000_000), **place.variables()},
-        program=(str(PROGRAM),),
+        "--spares", "0", variables={**variables, **place.variables()}, program=(str(PROGRAM),),
     )  # fmt: skip
-
-
-def wait_for_steps(run: Run) -> None:
-    """Return once the workers are at work."""
-    end_s = time.monotonic() + LIMIT_S
-    while not run.resumed():
-        assert time.monotonic() < end_s, run.show()
-        assert run.agents["n0"].poll() is None, run.show()
-        time.sleep(0.1)
+    run.wait_for_note()
 
 
 def test_daemon_outlives_a_killed_agent_until_the_next_one_finds_it(run: Run, place: Place) -> None:
     place.write()
-    start_agent(run, place)
-    wait_for_steps(run)
+    start_long_run(run, place)
     pid = place.pid()
     run.agents["n0"].kill()
     run.agents["n0"].wait()
-    (run.folder / "out" / "resumed.jsonl").unlink()
 
-    start_agent(run, place)
-    wait_for_steps(run)
+    start_long_run(run, place)
 
     assert place.pid() == pid
     assert "resilience.agent n0: memoryd of an earlier agent goes on" in run.text()
@@ -370,7 +313,7 @@ def test_daemon_outlives_a_killed_agent_until_the_next_one_finds_it(run: Run, pl
 
 def test_daemon_whose_agent_does_not_come_back_ends_with_its_lease(place: Place) -> None:
     service = place.service(config=place.write(lease_s=1.0))
-    with place.service().log.open("wb") as log:
+    with service.log.open("wb") as log:
         daemon = subprocess.Popen([*service.command, *service.arguments], stderr=log)
 
         assert daemon.wait(LIMIT_S) == 0
@@ -378,3 +321,20 @@ def test_daemon_whose_agent_does_not_come_back_ends_with_its_lease(place: Place)
     assert "no agent has come back for 1 s; the daemon ends" in place.log()
     assert place.daemons() == []
     assert [each.name for each in place.arena.iterdir() if each.name != "lock"] == []
+
+
+def test_run_that_leaves_steps_behind_says_so(run: Run, place: Place, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    place.write(store=tmp_path / "file" / "store", drain_s=0.1, deadline_s=0.1)
+    gate = start_agent(run, place)
+    with place.client() as client:
+        save(client, make_id(7), make_content(1000))
+
+    gate.write_bytes(b"")
+
+    assert run.wait() == 0, run.show()
+    (lost,) = [each for each in run.events() if each.event == "service_lost"]
+    text = "ended, with work left undone; what it had not brought to the store is not there"
+    assert lost.fields == {"service": "memoryd", "text": text}
+    assert f"resilience.agent n0: WARNING: memoryd {text}" in run.text()
+    assert "the store lacks steps [7]" in run.text()

@@ -10,6 +10,7 @@ import pytest
 
 from resilience.agent.services.supervision import (
     RESTART_PAUSE_S,
+    SLOW_END_S,
     Action,
     Announced,
     Answered,
@@ -18,6 +19,7 @@ from resilience.agent.services.supervision import (
     Event,
     Find,
     GiveUp,
+    Lose,
     Missed,
     Outdated,
     Refused,
@@ -27,6 +29,7 @@ from resilience.agent.services.supervision import (
     ServicePhase,
     StartProcess,
     TakenOver,
+    TellSlowEnd,
     TimePassed,
     Unstarted,
     begin,
@@ -56,6 +59,11 @@ class Story:
         return list(actions)
 
 
+def told_to_end(number: signal.Signals) -> list[Action]:
+    """Return how a process is told that may be a stopped one."""
+    return [SendSignal(number), SendSignal(signal.SIGCONT)]
+
+
 def ready(limits: ServiceLimits = LIMITS) -> Story:
     """Return a service that was started and answers."""
     story = Story(limits)
@@ -79,13 +87,13 @@ def test_one_that_an_earlier_agent_has_left_goes_on() -> None:
     story = Story()
 
     assert story.tell(Answered(is_found=True)) == [Say("of an earlier agent goes on")]
-    assert story.tell(Asked(removes=False)) == [SendSignal(signal.SIGTERM)]
+    assert story.tell(Asked(removes=False)) == told_to_end(signal.SIGTERM)
 
 
 def test_one_of_another_start_is_ended_first() -> None:
     story = Story()
 
-    assert story.tell(Outdated(is_ending=False)) == [SendSignal(signal.SIGTERM)]
+    assert story.tell(Outdated(is_ending=False)) == told_to_end(signal.SIGTERM)
     assert story.tell(Ended(None)) == [Find()]
     assert story.tell(Missed()) == [StartProcess()]
 
@@ -193,12 +201,23 @@ def test_the_end_has_its_time_and_then_comes_by_force(
 ) -> None:
     story = ready()
 
-    assert story.tell(Asked(removes)) == [SendSignal(number)]
-    assert story.tell(TimePassed(), after_s=limit_s - 1) == []
+    assert story.tell(Asked(removes)) == told_to_end(number)
+    assert story.tell(TimePassed(), after_s=SLOW_END_S - 1) == []
+    assert story.tell(TimePassed(), after_s=1) == [TellSlowEnd(limit_s - SLOW_END_S)]
+    assert story.tell(TimePassed(), after_s=limit_s - SLOW_END_S - 1) == []
     assert story.tell(TimePassed(), after_s=1) == [
-        Say("did not end in time, and was killed"), SendSignal(signal.SIGKILL),
+        Lose("did not end in time, and was killed"), SendSignal(signal.SIGKILL),
     ]  # fmt: skip
     assert story.tell(Ended(-9)) == []
+    assert story.state.phase is ServicePhase.OVER
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_an_end_with_work_left_undone_is_told(removes: bool) -> None:
+    story = ready()
+    story.tell(Asked(removes))
+
+    assert story.tell(Ended(3)) == [Lose("ended, with work left undone")]
     assert story.state.phase is ServicePhase.OVER
 
 
@@ -282,6 +301,8 @@ class World:
                     self._waiting.append(Announced())
             elif isinstance(action, Find):
                 self._waiting.append(self._answer())
+            elif action == SendSignal(signal.SIGCONT):
+                continue
             elif isinstance(action, SendSignal) and self.is_running and not self.is_stuck:
                 is_kill = action.number is signal.SIGKILL
                 if is_kill or self._rng.random() < 0.7:

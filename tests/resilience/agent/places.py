@@ -1,0 +1,120 @@
+"""Where the daemon of a node is, and what its agent is told of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from resilience.agent.services.memoryd import memoryd_service
+from resilience.agent.services.services import Service
+from resilience.node_config import MemorydConfig, NodeConfig
+from resilience.settings import RamTier, StoreTier
+from resilience.tiered.client import TieredClient
+from resilience.tiered.wait import wait_for_daemon
+from tests.processes import command_of
+from tests.resilience.agent.runs import Run
+from tests.resilience.tiered.daemons import LIMIT_S
+
+_PROGRAM = Path(__file__).with_name("waiting_program.py")
+
+RAM = RamTier(
+    every_n_steps=1, every_s=None, keep=1, replicas=0, domains_min=1, budget_mib=None,
+    peers_hold="copies",
+)  # fmt: skip
+STORE = StoreTier(
+    url=None, every_n_steps=1, every_s=None, keep=None, waiting_max=None, deadline_s=5.0,
+    endpoint=None, region=None, path_style=False, part_size_mib=None, attempts=None,
+)  # fmt: skip
+
+
+@dataclass
+class Place:
+    """Where the daemon of a node is, and what is said of it."""
+
+    folder: Path
+    arena: Path
+    said: list[str] = field(default_factory=list)
+    noted: list[dict[str, Any]] = field(default_factory=list)
+    """Events that were written."""
+
+    def write(
+        self, *, store: Path | None = None, deadline_s: float = 5.0, keep: int = 1, **settings: Any
+    ) -> MemorydConfig:
+        """Write what agent and daemon are told."""
+        lower = STORE.model_copy(update={"url": f"folder:{store}", "deadline_s": deadline_s})
+        usual = {"is_external": False, "budget_mib": 16, "lease_s": 60.0, "drain_s": 2.0}
+        config = MemorydConfig(
+            ram=RAM.model_copy(update={"keep": keep}),
+            store=lower if store else None,
+            http_port=None,
+            **(usual | settings),
+        )
+        text = NodeConfig(agent=None, memoryd=config).to_json()
+        (self.folder / "node.json").write_text(text)
+        return config
+
+    def service(self, *more: str, config: MemorydConfig | None = None) -> Service:
+        return memoryd_service(
+            config or self.write(),
+            path=self.folder / "node.json",
+            node="n0",
+            log=self.folder / "memoryd.log",
+            more=more,
+            variables=self.variables(),
+        )
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "MEMORYD_DIR": str(self.arena),
+            "MEMORYD_TOKEN_FILE": str(self.folder / "token"),
+        }
+
+    def note(self, event: str, **fields: Any) -> None:
+        self.noted.append({"event": event, **fields})
+
+    def client(self) -> TieredClient:
+        return TieredClient(self.arena / "memoryd.sock", token="t", namespace="run", job="job")
+
+    def pid(self) -> int:
+        """Return the process of the daemon that answers."""
+        with self.client() as client:
+            return int(client.status()["pid"])
+
+    def daemons(self) -> list[int]:
+        """Return all processes of daemons on the folder."""
+        mark = f"--dir={self.arena}".encode()
+        pids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal())
+        return [pid for pid in pids if mark in command_of(pid).split(b"\0")]
+
+    def log(self) -> str:
+        return (self.folder / "memoryd.log").read_text()
+
+    def end(self) -> None:
+        """End what a failed test has left."""
+        for pid in self.daemons():
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.arena, ignore_errors=True)
+
+
+def make_place(folder: Path) -> Place:
+    """Return a place whose arena is in memory, and its other files in a folder."""
+    (folder / "token").write_text("t")
+    return Place(folder, Path(f"/dev/shm/memoryd-test-{os.getpid()}-{folder.name[-20:]}"))
+
+
+def start_agent(run: Run, place: Place) -> Path:
+    """Start an agent with a daemon; return the pipe to which a write lets its program end well."""
+    gate = run.folder / "let-go"
+    if not gate.exists():
+        os.mkfifo(gate)
+    run.start(
+        "n0", "--config", str(place.folder / "node.json"), "--spares", "0",
+        program=(str(_PROGRAM),), warm="imports",
+        variables={**place.variables(), "LET_GO": str(gate)},
+    )  # fmt: skip
+    wait_for_daemon(place.arena, timeout_s=LIMIT_S, token="t")
+    return gate
