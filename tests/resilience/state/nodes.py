@@ -76,6 +76,9 @@ class Rank:
     is_same_node: bool
     files: list[int]
     shared: SharedState | None
+    groups: list[ProcessGroup] = field(default_factory=list)
+    """Stay until all ranks have ended: who still connects, or is yet to read what its peer has
+    said last, would take the end of the connection for a fault."""
 
     def lay_out(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Return the values as this node's way of moving them wants them."""
@@ -87,8 +90,7 @@ class Rank:
         """Return a gloo group over 127.0.0.1 of all ranks; the default one is left alone."""
         store = dist.FileStore(str(self.folder / "store"), self.num_ranks)
         group = dist.ProcessGroupGloo(store, self.rank, self.num_ranks, timeout)
-        # To who is still connecting, the end of a group that has no more to do is an error.
-        group.barrier().wait()
+        self.groups.append(group)
         return group
 
     def open_default_group(self) -> ProcessGroup:
@@ -108,6 +110,7 @@ def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:
     num_ranks, folder = request["num_ranks"], Path(request["folder"])
     descriptor = create_transfer_buffer(num_ranks, SLOT_BYTES)
     files = create_state_files(num_ranks)
+    all_ended, ended = os.pipe()
     children = []
     for rank in range(num_ranks):
         child = os.fork()
@@ -120,14 +123,17 @@ def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:
             _end(
                 program,
                 Rank(rank, num_ranks, transfer_buffer, folder, way != "group", files, shared),
+                ended,
+                all_ended,
             )
         children.append(child)
+    os.close(ended)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "statuses.json").write_text(json.dumps(statuses))
     return 0
 
 
-def _end(program: Callable[[Rank], None], rank: Rank) -> None:
+def _end(program: Callable[[Rank], None], rank: Rank, ended: int, all_ended: int) -> None:
     status = 1
     try:
         program(rank)
@@ -135,4 +141,6 @@ def _end(program: Callable[[Rank], None], rank: Rank) -> None:
     except BaseException:  # noqa: BLE001 - the process ends here, whatever happened
         traceback.print_exc()
     finally:
+        os.close(ended)
+        os.read(all_ended, 1)
         os._exit(status)

@@ -296,10 +296,10 @@ def shut_sockets(rank: Rank) -> None:
 def _shut_own_sockets() -> None:
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            own = socket.socket(fileno=os.dup(int(path.name)))
-            with own:
-                own.getpeername()
-                own.shutdown(socket.SHUT_RDWR)
+            if path.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(path.name))) as own:
+                    own.getpeername()
+                    own.shutdown(socket.SHUT_RDWR)
 
 
 @program
