@@ -330,7 +330,8 @@ class Scene:
         self.kill_ranks()
         said = []
         for daemon in self.cluster.nodes.values():
-            assert daemon.end() == 0
+            # With 3 the store lacks a step that a lost node had a part of.
+            assert daemon.end() in (0, 3)
             said += daemon.outputs
         return said
 
