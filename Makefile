@@ -18,8 +18,8 @@ BASE ?=
 HYPERPOD_AGENT ?=
 RECIPE ?= llama/llama3_tiny_checkpointless
 ARGS ?=
-# So many tests run beside each other. Most of them start several processes, as a run does.
-TEST_JOBS ?= 2
+# So many tests run beside each other. They wait more than they compute: two leave two cores idle.
+TEST_JOBS ?= 3
 PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 
 # Every test file belongs to one part of make test-long, by the folder that it lies in.

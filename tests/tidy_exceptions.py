@@ -5,10 +5,8 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 32_035
-"""Of the product, without blanks, comments and docstrings; so many before it was cut into rooms:
-launcher 7,557, resilience 19,847, training 3,780.
-"""
+CODE_LINES_MAX = 30_893
+"""Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
     "resilience/data": 26,
