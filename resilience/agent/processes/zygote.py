@@ -84,7 +84,10 @@ def _serve(agent: socket.socket) -> int:
 
 def _take_request(agent: socket.socket) -> bool:
     """Fork what the agent asks for; False where the agent is gone."""
-    data, files, _, _ = socket.recv_fds(agent, _REQUEST_BYTES_MAX, NUM_FILES)
+    try:
+        data, files, _, _ = socket.recv_fds(agent, _REQUEST_BYTES_MAX, NUM_FILES)
+    except ConnectionResetError:  # it has ended with something unread that was said to it
+        return False
     if not data:
         return False
     request = json.loads(data)
