@@ -64,14 +64,21 @@ def next_checkpoints(known: tuple[Checkpoint, ...], event: Event) -> tuple[Check
 
 def newest_saved(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """Return the one that was saved last."""
-    return next((each for each in reversed(checkpoints) if each.kind == SAVED), None)
+    return next(reversed(_saved(checkpoints)), None)
+
+
+def _saved(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return those that rank 0 has saved, and no rank has not."""
+    failed = {(each.step, each.generation) for each in checkpoints if each.kind == FAILED}
+    saved = (each for each in checkpoints if each.kind == SAVED)
+    return [each for each in saved if (each.step, each.generation) not in failed]
 
 
 def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
     """Return the number of checkpoints and the newest; None where there was none."""
     if not checkpoints:
         return None
-    parts = [f"{sum(each.kind == SAVED for each in checkpoints)} checkpoints"]
+    parts = [f"{len(_saved(checkpoints))} checkpoints"]
     if newest := newest_saved(checkpoints):
         size = f"{newest.num_bytes / 1e6:,.1f} MB on rank 0"
         parts.append(f"newest of step {newest.step} ({size})")

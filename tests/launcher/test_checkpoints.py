@@ -149,3 +149,12 @@ def test_what_a_service_left_undone_stands_in_the_summary() -> None:
     assert dict(summary_rows(record))["lost"] == f"memoryd of node-0 {text}"
     assert f"\n  lost        memoryd of node-0 {text}" in summary_text(record.state, None)
     assert "\n  lost " not in summary_text(record_of(tiered_run()).state, None)
+
+
+def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
+    failed = event("checkpoint_failed", 107.6, 2, step=3, reason="no daemon")
+
+    text = checkpoints_text(checkpoints_of([*tiered_run(), failed]))
+
+    assert text is not None
+    assert text.startswith("1 checkpoints, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
