@@ -78,7 +78,8 @@ def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
     """Return the number of checkpoints and the newest; None where there was none."""
     if not checkpoints:
         return None
-    parts = [f"{len(_saved(checkpoints))} checkpoints"]
+    count = len(_saved(checkpoints))
+    parts = ["1 checkpoint" if count == 1 else f"{count} checkpoints"]
     if newest := newest_saved(checkpoints):
         size = f"{newest.num_bytes / 1e6:,.1f} MB on rank 0"
         parts.append(f"newest of step {newest.step} ({size})")

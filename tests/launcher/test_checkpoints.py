@@ -125,7 +125,7 @@ def test_ranks_that_say_the_same_are_one_whatever_is_said_between() -> None:
     ]
 
     assert checkpoints_text(checkpoints_of(said)) == (
-        "1 checkpoints, newest of step 3 (0.0 MB on rank 0), 1 failed"
+        "1 checkpoint, newest of step 3 (0.0 MB on rank 0), 1 failed"
     )
     assert len(checkpoints_of(said)) == 2
 
@@ -157,4 +157,4 @@ def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
     text = checkpoints_text(checkpoints_of([*tiered_run(), failed]))
 
     assert text is not None
-    assert text.startswith("1 checkpoints, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
+    assert text.startswith("1 checkpoint, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
