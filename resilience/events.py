@@ -12,6 +12,8 @@ What workers write:
                   model_ready, worker_finished, worker_failed (message), worker_stopped
     rank 0        step (loss, lr, grad_norm, duration_s, num_samples),
                   checkpoint_started, checkpoint_written (path, num_bytes)
+    with batches in shared memory, every rank
+                  batches_ready (num_batches), batch_damaged (reason)
     with checkpointless recovery, every rank
                   rank_stopped (phase), rank_recovered (role, reason, source, num_bytes),
                   rank_resumed, recovery_fallback (reason, source),

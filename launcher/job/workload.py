@@ -158,8 +158,8 @@ class TrainerSettings(Section):
     save_checkpoint: bool
     """Whether the weights are written as safetensors at the end of the run."""
     max_restarts: Whole
-    """How often a node's workers are started again after a fault; without checkpoints each start
-    begins at step 0."""
+    """How often the workers of all nodes are started again after a fault, in the whole run; without
+    checkpoints each start begins at step 0."""
     threads_per_worker: Count
     """CPU threads of each worker: OMP_NUM_THREADS, and torch's own."""
     optimizer: Optimizer
