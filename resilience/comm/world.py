@@ -7,6 +7,10 @@ The order over a process's life:
     open_axes((2, 2))                                           # belongs to the same world
     ...                                                         # another thread: break_now()
 
+gloo waits for the connection of a rank that has failed before it connected, and holds no socket
+meanwhile that a break could shut down. So gloo's part of an opening runs in a thread of its own,
+which a broken generation leaves behind: it ends with the deadline of that opening.
+
 Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and waits
 for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the interpreter's
 lock when the last reference of Python goes; so a thread drops that reference, while the training
@@ -19,10 +23,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +36,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import (
     PrefixStore,
     ProcessGroup,
+    ProcessGroupGloo,
     Store,
     _set_pg_timeout,
     _update_default_pg,
@@ -49,6 +55,9 @@ AXES_TIMEOUT = timedelta(seconds=30)
 
 _SWEEP_S = 0.002
 """Between two looks for sockets that a thread opens while its generation is being broken."""
+
+_CONNECT_SLICE_S = 0.1
+"""How long gloo's part of an opening may outlive its generation before it is left behind."""
 
 
 class World:
@@ -133,7 +142,8 @@ class World:
         is_broken = False
         try:
             try:
-                yield
+                with _connecting_apart(lambda: self._is_broken):
+                    yield
             finally:
                 is_broken = self._close()
         except Exception as error:
@@ -235,6 +245,36 @@ class _GenerationStore(PrefixStore):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         with self._owner.wait_in_store():
             super().wait(keys) if timeout is None else super().wait(keys, timeout)
+
+
+@contextmanager
+def _connecting_apart(is_broken: Callable[[], bool]) -> Iterator[None]:
+    """Have gloo's groups that are opened in the block connect in threads of their own."""
+    connect: Callable[..., None] = ProcessGroupGloo.__init__
+
+    def connect_apart(group: ProcessGroupGloo, *arguments: Any, **options: Any) -> None:
+        ended = threading.Event()
+        problems: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                connect(group, *arguments, **options)
+            except BaseException as error:  # noqa: BLE001 - raised where the group is asked for
+                problems.append(error)
+            ended.set()
+
+        threading.Thread(target=run, name="open-group").start()
+        while not ended.wait(_CONNECT_SLICE_S):
+            if is_broken():
+                raise BrokenError("the generation ended while its ranks connected")
+        if problems:
+            raise problems.pop()
+
+    setattr(ProcessGroupGloo, "__init__", connect_apart)  # noqa: B010 - torch's own code calls it
+    try:
+        yield
+    finally:
+        setattr(ProcessGroupGloo, "__init__", connect)  # noqa: B010
 
 
 _current: World | None = None

@@ -79,13 +79,13 @@ def test_who_replaces_a_worker_finds_its_batches(
 def test_a_run_that_is_started_again_finds_its_batches(tmp_path: Path) -> None:
     """All of its processes were killed at once; it begins at the start, which was kept.
 
-    The steps fill more than two segments of 64 batches.
+    The steps fill more than one segment of 64 batches.
     """
     cache = tmp_path / "cache"
-    job = make_fault_job(max_steps=150, num_devices=2, mmap=mmap(cache))
+    job = make_fault_job(max_steps=100, num_devices=2, mmap=mmap(cache))
     folder = tmp_path / "run"
     with start_run(folder, job) as run:
-        run.wait_for_step(140)
+        run.wait_for_step(90)
         run.kill_node("n0")
     with start_run(folder, job) as run:
         outcome = finish(run)
@@ -93,5 +93,5 @@ def test_a_run_that_is_started_again_finds_its_batches(tmp_path: Path) -> None:
     assert outcome.statuses == [0]
     ready = [each.fields["num_batches"] for each in outcome.named("batches_ready")]
     assert ready[:2] == [0, 0]
-    assert min(ready[2:]) > 140
+    assert min(ready[2:]) > 90
     assert list(cache.iterdir()) == []

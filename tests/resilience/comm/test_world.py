@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.resilience.rank_processes import run_ranks
 
 LONG = timedelta(seconds=20)
 SHORT = timedelta(seconds=2)
+NEVER = timedelta(minutes=10)
+"""A test that waits for its end fails."""
 
 
 class Seat:
@@ -64,11 +67,12 @@ class Seat:
     def hear(self, what: str) -> None:
         self._talk.wait([what])
 
-    def break_when(self, what: str, world: World) -> threading.Thread:
+    def break_when(self, what: str, world: World, after_s: float = 0) -> threading.Thread:
         """Break the world from a thread of its own once somebody tells."""
 
         def watch() -> None:
             self._ears.wait([what])
+            time.sleep(after_s)
             world.break_now()
 
         watcher = threading.Thread(target=watch)
@@ -166,6 +170,32 @@ def last_never_comes(seat: Seat) -> float:
 
 def test_break_ends_the_opening_of_groups() -> None:
     assert run(last_never_comes, 3) == [3.0] * 3
+
+
+def last_fails_before_it_connects(seat: Seat, num_generations: int) -> float:
+    is_last = seat.rank == seat.world_size - 1
+    for generation in range(num_generations):
+        world = World(device_type="cpu")
+        addresses = [f"g{generation}/0//cpu//0/{rank}" for rank in range(seat.world_size)]
+        if is_last:
+            # It has told its address, and waits for the others'.
+            watcher = seat.break_when(addresses[-1], world)
+        else:
+            seat.hear(f"failed {generation}")
+            # Whoever is to be connected to waits when the others have told theirs.
+            watcher = seat.break_when(addresses[1 - seat.rank], world, after_s=0.2)
+        with pytest.raises((BrokenError, GroupOpenError)):
+            seat.open(world, generation, timeout=NEVER)
+        watcher.join()
+        if is_last:
+            seat.tell(f"failed {generation}")
+    seat.world(num_generations)
+    return total()
+
+
+def test_break_ends_the_wait_for_a_rank_that_failed_before_it_connected() -> None:
+    # Which of two ranks connects to the other depends on their ports.
+    assert run(last_fails_before_it_connects, 3, 3) == [3.0] * 3
 
 
 def last_does_not_open_axes(seat: Seat) -> list[float]:
