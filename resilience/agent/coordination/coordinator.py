@@ -106,11 +106,13 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     is_newer = join.index >= 0 and join.generation > state.generation
     if is_regrouping and is_newer and join.layout is not None:
         state = _adopt(state, join.generation, join.layout, now_s)
-    if state.stage == STOPPING and join.index in state.awaited:
+    # Its place in the generation that ends here, whatever place it had in an older one.
+    place = state.members.index_of(join.node) if state.awaited else -1
+    if place in state.awaited:
         if join.generation == state.generation:
             return _after([note], _regain(state, join))
         # The others went on without this node: what it holds counts as nothing.
-        state = replace(state, awaited=state.awaited - {join.index})
+        state = replace(state, awaited=state.awaited - {place})
     return _after([note], _advance(state, now_s))
 
 

@@ -91,6 +91,21 @@ def test_node_of_an_older_generation_comes_back_without_state() -> None:
     assert state.nodes == ("n1", "n2")
 
 
+def test_node_that_had_a_members_place_in_an_older_generation_does_not_end_the_wait_for_it() -> (
+    None
+):
+    """The member may hold the last copy of the state."""
+    state = take_over(OPTIONS, generation=4, layout=layout("n0", "n2"), lost="n0", now_s=0.0)
+
+    state, _ = play(state, join("n1", 3, ["n0", "n1"]))
+    state, actions = play(state, join("n2", 4, ["n0", "n2"]))
+    assert (state.nodes, broken(actions)) == (("n1", "n2"), ["n2"])
+
+    state, actions = play(state, stopped("n2", 2, 4), stopped("n2", 3, 4))
+    opening = opened(actions)[0]
+    assert phases(opening) == ["fresh", "fresh", "computing", "computing"]
+
+
 def test_successor_waits_for_a_majority() -> None:
     options = replace(OPTIONS, num_nodes=1)
     state = take_over(
@@ -143,7 +158,7 @@ def test_all_members_of_a_newer_generation_are_waited_for() -> None:
     options = replace(OPTIONS, num_nodes=3)
     state = take_over(options, generation=4, layout=layout("n0", "n1", "n2"), lost="n0", now_s=0.0)
     state, _ = play(state, join("n2", 4, ["n0", "n1", "n2"]), join("n3"))
-    state, actions = play(state, join("n1", 5, ["n0", "n1", "n2"]))
+    state, actions = play(state, join("n1", 5, ["n0", "n1", "n4"]))
     state, more = play(state, stopped("n1", 2, 5), stopped("n1", 3, 5))
     assert opened([*actions, *more]) == []
 
