@@ -227,7 +227,7 @@ def _recovery(
         # Workers that began afresh have recovered nothing, and say no more than their steps.
         resumed_s=since(after.resumed_at if after.recovered else after.stepped_at),
         roles=_roles(after.recovered),
-        num_bytes=sum(_whole(each, "num_bytes") for each in after.recovered.values()),
+        num_bytes=_bytes_taken(after.recovered.values()),
         changes=_changes(ended, after, start),
         steps_lost=_steps_lost(ended, after, num_steps),
         fallback=_fallback(after.fallback),
@@ -272,6 +272,11 @@ def _roles(recovered: Mapping[int, Event]) -> str:
         words = f"{counts[role]} {role.replace('_', ' ')}"
         parts.append(words + _sources(recovered.values(), role))
     return ", ".join(parts)
+
+
+def _bytes_taken(events: Iterable[Event]) -> int:
+    """Return how much state was moved; who gives it, and keeps its own, counts the same bytes."""
+    return sum(_whole(each, "num_bytes") for each in events if _text(each, "role") != "kept")
 
 
 def _sources(events: Iterable[Event], role: str) -> str:

@@ -60,6 +60,7 @@ def recovery(
 ) -> list[Event]:
     """Return how 4 ranks come out of a fault at `time` that ended `generation`, in 2 seconds."""
     opened = generation + 1
+    given = {"source": None, "num_bytes": more.get("num_bytes", 0)}
     return [
         *all_ranks("rank_stopped", time + 0.5, generation=generation, phase="computing"),
         on_node("generation_opened", time + 0.6, opened, world_size=4, num_faults=1),
@@ -67,7 +68,7 @@ def recovery(
         *(
             event(
                 "rank_recovered", time + 1.5, rank, step=step, generation=opened, role=role,
-                **(more if role == "repaired" else {}),
+                **(more if role == "repaired" else given if rank == more.get("source") else {}),
             )
             for rank, role in enumerate(roles.split())
         ),
@@ -95,7 +96,7 @@ def faulty_run() -> list[Event]:
         event("fault_detected", 111.6, 2, generation=1, reason="died", text="killed by SIGKILL"),
         on_node("generation_broken", 111.6, 1, reason="killed by SIGKILL"),
         event("worker_replaced", 111.7, 2, generation=1, pid=7, reason="died"),
-        *recovery(111.5, 1, 5, "rolled_forward kept repaired kept", source=0, num_bytes=2_000_000),
+        *recovery(111.5, 1, 5, "rolled_forward kept repaired kept", source=1, num_bytes=2_000_000),
         *(step_event(number, 108.5 + number, 8.0 - number, generation=2) for number in (5, 6, 7)),
         *all_ranks("worker_finished", 117.0, generation=2),
         event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),

@@ -76,7 +76,7 @@ def test_ranks_are_told_by_what_became_of_them() -> None:
     first, second = recoveries_of(faulty_run())
 
     assert first.roles == "4 kept"
-    assert second.roles == "2 kept, 1 repaired from rank 0, 1 rolled forward"
+    assert second.roles == "2 kept, 1 repaired from rank 1, 1 rolled forward"
     assert second.num_bytes == 2_000_000
     assert (first.changes, second.changes) == ("", "worker of rank 2 replaced")
 
@@ -173,7 +173,7 @@ def test_lost_node_and_the_one_that_takes_over_are_named() -> None:
 
 def test_row_of_the_table() -> None:
     record = record_of(faulty_run())
-    roles = "2 kept, 1 repaired from rank 0, 1 rolled forward"
+    roles = "2 kept, 1 repaired from rank 1, 1 rolled forward"
 
     assert [recovery_cells(each, record.start) for each in record.recoveries] == [
         ("1", "0", "8.0 s", "rank 1: exception in forward, step 3", "0.10 s", "0.50 s", "1.00 s",
@@ -320,7 +320,7 @@ def test_display_shows_the_last_recovery() -> None:
     assert "fault 1: rank 1: injected exception in forward, recovering" in drawn(during)
     assert render_recovery(after.recoveries[-1]) == (
         "fault 2: rank 2: died, recovered in 2.0 s; "
-        "2 kept, 1 repaired from rank 0, 1 rolled forward; worker of rank 2 replaced"
+        "2 kept, 1 repaired from rank 1, 1 rolled forward; worker of rank 2 replaced"
     )
     assert "recovery (4 of 4 workers)" in render_line(during)
 

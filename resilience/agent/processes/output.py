@@ -109,5 +109,6 @@ class LineCutter:
 def say(node: str, text: str) -> None:
     """Tell whoever looks after the run what an agent does."""
     with suppress(OSError):  # nobody reads
-        sys.stderr.write(f"resilience.agent {node}: {text}\n")
+        lines = text.splitlines()
+        sys.stderr.write("".join(f"resilience.agent {node}: {line}\n" for line in lines))
         sys.stderr.flush()

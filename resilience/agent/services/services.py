@@ -197,8 +197,9 @@ class _Kept:
                 self._lose(action.text)
 
     def _warn(self, text: str) -> None:
-        # By this word a launcher tells what a person has to see.
-        self._say(f"WARNING: {self._service.name} {text}")
+        # By this word a launcher tells what a person has to see, line by line.
+        lines = f"{self._service.name} {text}".splitlines()
+        self._say("\n".join(f"WARNING: {line}" for line in lines))
 
     def _give_up(self, text: str) -> None:
         self._is_given_up = True

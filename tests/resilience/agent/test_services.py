@@ -144,6 +144,8 @@ def test_what_the_store_has_not_got_in_time_is_told(
     (said,) = place.said
     assert said.startswith(f"WARNING: memoryd {text}; its last words, of ")
     assert ("the store lacks steps [7]" in said) == (drain_s < 1.0)
+    # A launcher's console shows the lines that say so themselves.
+    assert all(line.startswith("WARNING: ") for line in said.splitlines())
     assert place.daemons() == []
     assert place.arena.exists() is not removes
 
