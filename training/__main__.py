@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from launcher.job import Job, read_job
 from resilience.events import EventLog, EventLogError
+from resilience.validation import first_problem
 from training.environment import (
     AGENT_PID,
     WorkerEnvironment,
@@ -146,9 +147,8 @@ def _read_job(path: Path) -> Job:
     except OSError as error:
         raise TrainingError(f"cannot read the job {path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise TrainingError(f"{path} is no valid job: {place}: {first['msg']}") from error
+        problem = first_problem(error, whole="the whole file")
+        raise TrainingError(f"{path} is no valid job: {problem}") from error
 
 
 def _say(text: str) -> None:
