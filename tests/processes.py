@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 LIMIT_S = 120.0
@@ -67,3 +68,19 @@ def wait_for_end(pid: int) -> None:
         assert ended, f"process {pid} does not end: {command_of(pid)!r}"
     finally:
         os.close(file)
+
+
+@contextmanager
+def sent(file: int, signals: list[tuple[float, signal.Signals]]) -> Iterator[None]:
+    """Have signals sent to a process, each after its seconds, within the block."""
+
+    def send(number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(file, number)
+
+    with ExitStack() as stack:
+        for seconds, number in signals:
+            timer = threading.Timer(seconds, send, (number,))
+            stack.callback(timer.join)
+            timer.start()
+        yield

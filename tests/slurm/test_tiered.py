@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from resilience.events import read_events
 from tests.launcher.command import launch
 from tests.slurm.jobs import Slurm
 
@@ -44,6 +46,16 @@ def arenas(folder: Path) -> dict[str, Path]:
     return {node: Path(path) for node, path in found}
 
 
+def wait_for_checkpoints(slurm: Slurm, run_dir: Path, number: int) -> None:
+    events = run_dir / "events.jsonl"
+    slurm.wait_until(
+        lambda: (
+            events.exists() and events.read_text().count('"event":"checkpoint_saved"') >= number
+        ),
+        f"{number} checkpoints",
+    )
+
+
 @pytest.mark.slow
 def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
     slurm: Slurm, tmp_path: Path
@@ -68,10 +80,7 @@ def test_job_that_is_queued_again_goes_on_from_the_memory_of_its_nodes(
     run_dir = tmp_path / "run"
     job_id = submit(run_dir, "trainer.max_steps=150")
     events = run_dir / "events.jsonl"
-    slurm.wait_until(
-        lambda: events.exists() and events.read_text().count('"event":"checkpoint_saved"') >= 3,
-        "three checkpoints",
-    )
+    wait_for_checkpoints(slurm, run_dir, 3)
 
     slurm.ask("scontrol", "requeue", job_id)
     slurm.wait_until(
@@ -87,3 +96,22 @@ def test_job_that_is_queued_again_goes_on_from_the_memory_of_its_nodes(
     )
     assert loaded["step"] >= 20
     assert not any(path.exists() for path in arenas(run_dir).values())
+
+
+@pytest.mark.slow
+def test_job_that_is_cancelled_saves_its_last_step(slurm: Slurm, tmp_path: Path):
+    """Slurm sends SIGTERM to the daemons at the same moment as to the agents."""
+    run_dir = tmp_path / "run"
+    job_id = submit(run_dir, "trainer.max_steps=5000")
+    wait_for_checkpoints(slurm, run_dir, 1)
+
+    slurm.ask("scancel", job_id)
+    slurm.wait_for_end(job_id)
+
+    events = read_events(run_dir / "events.jsonl")
+    (stopped,) = {each.step for each in events if each.event == "worker_stopped" and each.step}
+    saved = [each.step for each in events if each.event == "checkpoint_saved"]
+    assert stopped is not None
+    assert saved[-1] == stopped + 1, logs(run_dir)
+    for path in arenas(run_dir).values():
+        shutil.rmtree(path)

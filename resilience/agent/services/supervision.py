@@ -31,7 +31,7 @@ class ServiceLimits:
     ready_s: float = 60.0
     """Until it answers."""
     end_s: float = 65.0
-    """After SIGTERM, with what it has to bring to safety."""
+    """After the signal to end, with what it has to bring to safety."""
     remove_s: float = 165.0
     """After SIGUSR1, which leaves nothing of it behind."""
     short_lives_max: int = 10
@@ -210,6 +210,8 @@ class Lose:
     text: str
 
 
+_END_SIGNAL = signal.SIGINT
+"""A service leaves SIGTERM to its agent: a scheduler sends it to all processes of a job."""
 _REMOVE = (StartProcess(removes=True), SendSignal(signal.SIGUSR1))
 Action = Find | StartProcess | SendSignal | Say | TellSlowEnd | GiveUp | Lose
 Decision = tuple[ServiceState, tuple[Action, ...]]
@@ -261,7 +263,7 @@ def _hear(
     if isinstance(event, Outdated):
         # It may have to bring checkpoints to the store before it ends.
         giving_way = replace(state, phase=ServicePhase.GIVING_WAY, until_s=now_s + limits.remove_s)
-        return giving_way, () if event.is_ending else _tell_to_end(signal.SIGTERM)
+        return giving_way, () if event.is_ending else _tell_to_end(_END_SIGNAL)
     if limits.is_external:
         return state, ()
     return replace(state, phase=ServicePhase.STARTING, began_s=now_s), (StartProcess(),)
@@ -331,7 +333,7 @@ def _ask(state: ServiceState, event: Asked, now_s: float, limits: ServiceLimits)
     )
     if not has_process:
         return replace(ending, is_last=True), _REMOVE
-    return ending, _tell_to_end(signal.SIGUSR1 if event.removes else signal.SIGTERM)
+    return ending, _tell_to_end(signal.SIGUSR1 if event.removes else _END_SIGNAL)
 
 
 def _end(state: ServiceState, event: Event, now_s: float) -> Decision:

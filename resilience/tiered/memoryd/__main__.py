@@ -1,6 +1,7 @@
 """Run a node's checkpoint daemon: python -m resilience.tiered.memoryd --budget-mib N [options].
 
-SIGTERM or SIGINT ends it and leaves the arena to the next one, SIGUSR1 takes it away.
+SIGINT ends it and leaves the arena to the next one, as SIGTERM does where no agent supervises it;
+SIGUSR1 takes it away.
 
 Exit status 0 after one of these, 3 where the store then lacks steps that it was to get, 1 where
 the folder or an address cannot be used, 2 for wrong options.

@@ -69,13 +69,13 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
 
 
 def run_daemon(options: MemorydOptions) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. For the main thread alone.
+    """Serve until a signal ends it; returns the exit status. For the main thread alone.
 
     That is 0, or UNDONE_STATUS where the store lacks what it was to get.
 
-    The end of its lease ends it as SIGTERM does. SIGUSR1 ends it, too, and the arena goes. Before,
-    the store gets for some time what it has to get, for longer where the arena goes. Arenas beside
-    it that nobody has used for long go once the doors are open.
+    SIGINT ends it, as SIGTERM and the end of its lease do where no agent holds that. SIGUSR1 ends
+    it, too, and the arena goes. Before, the store gets for some time what it has to get, for longer
+    where the arena goes. Arenas beside it that nobody has used for long go once the doors are open.
 
     Says on one line of standard output when all doors are open. Raises ArenaError where
     the folder cannot be used, OSError where a door cannot be opened.
@@ -96,7 +96,7 @@ def run_daemon(options: MemorydOptions) -> int:
         _announce(options, vault)
         # Memory of many gigabytes takes minutes, and nobody waits for it.
         threading.Thread(target=_expire, args=(options,), name="expiry", daemon=True).start()
-        has_to_go = signal.sigwait(END_SIGNALS) == REMOVE_SIGNAL
+        has_to_go = _wait_for_end(lease) == REMOVE_SIGNAL
         lease.end()
         is_removed |= has_to_go
         drain_s = options.kept.remove_s if has_to_go else options.kept.drain_s
@@ -105,6 +105,17 @@ def run_daemon(options: MemorydOptions) -> int:
         watchdog.start()
         is_done = keeper.drain(drain_s)
     return 0 if is_done else UNDONE_STATUS
+
+
+def _wait_for_end(lease: Lease) -> int:
+    """Return the signal that ends the daemon.
+
+    A scheduler sends SIGTERM to every process of a job at once, while the workers have their last
+    step to save yet. The agent that holds the lease has it too, and ends the daemon after them.
+    """
+    while (number := signal.sigwait(END_SIGNALS)) == signal.SIGTERM and lease.is_held:
+        complain("SIGTERM is left to the agent, which ends the daemon after the workers")
+    return number
 
 
 def _expire(options: MemorydOptions) -> None:

@@ -29,6 +29,12 @@ class Lease:
         self._lose: Callable[[], None] | None = None
         self._is_over = False
 
+    @property
+    def is_held(self) -> bool:
+        """Return whether an agent supervises the daemon."""
+        with self._lock:
+            return self._holder is not None
+
     def start(self) -> None:
         """Begin to count: the agent is yet to come."""
         with self._lock:

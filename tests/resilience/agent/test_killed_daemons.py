@@ -7,9 +7,7 @@ import os
 import random
 import select
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from resilience.tiered.loader import Loaded, load
 from resilience.tiered.saver import Saver
 from resilience.tiered.status import ask_daemon
 from resilience.tiered.wait import wait_for_daemon
+from tests.processes import sent
 from tests.resilience.agent.places import Place, start_agent
 from tests.resilience.agent.runs import Run
 from tests.resilience.state.nodes import PlainView
@@ -88,7 +87,7 @@ class Story:
         signals = [(after_s, signal.SIGKILL)]
         if self.rng.random() < 0.4:
             drained_s = self.rng.random() * 0.05
-            signals = [(after_s, signal.SIGTERM), (after_s + drained_s, signal.SIGKILL)]
+            signals = [(after_s, signal.SIGINT), (after_s + drained_s, signal.SIGKILL)]
         with sent(file, signals):
             while not select.select([file], [], [], 0.0)[0]:
                 self.save()
@@ -133,22 +132,6 @@ class Story:
         assert digest(view) == self.digests[self.newest]
         assert view.rest == {"step": self.newest}
         return found
-
-
-@contextmanager
-def sent(file: int, signals: list[tuple[float, signal.Signals]]) -> Iterator[None]:
-    """Have signals sent to a process, each after its seconds, within the block."""
-
-    def send(number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(file, number)
-
-    with ExitStack() as stack:
-        for seconds, number in signals:
-            timer = threading.Timer(seconds, send, (number,))
-            stack.callback(timer.join)
-            timer.start()
-        yield
 
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.slow)])

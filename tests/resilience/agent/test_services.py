@@ -150,6 +150,21 @@ def test_what_the_store_has_not_got_in_time_is_told(
     assert place.arena.exists() is not removes
 
 
+def test_daemon_leaves_a_schedulers_sigterm_to_its_agent(place: Place) -> None:
+    """The workers get it, too, and save their last step before the agent ends the daemon."""
+    services, _ = start(place, place.service())
+    before = place.pid()
+
+    os.kill(before, signal.SIGTERM)
+    serve(services, lambda: "SIGTERM is left to the agent" in place.log())
+    with place.client() as client:
+        save(client, make_id(7), make_content(1000))
+    assert place.pid() == before
+
+    services.end(removes=False)
+    assert place.daemons() == []
+
+
 def test_daemon_that_was_given_up_is_told_and_nothing_is_left_of_it_when_its_job_has_succeeded(
     place: Place, tmp_path: Path
 ) -> None:

@@ -87,13 +87,13 @@ def test_one_that_an_earlier_agent_has_left_goes_on() -> None:
     story = Story()
 
     assert story.tell(Answered(is_found=True)) == [Say("of an earlier agent goes on")]
-    assert story.tell(Asked(removes=False)) == told_to_end(signal.SIGTERM)
+    assert story.tell(Asked(removes=False)) == told_to_end(signal.SIGINT)
 
 
 def test_one_of_another_start_is_ended_first() -> None:
     story = Story()
 
-    assert story.tell(Outdated(is_ending=False)) == told_to_end(signal.SIGTERM)
+    assert story.tell(Outdated(is_ending=False)) == told_to_end(signal.SIGINT)
     assert story.tell(Ended(None)) == [Find()]
     assert story.tell(Missed()) == [StartProcess()]
 
@@ -194,7 +194,7 @@ def test_one_that_another_agent_has_taken_over_is_left_alone() -> None:
 
 @pytest.mark.parametrize(
     ("removes", "number", "limit_s"),
-    [(False, signal.SIGTERM, LIMITS.end_s), (True, signal.SIGUSR1, LIMITS.remove_s)],
+    [(False, signal.SIGINT, LIMITS.end_s), (True, signal.SIGUSR1, LIMITS.remove_s)],
 )
 def test_the_end_has_its_time_and_then_comes_by_force(
     removes: bool, number: signal.Signals, limit_s: float
