@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CONFTEST = """
 from tests import budget, durations
 
-budget.BUDGET_S = 0.05
+budget.BUDGET_S = 0.4
 budget.OVER = {
     "tests/few/test_few.py::test_brief": "a reason",
     "tests/few/test_few.py::test_either[b]": "another",
@@ -46,12 +46,12 @@ def test_brief():
 
 
 def test_long():
-    subprocess.run(["sleep", "0.1"])
+    subprocess.run(["sleep", "0.5"])
 
 
 def test_long_for_others():
     with apart():
-        subprocess.run(["sleep", "0.1"])
+        subprocess.run(["sleep", "0.5"])
 
 
 @pytest.mark.parametrize("which", ["a"])
