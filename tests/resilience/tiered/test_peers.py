@@ -198,6 +198,7 @@ def test_a_lost_nodes_copies_count_no_more(tmp_path: Path) -> None:
             shard_id = make_id(shard=str(shard))
             save(cluster[name].client(), shard_id, make_content(MIB, shard), num_shards=2)
         client = cluster["a"].client()
+        wait_until(lambda: "b" in client.status()["nodes"])
         wait_until(lambda: bool(client.steps()))
         cluster["b"].kill()
 
