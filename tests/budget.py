@@ -32,6 +32,9 @@ OVER = {
     ),
     "tests/resilience/agent/test_faults_of_workers.py"
     "::test_run_ends_with_the_undisturbed_bits[hangs]": "hangs, each found after its deadline",
+    "tests/benchmarks/test_overhead.py::test_worker_without_recovery_meets_nothing_of_it": (
+        "a real agent with real imports: a warm one would hide what is loaded"
+    ),
     f"{_RECOVERY}/test_nodes.py::test_workers_of_a_node_that_gets_another_place_live_on[ddp]": (
         "three nodes, one silent until its lease has ended, and one lost"
     ),
