@@ -80,6 +80,7 @@ def test_another_number_of_positions_ends_the_producers_of_the_old_ones(
     names = sorted(path.name.rpartition("-")[0] for path in scene.root.glob("train-*"))
     assert names == ["train-0of1", "train-0of2"][: 1 + is_used]
     old[0].close()
+    wait_for_end(producers[0])
     new.close(is_over=True)
     assert list(scene.root.parent.iterdir()) == []
     for each in scene.producers():
