@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +34,10 @@ PLAIN, RECOVERED = "benchmarks.overhead_state", "benchmarks.overhead_recovered"
 SAMPLE_S = 0.05
 CALM_STEP = 3
 EXCEPTION_STEP, KILL_STEP, NUM_STEPS = 10, 14, 18
+ZYGOTE = b"\0resilience.agent.processes.zygote\0"
 AGENTS = (
     b"\0resilience.agent\0",
-    b"\0resilience.agent.processes.zygote\0",
+    ZYGOTE,
     b"\0torch.distributed.run\0",
 )
 LIMIT_S = 600.0
@@ -76,31 +78,23 @@ class Sampler:
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
         self.samples: list[Sample] = []
-        self._is_agent: dict[int, bool] = {}
 
     def look(self) -> None:
         """Take one sample."""
         sizes: dict[bool, dict[int, int]] = {True: {}, False: {}}
         for pid in find_processes(self.run_dir):
-            sizes[self._judge(pid)][pid] = read_pss(pid)
+            sizes[is_agent(pid)][pid] = read_pss(pid)
         self.samples.append(Sample(at_s=time.monotonic(), agent=sizes[True], workers=sizes[False]))
 
-    def _judge(self, pid: int) -> bool:
-        """Tell what starts workers from workers; our forks have the command of their parent."""
-        if pid not in self._is_agent:
-            command = parent = b""
-            with contextlib.suppress(OSError):
-                command = Path("/proc", str(pid), "cmdline").read_bytes()
-                parent = Path("/proc", str(read_parent(pid)), "cmdline").read_bytes()
-            is_agent = any(name in command for name in AGENTS) and command != parent
-            self._is_agent[pid] = is_agent
-        return self._is_agent[pid]
 
-
-def read_parent(pid: int) -> int:
-    """Return a process's parent."""
-    stat = Path("/proc", str(pid), "stat").read_text("utf-8", "replace")
-    return int(stat.rpartition(")")[2].split()[1])
+def is_agent(pid: int) -> bool:
+    """Tell what starts workers from workers, which have the zygote's command and a session."""
+    command, is_leader = b"", False
+    with contextlib.suppress(OSError):
+        command = Path("/proc", str(pid), "cmdline").read_bytes()
+        is_leader = os.getsid(pid) == pid
+    is_worker = ZYGOTE in command and is_leader
+    return any(name in command for name in AGENTS) and not is_worker
 
 
 def measure(

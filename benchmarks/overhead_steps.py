@@ -283,11 +283,12 @@ class Contest:
         pids: list[int] = [0] * self.plan.num_ranks
         dist.all_gather_object(pids, os.getpid())
         if rank == 0:
-            zygote = os.getppid()
-            spares = [pid for pid in find_children(zygote) if pid not in pids]
+            agent = self.handles.agent_pid
+            zygote, *others = find_children(agent)
+            spares = [pid for pid in others if pid not in pids]
             seconds += [
                 sum(read_process_cpu_s(pid) for pid in group)
-                for group in ([self.handles.agent_pid], [zygote], spares)
+                for group in ([agent], [zygote], spares)
             ]
         return seconds
 
@@ -303,7 +304,7 @@ def read_process_cpu_s(pid: int) -> float:
 
 
 def find_children(parent: int) -> list[int]:
-    """Return the processes that a single-threaded process has started."""
+    """Return the children of a process's first thread, the oldest first."""
     path = Path("/proc", str(parent), "task", str(parent), "children")
     return [int(word) for word in path.read_text("ascii").split()]
 

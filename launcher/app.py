@@ -105,7 +105,8 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
     for name in files:
         sys.stdout.write(f"  {run_dir / name}\n")
     sys.stdout.flush()
-    for note in notes(job, has_default_image=request.has_default_image):
+    is_submitted = request.beside.action == "submit"
+    for note in notes(job, has_default_image=request.has_default_image, is_submitted=is_submitted):
         sys.stderr.write(f"note: {note}\n")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
-from launcher.clusters.memoryd import token_secret_name
+from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -32,12 +32,12 @@ def check_runnable(job: Job, action: str, *, has_default_image: bool = False) ->
         raise RecipeError("\n".join(f"action {action!r}: {line}" for line in problems) + advice)
 
 
-def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
+def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = False) -> list[str]:
     """Return what a person who applies the rendered files by hand has to know, a line each.
 
     Whatever `check_runnable` refuses is among the lines.
     """
-    told = [unmounted_inputs(job), awaited_secret(job)]
+    told = [unmounted_inputs(job), None if is_submitted else awaited_secret(job)]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
@@ -89,8 +89,8 @@ def awaited_secret(job: Job) -> str | None:
     if name is None or not isinstance(cluster := job.cluster, K8sCluster):
         return None
     return (
-        f"the pods wait for the Secret {name!r} with the token of the checkpoints' daemons, which "
-        "action=submit makes; before you apply the manifest by hand, make it with\n"
+        f"the pods wait for the Secret {name!r} with the token of the run, which action=submit "
+        "makes; before you apply the manifest by hand, make it with\n"
         f"  kubectl -n {cluster.namespace} create secret generic {name} "
         "--from-literal=token=$(openssl rand -hex 32)"
     )

@@ -1,8 +1,9 @@
 """The event log: the one record of a run, one JSON object a line.
 
-Every worker and the launcher append to the same file. A process may die within
-a line; the next write by anybody then begins on a line of its own, and readers
-pass over what was cut short. Nothing here imports torch or a feature.
+The launcher, each node's agent and workers without an agent append to the same
+file; an agent writes for its workers. A process may die within a line; the next
+write by anybody then begins on a line of its own, and readers pass over what was
+cut short. Nothing here imports torch or a feature.
 
 A float that JSON has no number for is written as the text NaN, Infinity or
 -Infinity, so that the file stays valid JSON; `float()` reads all three back.
@@ -11,6 +12,7 @@ What workers write:
     every rank    worker_started (pid, world_size), process_group_ready, data_ready,
                   model_ready, worker_finished, worker_failed (message), worker_stopped
     rank 0        step (loss, lr, grad_norm, duration_s, num_samples),
+                  non_finite (outcome, loss, grad_norm, ranks, text),
                   checkpoint_started, checkpoint_written (path, num_bytes)
     with batches in shared memory, every rank
                   batches_ready (num_batches), batch_damaged (reason)
@@ -25,7 +27,7 @@ What workers write:
     and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s)
 What a node agent writes:
     node_joined, node_lost, generation_opened (number, world_size), worker_replaced (pid),
-    fault_detected (reason, text), generation_broken (reason), gave_up (reason),
+    fault_detected (reason, text), generation_broken (reason), giving_up (reason), gave_up (reason),
     coordinator_replaced (node, lost), warning (text),
     service_lost (service, text)
 What the launcher writes:
@@ -40,10 +42,13 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+EVENTS_NAME = "events.jsonl"
+"""Of the log in a run's folder."""
 _LINE_START = b'{"time":'
 
 
@@ -66,11 +71,74 @@ class EventLogError(OSError):
     """The event log cannot take an event: the disk is full or gone."""
 
 
-class EventLog:
-    """Appends one process's events to a file that other processes append to as well.
+class EventSink(Protocol):
+    """Takes the lines of a log, each of them whole. May be used from several threads."""
 
-    Each event is a single write of a whole line, and nothing is buffered: what
-    was written survives the process. May be used from several threads.
+    def append(self, line: bytes) -> None:
+        """Take a line that ends with a newline."""
+        ...
+
+    def close(self) -> object:
+        """Take nothing more, and let go of what was opened."""
+        ...
+
+
+class EventFile:
+    """A log's file, to which other processes append as well; each line is a single write.
+
+    Nothing is buffered: what was appended survives the process.
+    """
+
+    def __init__(self, path: Path, complain: Callable[[str], None] | None = None) -> None:
+        """Open the file; `complain` is told once of a line that was lost, instead of an error."""
+        self._path = path
+        self._complain = complain
+        self._has_complained = False
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def append(self, line: bytes) -> None:
+        """Append a whole line.
+
+        Raises EventLogError where the file cannot take it and nobody is there to complain to.
+        """
+        try:
+            self._append(line)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            text = f"cannot write events to {self._path}: {reason}"
+            if self._complain is None:
+                raise EventLogError(text) from error
+            if not self._has_complained:
+                self._has_complained = True
+                self._complain(f"{text}; the run goes on, and its record has gaps")
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, line: bytes) -> None:
+        if self._ends_within_line():
+            line = b"\n" + line
+        num_written = os.write(self._file, line)
+        if num_written != len(line):
+            raise OSError(f"wrote {num_written} of {len(line)} bytes of an event")
+
+    def _ends_within_line(self) -> bool:
+        """Return whether somebody's last line was cut short.
+
+        A line of a living writer may look so for an instant; the empty line
+        that follows from it is nothing to a reader.
+        """
+        size = os.fstat(self._file).st_size
+        return size > 0 and os.pread(self._file, 1, size - 1) not in (b"\n", b"")
+
+
+class EventLog:
+    """Writes one process's events, to the log's file or to who writes it for this process.
+
+    May be used from several threads.
     """
 
     rank: int | None
@@ -87,16 +155,19 @@ class EventLog:
         generation: int,
         clock: Callable[[], float] = time.time,
         complain: Callable[[str], None] | None = None,
+        sink: EventSink | None = None,
     ) -> None:
-        """Open the log; `complain` is told once of an event that was lost, instead of an error."""
+        """Open the log, or with a `sink` leave its file to that one.
+
+        `complain` is told once of an event that was lost, instead of an error.
+        """
         self._path = path
         self._node = node
         self.rank = rank
         self.generation = generation
         self._clock = clock
         self._complain = complain
-        self._has_complained = False
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._sink = sink or EventFile(path, complain)
 
     def enter(self, generation: int, *, rank: int | None = None) -> None:
         """Have a generation, and the rank that the writer has in it, stand in further events."""
@@ -111,6 +182,29 @@ class EventLog:
         Raises TypeError for a field that JSON cannot hold, and EventLogError
         where the file cannot take the whole line and nobody is there to complain to.
         """
+        self._sink.append(self._compose(event, step, rank, fields))
+
+    def write_through(self, event: str, /, *, step: int | None = None, **fields: Any) -> None:
+        """Append an event to the file itself, also where a sink writes the others.
+
+        It is there when this returns, whoever is killed next. Waits for the file.
+        """
+        with closing(EventFile(self._path, self._complain)) as file:
+            file.append(self._compose(event, step, None, fields))
+
+    def close(self) -> None:
+        """Close the file or the sink; a second call does nothing."""
+        self._sink.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _compose(
+        self, event: str, step: int | None, rank: int | None, fields: Mapping[str, Any]
+    ) -> bytes:
         record = {
             "time": self._clock(),
             "node": self._node,
@@ -121,45 +215,7 @@ class EventLog:
             "fields": _to_json_value(fields),
         }
         text = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        line = f"{text}\n".encode("ascii")
-        try:
-            self._append(line)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            text = f"cannot write events to {self._path}: {reason}"
-            if self._complain is None:
-                raise EventLogError(text) from error
-            if not self._has_complained:
-                self._has_complained = True
-                self._complain(f"{text}; the run goes on, and its record has gaps")
-
-    def _append(self, line: bytes) -> None:
-        if self._ends_within_line():
-            line = b"\n" + line
-        num_written = os.write(self._file, line)
-        if num_written != len(line):
-            raise OSError(f"wrote {num_written} of {len(line)} bytes of an event")
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _ends_within_line(self) -> bool:
-        """Return whether somebody's last line was cut short.
-
-        A line of a living writer may look so for an instant; the empty line
-        that follows from it is nothing to a reader.
-        """
-        size = os.fstat(self._file).st_size
-        return size > 0 and os.pread(self._file, 1, size - 1) not in (b"\n", b"")
+        return f"{text}\n".encode("ascii")
 
 
 class EventReader:

@@ -84,12 +84,24 @@ class CheckpointlessSettings(_Settings):
     """Seconds that a worker may take to stop after it was told to; then it is killed."""
     join_deadline_s: Seconds
     """Seconds that ranks may take to form their process group, and a lost node to be replaced."""
+    lease_s: Seconds
+    """Seconds without a word from a node that make it silent: its place may be given to another
+    one, and it comes back as a standby. Shorter ones take a busy node for a lost one."""
+    partition_patience_s: Seconds
+    """Seconds that nodes which may not go on wait for the others, and a shard for its last
+    holder."""
     process_restarts_max: Count
-    """Worker replacements within restart_window_s before the whole job is started again."""
+    """Incidents within restart_window_s, for each node of the run, before the run gives up; one is
+    all processes that a node loses between two committed steps."""
     restart_window_s: Count
-    """Seconds over which worker replacements are counted."""
+    """Seconds over which incidents are counted."""
+    restarts_forgiven_after_steps: Count
+    """Committed steps after which an incident counts no more."""
     restarts_without_progress_max: Count
-    """Generations in a row that may end before a new step is done; after these the run gives up."""
+    """Generations in a row that one node, or errors that end no process, may end before a new step
+    is done; after these the run gives up."""
+    last_save_deadline_s: Seconds
+    """Seconds that a run which gives up may take to save its state before it ends."""
     self_check_every_n_steps: Count | None
     """Compare the state with the digest of its last update every n steps; null never does."""
 
@@ -235,8 +247,8 @@ class TieredSettings(_Settings):
     lease_s: Seconds
     """Seconds that a node's daemon outlives an agent that was killed, for the next one to find."""
     token_file: AbsolutePath | None
-    """File, on every node, with the token that clients of a daemon have to know; null: the run
-    makes one."""
+    """File, on every node, with the token that agents and clients of a daemon have to know; null:
+    the run makes one."""
     peer_port: Port | None
     """Port on which each node's daemon listens for those of other nodes; null: a free one on this
     machine, one that follows from the job's id on Slurm, 9201 on Kubernetes."""

@@ -86,6 +86,7 @@ OTHER: dict[str, Any] = {
     "trainer.sharding": {"none": "full", "hybrid": "full"},
     "trainer.num_replicas": {2: 4, 1: 2, None: 2},
     "trainer.kind": None,
+    "trainer.non_finite": {"fail": "skip"},
     "trainer.sequence_parallel": False,
     "trainer.optimizer.decay_steps": 5000,
     "trainer.optimizer.warmup_steps": 1,
@@ -116,9 +117,13 @@ OTHER: dict[str, Any] = {
         "hang_deadline_s": 60,
         "stop_deadline_s": 5,
         "join_deadline_s": 60,
+        "lease_s": 5,
+        "partition_patience_s": 900,
         "process_restarts_max": 3,
         "restart_window_s": 60,
+        "restarts_forgiven_after_steps": 10,
         "restarts_without_progress_max": 2,
+        "last_save_deadline_s": 30,
         "self_check_every_n_steps": None,
     },
     "resilience.faults": {"injected": [], "random": None},
@@ -230,7 +235,7 @@ BOUNDS = {
     "trainer.sharding",
 }
 # Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
-SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint",
+SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint", "trainer.non_finite",
                "data.path", "data.text_key", "data.tokenizer"}  # fmt: skip
 # Read at run time by workers that have a daemon beside them, and tested there.
 TIERED_LOOP = {"resilience.tiered.copy_while", "resilience.tiered.namespace",
@@ -243,8 +248,13 @@ AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.fau
 # that they change no bit in tests/training.
 MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in MMAP)}
 LOOPS = SHARED_LOOP | AGENT_LOOP | TIERED_LOOP | MMAP_LOOP
-# Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU.
-TESTED_ALONE = {"trainer.activation_checkpointing", "trainer.precision"}
+# Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU,
+# the third a step that is not finite.
+TESTED_ALONE = {
+    "trainer.activation_checkpointing",
+    "trainer.precision",
+    "trainer.non_finite",
+}
 SMALL = ("trainer.num_nodes=1", "trainer.num_devices=1", "trainer.max_steps=5",
          "trainer.optimizer.warmup_steps=2", "model.num_layers=2", "model.hidden_size=32",
          "trainer.global_batch_size=4", "trainer.micro_batch_size=2", "data.seq_length=48",

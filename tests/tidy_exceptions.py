@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 30_942
+CODE_LINES_MAX = 33_780
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -18,6 +18,7 @@ PUBLIC_API = {
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.async_messages": ("docs/architecture.md", "fakes that ship"),
+    "resilience.testing.network": ("docs/architecture.md", "resilience.testing.network"),
     "resilience.tiered.aws_bucket": ("docs/tiered.md", "BucketSource"),
     "resilience.tiered.aws_reader": ("docs/tiered.md", "AwsReader"),
     "training.megatron.plan": ("docs/recipes.md", "training/megatron/plan.py"),
@@ -26,27 +27,10 @@ PUBLIC_API = {
 FOREIGN_TARGETS = {
     "resilience/agent/__main__.py": (
         "options are completed before anybody has them",
-        "options.program options.spares_per_node",
-    ),
-    "resilience/agent/agent.py": (
-        "to be mended: workers and crew are told by their attributes",
         (
-            "self._crew.is_closed spare.generation spare.rank "
-            "worker.generation worker.is_attached worker.is_finished "
-            "worker.is_ready worker.local_rank worker.rank"
+            "options.local_addr options.node_name options.program options.spares_per_node "
+            "options.term_deadline_s"
         ),
-    ),
-    "resilience/agent/processes/crew.py": (
-        "to be mended: a spare becomes a rank",
-        "spare.local_rank",
-    ),
-    "resilience/agent/coordination/leader.py": (
-        "to be mended: who is at the other end, and when it was heard",
-        "peer.heard_s peer.node",
-    ),
-    "resilience/agent/processes/workers.py": (
-        "to be mended: what the zygote said of a worker",
-        "self.workers[said['forked']].pid worker.is_ended worker.status worker.text",
     ),
     "resilience/comm/reducer.py": (
         "torch's way to give a parameter its gradient",

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import ValidationError
 
 from launcher.job import Job, read_job
-from resilience.events import EventLog, EventLogError
+from resilience.events import EVENTS_NAME, EventLog, EventLogError
+from resilience.inprocess.event_pipe import open_events
 from resilience.validation import first_problem
 from training.environment import (
     AGENT_PID,
@@ -29,8 +30,6 @@ from training.stop import StopSignal
 
 if TYPE_CHECKING:
     from training.loop import MakeTrainer
-
-EVENTS_NAME = "events.jsonl"
 
 
 def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = None) -> int:
@@ -128,8 +127,7 @@ def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _open_events(options: argparse.Namespace, environment: WorkerEnvironment | None) -> EventLog:
     try:
-        options.run_dir.mkdir(parents=True, exist_ok=True)
-        return EventLog(
+        return open_events(
             options.run_dir / EVENTS_NAME,
             node=options.node_name,
             rank=environment.rank if environment else None,

@@ -113,6 +113,15 @@ class Checkpoints:
         not what its last update left; that ends the save.
         """
 
+    @property
+    def place(self) -> str:
+        """Return in words where the checkpoints lie."""
+        return ""
+
+    def has_saved(self, step: int) -> bool:
+        """Return whether this worker's part of a step's checkpoint was seen to be saved."""
+        return False
+
     def close(self) -> None:
         """End what the checkpoints need: the run has succeeded."""
 
@@ -161,6 +170,8 @@ class CadencedCheckpoints(Checkpoints, ABC):
         self._begun: int | None = None
         """Step of the save that was begun last, unless it was left."""
         self._has_warned = False
+        self._saved: int | None = None
+        """Step of this worker's newest save that has ended well."""
         self._subject: Subject
         self._view: SameLineage
 
@@ -189,6 +200,10 @@ class CadencedCheckpoints(Checkpoints, ABC):
         self._start(step)
         complete, self._begun = self._begun, step
         return complete
+
+    def has_saved(self, step: int) -> bool:
+        """Return whether this worker's part is saved, or another worker has that part."""
+        return self._saved == step or not self._subject.placement.writes_shard
 
     def abandon(self) -> None:
         """Leave what was begun; until the next one is complete the one before counts."""
@@ -222,6 +237,7 @@ class CadencedCheckpoints(Checkpoints, ABC):
 
     def _tell_saved(self, step: int, *, num_bytes: int, seconds: float, blocked_s: float) -> None:
         self._has_warned = False
+        self._saved = step
         if self._is_leader:
             self._events.write(
                 "checkpoint_saved",

@@ -50,6 +50,10 @@ class Members(Protocol):
     def store(self) -> Store:
         """Return the generation's own store."""
 
+    @property
+    def is_last(self) -> bool:
+        """Return whether the run gives up, and the generation is for saving the state alone."""
+
     def check(self) -> None:
         """Raise BrokenError where the generation is over; cheap."""
 
@@ -65,6 +69,7 @@ class OnlyGeneration:
     rank: int
     layout: Layout
     store: Store
+    is_last: bool = False
 
     def check(self) -> None:
         """Return: the process ends with its generation."""

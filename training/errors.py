@@ -6,7 +6,7 @@ TrainingError
 |-- WeightsError     the weights to start from do not fit the model
 |-- GroupError       the workers did not find each other in time
 |-- CheckpointError  a checkpoint could not be written, or not be read again
-`-- DivergedError    the gradients are not finite
+`-- DivergedError    a step is not finite, and would not be when it is run again
 
 Each ends the worker with one line on stderr and status 1; everything else is a
 bug and keeps its traceback.
@@ -40,7 +40,7 @@ class CheckpointError(TrainingError):
 
 
 class DivergedError(TrainingError):
-    """The gradients are not finite; nothing has been written of the step."""
+    """The loss or the gradients are not finite; nothing has been written of the step."""
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ reads what one of an older generation has written.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -112,6 +113,18 @@ class WorkerGroup:
         wait_for_key(self.store, topic, timeout, self.check)
         told = f"{topic}/text"
         return self.store.get(told).decode() if self.store.check([told]) else None
+
+    def told_by_all(self, topic: str, text: str, timeout: timedelta) -> dict[int, str]:
+        """Return on every worker what each rank has told."""
+        topic = f"{topic}/told"
+        self.store.set(f"{topic}/{self.rank}", text)
+        self.first_problem(topic, None, timeout)  # all have told
+        found = {}
+        if self.rank == 0:
+            ranks = range(self.world_size)
+            found = {rank: self.store.get(f"{topic}/{rank}").decode() for rank in ranks}
+        told = json.loads(self.first_text(f"{topic}/all", json.dumps(found), timeout))
+        return {int(rank): each for rank, each in told.items()}
 
     def lowest_text(self, topic: str, text: str | None, timeout: timedelta) -> str | None:
         """Return on every worker the text of the lowest rank that has one; None where none has."""

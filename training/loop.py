@@ -12,10 +12,9 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from launcher.job import Job
 from resilience.comm.page import Activity
@@ -24,10 +23,9 @@ from resilience.faults.injector import Injector
 from resilience.faults.schedule import plan_faults
 from resilience.state.digest import digest_state
 from resilience.state.layout import Seat
-from resilience.state.rng import seed_step
 from resilience.state.view import ViewWithRest
 from training.backends.choice import open_checkpoints
-from training.backends.epoch import EpochCheckpoints
+from training.backends.epoch import EPOCH_SOURCE, EpochCheckpoints
 from training.checkpoints import STALL_S, Begun, Subject
 from training.coordinator import Members, open_generation
 from training.data.loading import (
@@ -39,33 +37,30 @@ from training.data.loading import (
 from training.data.tokens import Samples, check_num_samples
 from training.data.worker_batches import Batches, open_batches
 from training.environment import WorkerEnvironment
-from training.errors import DivergedError
-from training.group import DATA_TIMEOUT, WorkerGroup, open_device
+from training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
     check_layout,
     plan_device_type,
     plan_log_rank,
     plan_placement,
-    plan_schedule,
 )
 from training.progress import CommitHooks, MakeProgress, NoRecovery
-from training.steplog import StepLog, describe_step
+from training.steplog import StepLog
+from training.steps.steps import SAVE, SAVE_DUE, Steps
 from training.stop import EXIT_STATUS, StopSignal
-from training.trainer import StepResult, StepWatch, Trainer
+from training.trainer import StepWatch, Trainer
 from training.watch import RunWatch
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.checkpointless.plan import Fallback
     from resilience.checkpointless.recovery import Resumed
 
+_START = "start"
+"""Source of the state before the first step."""
 MODEL_FOLDER = "checkpoint"
 """Folder of the run in which the trained model ends up."""
 OTHER_SHARD_STATUS = 72
 """Exit status of a worker that was given another shard than its own; a fresh one takes it."""
-_SAVE_DUE = "save_due"
-"""In the progress: a worker has asked for a checkpoint of this very state."""
-_SAVE = 1 << 24
-"""What a request to save counts in the sum of requests; each worker's stop counts 1."""
 
 
 class MakeTrainer(Protocol):
@@ -106,12 +101,13 @@ class Loop:
         self._worker = worker
         self._job, self._events, self._stop = worker.job, worker.events, worker.stop
         self._is_recoverable = make_recovery is not None
-        self._schedule = plan_schedule(worker.job)
         self._samples: Samples | None = None
         self._batches: Batches | None = None
         self._injector: Injector | None = None
         self._complete: int | None = None
         """Step of the newest checkpoint that is known to be complete."""
+        self._place = ""
+        """Where that lies; empty for the state before the first step."""
         self._rank: int | None = None
         self._seat: Seat | None = None
         self._is_built = False
@@ -135,6 +131,13 @@ class Loop:
         )
         # What needs no rank is done here, before a spare gets one.
         self._trainer = make_trainer(worker.job, self.watch, is_restartable=self._is_recoverable)
+        self._steps = Steps(
+            worker.job,
+            trainer=self._trainer,
+            progress=self.progress,
+            watch=self.watch,
+            events=worker.events,
+        )
 
     # ---- one generation
 
@@ -167,8 +170,11 @@ class Loop:
         self._saves.abandon()
         self.watch.leave()
 
-    def run(self, members: Members) -> None:
-        """Run in one generation until the last step, from whatever step it begins with."""
+    def run(self, members: Members) -> str | None:
+        """Run in one generation until the last step, from whatever step it begins with.
+
+        In one that is for saving the state alone, returns where that lies.
+        """
         self._events.write("process_group_ready")
         group = self._make_group(members)
         self.watch.enter(members, self._make_injector(group))
@@ -181,6 +187,8 @@ class Loop:
         self._trainer.settle()
         if resumed is not None:
             self._note_resumed(resumed)
+            if members.is_last:
+                return self._save_last(group, has_state=resumed.role != "started")
         self._check_samples()
         if not self._is_recoverable:
             self._note_model()
@@ -188,6 +196,16 @@ class Loop:
         self.progress.check()
         members.mark(Activity.NOWHERE, self._job.trainer.max_steps)
         self._end_run(group)
+        return None
+
+    def describe_saved(self) -> dict[str, Any]:
+        """Return what a report says of the newest state that is known to be complete.
+
+        Where it lies is said once a node: reports go to everybody.
+        """
+        step = -1 if self._complete is None else self._complete
+        is_teller = step >= 0 and self._seat is not None and self._seat.local_rank == 0
+        return {"saved": step, **({"place": self._place} if is_teller else {})}
 
     def end(self) -> None:
         """Remove what only a run that goes on needs; all ranks have finished."""
@@ -318,7 +336,7 @@ class Loop:
     def _start(self, fallback: Fallback | None, members: Members) -> int:
         """Load the newest state that was written, or make the one before the first step."""
         members.mark(Activity.NOWHERE, 0)
-        step, source = 0, "start"
+        step, source = 0, _START
         if begun := self._load_newest():
             step, source = begun.step, begun.source
         else:
@@ -326,9 +344,9 @@ class Loop:
             self._trainer.fill()
         # Before the history begins, which makes void what stands behind it.
         self._check_samples()
-        self._complete = step
+        self._note_complete(step, self._place_of(source))
         self._saves.begin_run(step)
-        if members.number > 0 or (fallback is not None and source != "start"):
+        if members.number > 0 or (fallback is not None and source != _START):
             reason = fallback.reason if fallback else "all workers began afresh: no recovery"
             self._events.write("recovery_fallback", step=step, reason=reason, source=source)
         return step
@@ -363,12 +381,12 @@ class Loop:
             self._begin_step(step, batches)
             self.watch.reach("data")
             rows = batches.read(step)
-            result = self._take_step(step, rows, members, group)
+            result = self._steps.take(step, rows, members, group)
             self._stop.note_step(step)
-            log.report(step, result, self._schedule.lr_at(step))
+            log.report(step, result, self._steps.lr_at(step))
             if self._is_recoverable and step == first and members.number > 0:
                 self._events.write("rank_resumed", step=step)
-            if result.requests % _SAVE:
+            if result.requests % SAVE:
                 self._finish(is_forced=True)
                 raise SystemExit(EXIT_STATUS)
         self._finish(is_forced=False)
@@ -377,14 +395,23 @@ class Loop:
     def _begin_step(self, step: int, batches: Batches) -> None:
         """Begin the saves that are due before a step."""
         self.watch.begin(step, Activity.DATA)
-        is_requested = self.progress.rest.get(_SAVE_DUE, False)
-        for complete in (
-            self._save_epoch(step),
-            self._saves.begin_step(step, is_requested=is_requested),
+        is_requested = self.progress.rest.get(SAVE_DUE, False)
+        for source, complete in (
+            (EPOCH_SOURCE, self._save_epoch(step)),
+            ("", self._saves.begin_step(step, is_requested=is_requested)),
         ):
             if complete is not None and complete > (self._complete or 0):
-                self._complete = complete
+                self._note_complete(complete, self._place_of(source))
                 batches.note_checkpoint(complete)
+
+    def _note_complete(self, step: int, place: str) -> None:
+        self._complete, self._place = step, place
+
+    def _place_of(self, source: str) -> str:
+        """Return where a checkpoint lies that was loaded from a source, or was saved."""
+        if source == EPOCH_SOURCE and self._epochs is not None:
+            return str(self._epochs.folder)
+        return "" if source == _START else self._saves.place
 
     def _save_epoch(self, step: int) -> int | None:
         """Write the whole state where an epoch has ended; returns its step where it is complete."""
@@ -396,32 +423,8 @@ class Loop:
         self.watch.begin(step, Activity.DATA)
         return step if is_complete else None
 
-    def _take_step(
-        self, step: int, rows: list[torch.Tensor], members: Members, group: WorkerGroup
-    ) -> StepResult:
-        """Compute, pass the gate, update, settle."""
-        placement = plan_placement(group.layout, group.rank)
-        seed_step(self._job.trainer.seed, step, placement.data_rank)
-        self.progress.begin()
-        try:
-            result = self._trainer.stepper.compute(rows, step=step)
-        except DivergedError:
-            # A corrupt state can make any gradient so; the run ends only if no rank has one.
-            self.progress.check()
-            dist.barrier()
-            raise
-        lr = self._schedule.lr_at(step)
-        self.progress.pend(
-            {"last": describe_step(step, result, lr), _SAVE_DUE: result.requests >= _SAVE}
-        )
-        self.watch.note(Activity.GATE)
-        with self.progress.commit(members):
-            self._trainer.stepper.update(lr)
-        self._trainer.settle()
-        return result
-
     def _requests(self) -> int:
-        return self._stop.is_requested + _SAVE * self._saves.wants_save()
+        return self._stop.is_requested + SAVE * self._saves.wants_save()
 
     def _finish(self, *, is_forced: bool) -> None:
         """Let the last checkpoint end, under no deadline but its own."""
@@ -429,11 +432,33 @@ class Loop:
         self.watch.begin(step, Activity.NOWHERE)
         self._saves.finish(step, is_forced=is_forced)
 
+    def _save_last(self, group: WorkerGroup, *, has_state: bool) -> str:
+        """Save the state with which the run gives up; returns where the newest lies."""
+        step, places = self.progress.step, []
+        if has_state:
+            self._finish(is_forced=True)
+            problem = None if self._saves.has_saved(step) else f"not by rank {group.rank}"
+            if group.first_problem("last/tiers", problem, CHECKPOINT_TIMEOUT) is None:
+                places.append(self._saves.place)
+            if self._epochs is not None:
+                self._epochs.save(step)
+                # What is there was seen there.
+                if self._epochs.newest_step() == step:
+                    places.append(str(self._epochs.folder))
+        if places:
+            return f"the state of step {step} is saved in {' and in '.join(places)}"
+        words = f"the state of step {step} could not be saved" if has_state else "no rank had one"
+        if not self._place:
+            return f"{words}, and none was before: a start begins at step 0"
+        return (
+            f"{words}; the newest that was before is that of step {self._complete} in {self._place}"
+        )
+
     def _corrupt(self, kind: str) -> None:
         self._trainer.stepper.corrupt(kind)
 
     def _apply(self, step: int) -> None:
-        self._trainer.stepper.update(self._schedule.lr_at(step))
+        self._steps.apply(step)
 
 
 def run_once(worker: Worker, make_trainer: MakeTrainer, environment: WorkerEnvironment) -> None:

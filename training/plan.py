@@ -22,7 +22,7 @@ InitialValue = Literal["ones", "zeros", "normal"]
 _NO_LINEAGE = frozenset(
     """
     num_nodes num_devices sharding num_replicas max_restarts threads_per_worker max_steps
-    micro_batch_size activation_checkpointing log_every_n_steps save_checkpoint
+    micro_batch_size activation_checkpointing log_every_n_steps save_checkpoint non_finite
     """.split()  # noqa: SIM905  a list would take a line each
 )
 """Fields of the trainer that may differ between runs which go on from each other's state."""

@@ -68,6 +68,9 @@ class Progress(HasRest, Protocol):
     def check(self) -> None:
         """Raise CorruptionError where the state is not what its last update left."""
 
+    def distrust(self) -> None:
+        """Have this rank's state count as unhealthy until it is repaired."""
+
 
 MakeProgress = Callable[[CommitHooks], Progress]
 
@@ -112,3 +115,6 @@ class NoRecovery:
 
     def check(self) -> None:
         """Return: nobody keeps a digest."""
+
+    def distrust(self) -> None:
+        """Return: nothing is repaired, and the run is about to end."""

@@ -6,12 +6,14 @@ Imported where the job has resilience.checkpointless, and nowhere else.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.errors import StateError
-from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.block import BlockOptions, GaveUp, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
+from resilience.state.report import Report
 from resilience.state.shared import SharedState
 from resilience.state.transfer_buffer import TransferBuffer
 from training.errors import (
@@ -61,7 +63,7 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
     def enter(generation: Generation) -> None:
         is_first = worker.events.rank is None
         loop.enter(generation)
-        recovery.enter(generation.number, generation.layout)
+        recovery.enter(generation.number, generation.layout, keeps_state=generation.keeps_state)
         if is_first:
             worker.events.write(
                 "worker_started", pid=os.getpid(), world_size=generation.layout.world_size
@@ -73,12 +75,21 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
         )
         loop.leave()
 
+    def run(generation: Generation) -> None:
+        if (reason := loop.run(generation)) is not None:
+            raise GaveUp(reason)
+
+    def report(*, rank: int, node: str, generation: int) -> Report:
+        own = recovery.report(rank=rank, node=node, generation=generation)
+        return replace(own, rest=loop.describe_saved())
+
     reexecutable(
-        loop.run,
-        report=recovery.report,
+        run,
+        report=report,
         enter=enter,
         hooks=Hooks(on_fault=leave),
-        options=BlockOptions(device_type=plan_device_type(worker.job), fatal=_FATAL),
+        # The block writes the model, too.
+        options=BlockOptions(device_type=plan_device_type(worker.job), fatal=_FATAL, is_all=True),
     )()
     loop.end()
 

@@ -8,6 +8,7 @@ one, and names a whole one of the size of a page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ class StepResult:
     """Norm over all parameters before clipping."""
     requests: int
     """Sum over all ranks of what each got from `StepWatch.requests`."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the step may be taken."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 class StepWatch(Protocol):
@@ -70,8 +76,16 @@ class Stepper(Protocol):
         """Run everything of a step up to the update: forward to clipping, all its collectives.
 
         `rows` are this rank's micro batches, each of shape (samples, sequence + 1). Writes
-        nothing that the next step needs but gradients, so that the step can be run again.
-        Raises DivergedError, on all ranks alike, where the gradients are not finite.
+        nothing that the next step needs but gradients, so that the step can be run again, with
+        the same bits. Gradients that are not finite are left as they are: no update is made of
+        them.
+        """
+
+    def part(self) -> Sequence[float]:
+        """Return numbers of what this rank alone gave to the last `compute`, before any reduction.
+
+        Its loss, and what else shows where a value that is not finite has come from: sums of
+        its own gradients. Computed again they are equal, bit for bit.
         """
 
     def update(self, lr: float) -> None:

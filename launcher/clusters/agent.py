@@ -20,6 +20,7 @@ def agent_command(
     rdzv_endpoint: str,
     rdzv_id: str,
     node: str,
+    token_file: str,
     config_path: str = f'"$run_dir/{NODE_FILE}"',
     job_path: str = f'"$run_dir/{JOB_FILE}"',
     run_path: str = '"$run_dir"',
@@ -29,9 +30,9 @@ def agent_command(
     """Return the shell words that start and watch the workers of one node.
 
     What differs between cluster kinds and nodes is given as shell words, quoted already. `node` is
-    the name under which the node writes events, `local_addr` the address under which other nodes
-    reach it (None lets the agent find it), and `memoryd` are the arguments of the node's checkpoint
-    daemon that are known at the start alone.
+    the name under which the node writes events, `token_file` the file with the run's token,
+    `local_addr` the address under which other nodes reach it (None lets the agent find it), and
+    `memoryd` are the arguments of the node's checkpoint daemon that are known at the start alone.
     """
     return (
         python,
@@ -42,6 +43,7 @@ def agent_command(
         f"--rdzv-id={rdzv_id}",
         *((f"--local-addr={local_addr}",) if local_addr else ()),
         f"--node-name={node}",
+        f"--token-file={token_file}",
         f"--run-dir={run_path}",
         *(f"--memoryd={each}" for each in memoryd),
         "--preload=training.preload",

@@ -4,7 +4,8 @@
 
 A program of its own that imports the standard library alone. It runs COMMAND
 and ends with its exit status (128 and the signal's number for one that a
-signal ended) once nothing that COMMAND started is left, in whatever session.
+signal ended) once nothing that COMMAND started is left, in whatever session,
+but for what SIGKILL does not end.
 
 The end of standard input asks for the node's end: SIGTERM to COMMAND's process
 group, and GRACE_S seconds later SIGKILL to all of it. A launcher that dies
@@ -16,13 +17,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+END_DEADLINE_S = 30.0
+"""What SIGKILL has not ended by then is in the kernel's hands, or a driver's: nobody can wait."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -65,16 +70,31 @@ def _end_all(node: int) -> int:
 
     A child's own children become ours when it is gone, so the next round has them.
     """
-    status = 0
-    while True:
-        for child in _children():
+    status = 128 + signal.SIGKILL
+    deadline_s = time.monotonic() + END_DEADLINE_S
+    while children := _children():
+        for child in children:
             os.kill(child, signal.SIGKILL)
-        try:
-            pid, wait_status = os.waitpid(-1, 0)
-        except ChildProcessError:
+        if not _await_end(children, deadline_s - time.monotonic()):
+            sys.stderr.write(f"keeper: not ended by SIGKILL, and left: processes {children}\n")
             return status
-        if pid == node:
-            status = shell_status(os.waitstatus_to_exitcode(wait_status))
+        for child in children:
+            pid, wait_status = os.waitpid(child, os.WNOHANG)
+            if pid == node:
+                status = shell_status(os.waitstatus_to_exitcode(wait_status))
+    return status
+
+
+def _await_end(children: Sequence[int], timeout_s: float) -> bool:
+    """Return whether one of them has ended in time."""
+    poll = select.poll()
+    files = [os.pidfd_open(child) for child in children]
+    for file in files:
+        poll.register(file, select.POLLIN)
+    ended = poll.poll(max(0.0, timeout_s) * 1000)
+    for file in files:
+        os.close(file)
+    return bool(ended)
 
 
 def shell_status(exit_code: int) -> int:

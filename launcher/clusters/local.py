@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from launcher.clusters.agent import agent_command, agent_config
 from launcher.clusters.local_files import node_name, script_name
 from launcher.clusters.memoryd import PEER_PORT, memoryd_config
+from launcher.clusters.token import own_token_file
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.rundir import NODE_FILE
@@ -52,6 +53,7 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),
         "env": sorted(_environment(job).items()),
         "agent_words": _agent_words(job, index),
+        "token_file": own_token_file(job),
         "memoryd": _memoryd_values(job),
     }
 
@@ -68,7 +70,6 @@ def _memoryd_values(job: Job) -> dict[str, object] | None:
     nodes = range(job.num_nodes_started)
     first = job.memoryd.peer_port or PEER_PORT
     return {
-        "token_file": job.memoryd.token_file,
         "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
     }
 
@@ -104,6 +105,7 @@ def _agent_words(job: Job, index: int) -> tuple[str, ...]:
         rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
         rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
         node=node_name(index),
+        token_file='"$token_file"',
         local_addr="127.0.0.1",
         memoryd=_memoryd_words(job, index),
     )

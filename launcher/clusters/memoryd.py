@@ -13,12 +13,6 @@ PEER_PORT = 9201
 """Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 
 
-def token_secret_name(job: Job) -> str | None:
-    """Return the Secret that a Kubernetes job's pods wait for, None where they wait for none."""
-    is_waited_for = job.cluster.kind == "k8s" and job.memoryd and job.memoryd.token_file is None
-    return f"{job.name}-memoryd" if is_waited_for else None
-
-
 def memoryd_config(
     job: Job, *, drain_s: float | None = None, is_external: bool = False
 ) -> MemorydConfig | None:

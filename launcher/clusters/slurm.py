@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from launcher.clusters.agent import agent_command, agent_config
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
+from launcher.clusters.token import own_token_file
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
@@ -62,6 +63,7 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
         "agent_words": _agent_words(job, cluster),
+        "token_file": own_token_file(job),
         "memoryd": _memoryd_values(job, cluster),
         "shm_mib": shm_mib(job),
     }
@@ -171,6 +173,7 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         rdzv_endpoint='"$rdzv_endpoint"',
         rdzv_id='"$rdzv_id"',
         node='"$SLURMD_NODENAME"',
+        token_file='"$token_file"',
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host else None,
         memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_started > 1 else (),
@@ -181,7 +184,6 @@ def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None
     if job.memoryd is None:
         return None
     return {
-        "token_file": job.memoryd.token_file,
         "peer_port": job.memoryd.peer_port,
         # Nodes that share a machine share its ports as well.
         "host": _shared_host(cluster),

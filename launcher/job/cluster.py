@@ -272,7 +272,7 @@ class RunPolicy(Section):
     """HyperPod: restarts of processes until the job has failed; null takes trainer.max_restarts, or
     leaves the limit to restart_policy or to checkpointless recovery. Plain Job: failed pods until
     the job has failed, and one fault can fail a pod on every node; null is process_restarts_max of
-    checkpointless recovery, or Kubernetes' 6."""
+    checkpointless recovery for each node, or Kubernetes' 6."""
     fault_deadline_s: Count | None
     """HyperPod: seconds that the job may stay in the status Fault; null sets no limit."""
     startup_deadline_s: Count | None

@@ -327,7 +327,8 @@ _TAKEN_VARIABLES = frozenset(
     NNODES RDZV_HOST JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
     file is_stopping mode name new_token node node_list nodes
     num_given num_nodes peer_listen peer_port peer_ports peers_file place rdzv_endpoint rdzv_host
-    rdzv_id rdzv_port restart run_dir shm_mib size sizes status step step_options switch value
+    rdzv_id rdzv_port restart run_dir shm_mib size sizes status step step_options switch token_file
+    value
     """.split()  # noqa: SIM905  a list would take a line each
 )
 

@@ -157,6 +157,9 @@ class TrainerSettings(Section):
     """Report loss and time of every nth step, of the first and of the last."""
     save_checkpoint: bool
     """Whether the weights are written as safetensors at the end of the run."""
+    non_finite: Literal["fail", "skip"]
+    """What is done about a step whose loss or gradient norm is not finite, and is not when it is
+    run again: fail ends the run, skip goes on without the step's update."""
     max_restarts: Whole
     """How often the workers of all nodes are started again after a fault, in the whole run; without
     checkpoints each start begins at step 0."""

@@ -13,27 +13,33 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import closing
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, PlainValidator
-
-from resilience.agent.coordination.agent_connection import listen, own_address
-from resilience.agent.coordination.membership import GAVE_UP_STATUS, Options
-from resilience.agent.options import AgentOptions
-from resilience.agent.processes.output import LogFolder, say
-from resilience.agent.processes.workers import Program, WorkerPool, ZygoteError, ZygoteLostError
+from resilience.agent.connections.address import find_interface, listen_at, own_address
+from resilience.agent.connections.tcp_transport import TcpTransport
+from resilience.agent.coordination.folder import RunFolder
+from resilience.agent.coordination.membership import Options
+from resilience.agent.options import AgentOptions, StartOptions
+from resilience.agent.processes.output import Console, Output
+from resilience.agent.processes.workers import WorkerPool
+from resilience.agent.processes.zygote_process import Program, ZygoteError, ZygoteLostError
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
-from resilience.arguments import add_options, parse_endpoint, read_as
+from resilience.arguments import add_options, is_loopback, parse_endpoint
+from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.page import Page, create_page
-from resilience.events import EventLog
+from resilience.events import EVENTS_NAME
 from resilience.inprocess.handles import WorkerHandles
-from resilience.inprocess.variables import MAX_RESTARTS, NCCL_ERRORS, NUM_THREADS, RUN_ID
+from resilience.inprocess.variables import (
+    GLOO_INTERFACE,
+    MAX_RESTARTS,
+    NCCL_ERRORS,
+    NUM_THREADS,
+    RUN_ID,
+)
 from resilience.node_config import AgentConfig, MemorydConfig, add_config_argument, parse_config
-from resilience.settings import CheckpointlessSettings, Count, Seconds
+from resilience.settings import CheckpointlessSettings
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
 
@@ -41,60 +47,14 @@ if TYPE_CHECKING:  # it imports torch, and a mistake in the options should not w
     from resilience.agent.agent import Agent
 
 _PROG = "python -m resilience.agent"
+_SAYS = "resilience.agent"
 _SPARE_SLOTS = 8
-_NAME_BYTES_MAX = 255
+_LAST_WRITES_S = 60.0
+"""How long a run that has ended well waits for its folder to take what is to be written."""
+_HASTY_WRITES_S = 5.0
+"""How long any other run does."""
 # The second is what every optimizer of torch imports when it is made.
 _PRELOAD = ("torch", "torch._dynamo")
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    count = read_as(Count)
-    numbers = (count(low), count(high or low))
-    if numbers[0] > numbers[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} has more nodes at least than at most")
-    return numbers
-
-
-def _endpoint(text: str) -> str:
-    parse_endpoint(text)
-    return text
-
-
-def _node_name(text: str) -> str:
-    is_name = text.isprintable() and "/" not in text and text not in (".", "..")
-    if not is_name or len(text.encode()) > _NAME_BYTES_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be the name of a folder, which the node's logs are in; want at most "
-            f"{_NAME_BYTES_MAX} bytes without '/'"
-        )
-    return text
-
-
-class _Start(BaseModel):
-    """What differs from node to node, or from start to start."""
-
-    nnodes: Annotated[tuple[int, int], PlainValidator(_nodes)] = (1, 1)
-    """MIN:MAX nodes of the job; those beyond MIN stand by."""
-    rdzv_endpoint: Annotated[str, PlainValidator(_endpoint)] = "127.0.0.1:29500"
-    """HOST:PORT where agents find each other first."""
-    rdzv_id: str = "0"
-    """Name of this run at the endpoint."""
-    local_addr: str | None = None
-    """Address of this node for the others (default: found)."""
-    node_name: Annotated[str | None, PlainValidator(_node_name)] = None
-    """Name of this node (default: its host name)."""
-    run_dir: Path = Path("run")
-    """Folder for events and logs."""
-    warm: Literal["imports", "program"] = "imports"
-    """How far a spare comes: imports, or the program up to its block, which then may not read RANK
-    before it."""
-    preload: tuple[str, ...] = ()
-    """Module that is imported once (default torch and torch._dynamo)."""
-    term_deadline_s: Seconds | None = None
-    """How long workers may take to end after SIGTERM (default 15; without recovery 30)."""
-    memoryd: tuple[str, ...] = ()
-    """An argument for the checkpoint daemon that --config describes."""
 
 
 _JOB = {"workers_per_node": 1, "shards": None, "max_restarts": 0}
@@ -105,10 +65,14 @@ _RECOVERY = {
     "hang_deadline_s": 300.0,
     "stop_deadline_s": 15.0,
     "join_deadline_s": 120.0,
+    "lease_s": 3.0,
+    "partition_patience_s": 600.0,
     "process_restarts_max": 10,
+    "restarts_forgiven_after_steps": 100,
     "restarts_without_progress_max": 3,
+    "last_save_deadline_s": 300.0,
 }
-_ALSO_WITHOUT = {"spares_per_node", "standby_nodes", "join_deadline_s"}
+_ALSO_WITHOUT = {"spares_per_node", "standby_nodes", "join_deadline_s", "lease_s"}
 """Of these, those that have a use without recovery, or a message of their own."""
 _NAMES = {
     "workers_per_node": "nproc_per_node",
@@ -121,40 +85,35 @@ _NOTES = {"spares_per_node": "1; without recovery 0"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of a job and return the job's exit status."""
     options = parse_options(arguments)
+    host = options.local_addr
     log_folder = options.run_dir / "logs" / options.node_name
-    logs = LogFolder(log_folder, options.node_name)
     try:
         services = _services(options, log_folder)
-        logs.prepare()
-        # A full disk is no reason to stop a run that survives without its record.
-        events = EventLog(
-            options.run_dir / "events.jsonl",
-            node=options.node_name,
-            rank=None,
-            generation=-1,
-            complain=partial(say, options.node_name),
-        )
+        output = Output(options.run_dir / EVENTS_NAME, log_folder, options.node_name)
     except ValueError as error:
         return _complain(str(error), 2)
     except OSError as error:
         return _complain(f"cannot write to --run-dir {options.run_dir}: {error}")
-    host = options.local_addr or own_address(options.rdzv_endpoint.rpartition(":")[0])
     try:
-        listener = listen(host)
+        listener, endpoint = listen_at(host, options.rdzv_endpoint)
     except OSError as error:
         return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
-    with events, listener, closing(logs):
-        kept = Services(services, partial(say, options.node_name), events.write)
-        return _run(options, host, listener, logs, events, kept)
+    status = 1
+    try:
+        with listener:
+            status = _run(options, host, (listener, endpoint), output, services)
+    finally:
+        # Nothing presses a run that has ended well; who was asked to end is killed soon.
+        output.close(_LAST_WRITES_S if status == 0 else _HASTY_WRITES_S)
+    return status
 
 
 def _run(
     options: argparse.Namespace,
     host: str,
-    listener: socket.socket,
-    logs: LogFolder,
-    events: EventLog,
-    services: Services,
+    listening: tuple[socket.socket, int | None],
+    output: Output,
+    services: Sequence[Service],
 ) -> int:
     try:
         handles = _make_handles(options)
@@ -170,26 +129,42 @@ def _run(
         handles=handles,
         variables=_worker_variables(options),
     )
-    pool = WorkerPool(program, logs)
+    try:
+        pool = WorkerPool(program, output)
+    except OSError as error:
+        return _complain(f"cannot start the process that forks workers: {error}")
+    events = output.open_log()
+    kept = Services(services, output.console.say, events.write)
     # These import torch, while the pool's processes do so as well.
     from resilience.agent.agent import Agent
     from resilience.agent.restarting import RestartingAgent
 
     make_agent = Agent if options.recovers else RestartingAgent
+    lease_s = options.lease_s
+    transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=lease_s)
+    folder = RunFolder(options.run_dir, run=options.rdzv_id)
+    # Who came before may know of a run that goes on, where the endpoints do not.
+    endpoints = [*options.rdzv_endpoint, *folder.find_agents()]
+    if listening[1] is not None:
+        endpoints[listening[1]] = transport.address
+    folder.announce(transport.address)
     agent = make_agent(
-        _agent_options(options, host),
+        _agent_options(options, host, tuple(dict.fromkeys(endpoints))),
         pool=pool,
         page=Page(handles.page_file, handles.num_slots),
         events=events,
-        listener=listener,
-        services=services,
+        transport=transport,
+        folder=folder,
+        services=kept,
+        console=output.console,
     )
     status = 1
     try:
-        status = _serve(agent, options)
+        status = _serve(agent, output.console)
     finally:
         pool.close()
-        services.end(removes=status == 0)
+        agent.leave()
+        kept.end(removes=status == 0)
     return status
 
 
@@ -205,6 +180,8 @@ def _make_handles(options: argparse.Namespace) -> WorkerHandles:
         state_files = tuple(create_state_files(options.workers_per_node))
     return WorkerHandles(
         agent_file=-1,
+        events_file=-1,
+        events_path=os.path.abspath(options.run_dir / EVENTS_NAME),  # noqa: PTH100
         page_file=page_file,
         transfer_file=transfer_file,
         state_files=state_files,
@@ -235,32 +212,31 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
     ]
 
 
-def _serve(agent: Agent, options: argparse.Namespace) -> int:
-    """Find the other agents, and run until the job has ended."""
-    from resilience.agent.coordination.leader import StoreError
-    from resilience.agent.coordination.rendezvous import RendezvousError, find_leader
+def _serve(agent: Agent, console: Console) -> int:
+    """Run until the job has ended."""
+    from resilience.agent.coordination.stores import StoreError
 
-    # To look for the others may take long, and no signal would be heard meanwhile.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: agent.stop(number))
+    # A terminal that is closed asks for the same; workers know no such signal.
+    signal.signal(signal.SIGHUP, lambda number, frame: agent.stop(signal.SIGTERM))
     try:
-        leader = find_leader(
-            options.rdzv_endpoint, options.rdzv_id, agent.address, timeout_s=options.join_deadline_s
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: agent.stop(number))
-        # A terminal that is closed asks for the same; workers know no such signal.
-        signal.signal(signal.SIGHUP, lambda number, frame: agent.stop(signal.SIGTERM))
-        return agent.run(leader)
+        return agent.run()
     except ZygoteLostError as error:
-        return _complain(f"{error}, and all workers of this node with it", GAVE_UP_STATUS)
-    except (RendezvousError, StoreError, ZygoteError, ConnectionError) as error:
-        return _complain(str(error))
+        console.show(f"{_SAYS}: {error}")
+        return GAVE_UP_STATUS
+    except (StoreError, ZygoteError) as error:
+        console.show(f"{_SAYS}: {error}")
+        return 1
 
 
 def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     """Return what torchrun tells each worker beside its rank."""
     max_restarts = options.process_restarts_max if options.recovers else options.max_restarts
+    # What gloo listens on is then reached by nobody who does not reach the agent.
+    interface = os.environ.get(GLOO_INTERFACE) or find_interface(options.local_addr)
     return {
+        **({GLOO_INTERFACE: interface} if interface else {}),
         MAX_RESTARTS: str(max_restarts),
         RUN_ID: options.rdzv_id,
         # Also for one worker: a process whose imports start threads cannot be forked.
@@ -269,10 +245,15 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
+def _agent_options(
+    options: argparse.Namespace, host: str, endpoints: tuple[str, ...]
+) -> AgentOptions:
     return AgentOptions(
         node=options.node_name,
+        run_id=options.rdzv_id,
+        endpoints=endpoints,
         host=host,
+        token=options.token_file or "",
         num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
         term_deadline_s=options.term_deadline_s,
@@ -283,6 +264,8 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
             num_shards=options.shards or 1,
             is_sharded=options.shards is not None,
             join_deadline_s=options.join_deadline_s,
+            lease_s=options.lease_s,
+            partition_patience_s=options.partition_patience_s,
             # Without recovery workers stop as they do at SIGTERM: by ending.
             stop_deadline_s=(
                 options.stop_deadline_s if options.recovers else options.term_deadline_s
@@ -292,7 +275,9 @@ def _agent_options(options: argparse.Namespace, host: str) -> AgentOptions:
                 options.process_restarts_max if options.recovers else options.max_restarts
             ),
             restart_window_s=options.restart_window_s,
+            restarts_forgiven_after_steps=options.restarts_forgiven_after_steps,
             restarts_without_progress_max=options.restarts_without_progress_max,
+            last_save_deadline_s=options.last_save_deadline_s,
         ),
     )
 
@@ -385,6 +370,14 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
         options.spares_per_node = int(options.recovers)
     if options.term_deadline_s is None:
         options.term_deadline_s = 15.0 if options.recovers else 30.0
+    if options.local_addr is None:
+        options.local_addr = own_address(parse_endpoint(options.rdzv_endpoint[0])[0])
+    if not options.token_file and not is_loopback(options.local_addr):
+        parser.error(
+            f"argument --token-file: none is given, and others reach {options.local_addr!r}; give "
+            "all agents of the run one file, made by (umask 077; head -c 32 /dev/urandom | base64 "
+            ">token); without it an address of loopback is allowed, as --local-addr 127.0.0.1"
+        )
 
 
 def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, ...]:
@@ -410,7 +403,7 @@ def _make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add_config_argument(parser)
-    add_options(parser, _Start, notes={"nnodes": "1"})
+    add_options(parser, StartOptions, notes={"nnodes": "1"})
     parser.add_argument("--no-recovery", dest="recovers", action="store_false",
         help="at a fault end all workers of all nodes and start them again")  # fmt: skip
     add_options(parser, AgentConfig, _JOB, names=_NAMES)
@@ -430,7 +423,7 @@ def _check_memory(size_bytes: int) -> None:
 
 
 def _complain(text: str, status: int = 1) -> int:
-    sys.stderr.write(f"resilience.agent: {text}\n")
+    sys.stderr.write(f"{_SAYS}: {text}\n")
     return status
 
 

@@ -1,54 +1,53 @@
 """The agent of one node: starts, watches and replaces its workers, and talks to the coordinator.
 
 One thread, which blocks until a process, a peer or a deadline wants something.
-Membership is decided in `coordinator`, which of the workers hang in `hang`.
+Membership is decided in `coordinator`. What the node's ranks hold is kept in `part`, what is due
+about them is done in `deadlines`, and how it all ends in `ending`.
 """
 
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
+from resilience.agent.connections.transport import Transport
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.membership import State
-from resilience.agent.coordination.succession import Succession
+from resilience.agent.coordination.folder import RunFolder
+from resilience.agent.coordination.membership import Note, State
+from resilience.agent.coordination.party import Party, make_outlook
+from resilience.agent.coordination.stores import GenerationStores
+from resilience.agent.deadlines import Deadlines
+from resilience.agent.ending import LEFT_STATUS, Ending, end_workers
 from resilience.agent.options import AgentOptions
+from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
-from resilience.agent.processes.failures import Failures
-from resilience.agent.processes.hang import STOPPED_STATES, find_hang, is_silent
-from resilience.agent.processes.output import say
-from resilience.agent.processes.workers import Worker, WorkerPool
+from resilience.agent.processes.hang import STOPPED_STATES
+from resilience.agent.processes.output import Console
+from resilience.agent.processes.starts import Tries
+from resilience.agent.processes.worker import Worker
+from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.services.services import Services
 from resilience.agent.watch import Watch
 from resilience.comm.messages import (
-    Beat,
+    GAVE_UP_STATUS,
     Break,
     End,
     Failed,
     Finished,
-    Join,
+    Learn,
     Message,
     Open,
+    Propose,
     Ready,
     ReplaceRank,
     Stopped,
 )
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
-from resilience.state.report import Phase, fresh_report
 
-LAST_WORDS_S = 5.0
-"""How long workers may take to end by themselves once the run has failed."""
-GOOD_END_S = 60.0
-"""How long they may take once it has ended well: what follows a block may still write."""
 _ASKED = "asked to end"
-_STARTS_MAX = 3
-"""Failed starts in a row that a run which has begun takes."""
-LOST_STATUS = 69
-"""Exit status of an agent that found no coordinator any more."""
 
 
 class Agent:
@@ -61,22 +60,23 @@ class Agent:
         pool: WorkerPool,
         page: Page,
         events: EventLog,
-        listener: socket.socket,
+        transport: Transport,
+        folder: RunFolder,
         services: Services,
+        console: Console,
     ) -> None:
         self._options = options
+        self._console = console
         self._pool, self._services = pool, services
         self._page = page
-        self._events = events
         self._watch = Watch()
-        self._succession = Succession(
-            self,
-            node=options.node,
-            host=options.host,
-            listener=listener,
-            selector=self._watch.selector,
-            events=events,
-            note=self._note,
+        self._say = console.say
+        self._events = events
+        self._folder = folder
+        self._transport = transport
+        self._party = self._make_party()
+        self._part = NodePart(
+            options.node, folder.start, tell=self._party.tell, say=self._say, events=events
         )
         self._crew = Crew(
             pool,
@@ -85,138 +85,172 @@ class Agent:
             num_local_ranks=options.coordinator.num_local_ranks,
             num_spares=options.num_spares,
             hear=self._hear_worker,
+            bury=self._bury,
+            warn=self._part.warn,
         )
-        self._opening: Open | None = None
-        self._is_broken, self._broken_s = False, 0.0
-        self._reports: dict[int, Stopped] = {}
-        self._is_joined, self._num_failed_starts = False, 0
-        self._end: End | None = None
-        self._end_s = self._killed_s = float("inf")
-        self._failures = Failures()
-        self._stop_status: int | None = None
-        """Exit status once somebody has asked the agent to end."""
+        stop_deadline_s = options.coordinator.stop_deadline_s
+        self._deadlines = Deadlines(
+            self._crew,
+            self._part,
+            page,
+            hang_deadline_s=options.hang_deadline_s,
+            stop_deadline_s=stop_deadline_s,
+            say=self._say,
+            leave=self._leave_run,
+        )
+        self._ending = Ending(pool, self._say, stop_deadline_s=stop_deadline_s)
+        self._join_limit_s = time.monotonic() + options.coordinator.join_deadline_s
+        self._tries = Tries()
+        self._is_joined = False
+
+    def _make_party(self) -> Party:
+        options = self._options
+        outlook = make_outlook(
+            run=options.run_id,
+            node=options.node,
+            address=self._transport.address,
+            endpoints=options.endpoints,
+            lease_s=options.coordinator.lease_s,
+            start=self._folder.start,
+            now_s=time.monotonic(),
+        )
+        return Party(
+            self,
+            outlook,
+            transport=self._transport,
+            make_stores=partial(GenerationStores, options.host, self._warn),
+            records=self._folder,
+            note=self._write_note,
+            clock=time.monotonic,
+        )
 
     # ---- life
 
     @property
     def address(self) -> str:
         """Return where other agents reach this one."""
-        return self._succession.address
+        return self._transport.address
 
-    def run(self, leader_address: str) -> int:
+    def run(self) -> int:
         """Run until the job has ended; returns its exit status.
 
-        Raises ConnectionError where no coordinator is there, ZygoteError where
-        no worker can be started.
+        Raises ZygoteError where no worker can start.
         """
-        self._watch.add(self._pool, self._read_zygote)
-        self._succession.begin(leader_address)
+        self._crew.watch_zygote()
+        self._watch.add(self._transport, self._party.serve)
+        self._watch.add(self._folder, self._hear_folder)
         self._watch.add(self._services, self._services.serve)
-        self._services.begin(self._crew.start, self._leave)
-        pause_s = min(0.5, max(0.02, self._options.hang_deadline_s / 8))
-        while not self._is_done():
+        self._services.begin(self._crew.start, self._give_up)
+        options = self._options
+        # An agent that looks less often takes itself for one that stood still.
+        soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
+        pause_s = min(0.5, max(0.02, soon_s))
+        while not self._ending.is_over():
             self._watch.serve(pause_s)
             self._tick()
-        assert self._end
-        return self._end.status
+        assert self._ending.end
+        return self._ending.end.status
 
     def stop(self, number: int) -> None:
         """Pass a signal on to the workers, which end after a common step.
 
         From here on no worker is replaced; who ignores the signal is ended after a while.
         """
-        self._stop_status = 128 + number
-        self._crew.is_closed = True
+        self._ending.ask(128 + number, self._options.term_deadline_s)
+        self._crew.close()
         for worker in self._pool.workers.values():
             worker.signal(number)
-        if self._end is None:
-            self._end_s = min(self._end_s, time.monotonic() + self._options.term_deadline_s)
-
-    def _is_done(self) -> bool:
-        if self._end is None:
-            return False
-        # A process that not even SIGKILL ends is in the kernel's hands, or a driver's.
-        is_late = time.monotonic() >= self._killed_s + LAST_WORDS_S
-        return is_late or all(worker.is_ended for worker in self._pool.workers.values())
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        self._succession.tick(now_s)
+        self._party.tick()
+        self._check_meeting(now_s)
         self._services.serve()
-        if now_s >= self._end_s:
-            self._kill_all()
-        elif self._end is None:
-            if self._stop_status and not (self._opening and any(self._crew.ranks.values())):
+        self._pool.reap()
+        if self._ending.is_due(now_s):
+            if self._ending.end is None:
+                self._end_as_asked("workers did not stop in the grace period")
+            self._ending.kill_all()
+        elif self._ending.end is None:
+            if self._ending.stop_status and not (
+                self._part.opening and any(self._crew.ranks.values())
+            ):
                 # Told until it is heard: the coordinator may be another one by now.
                 self._end_as_asked(_ASKED)
             self._check_workers(now_s)
-            if not self._is_broken:
-                self._crew.refill(now_s, is_patient=self._opening is not None)
+            if not self._part.is_broken:
+                self._crew.refill(now_s, is_patient=self._part.opening is not None)
 
-    def _kill_all(self) -> None:
-        """End what is left at the end of a time limit."""
-        if self._end is None:
-            self._end_as_asked("workers did not stop in the grace period")
-        for worker in self._pool.workers.values():
-            if worker.rank is not None and self._end and self._end.status == 0:
-                self._say(f"rank {worker.rank} did not end within {GOOD_END_S:g} s of the run")
-            worker.signal(signal.SIGKILL)
-        self._killed_s, self._end_s = time.monotonic(), float("inf")
+    def _check_meeting(self, now_s: float) -> None:
+        """End where no other agent of the run was found in time."""
+        has_met = self._party.has_coordinator or self._part.generation >= 0
+        if has_met or now_s < self._join_limit_s or self._ending.end is not None:
+            return
+        options = self._options
+        reason = (
+            f"no rendezvous at --rdzv-endpoint {','.join(options.endpoints)} within "
+            f"{options.coordinator.join_deadline_s:g} s; start an agent on that host, or look for "
+            "a firewall"
+        )
+        self._finish(End(status=1, reason=reason))
+
+    def _hear_folder(self) -> None:
+        """Take in what the folder of the run says."""
+        was_shared = self._folder.is_shared
+        for answer in self._folder.answers():
+            self._party.answer(answer)
+        if self._is_joined and self._part.generation < 0 and was_shared != self._folder.is_shared:
+            self.join()
+
+    def leave(self) -> None:
+        """Say goodbye to the others, once the workers have ended."""
+        self._party.leave("the agent has ended")
+        self._transport.close()
+        self._folder.close()
 
     def _end_as_asked(self, text: str) -> None:
         """End the run, or leave it where this node is no part of it."""
-        status = self._stop_status or 128 + signal.SIGTERM
-        rank = self._rank(0)
-        finished = Finished(generation=self._generation, rank=rank, status=status, text=text)
-        self._succession.tell(finished)
-        if self._end is None and not (self._is_member() and text == _ASKED):
+        status = self._ending.stop_status or 128 + signal.SIGTERM
+        self._part.finish(status, text)
+        if self._ending.end is None and not (self._part.is_member and text == _ASKED):
             self._finish(End(status=status, reason=text))
-
-    @property
-    def _generation(self) -> int:
-        return self._opening.generation if self._opening else -1
 
     # ---- the coordinator
 
-    def make_state(self, lost: str | None, silent: frozenset[str]) -> State:
+    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
         """Return what a coordinator in this process would begin with."""
-        options, now_s = self._options.coordinator, time.monotonic()
-        if lost is None:
-            return State(options=options, since_s=now_s)
+        standing = self._part.standing
         return take_over(
-            options,
-            generation=self._generation,
-            layout=self._opening.layout if self._opening else None,
+            self._options.coordinator,
+            generation=standing.generation,
+            opened=standing.opened,
+            layout=standing.layout,
             lost=lost,
-            silent=silent,
-            now_s=now_s,
+            dead=dead,
+            known=known,
+            shares_folder=standing.shares_folder,
+            now_s=time.monotonic(),
         )
-
-    def lose_all(self) -> None:
-        """End: without a coordinator nobody may go on."""
-        reason = "the coordinator and all that could follow it are gone"
-        self._finish(End(status=LOST_STATUS, reason=reason))
 
     def join(self) -> None:
         """Tell the coordinator of this node; it is done once its workers are warm."""
-        if self._opening is None and not self._crew.is_whole:
+        if self._part.opening is None and not self._crew.is_whole:
             return
         self._is_joined = True
-        self._succession.tell(
-            Join(
-                node=self._options.node,
-                address=self._succession.address,
-                generation=self._generation,
-                layout=self._opening.layout if self._opening else None,
-            )
+        join = self._part.standing.join(
+            node=self._options.node, address=self.address, start=self._folder.start
         )
+        self._party.tell(replace(join, shares_folder=self._folder.is_shared or join.shares_folder))
 
     # ---- what the coordinator says
 
     def hear(self, message: Message) -> None:
         """Do what the coordinator says."""
-        if isinstance(message, Beat):
-            self._succession.take_roster(message)
+        if isinstance(message, Propose):
+            if agreement := self._part.consider(message):
+                self._party.tell(agreement)
+        elif isinstance(message, Learn):
+            self._learn(message)
         elif isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Break):
@@ -227,180 +261,151 @@ class Agent:
             self._finish(message)
 
     def _open(self, opening: Open) -> None:
-        """Take part in a generation, also in one of a lower number than this node has seen.
-
-        That is of a coordinator which went on without this node; its reports say that
-        the node's ranks hold nothing.
-        """
-        self._failures.open(opening)
-        self._opening, self._is_broken = opening, False
-        known, self._reports = self._reports, {}
+        """Take part in a generation, unless the node has heard of one after it."""
+        if opening.generation <= self._part.generation:
+            return
+        self._part.open(opening)
+        self._party.move(opening.generation, opening.layout)
         self._events.enter(opening.generation)
         self._crew.put_off_refill(time.monotonic())
         for local_rank, worker in self._crew.ranks.items():
             rank = opening.rank + local_rank
             if worker is None or worker.is_condemned:
-                self._fail(rank, "died", f"rank {rank} ended before its generation began")
+                self._part.fail(rank, "died", f"rank {rank} ended before its generation began")
                 continue
-            worker.rank, worker.local_rank = rank, local_rank
-            worker.generation = opening.generation
-            worker.is_finished = False
+            worker.enter(rank, opening.generation)
             self._page.mark(worker.slot, 0, Activity.NOWHERE)
             worker.take_turn()
-            report, told = opening.reports[rank], known.get(rank)
-            is_fresh = report["phase"] == Phase.FRESH.value
-            if not is_fresh and (told is None or told.report != report):
-                # The generation counts on what a process held that is gone since.
-                self._fail(rank, "died", f"rank {rank} was replaced as its generation began")
-                self._report_fresh(worker)
+            if self._part.has_lost(rank):
+                self._part.fail(rank, "died", f"rank {rank} was replaced as its generation began")
+                self._part.report_fresh(worker)
                 continue
             worker.send(replace(opening, rank=rank, local_rank=local_rank))
 
     def _break(self, order: Break) -> None:
-        if order.generation != self._generation:
+        if order.generation == self._part.generation:
+            self._stop_workers(order.reason)
+
+    def _learn(self, news: Learn) -> None:
+        """Take note of a newer generation; without a place there the workers wait for one."""
+        if news.generation <= self._part.generation:
             return
-        self._is_broken, self._broken_s = True, time.monotonic()
+        self._part.learn(news)
+        self._party.move(news.generation, news.layout)
+        self._stop_workers("the run has gone on without this node's workers")
+        if self._part.is_member and not self._part.holds_state:
+            for worker in self._crew.ranks.values():
+                if worker is not None:
+                    self._part.report_fresh(worker)
+
+    def _stop_workers(self, reason: str) -> None:
+        """Have the workers stop, and tell what they hold."""
+        order = self._part.own_break(reason)
+        self._part.end()
         # Whoever had finished is needed once more.
         self._crew.done.clear()
         self._replace_missing()
         for local_rank, worker in self._crew.ranks.items():
-            rank = self._rank(local_rank)
-            if rank in self._reports:
+            rank = self._part.rank(local_rank)
+            if rank in self._part.reports:
                 # A new coordinator asks for what an earlier one was told.
-                self._succession.tell(self._reports[rank])
-            elif worker is None:
-                continue
-            elif worker.is_attached and worker.state() not in STOPPED_STATES:
+                self._party.tell(self._part.reports[rank])
+            elif worker and worker.is_attached and worker.state() not in STOPPED_STATES:
                 worker.send(order)
-            else:
+            elif worker:
                 worker.condemn(signal.SIGKILL)
         self._replace_missing()
 
     def _replace_rank(self, order: ReplaceRank) -> None:
-        worker = self._crew.ranks.get(order.rank - self._rank(0))
+        worker = self._crew.ranks.get(order.rank - self._part.rank(0))
         if worker is not None:
             self._say(f"replacing rank {order.rank}: {order.reason}")
             worker.condemn(signal.SIGKILL)
 
-    def _finish(self, end: End) -> None:
-        if self._end is not None:
+    def _finish(self, end: End, what: str = "the run ends") -> None:
+        if self._ending.end is not None:
             return
-        self._succession.close()
-        self._crew.is_closed = True
-        self._end = end
-        self._end_s = min(self._end_s, time.monotonic() + self._end_workers(end))
+        self._party.close()
+        self._crew.close()
+        self._ending.begin(end, self._end_workers(end))
         if end.status:
-            self._failures.show(self._say)
-            self._say(f"the run ends with exit status {end.status}: {end.reason}")
+            self._part.failures.show(self._console)
+            self._say(f"{what} with exit status {end.status}: {end.reason}")
 
     def _end_workers(self, end: End) -> float:
         """Have the workers end as the run does; returns how many seconds they have."""
-        for worker in self._pool.workers.values():
-            has_rank = worker.rank is not None and not worker.is_condemned
-            if worker.is_finished or (has_rank and end.status == 0):
-                worker.send(end)
-            elif self._stop_status is None or not has_rank or worker.is_attached:
-                worker.signal(signal.SIGKILL)
-        return LAST_WORDS_S if end.status else GOOD_END_S
+        return end_workers(self._pool, end, is_asked=self._ending.stop_status is not None)
 
     # ---- workers
 
-    def _rank(self, local_rank: int) -> int:
-        return (self._opening.rank if self._opening else 0) + local_rank
-
-    def _read_zygote(self) -> None:
-        for worker in self._pool.read():
-            self._bury(worker)
-        if self._end is not None:
-            # Asked for before the end, and come to life after it.
-            for worker in self._pool.workers.values():
-                if worker.rank is None:
-                    worker.signal(signal.SIGKILL)
-
     def _hear_worker(self, worker: Worker, message: Message) -> None:
         if isinstance(message, Ready):
-            worker.is_ready = True
-            worker.is_attached = worker.is_attached or message.has_block
-            self._num_failed_starts = 0
+            worker.note_ready(has_block=message.has_block)
+            self._part.note_ready(has_block=message.has_block)
+            self._tries.note_ready(has_block=message.has_block)
             self._replace_missing()
             return
         if worker.is_condemned or not self._crew.owns(worker):
             return
         if isinstance(message, Failed):
-            self._failures.note(message)
-            self._succession.tell(message)
+            self._part.failures.note(message)
+            self._party.tell(self._part.relabel(message))
         elif isinstance(message, Stopped):
-            if message.generation == self._generation:
-                self._reports[message.rank] = message
-                self._succession.tell(message)
+            if message.generation == self._part.standing.opened:
+                self._part.report(self._part.relabel(message))
         elif isinstance(message, Finished):
-            worker.is_finished = True
-            self._succession.tell(message)
+            worker.note_finished(is_done=message.is_done)
+            self._party.tell(self._part.relabel(message))
 
     def _replace_missing(self) -> None:
         """Give ranks without a process to spares, which hold no state, or have some started."""
         for spare in self._crew.assign():
-            if self._is_member():
-                spare.rank = self._rank(spare.local_rank or 0)
-                spare.generation = self._generation + 1
-                self._report_fresh(spare)
+            if self._part.is_member:
+                spare.enter(self._part.rank(spare.local_rank or 0), self._part.generation + 1)
+                self._part.report_fresh(spare)
         self._crew.add_missing()
         if not self._is_joined and self._crew.is_whole:
             self.join()
 
-    def _is_member(self) -> bool:
-        return self._opening is not None and self._options.node in self._opening.layout.nodes
-
-    def _report_fresh(self, worker: Worker) -> None:
-        assert self._opening is not None
-        rank = self._rank(worker.local_rank or 0)
-        report = fresh_report(self._opening.layout, rank, self._generation)
-        stopped = Stopped(generation=self._generation, rank=rank, report=report.to_json())
-        self._reports[rank] = stopped
-        self._note("worker_replaced", {"pid": worker.pid}, rank=rank)
-        self._succession.tell(stopped)
-
     def _bury(self, worker: Worker) -> None:
         """Deal with a process that has ended."""
-        self._pool.forget(worker, self._watch.drop)
-        if self._end is not None:
-            self._bury_late(worker, self._end)
-            return
-        if self._stop_status is not None:
+        if self._ending.end is not None:
+            self._ending.note_late(worker)
+        elif self._ending.stop_status is not None:
             self._bury_asked(worker)
-            return
-        if not worker.is_ready:
+        elif not worker.is_ready:
             self._fail_start(worker)
-            return
-        if not self._crew.owns(worker):
-            return
+        elif self._crew.owns(worker):
+            self._bury_owner(worker)
+
+    def _bury_owner(self, worker: Worker) -> None:
+        """Deal with the end of a process that has one of the node's places."""
         local_rank = worker.local_rank or 0
         self._crew.ranks[local_rank] = None
-        if self._opening is None or not self._is_member():
+        if self._part.opening is None or not self._part.is_member:
             self._replace_missing()
             return
-        rank = self._rank(local_rank)
-        self._reports.pop(rank, None)
+        rank = self._part.rank(local_rank)
+        self._part.reports.pop(rank, None)
         self._bury_rank(worker, rank)
 
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         """Deal with a member's process that has ended."""
-        if worker.status == 0 and not (worker.is_attached or self._is_broken):
+        local_rank = worker.local_rank or 0
+        if worker.status == 0 and not (worker.is_attached or self._part.is_broken):
             # A program without a block of its own that has come to its end.
-            self._crew.done.add(worker.local_rank or 0)
-            self._succession.tell(Finished(generation=self._generation, rank=rank, status=0))
+            self._crew.done.add(local_rank)
+            self._part.finish(0, local_rank=local_rank)
             return
-        if not worker.is_condemned:
-            self._fail(rank, "died", f"rank {rank} {worker.describe_end()}")
+        age_s = time.monotonic() - self._part.opened_s
+        problem = self._tries.give_up_program(worker, age_s)
+        if problem and self._tries.has_begun:
+            self._leave_run(f"rank {rank} {problem}", worker.status or 1)
+        elif problem:
+            self._part.finish(worker.status or 1, problem, local_rank)
+        elif not worker.is_condemned:
+            self._part.fail(rank, "died", f"rank {rank} {worker.describe_end()}")
         self._replace_missing()
-
-    def _bury_late(self, worker: Worker, end: End) -> None:
-        """Note that a rank failed after the run had ended well."""
-        if end.status == 0 and worker.status != 0 and worker.rank is not None:
-            status = worker.status if worker.status and worker.status > 0 else 1
-            text = f"rank {worker.rank} {worker.describe_end()} after its last step"
-            self._say(text)
-            self._end = End(status=status, reason=text)
 
     def _bury_asked(self, worker: Worker) -> None:
         """Replace nobody any more; a program without a block may end in its own time."""
@@ -412,82 +417,51 @@ class Agent:
             return
         self._end_as_asked(_ASKED)
 
-    def _fail(self, rank: int, reason: str, text: str) -> None:
-        failed = Failed(generation=self._generation, rank=rank, reason=reason, text=text)
-        self._failures.note(failed)
-        self._say(text)
-        self._succession.tell(failed)
-
     def _fail_start(self, worker: Worker) -> None:
-        """Try a start again in a run that has begun; then end it, or do without."""
-        self._num_failed_starts += 1
-        if self._opening is not None and self._num_failed_starts < _STARTS_MAX:
+        """Try a start again, unless it would fail again or has too often."""
+        problem = self._tries.give_up_process(worker, self._pool.newest)
+        if problem is None:
             self._crew.add_missing()
-            return
-        text = f"a worker of {self._options.node} {worker.describe_end()} before it was ready"
-        self._give_up_start(worker, text)
+        else:
+            self._give_up_start(worker, f"a worker of {self._options.node} {problem}")
 
     def _give_up_start(self, worker: Worker, text: str) -> None:
         """Do without spares, or leave the run."""
-        if self._opening is not None and self._crew.is_whole:
+        if self._part.opening is not None and self._crew.is_whole:
             # The run has all that it needs now.
-            self._say(f"{text}; the run goes on without spares on this node")
+            self._part.warn(f"{text}; the run goes on without spares on this node")
             self._crew.stop_refill()
             return
-        self._leave(text, worker.status if worker.status and worker.status > 0 else 1)
+        self._give_up(text, worker.status if worker.status and worker.status > 0 else 1)
 
-    def _leave(self, text: str, status: int = 1) -> None:
-        """Leave the place of a node that can start nothing any more to another one."""
-        if self._opening is None:
-            finished = Finished(generation=-1, rank=self._rank(0), status=status, text=text)
-            self._succession.tell(finished)
-        self._finish(End(status=status, reason=text))
+    def _give_up(self, text: str, status: int = 1) -> None:
+        """End a run that has not begun; else leave the place of this node to another one."""
+        if self._part.opening is None:
+            self._part.finish(status, text)
+            self._finish(End(status=status, reason=text))
+        else:
+            self._leave_run(text, status)
 
-    # ---- deadlines
+    def _leave_run(self, text: str, status: int = LEFT_STATUS) -> None:
+        """Say goodbye: nobody is to wait for this node."""
+        self._part.warn(text)
+        options = self._options.coordinator
+        if options.num_nodes + options.num_standby_nodes == 1:
+            self._finish(End(status=GAVE_UP_STATUS, reason=text))
+            return
+        self._finish(End(status=status, reason=text), "this node leaves the run")
+        self._party.leave(text)
 
     def _check_workers(self, now_s: float) -> None:
         """Do what is due about workers that do not get on."""
-        self._check_progress(now_s)
-        self._check_stopping(now_s)
-
-    def _check_progress(self, now_s: float) -> None:
-        """Break a generation in which no rank of this node gets on."""
-        if self._opening is None or self._is_broken or not self._is_member():
-            return
-        workers = {
-            self._rank(local_rank): worker
-            for local_rank, worker in self._crew.ranks.items()
-            if worker is not None and not worker.is_finished
-        }
-        slots = {rank: self._page.read(worker.slot) for rank, worker in workers.items()}
-        deadline_s = self._options.hang_deadline_s
-        getting_on = any(now_s - slot.progress_s < deadline_s for slot in slots.values())
-        if getting_on and not any(is_silent(slot, now_s, deadline_s) for slot in slots.values()):
-            return
-        states = {rank: worker.state() for rank, worker in workers.items()}
-        hang = find_hang(slots, states, now_s, deadline_s)
-        if hang is None:
-            return
-        self._fail(hang.rank, "hung", hang.text)
-        for rank in hang.stopped:
-            workers[rank].condemn(signal.SIGKILL)
-
-    def _check_stopping(self, now_s: float) -> None:
-        """Replace who does not stop: it is stuck where nothing reaches it."""
-        deadline_s = self._options.coordinator.stop_deadline_s
-        if not self._is_broken or now_s - self._broken_s < deadline_s:
-            return
-        for local_rank, worker in self._crew.ranks.items():
-            rank = self._rank(local_rank)
-            if worker is not None and rank not in self._reports:
-                self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
-                worker.condemn(signal.SIGKILL)
-        self._broken_s = now_s
+        self._deadlines.check(now_s)
 
     # ---- words
 
-    def _note(self, event: str, fields: dict[str, Any], rank: int | None = None) -> None:
-        self._events.write(event, rank=rank, **fields)
+    def _write_note(self, note: Note, generation: int) -> None:
+        """Write what the coordinator here has noticed."""
+        self._events.enter(generation)
+        self._events.write(note.event, rank=note.rank, **note.fields)
 
-    def _say(self, text: str) -> None:
-        say(self._options.node, text)
+    def _warn(self, text: str) -> None:
+        self._events.write("warning", text=text)

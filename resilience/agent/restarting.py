@@ -6,7 +6,7 @@ import signal
 import time
 
 from resilience.agent.agent import Agent
-from resilience.agent.processes.workers import Worker
+from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
 
 _ASKED_STATUS = 128 + signal.SIGTERM
@@ -26,29 +26,29 @@ class RestartingAgent(Agent):
         generation is over either way.
         """
         workers = self._crew.ranks.values()
-        if self._opening is not None and any(each and self._is_used(each) for each in workers):
+        if self._part.opening is not None and any(each and self._is_used(each) for each in workers):
             self._begin_afresh()
         self._is_joined = False
         if self._crew.is_whole and not any(each and self._is_used(each) for each in workers):
             super().join()
 
     def _is_used(self, worker: Worker) -> bool:
-        return self._opening is not None and worker.generation <= self._generation
+        return self._part.opening is not None and worker.generation <= self._part.generation
 
     # ---- what the coordinator says
 
     def _break(self, order: Break) -> None:
-        if order.generation != self._generation:
+        if order.generation != self._part.generation:
             return
-        for stopped in self._reports.values():
+        for stopped in self._part.reports.values():
             # A new coordinator asks for what an earlier one was told.
-            self._succession.tell(stopped)
-        if not self._is_broken:
+            self._party.tell(stopped)
+        if not self._part.is_broken:
             self._begin_afresh()
 
     def _begin_afresh(self) -> None:
         """End all workers; the next ones are started when the last of these has ended."""
-        self._is_broken = True
+        self._part.end()
         self._crew.done.clear()
         self._kill_s = time.monotonic() + self._options.term_deadline_s
         for worker in self._crew.ranks.values():
@@ -65,27 +65,27 @@ class RestartingAgent(Agent):
         for worker in self._pool.workers.values():
             if worker.rank is None:
                 worker.signal(signal.SIGKILL)
-            elif self._stop_status is None and end.status:
+            elif self._ending.stop_status is None and end.status:
                 worker.signal(signal.SIGTERM)
         return self._options.term_deadline_s
 
     # ---- workers
 
     def _bury_rank(self, worker: Worker, rank: int) -> None:
-        if self._is_broken:
+        if self._part.is_broken:
             self._start_afresh()
         elif worker.status in (0, _ASKED_STATUS):
             self._crew.done.add(worker.local_rank or 0)
-            self._succession.tell(
-                Finished(generation=self._generation, rank=rank, status=worker.status)
+            self._party.tell(
+                Finished(generation=self._part.generation, rank=rank, status=worker.status)
             )
         else:
             text = f"rank {rank} {worker.describe_end()}"
             self._say(text)
             words = f"{text}: {worker.last_words}" if worker.last_words else text
-            self._succession.tell(
+            self._party.tell(
                 Failed(
-                    generation=self._generation,
+                    generation=self._part.generation,
                     rank=rank,
                     reason="died",
                     text=words,
@@ -95,17 +95,14 @@ class RestartingAgent(Agent):
 
     def _give_up_start(self, worker: Worker, text: str) -> None:
         """End the run: it has no spares to do without."""
-        words = f"{text}: {worker.last_words}" if worker.last_words else text
         status = _shell_status(worker)
-        rank = self._rank(0)
-        self._succession.tell(
-            Finished(generation=self._generation, rank=rank, status=status, text=words)
-        )
-        self._finish(End(status=status, reason=words))
+        self._part.finish(status, text)
+        self._finish(End(status=status, reason=text))
 
     # ---- deadlines
 
     def _check_workers(self, now_s: float) -> None:
+        self._deadlines.check_ending()
         if now_s >= self._kill_s:
             self._kill_s = float("inf")
             for worker in self._pool.workers.values():

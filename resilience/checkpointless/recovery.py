@@ -151,12 +151,13 @@ class Recovery:
 
     # ---- reports
 
-    def enter(self, generation: int, layout: Layout) -> None:
+    def enter(self, generation: int, layout: Layout, *, keeps_state: bool) -> None:
         """Note that this process is a member of a generation, before anything else in it.
 
-        State that missed a generation counts as none: the others went on without it.
+        What it holds counts as nothing where the others went on without it: its own report in the
+        opening is fresh then.
         """
-        if self._member_generation not in (-1, generation - 1):
+        if not keeps_state:
             self.mark = Mark()
         self._member_generation, self._layout = generation, layout
 
@@ -344,6 +345,10 @@ class Recovery:
         For the end of a run, after which no gate follows.
         """
         self._check_digest(self.mark.step)
+
+    def distrust(self) -> None:
+        """Have this rank's state count as unhealthy: another holder of its shard repairs it."""
+        self._is_healthy = False
 
     def _check_digest(self, step: int) -> None:
         if self._digest is None or self._view is None:

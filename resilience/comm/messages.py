@@ -15,6 +15,8 @@ from pydantic import ConfigDict, StrictBool, StrictInt, TypeAdapter, ValidationE
 from resilience.state.layout import Layout
 from resilience.validation import first_problem
 
+GAVE_UP_STATUS = 75
+"""Exit status of a run that recovery has given up, for whoever may start it again."""
 LINE_BYTES_MAX = 64 << 20
 """No honest message is longer; 1024 reports take about a megabyte."""
 
@@ -58,6 +60,10 @@ class Stopped(Message):
     generation: StrictInt
     rank: StrictInt
     report: Mapping[str, Any]
+    has_block: StrictBool = True
+    """Whether the program has blocks, so that its ranks hold state; else none can be lost."""
+    is_replaced: StrictBool = False
+    """Whether an earlier process of the rank is gone, and what it held with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,8 @@ class Finished(Message):
     status: StrictInt
     """Exit status that the worker will end with."""
     text: str = ""
+    is_done: StrictBool = False
+    """Nothing that anybody needs comes after the block: once all ranks say so the run is good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,10 @@ class Open(Message):
     """HOST:PORT of the TCPStore that outlives the workers."""
     reports: tuple[Mapping[str, Any], ...]
     """What every rank held at the end of the generation before, by rank."""
+    shares_folder: StrictBool = False
+    """Whether all nodes see one folder of the run."""
+    is_last: StrictBool = False
+    """The run gives up: the generation is for saving the state, and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +123,87 @@ class End(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """Either way between agents, first on a connection: who this is, and whom it follows."""
+
+    run: str
+    """Name of the run, which agents of others do not belong to."""
+    node: str
+    address: str
+    """HOST:PORT at which the agent can be reached."""
+    start: str = ""
+    """Random word of this start of the agent."""
+    generation: StrictInt = -1
+    """The newest generation that the agent has seen; -1 for one that has just come."""
+    order: StrictInt
+    """Its place among those of that generation that may lead; the lowest does."""
+    leader: str = ""
+    """Address of the coordinator, which is its own where it leads; empty where it seeks one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Message):
     """Agent to coordinator: this node's workers are warm and wait for ranks."""
 
     node: str
     address: str
     """HOST:PORT at which the agent can be reached should it become the coordinator."""
+    start: str = ""
+    """Random word of this start of the agent: another one of its name is not it."""
     generation: StrictInt = -1
-    """The newest generation that the agent has seen."""
+    """The newest generation that the agent is or was a member of, or knows of."""
     layout: Layout | None = None
     """Who held what in it."""
+    opened: StrictInt = -1
+    """The newest one in which its workers were; the ones after it ended before they began."""
+    ballot: StrictInt = -1
+    """That of the newest proposal for the generation that follows, where it has agreed to one."""
+    agreed: Layout | None = None
+    """The members that it has agreed to."""
+    shares_folder: StrictBool = False
+    """Whether it sees the folder of the run that the coordinator sees."""
 
     @property
     def index(self) -> int:
         """Return the agent's place among the nodes of that generation; -1 for a standby."""
-        return -1 if self.layout is None else self.layout.index_of(self.node)
+        return -1 if self.layout is None else self.layout.place_of(self.node, self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose(Message):
+    """Coordinator to agent: these are to be the members of the next generation."""
+
+    generation: StrictInt
+    ballot: StrictInt
+    """Higher than that of any proposal for the same generation before it."""
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agree(Message):
+    """Agent to coordinator: whoever asks is told that the agent has agreed to this proposal."""
+
+    generation: StrictInt
+    ballot: StrictInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learn(Message):
+    """Coordinator to agent: the newest generation, which the agent's workers are not in."""
+
+    generation: StrictInt
+    opened: StrictInt
+    """The newest one that has begun; a lower one where a member was lost before it could."""
+    layout: Layout
+    shares_folder: StrictBool
+    """Whether all nodes see one folder of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye(Message):
+    """Either way between agents: the agent ends, and its workers have ended with it."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +216,23 @@ class Beat(Message):
 
 _KINDS: dict[str, TypeAdapter[Message]] = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Ready, Failed, Stopped, Finished, Open, Break, ReplaceRank, End, Join, Beat)
+    for kind in (
+        Ready,
+        Failed,
+        Stopped,
+        Finished,
+        Open,
+        Break,
+        ReplaceRank,
+        End,
+        Hello,
+        Join,
+        Propose,
+        Agree,
+        Learn,
+        Goodbye,
+        Beat,
+    )
 }
 
 

@@ -9,7 +9,7 @@ attribute. Overlap with the backward pass is DDP's: a bucket leaves when its las
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,10 +38,15 @@ class _Bucket:
 class GradientReducer:
     """Averages the gradients of a module over all ranks, in the last micro batch of a step.
 
-    A parameter without a gradient takes part with zeros. Not for sparse gradients.
+    A parameter without a gradient takes part with zeros. Not for sparse gradients. `on_sum` is
+    given the sum of what this rank puts into each bucket: where a value that is not finite is the
+    rank's own, it is seen there, and after the reduction everywhere.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, *, on_sum: Callable[[Tensor], None] | None = None
+    ) -> None:
+        self._on_sum = on_sum
         self._buckets = _plan_buckets(each for each in module.parameters() if each.requires_grad)
         self._group: ProcessGroup | None = None
         self._is_reducing = False
@@ -123,6 +128,8 @@ class GradientReducer:
             parameter.grad = view
         assert self._group is not None
         bucket.flat.mul_(1 / self._group.size())
+        if self._on_sum is not None:
+            self._on_sum(bucket.flat.sum())
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
 
     def _finish(self) -> None:

@@ -100,7 +100,7 @@ class Injector:
 
     def _fire(self, fault: Fault, step: int) -> None:
         if self._events is not None:
-            self._events.write(
+            self._events.write_through(
                 "fault_injected", step=step, fault_kind=fault.kind, place=fault.place
             )
         match fault.kind:

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, NoReturn, Protocol, TypeVar
 
-from resilience.comm.messages import Break, End, Failed, Finished, Open, Ready, Stopped
+from resilience.comm.messages import (
+    GAVE_UP_STATUS,
+    Break,
+    End,
+    Failed,
+    Finished,
+    Open,
+    Ready,
+    Stopped,
+)
 from resilience.comm.page import Activity, Page
 from resilience.errors import BrokenError, CorruptionError, GroupOpenError, ResilienceError
 from resilience.inprocess.generation import Generation
@@ -38,6 +47,18 @@ _GLOO = "/gloo/"
 """In the text of what gloo raises: a connection has ended, which is its peer's fault, if any."""
 BAD_HOOK_STATUS = 71
 """Exit status of a worker whose hook or health check failed; the agent replaces it."""
+
+
+class GaveUp(SystemExit):
+    """Ends a generation that was opened to save the state, and the run with it.
+
+    `reason` says where the state lies. Raised when nothing more is to be done on any rank: the
+    first that hears of it ends the run.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(GAVE_UP_STATUS)
+        self.reason = reason
 
 
 class Reporter(Protocol):
@@ -74,6 +95,9 @@ class BlockOptions:
     """The time-out of collectives; hangs are found earlier, by their lack of progress."""
     fatal: tuple[type[BaseException], ...] = ()
     """Errors that would come again: they end the run with status 1."""
+    is_all: bool = False
+    """Nothing that anybody needs comes after the block. Once it has returned on all ranks the run
+    has succeeded, whatever then ends a process; else each process has to end with status 0."""
 
 
 def reexecutable(
@@ -191,12 +215,16 @@ class _Loop(Generic[T]):
         status, text = 0, ""
         if isinstance(error, SystemExit):
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
+            text = error.reason if isinstance(error, GaveUp) else ""
         elif isinstance(error, KeyboardInterrupt):
             status = 128 + signal.SIGINT
         elif error is not None:
             status, text = 1, _one_line(error)
         number, rank = generation.number, generation.rank
-        self.link.send(Finished(generation=number, rank=rank, status=status, text=text))
+        is_done = self.options.is_all and error is None
+        self.link.send(
+            Finished(generation=number, rank=rank, status=status, text=text, is_done=is_done)
+        )
         while True:
             message = self.link.wait()
             if isinstance(message, End):

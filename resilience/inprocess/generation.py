@@ -48,6 +48,8 @@ class Generation:
         self.node = node
         self.reports = tuple(Report.from_json(each) for each in opening.reports)
         self.store_address = opening.store
+        self.is_last = opening.is_last
+        """The run gives up: this generation is for saving the state, and for nothing else."""
         self.broken: Break | None = None
         """Why the generation was ended from outside, once it was."""
         self._device_type = device_type
@@ -81,6 +83,12 @@ class Generation:
     def lock(self) -> AbstractContextManager[Any]:
         """Return what is held while the generation is broken."""
         return self._world.lock
+
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether the generation counts on what this process holds."""
+        own = self.reports[self.rank]
+        return own.member_generation == own.generation
 
     def is_current(self) -> bool:
         """Return whether the generation still goes on."""

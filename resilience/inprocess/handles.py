@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 AGENT_FD = "RESILIENCE_AGENT_FD"
+EVENTS_FD = "RESILIENCE_EVENTS_FD"
+EVENTS_PATH = "RESILIENCE_EVENTS_PATH"
 PAGE_FD = "RESILIENCE_PAGE_FD"
 TRANSFER_FD = "RESILIENCE_TRANSFER_FD"
 STATE_FDS = "RESILIENCE_STATE_FDS"
@@ -23,6 +25,9 @@ class WorkerHandles:
     """Descriptors and numbers that a worker inherits from its agent."""
 
     agent_file: int
+    events_file: int
+    """Takes lines for the log at `events_path`, which the agent writes."""
+    events_path: str
     page_file: int
     transfer_file: int
     """Shared memory for transfers, a part for each local rank; -1 where there is none."""
@@ -41,6 +46,8 @@ class WorkerHandles:
         """Return the environment variables that say so."""
         return {
             AGENT_FD: str(self.agent_file),
+            EVENTS_FD: str(self.events_file),
+            EVENTS_PATH: self.events_path,
             PAGE_FD: str(self.page_file),
             TRANSFER_FD: str(self.transfer_file),
             STATE_FDS: ",".join(map(str, self.state_files)),
@@ -60,6 +67,8 @@ def read_handles(variables: Mapping[str, str]) -> WorkerHandles | None:
         return None
     return WorkerHandles(
         agent_file=int(variables[AGENT_FD]),
+        events_file=int(variables[EVENTS_FD]),
+        events_path=variables[EVENTS_PATH],
         page_file=int(variables[PAGE_FD]),
         transfer_file=int(variables[TRANSFER_FD]),
         state_files=tuple(int(file) for file in variables[STATE_FDS].split(",") if file),

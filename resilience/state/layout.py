@@ -38,6 +38,8 @@ class Layout:
     """Ranks that together hold one copy of the state."""
     is_sharded: StrictBool
     """Whether shards have names, as they also have where one rank holds all that there are."""
+    starts: tuple[str, ...] = ()
+    """Which start of its agent each node's is; empty where nobody needs to know."""
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) != len(self.nodes):
@@ -89,6 +91,11 @@ class Layout:
     def index_of(self, node: str) -> int:
         """Return the position of a node, -1 for one that has no ranks."""
         return self.nodes.index(node) if node in self.nodes else -1
+
+    def place_of(self, node: str, start: str) -> int:
+        """Return the position of a node, -1 where it is another start of its agent that has it."""
+        place = self.index_of(node)
+        return -1 if place >= 0 and self.starts and self.starts[place] != start else place
 
 
 def make_layout(

@@ -68,7 +68,8 @@ class Report:
     digest: str | None = None
     """Digest of the state at `step`, where digests are on."""
     rest: Mapping[str, Any] = field(default_factory=dict)
-    """Small plain data that other ranks may need, such as the last step's loss."""
+    """Small plain data for the others: `saved`, the step of the newest state that is known to be
+    saved, from a rank that can save, and `place`, where that lies."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data."""

@@ -53,7 +53,7 @@ def _tell_status(given: argparse.Namespace) -> int:
         except RefusedError as error:
             status = _complain(
                 f"{folder}: {error}; --token-file names the file with the daemon's, which is "
-                "memoryd.token in the run's folder"
+                "run.token in the run's folder"
             )
         except TieredError as error:
             status = _complain(f"{folder}: {error}")

@@ -71,6 +71,17 @@ def test_settling_twice_leaves_the_same_bits(found: list[dict[str, Any]]) -> Non
         assert rank["settled twice"] == rank["undisturbed"][-1][3]
 
 
+def test_step_that_is_computed_again_has_the_same_bits_and_the_same_parts(
+    found: list[dict[str, Any]],
+) -> None:
+    for rank in found:
+        first, again = rank["parts"]
+        assert first == again
+    # The first numbers are the world's, the others each rank's own.
+    assert len({json.dumps(rank["parts"][0][:2]) for rank in found}) == 1
+    assert len({json.dumps(rank["parts"][0][2:]) for rank in found}) == SIZE
+
+
 def test_steps_after_aborts_in_every_place_have_the_bits_of_undisturbed_ones(
     found: list[dict[str, Any]],
 ) -> None:

@@ -124,6 +124,12 @@ class Rank:
         rows = torch.randint(self.job.model.vocab_size, (2, 2, 9), generator=generator)
         return self.trainer.stepper.compute(list(rows), step=step)
 
+    def compute_part(self, step: int) -> list[str]:
+        """Compute a step; returns what it came to, and what this rank alone gave to it."""
+        result = self.compute(step)
+        numbers = [result.loss, result.grad_norm, *self.trainer.stepper.part()]
+        return [each.hex() for each in numbers]
+
     def take_step(self, step: int) -> list[Any]:
         """Take a step as the loop does; returns what it came to."""
         result = self.compute(step)
@@ -185,6 +191,7 @@ def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     found["undisturbed"] = [rank.take_step(step) for step in range(3)]
     rank.trainer.settle()
     found["settled twice"] = rank.digest()
+    found["parts"] = [rank.compute_part(3), rank.compute_part(3)]
     found["told"] = sorted(set(rank.watch.told))
     found["first after steps"] = rank.begin_anew()
     for number, place in enumerate(ABORTS):

@@ -197,7 +197,7 @@ CHECKPOINTLESS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("standby", "retries", "expected"), [(0, None, 9), (2, 3, 3)])
+@pytest.mark.parametrize(("standby", "retries", "expected"), [(0, None, 18), (2, 3, 3)])
 def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
     standby: int, retries: int | None, expected: int
 ) -> None:

@@ -57,6 +57,7 @@ def test_plain_job_starts_the_agent_on_each_node(folder: Path, index: str, host:
         f"{folder}/python", "-m", "resilience.agent", f"--config={folder}/node.json",
         f"--rdzv-endpoint={host}:29500", "--rdzv-id=llama3-tiny-pretrain",
         "--local-addr=10.0.0.7", f"--node-name=llama3-tiny-pretrain-{index}",
+        f"--token-file={folder}-token/token",
         "--run-dir=/run/training/llama3-tiny-pretrain", "--preload=training.preload", "--",
         "python", "-m", "training", f"--job={folder}/job.json",
         "--run-dir=/run/training/llama3-tiny-pretrain",

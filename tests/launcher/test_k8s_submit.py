@@ -58,10 +58,11 @@ def test_manifest_is_created_when_the_server_would_take_all_of_it(
     submission = submit_k8s(stand_in, k8s_job(kind, {"cluster.namespace": "train"}))
 
     options = "--namespace=train --request-timeout=30s"
-    assert (stand_in / "calls").read_text().splitlines() == [
+    assert (stand_in / "calls").read_text().splitlines()[:2] == [
         f"{options} create --filename=manifest.yaml --dry-run=server",
         f"{options} create --filename=manifest.yaml",
     ]
+    assert (stand_in / "secret").exists() == (kind == "job"), "HyperPod's agents know no token"
     assert submission.command == ("kubectl", *options.split(), "create", "--filename=manifest.yaml")
     assert submission.job_id == NAMES[kind]
     assert submission.output == "created\n"
@@ -80,9 +81,10 @@ def test_what_exists_is_left_as_it_is_and_the_remedy_named(stand_in: Path) -> No
     assert len((stand_in / "calls").read_text().splitlines()) == 1, "nothing was created"
 
 
-def test_token_that_no_file_holds_is_made_when_the_job_exists(stand_in: Path) -> None:
+@pytest.mark.parametrize("recipe", [TIERED, "llama/llama3_tiny_pretrain"])
+def test_token_that_no_file_holds_is_made_when_the_job_exists(stand_in: Path, recipe: str) -> None:
     """It belongs to the job and goes with it; arguments and rendered files hold nothing of it."""
-    job = k8s_job("job", recipe=TIERED)
+    job = k8s_job("job", recipe=recipe)
 
     submit_k8s(stand_in, job)
 

@@ -108,11 +108,26 @@ def test_run_that_recovers_has_our_agent_and_scripts_for_nodes_that_stand_by(
     assert arguments == [
         "-m", "resilience.agent", f"--config={tmp_path}/node.json",
         "--rdzv-endpoint=127.0.0.1:29500", "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
-        "--node-name=node-2", f"--run-dir={tmp_path}",
+        "--node-name=node-2", f"--token-file={tmp_path}/run.token", f"--run-dir={tmp_path}",
         "--preload=training.preload", "--warm=program",
         "--", str(tmp_path / "fake python"), "-m", "training", f"--job={tmp_path}/job.json",
         f"--run-dir={tmp_path}", "--node-name=node-2",
     ]  # fmt: skip
+
+
+def test_all_nodes_have_one_token_which_the_first_one_makes(tmp_path: Path) -> None:
+    write_scripts(tmp_path, local_job())
+
+    starts = [start_by_hand(tmp_path, f"node-{index}.sh") for index in (0, 1, 0)]
+
+    (path,) = (path for path in tmp_path.iterdir() if "token" in path.name)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(token := path.read_text().strip()) == 44
+    for done in starts:
+        arguments, variables = json.loads(done.stdout)
+        assert f"--token-file={path}" in arguments
+        assert token not in done.stdout
+        assert token not in variables.values()
 
 
 def test_launcher_chooses_rendezvous_and_run_id(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def test_run_that_succeeds_leaves_no_memory_behind(run: Run) -> None:
     arenas = run.arenas()
-    token = run.folder / "memoryd.token"
+    token = run.folder / "run.token"
     assert [folder.parent for folder in arenas] == [SHM, SHM]
     assert all((folder / "memoryd.sock").exists() for folder in arenas)
     assert token.stat().st_mode & 0o777 == 0o600

@@ -38,7 +38,7 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         "peers_file": str(folder / "peers"), "JOB_COMPLETION_INDEX": "0",
         "LAUNCHER_POD_NAME": "llama3-tiny-pretrain-pods-0", "LAUNCHER_K8S_NODE": "k1",
         "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "peer_ports[1]": "9202",
-        "run_dir": str(folder),
+        "run_dir": str(folder), "token_file": str(folder / "token"),
     }  # fmt: skip
     (folder / "token").write_text("secret")
     (folder / "peers").write_text("n1=n1:9201\nn2=n2:9201\n")

@@ -182,18 +182,17 @@ def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:
     text = rendered(shipped_job("llama/llama3_tiny_tiered", "job", PREPARED))["manifest.yaml"]
 
     assert (
-        "\n#     kubectl -n default create secret generic llama3-tiny-tiered-memoryd "
+        "\n#     kubectl -n default create secret generic llama3-tiny-tiered-token "
         "--from-literal=token=$(openssl rand -hex 32)\n"
     ) in text
 
 
-def test_a_job_that_lacks_nothing_has_no_notes() -> None:
+def test_a_job_that_lacks_nothing_has_one_note_for_whoever_applies_it_by_hand() -> None:
     job = shipped_job(FAULTY[0], "job", PREPARED)
 
-    assert notes(job) == []
-    text = rendered(job)["manifest.yaml"]
-    assert text.startswith("apiVersion: v1\n")
-    assert "training-recipes/notes" not in text
+    assert notes(job, is_submitted=True) == []
+    (note,) = notes(job)
+    assert note.startswith("the pods wait for the Secret 'llama3-tiny-checkpointless-token'")
 
 
 def test_a_note_cannot_become_a_line_of_the_manifest() -> None:
@@ -215,7 +214,7 @@ def test_the_default_image_is_noted_and_not_submitted(tmp_path: Path) -> None:
     refused = launch(*recipe, "action=submit", "run.dir=out", folder=tmp_path)
 
     assert shown.status == 0
-    assert shown.err.startswith("note: cluster.image 'training-recipes:0.1.0' is published nowhere")
+    assert "note: cluster.image 'training-recipes:0.1.0' is published nowhere" in shown.err
     assert refused.status == 2
     assert refused.err.startswith(IMAGE_REFUSAL)
     assert not (tmp_path / "out").exists()

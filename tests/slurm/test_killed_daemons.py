@@ -95,7 +95,7 @@ class Job:
 
     @property
     def token(self) -> str:
-        return (self.run_dir / "memoryd.token").read_text().strip()
+        return (self.run_dir / "run.token").read_text().strip()
 
     def reply(self, arena: Path) -> dict[str, Any]:
         reply: dict[str, Any] = ask_daemon(arena, token=self.token).reply

@@ -68,7 +68,7 @@ def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
     assert state == "COMPLETED", logs(run_dir)
     assert len(arenas(run_dir)) == 2, logs(run_dir)
     assert all(path.parent == SHM and not path.exists() for path in arenas(run_dir).values())
-    assert (run_dir / "memoryd.token").stat().st_mode & 0o777 == 0o600
+    assert (run_dir / "run.token").stat().st_mode & 0o777 == 0o600
     events = (run_dir / "events.jsonl").read_text()
     assert '"event":"checkpoint_saved"' in events, logs(run_dir)
 

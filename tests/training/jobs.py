@@ -78,6 +78,7 @@ _TRAINER: dict[str, Any] = {
     "activation_checkpointing": False,
     "log_every_n_steps": 1,
     "save_checkpoint": True,
+    "non_finite": "fail",
     "max_restarts": 0,
     "threads_per_worker": 1,
     "optimizer": _OPTIMIZER,

@@ -57,7 +57,7 @@ def fail_late(arguments: list[str]) -> int:
     events = Path(arguments[1].removeprefix("--run-dir=")) / "events.jsonl"
     status = main(arguments)
     world_size = int(os.environ["WORLD_SIZE"])
-    while sum(each.event == "worker_failed" for each in read_events(events)) < world_size:
+    while status and sum(e.event == "worker_failed" for e in read_events(events)) < world_size:
         os.sched_yield()
     return status
 
@@ -131,6 +131,14 @@ def spoil_weights(arguments: list[str]) -> int:
                 local_part(core.lm_head.weight).fill_(float("inf"))
 
     TorchTrainer.fill = fill_and_spoil  # type: ignore[method-assign]
+    return fail_late(arguments)
+
+
+def run_spoiled(arguments: list[str]) -> int:
+    """Train; TEST_SPOIL of tests.training.spoiled says what is wrong with a step."""
+    from tests.training import spoiled
+
+    getattr(spoiled, os.environ["TEST_SPOIL"])()
     return fail_late(arguments)
 
 

@@ -109,7 +109,7 @@ def test_gradients_that_are_not_finite_end_all_workers(workers, tmp_path):
     assert outcome.statuses == [1] * 4
     for rank in range(4):
         (line,) = outcome.log(rank).splitlines()
-        assert line.startswith("training: gradient norm is nan at step 0; lower ")
+        assert line.startswith("training: step 0: the gradient norm is nan; ranks 1 and 3 hold a ")
     assert not outcome.steps
 
 

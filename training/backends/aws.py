@@ -82,6 +82,11 @@ class AwsCheckpoints(CadencedCheckpoints):
         self._gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_TIMEOUT_S))
         keep(self._gloo)
 
+    @property
+    def place(self) -> str:
+        """Return the namespace."""
+        return f"the tiers, namespace {self._namespace}"
+
     # ---- saving
 
     def wants_save(self) -> bool:

@@ -27,13 +27,15 @@ from training.group import CHECKPOINT_TIMEOUT
 STATE_FOLDER = "state"
 _MANIFEST = "manifest.json"
 _NOTHING = "none"
+EPOCH_SOURCE = "checkpoint"
+"""Source of a state that comes from here."""
 
 
 class EpochCheckpoints:
     """Writes and reads the state of each epoch's end. Every worker takes part in each call."""
 
     def __init__(self, job: Job, *, run_dir: Path, events: EventLog) -> None:
-        self._folder = run_dir / STATE_FOLDER
+        self.folder = run_dir / STATE_FOLDER
         self._key = job.digest()
         """Says which runs may go on from each other's state."""
         self._batch_size = job.trainer.global_batch_size
@@ -81,7 +83,7 @@ class EpochCheckpoints:
         is not what its last update left.
         """
         group, state = self._subject.group, self._subject.state
-        folder = self._folder / f"step-{step:08d}"
+        folder = self.folder / f"step-{step:08d}"
         topic = f"state/{step}"
         if self._newest(topic) == folder.name:
             return False
@@ -111,7 +113,7 @@ class EpochCheckpoints:
         if (name := self._newest("state")) is None:
             return None
         state = self._subject.state
-        path = self._shard_path(self._folder / name)
+        path = self._shard_path(self.folder / name)
         try:
             with safe_open(path, framework="pt") as file:
                 content = json.loads(file.metadata()["rest"])
@@ -119,19 +121,19 @@ class EpochCheckpoints:
                     each.tensor.copy_(file.get_tensor(each.name))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(
-                f"cannot read the state in {path}: {error}; remove {self._folder} to begin at the "
+                f"cannot read the state in {path}: {error}; remove {self.folder} to begin at the "
                 "start"
             ) from error
         self._subject.view.write_rest(content)
-        return Begun(step=_step_of(name), source="checkpoint")
+        return Begun(step=_step_of(name), source=EPOCH_SOURCE)
 
     def close(self) -> None:
         """Remove all states: the run has ended."""
         if self._subject.group.rank != 0:
             return
-        for path in self._folder.glob("step-*"):
+        for path in self.folder.glob("step-*"):
             _remove_state(path)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _newest(self, topic: str) -> str | None:
         """Return the folder of the newest whole state that worker 0 sees."""
@@ -143,7 +145,7 @@ class EpochCheckpoints:
     def _whole(self) -> list[str]:
         """Return the folders of whole states of this run, the oldest first."""
         found = []
-        for path in self._folder.glob(f"step-*/{_MANIFEST}"):
+        for path in self.folder.glob(f"step-*/{_MANIFEST}"):
             try:
                 manifest = json.loads(path.read_text())
             except (OSError, ValueError):
@@ -183,7 +185,7 @@ class EpochCheckpoints:
             _publish_file(draft, folder / _MANIFEST)
         except OSError as error:
             return f"cannot write the state {folder}: {error}"
-        for other in self._folder.glob("step-*"):
+        for other in self.folder.glob("step-*"):
             if other != folder:
                 _remove_state(other)
         return None

@@ -110,6 +110,12 @@ class TieredCheckpoints(CadencedCheckpoints):
         super().bind(subject)
         self._saver = Saver(self._client, num_shards=subject.group.layout.num_shards)
 
+    @property
+    def place(self) -> str:
+        """Return the namespace: `python -m resilience.tiered status` says where its steps are."""
+        tiers = "tiers" if self._has_store else "nodes' memory"
+        return f"the {tiers}, namespace {self._client.namespace}"
+
     # ---- saving
 
     def before_update(self) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +43,8 @@ class SpreadModel:
     """How many copies the workers hold in shards; None where each worker holds a whole one."""
     reducer: GradientReducer | None = None
     """Set where whole copies outlive their process groups."""
+    sums: list[Tensor] = field(default_factory=list)
+    """Sums of the gradients that this worker has given to reductions, where those are ours."""
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -104,12 +106,16 @@ def spread_core(
         from resilience.comm.reducer import GradientReducer
         from training.torch.reduce_scatter import end_waits
 
+        sums: list[Tensor] = []
         if group.device.type == "cpu":
-            end_waits(core)
+            end_waits(core, sums.append)
 
-        reducer = None if mesh_plan else GradientReducer(core)
         return SpreadModel(
-            run=core.train(), core=core, num_sharded_copies=num_sharded_copies, reducer=reducer
+            run=core.train(),
+            core=core,
+            num_sharded_copies=num_sharded_copies,
+            reducer=None if mesh_plan else GradientReducer(core, on_sum=sums.append),
+            sums=sums,
         )
     run = core if mesh_plan else _replicate(core, group.device)
     keep(run)

@@ -8,7 +8,7 @@ operation, waited for as any other; the sums have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,15 +17,21 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 
-def end_waits(core: nn.Module) -> None:
-    """Have the model's reduce-scatters end with their generation; for groups of gloo."""
+def end_waits(core: nn.Module, on_sum: Callable[[Tensor], None]) -> None:
+    """Have the model's reduce-scatters end with their generation; for groups of gloo.
+
+    `on_sum` is given the sum of what this rank puts into each.
+    """
     for module in core.modules():
         if isinstance(module, FSDPModule):
-            module.set_custom_reduce_scatter(_AllReduceAndCopy())  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_AllReduceAndCopy(on_sum))  # type: ignore[arg-type]
 
 
 class _AllReduceAndCopy:
     """Sums in place in the input, which FSDP2 has made for this, and copies a rank's part."""
+
+    def __init__(self, on_sum: Callable[[Tensor], None]) -> None:
+        self._on_sum = on_sum
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -38,6 +44,7 @@ class _AllReduceAndCopy:
         op: Any,
         async_op: bool = False,
     ) -> None:
+        self._on_sum(input_tensor.sum())
         dist.all_reduce(input_tensor, op=op, group=group)
         size = output_tensor.numel()
         part = input_tensor.view(-1)[group.rank() * size : (group.rank() + 1) * size]

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from training.errors import DivergedError
 from training.torch.initial import local_part
 from training.torch.model import SpreadModel
 from training.trainer import StepResult, StepWatch
@@ -50,17 +49,19 @@ class TorchStepper:
         self._watch = watch
         self.is_reducing = False
         """Whether the micro batch that is computed is the step's last."""
+        self._part: list[Tensor] = []
 
     def compute(self, rows: Sequence[Tensor], *, step: int) -> StepResult:
         """Run forward and backward on this worker's rows of tokens, reduce and clip."""
         self._optimizer.zero_grad()
+        self._model.sums.clear()
         loss_sum = self._accumulate(rows)
+        self._part = [loss_sum, *self._model.sums]
         loss, requests = self._reduce(loss_sum, len(rows))
         gradients = self.gradients()
         norm = gradient_norm(gradients, self._model.num_sharded_copies)
         grad_norm = norm.item()
-        check_norm(grad_norm, step)
-        if self._clip_norm is not None:
+        if self._clip_norm is not None and math.isfinite(grad_norm):
             clip_gradients(gradients, norm, self._clip_norm)
         return StepResult(loss=loss, grad_norm=grad_norm, requests=requests)
 
@@ -105,6 +106,10 @@ class TorchStepper:
         dist.all_reduce(totals)
         loss, requests = totals.tolist()
         return loss / (num_micro_batches * dist.get_world_size()), int(requests)
+
+    def part(self) -> list[float]:
+        """Return this worker's loss, and the sums of what it gave to reductions."""
+        return [float(each.item()) for each in self._part]
 
     def gradients(self) -> list[Tensor]:
         """Return this worker's reduced gradients, sharing memory with them."""
@@ -153,15 +158,6 @@ def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -
         dist.all_reduce(square)
         square /= num_sharded_copies
     return square.sqrt()
-
-
-def check_norm(grad_norm: float, step: int) -> None:
-    """Refuse gradients that would make every parameter something that is no number."""
-    if not math.isfinite(grad_norm):
-        raise DivergedError(
-            f"gradient norm is {grad_norm} at step {step}; lower trainer.optimizer.lr, raise "
-            "trainer.optimizer.warmup_steps, or look for broken data or weights"
-        )
 
 
 def clip_gradients(gradients: Sequence[Tensor], norm: Tensor, clip_norm: float) -> None:

@@ -1,19 +1,13 @@
-"""The checkpoint daemon of a pod: a container beside that of the workers.
-
-The token that all doors ask for is in a Secret, whose value no rendered file holds, since
-manifests are looked at and committed. `token_secret` is what a submission creates.
-"""
+"""The checkpoint daemon of a pod: a container beside that of the workers."""
 
 from __future__ import annotations
 
-import json
-import secrets
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME
-from launcher.clusters.memoryd import PEER_PORT, memoryd_config, token_secret_name
+from launcher.clusters.k8s.token import token_path
+from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import num_pods, pod_name
@@ -35,11 +29,9 @@ _FOLDER = "/dev/shm/memoryd"
 # An arena goes with its pod, so the store has to get what it has to get before.
 _DRAIN_S = 60
 _CLOSE_S = 15
-_SECRET_PATH = "/etc/training-token"
-_SECRET_KEY = "token"
 
 
-def sidecar_values(job: Job, cluster: K8sCluster) -> dict[str, Any] | None:
+def sidecar_values(job: Job) -> dict[str, Any] | None:
     """Return what the template of the daemon's container is filled with, None without one."""
     settings = job.memoryd
     if settings is None:
@@ -47,7 +39,6 @@ def sidecar_values(job: Job, cluster: K8sCluster) -> dict[str, Any] | None:
     return {
         "port": _port(settings),
         "memory": f"{tiered_mib(job)}Mi",
-        "secret": _secret(job, settings, cluster),
         "folder": _FOLDER,
         "end_s": _DRAIN_S + _CLOSE_S if settings.store else 0,
         "aws_host": AWS_HOST if settings.http_port else None,
@@ -96,8 +87,7 @@ def sidecar_variables(job: Job) -> dict[str, str]:
     """Return the variables by which workers and daemon find each other, {} without a daemon."""
     if job.memoryd is None:
         return {}
-    made = f"{_SECRET_PATH}/{_SECRET_KEY}"
-    return {"MEMORYD_DIR": _FOLDER, "MEMORYD_TOKEN_FILE": job.memoryd.token_file or made}
+    return {"MEMORYD_DIR": _FOLDER, "MEMORYD_TOKEN_FILE": token_path(job)}
 
 
 def shm_size(job: Job) -> str | None:
@@ -105,38 +95,6 @@ def shm_size(job: Job) -> str | None:
     if job.memoryd:
         return f"{shm_mib(job)}Mi"
     return f"{job.resources.shm_gib}Gi" if job.resources.shm_gib else None
-
-
-def token_secret(job: Job, owner: Mapping[str, str]) -> str:
-    """Return a Secret with a new token, as JSON.
-
-    It belongs to `owner` (apiVersion, kind, name, uid), and is removed with it.
-    """
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": token_secret_name(job),
-                "namespace": cluster.namespace,
-                "ownerReferences": [dict(owner)],
-            },
-            "stringData": {_SECRET_KEY: secrets.token_hex(32)},
-        }
-    )
-
-
-def _secret(job: Job, settings: TieredSettings, cluster: K8sCluster) -> dict[str, Any] | None:
-    if settings.token_file:
-        return None
-    # Kubernetes gives the file to root, and to fs_group where there is one. Without run_as_user
-    # the image says who runs, which may be anybody.
-    security = cluster.security
-    is_owner = security.run_as_user == 0 or security.fs_group is not None
-    mode = 0o400 if is_owner else 0o444
-    return {"name": token_secret_name(job), "mount_path": _SECRET_PATH, "mode": mode}
 
 
 def _port(settings: TieredSettings) -> int:

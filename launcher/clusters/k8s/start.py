@@ -10,6 +10,7 @@ import shlex
 from typing import Any
 
 from launcher.clusters.agent import agent_command
+from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.rundir import JOB_FILE, NODE_FILE
@@ -82,6 +83,7 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         config_path=f"{CONFIG_PATH}/{NODE_FILE}",
         rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
         rdzv_id=shlex.quote(job.name),
+        token_file=shlex.quote(token_path(job)),
         job_path=f"{CONFIG_PATH}/{JOB_FILE}",
         run_path=shlex.quote(run_path(job, cluster)),
         # The pod's host name, unless it shares the node's.

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.clusters.k8s.manifest import MANIFEST
-from launcher.clusters.k8s.sidecar import token_secret
-from launcher.clusters.memoryd import token_secret_name
+from launcher.clusters.k8s.token import token_secret
 from launcher.clusters.submission import Submission, run_program
+from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster

@@ -23,6 +23,7 @@ from launcher.clusters.k8s.start import (
     SERVER_PORT,
     rendezvous_port,
 )
+from launcher.clusters.k8s.token import token_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
 from launcher.job.cluster_rules import REPLICA_NAME
@@ -57,7 +58,8 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         **_metadata(job, cluster, told),
         "env": _env(job, cluster),
         "ports": [_port(cluster)],
-        "memoryd": sidecar_values(job, cluster),
+        "memoryd": sidecar_values(job),
+        "token": token_values(job, cluster),
         "shm_size": shm_size(job),
         "requests": requests,
         "limits": limits,
@@ -222,12 +224,12 @@ def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:
 
     A failed pod is started again under its index, which is how a lost node is
     replaced where the run recovers without checkpoints; so there as many may
-    fail as workers may.
+    fail as nodes may have incidents.
     """
     if cluster.run_policy.retries_max is not None:
         return cluster.run_policy.retries_max
     feature = job.resilience.checkpointless
-    return feature.process_restarts_max if feature else None
+    return feature.process_restarts_max * job.trainer.num_nodes if feature else None
 
 
 def _retries_max(job: Job, cluster: K8sCluster) -> int | None:

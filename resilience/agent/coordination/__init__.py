@@ -1,1 +1,1 @@
-"""Who numbers generations and who follows it: decisions, and the connections between agents."""
+"""Who numbers generations, who belongs to one, and whom an agent follows."""

@@ -6,9 +6,9 @@ it holds, and when all ranks have reported, or have been replaced by processes
 that hold nothing, g+1 opens with those reports. Nothing else ever opens one, so
 at most one generation can commit steps.
 
-A node whose connection was closed is dead: its processes end with their agent.
-One that is only silent may live on behind a broken network, so a generation
-opens only where more than half of the agents are at hand that may still live.
+Silence is not death: an agent that answers nothing, or whose connection has ended
+without a goodbye, may live on behind a broken network, or stand still. Who may go
+on without it is decided in `votes`, how the next generation opens in `opening`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from resilience.agent.coordination.counters import count, find_end
+from resilience.agent.coordination.counters import find_end, say_where
 from resilience.agent.coordination.membership import (
+    AGREEING,
     ENDED,
     GATHERING,
-    GAVE_UP_STATUS,
     RUNNING,
     STOPPING,
     Action,
+    Claimed,
     Decision,
     Event,
+    Judged,
     NodeJoined,
     NodeLost,
     Note,
@@ -35,9 +37,27 @@ from resilience.agent.coordination.membership import (
     Send,
     State,
 )
-from resilience.comm.messages import Break, End, Failed, Finished, Join, Message, Open, Stopped
-from resilience.state.layout import Layout, make_layout
-from resilience.state.report import Phase, Report, fresh_report
+from resilience.agent.coordination.opening import (
+    advance,
+    agree,
+    ask_again,
+    end_run,
+    holds_back,
+    learn,
+)
+from resilience.agent.coordination.votes import WAITS, find_verdict
+from resilience.comm.messages import (
+    GAVE_UP_STATUS,
+    Agree,
+    Break,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    Stopped,
+)
+from resilience.state.layout import Layout
+from resilience.state.report import Phase, Report
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
@@ -48,6 +68,11 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
         return _join(state, event.join, now_s)
     if isinstance(event, NodeLost):
         return _lose(state, event, now_s)
+    if isinstance(event, Claimed):
+        return _take_record(state, event, now_s)
+    if isinstance(event, Judged):
+        state = replace(state, founding=event.record, is_claiming=False, refusal=event.reason)
+        return advance(state, now_s) if event.record else (replace(state, answered_s=now_s), [])
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
     return _tick(state, now_s)
@@ -57,26 +82,31 @@ def take_over(
     options: Options,
     *,
     generation: int,
+    opened: int,
     layout: Layout | None,
     lost: str,
-    silent: Collection[str] = (),
+    dead: Collection[str] = (),
+    known: Collection[str] = (),
+    shares_folder: bool = False,
     now_s: float,
 ) -> State:
     """Return the state of a coordinator that follows a lost one.
 
-    `silent` are the agents that may still live; who comes is silent no more.
+    `dead` are agents that have said goodbye, `known` all that were ever heard of.
     """
+    ended = frozenset(dead)
+    state = State(options=options, since_s=now_s, dead=ended, gone=ended, known=frozenset(known))
     if layout is None:
-        return State(options=options, since_s=now_s, silent=frozenset(silent))
-    return State(
-        options=options,
+        return state
+    return replace(
+        state,
         stage=STOPPING,
-        since_s=now_s,
         generation=generation,
+        opened=opened,
         layout=layout,
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(place for place, node in enumerate(layout.nodes) if node != lost),
-        silent=frozenset(silent),
+        shares_folder=shares_folder,
     )
 
 
@@ -85,8 +115,8 @@ def next_deadline_s(state: State) -> float:
     options = state.options
     waits = {
         GATHERING: min(options.last_call_s, options.join_deadline_s),
-        STOPPING: options.regroup_s,
-        RUNNING: options.stop_deadline_s,
+        STOPPING: options.lease_s,
+        RUNNING: options.last_save_deadline_s if state.giving_up else options.stop_deadline_s,
     }
     return state.since_s + waits.get(state.stage, options.join_deadline_s)
 
@@ -98,60 +128,114 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     state = replace(
         state,
         present={**state.present, join.node: join},
-        silent=state.silent - {join.node},
+        known=state.known | {join.node},
+        dead=state.dead - {join.node},
+        gone=state.gone - {join.node},
     )
-    note = Note(event="node_joined", fields={"node": join.node})
-    # Once it has opened one itself, a generation that it missed is another history, and is over.
-    is_regrouping = state.stage in (GATHERING, STOPPING) and state.first_failure is None
-    is_newer = join.index >= 0 and join.generation > state.generation
-    if is_regrouping and is_newer and join.layout is not None:
-        state = _adopt(state, join.generation, join.layout, now_s)
-    # Its place in the generation that ends here, whatever place it had in an older one.
-    place = state.members.index_of(join.node) if state.awaited else -1
-    if place in state.awaited:
-        if join.generation == state.generation:
-            return _after([note], _regain(state, join))
-        # The others went on without this node: what it holds counts as nothing.
-        state = replace(state, awaited=state.awaited - {place})
-    return _after([note], _advance(state, now_s))
+    actions: list[Action] = [Note(event="node_joined", fields={"node": join.node})]
+    if state.stage == RUNNING:
+        return state, [*actions, Send(node=join.node, message=learn(state))]
+    state = ask_again(state, join.node)
+    joins = [join]
+    if join.layout is not None and _is_newer(state, join):
+        state = _adopt(state, join, now_s)
+        joins = list(state.present.values())
+    if state.stage == STOPPING:
+        for each in joins:
+            state, more = _regain(state, each)
+            actions += more
+    return _after(actions, advance(state, now_s))
 
 
-def _adopt(state: State, generation: int, layout: Layout, now_s: float) -> State:
+def _is_newer(state: State, join: Join) -> bool:
+    return (join.generation, join.opened) > (state.generation, state.opened)
+
+
+def _counts(state: State, join: Join, place: int) -> bool:
+    """Return whether the agent is a member of what ends here, with what it holds.
+
+    That is one of the generation that has begun last, where those after it ended before.
+    """
+    if join.layout is None or join.index != place:
+        return False
+    if join.generation == state.generation:
+        return join.layout == state.members
+    return state.opened <= join.generation < state.generation
+
+
+def _adopt(state: State, join: Join, now_s: float) -> State:
     """Learn from a member of a newer generation that there is one.
 
-    The coordinator was a standby, or the one before it was lost while it opened
-    that generation. Nodes that have come from older ones are standbys now.
+    The coordinator was a standby, or the one before it was lost while it opened that generation.
     """
+    assert join.layout is not None
+    layout = join.layout
+    fresh = State(options=state.options, since_s=now_s)
     return replace(
-        state,
+        fresh,
         stage=STOPPING,
-        since_s=now_s,
-        generation=generation,
+        generation=join.generation,
+        opened=join.opened,
         layout=layout,
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(range(len(layout.nodes))),
-        reports={},
-        finished={},
+        present=state.present,
+        known=state.known,
+        gone=state.gone,
+        dead=state.gone,
+        shares_folder=state.shares_folder,
+        first_failure=state.first_failure,
     )
 
 
 def _regain(state: State, join: Join) -> Decision:
-    """Take back a member that a lost coordinator had."""
-    nodes = tuple(
-        join.node if place == join.index else node for place, node in enumerate(state.nodes)
+    """Count a member in that has come to this coordinator with what it holds."""
+    place = state.members.index_of(join.node)
+    state = replace(state, awaited=state.awaited - {place})
+    if place < 0:
+        return state, []
+    if join.agreed == state.members and join.generation < state.generation:
+        # It was still to be told that the generation opens: without it no step was committed there.
+        state = replace(state, opened=min(state.opened, join.opened))
+    if not _counts(state, join, place):
+        # It is here, and what a member of its name held is not.
+        return replace(state, dead=state.dead | {join.node}), []
+    accepted = dict(state.accepted)
+    if join.agreed is not None and join.generation == state.generation:
+        accepted[join.node] = (join.ballot, join.agreed)
+    nodes = list(state.nodes)
+    if nodes[place] is None:
+        nodes[place] = join.node
+    state = replace(
+        state,
+        nodes=tuple(nodes),
+        voters=state.voters | {join.node},
+        accepted=accepted,
+        ballot=max(state.ballot, join.ballot),
     )
-    state = replace(state, nodes=nodes, awaited=state.awaited - {join.index})
-    order = Break(generation=state.generation, reason="the coordinator was lost")
+    order: Message = Break(generation=state.generation, reason="the coordinator was lost")
+    if join.generation < state.generation:
+        order = learn(state)
     return state, [Send(node=join.node, message=order)]
 
 
 def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
+    if event.node not in state.present:
+        # It was lost before.
+        return state, []
     present = {name: join for name, join in state.present.items() if name != event.node}
-    silent = state.silent if event.is_dead else state.silent | {event.node}
-    state = replace(state, present=present, silent=silent)
+    ended = {event.node} if event.is_dead else frozenset[str]()
+    state = ask_again(state, event.node)
+    state = replace(
+        state,
+        present=present,
+        dead=state.dead | ended,
+        gone=state.gone | ended,
+        voters=state.voters - {event.node},
+    )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
-        return _lose_majority(state, [note], now_s)
+        return _after([note], advance(state, now_s))
     ranks = state.members.ranks_of(state.nodes.index(event.node))
     nodes = tuple(None if name == event.node else name for name in state.nodes)
     state = replace(
@@ -168,17 +252,16 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
             text=f"{event.node} with ranks {ranks[0]} to {ranks[-1]} is gone",
         )
         state, actions = _stop(state, failed, now_s)
-        return _after([note, *actions], _advance(state, now_s))
-    return _after([note], _advance(state, now_s))
+        return _after([note, *actions], advance(state, now_s))
+    return _after([note], advance(state, now_s))
 
 
-def _lose_majority(state: State, actions: list[Action], now_s: float) -> Decision:
-    """Stop a generation whose silent agents could open another one elsewhere."""
-    if state.stage != RUNNING or len(state.present) > len(state.silent):
-        return state, actions
-    text = f"{len(state.silent)} agents are silent, and may go on elsewhere as the majority"
-    failed = Failed(generation=state.generation, rank=0, reason="node lost", text=text)
-    return _after(actions, _stop(state, failed, now_s))
+def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
+    """Go by the record of the next generation, whoever has written it."""
+    if event.generation != state.generation + 1:
+        return state, []
+    state = replace(state, record=event.layout, is_claiming=False)
+    return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
 
 
 # ---- what ranks say
@@ -195,16 +278,13 @@ def _failed(state: State, event: Said, now_s: float) -> Decision:
     if failed.reason in _REPLACED:
         # What its process had reported is gone with it; the one that follows reports anew.
         others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
-        state = replace(state, restarts_s=(*state.restarts_s, now_s), reports=others)
+        state = replace(state, reports=others)
     return state, [_detected(failed)]
 
 
 def _stop(state: State, failed: Failed, now_s: float) -> Decision:
     """End the generation for everybody."""
     in_process = dict(state.in_process)
-    restarts_s = state.restarts_s
-    if failed.reason in _REPLACED:
-        restarts_s = (*restarts_s, now_s)
     is_own = failed.reason not in (*_REPLACED, _CONSEQUENCE)
     if is_own:
         in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
@@ -228,13 +308,13 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
         since_s=now_s,
         reports={},
         finished={},
-        restarts_s=restarts_s,
         in_process=in_process,
         first_failure=failed,
     )
-    if not state.options.recovers and (end := find_end(state)):
+    is_over = state.giving_up is not None or not state.options.recovers
+    if is_over and (end := find_end(state)):
         # Nobody is told to begin afresh.
-        return _after(actions[:1], _end(state, end.status, end.reason))
+        return _after(actions[:1], end_run(state, end.status, end.reason + say_where(state)))
     return state, actions
 
 
@@ -261,10 +341,14 @@ def _stopped(state: State, event: Said, now_s: float) -> Decision:
         )
         state, actions = _stop(state, failed, now_s)
     report = Report.from_json(stopped.report)
+    # Where a rank of the first generation has no state yet, no step was committed.
+    has_none = report.phase is Phase.FRESH and not stopped.is_replaced
+    if not stopped.has_block or (has_none and stopped.generation == state.first):
+        state = replace(state, is_stateless=True)
     if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
         return state, actions
     state = replace(state, reports={**state.reports, stopped.rank: report})
-    return _after(actions, _advance(state, now_s))
+    return _after(actions, advance(state, now_s))
 
 
 def _finished(state: State, event: Said, now_s: float) -> Decision:
@@ -272,7 +356,7 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
     assert isinstance(finished, Finished)
     if finished.status and finished.text:
         if event.node in state.nodes or state.stage == GATHERING:
-            return _end(state, finished.status, f"rank {finished.rank}: {finished.text}")
+            return end_run(state, finished.status, f"rank {finished.rank}: {finished.text}")
         return state, []
     is_current = finished.generation == state.generation and state.stage == RUNNING
     if not is_current or not state.owns(event.node, finished.rank):
@@ -284,14 +368,20 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
     if len(state.finished) < state.members.world_size:
         return state, []
     status = max(each.status for each in state.finished.values())
-    return _end(state, status, "all ranks have finished")
+    return end_run(state, status, "all ranks have finished")
 
 
 def _ignored(state: State, event: Said, now_s: float) -> Decision:
     return state, []
 
 
+def _agree(state: State, event: Said, now_s: float) -> Decision:
+    assert isinstance(event.message, Agree)
+    return agree(state, event.node, event.message, now_s)
+
+
 _SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
+    Agree: _agree,
     Failed: _failed,
     Stopped: _stopped,
     Finished: _finished,
@@ -304,143 +394,61 @@ _SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
 
 def _tick(state: State, now_s: float) -> Decision:
     waited_s = now_s - state.since_s
-    if state.stage == STOPPING and state.awaited and waited_s >= state.options.regroup_s:
+    options = state.options
+    if state.stage == STOPPING and state.awaited and waited_s >= options.lease_s:
         state = replace(state, awaited=frozenset())
     status = max((each.status for each in state.finished.values()), default=0)
-    if state.stage == RUNNING and status and waited_s >= state.options.stop_deadline_s:
-        return _end(state, status, "some ranks were stopped, and the others did not follow")
-    if state.stage in (GATHERING, STOPPING):
-        state, actions = _advance(state, now_s)
-        if state.stage in (GATHERING, STOPPING) and waited_s >= _patience_s(state):
-            return _after(actions, _end(state, GAVE_UP_STATUS, _missing(state)))
+    if state.giving_up is not None and waited_s >= options.last_save_deadline_s:
+        reason = f"the state was not saved within {options.last_save_deadline_s:g} s"
+        return end_run(state, GAVE_UP_STATUS, reason + say_where(state))
+    if state.stage == RUNNING and status and waited_s >= options.stop_deadline_s:
+        return end_run(state, status, "some ranks were stopped, and the others did not follow")
+    if state.stage in (GATHERING, STOPPING, AGREEING):
+        state, actions = advance(state, now_s)
+        if state.stage in (GATHERING, STOPPING, AGREEING) and waited_s >= _patience_s(state):
+            reason = _missing(state) + say_where(state)
+            return _after(actions, end_run(state, GAVE_UP_STATUS, reason))
         return state, actions
     return state, []
 
 
 def _patience_s(state: State) -> float:
     options = state.options
-    return options.join_deadline_s + (options.stop_deadline_s if state.stage == STOPPING else 0.0)
+    if state.stage == GATHERING:
+        return options.join_deadline_s
+    if find_verdict(state) == WAITS or holds_back(state):
+        return 2 * options.partition_patience_s
+    return options.join_deadline_s + options.stop_deadline_s
 
 
 def _missing(state: State) -> str:
-    options = state.options
+    options, waited_s = state.options, _patience_s(state)
     if state.stage == GATHERING:
         names = ", ".join(state.present) or "none"
-        if len(state.present) >= options.num_nodes:
-            return _no_majority(state)
+        if state.refusal and len(state.present) >= options.num_nodes:
+            return f"the run was not begun anew within {waited_s:g} s: {state.refusal}"
         return (
             f"{len(state.present)} of {options.num_nodes} nodes joined within "
-            f"{options.join_deadline_s:g} s ({names}); look at the logs of those that did not"
+            f"{waited_s:g} s ({names}); look at the logs of those that did not"
+        )
+    if find_verdict(state) == WAITS:
+        here = [name for name in state.members.nodes if name in state.voters]
+        away = [name for name in state.members.nodes if name not in state.voters]
+        return (
+            f"of the members of generation {state.generation} {', '.join(here) or 'none'} "
+            f"came and {', '.join(away)} did not within {waited_s:g} s; they may go on elsewhere"
         )
     places = [str(place) for place, node in enumerate(state.nodes) if node is None]
     if places:
         advice = "start more with --standby-nodes" if options.recovers else "start it again"
         return (
             f"no node took the place of lost node {', '.join(places)} within "
-            f"{_patience_s(state):g} s; {advice}"
+            f"{waited_s:g} s; {advice}"
         )
+    if state.stage == AGREEING:
+        return f"{', '.join(sorted(state.asked))} did not agree to the next generation"
     ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]
-    if ranks:
-        return f"ranks {ranks} neither stopped nor were replaced within {_patience_s(state):g} s"
-    return _no_majority(state)
-
-
-def _no_majority(state: State) -> str:
-    return (
-        f"{len(state.present)} agents are here and {len(state.silent)} are silent, which is no "
-        "majority; they may go on elsewhere"
-    )
-
-
-def _advance(state: State, now_s: float) -> Decision:
-    """Open the next generation if all that it needs is there."""
-    if state.stage == GATHERING:
-        options = state.options
-        is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
-        is_last_call_over = now_s - state.since_s >= options.last_call_s
-        if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
-            return state, []
-        if len(state.present) <= len(state.silent):
-            return state, []
-        layout = make_layout(
-            nodes=sorted(state.present)[: options.num_nodes],
-            num_local_ranks=options.num_local_ranks,
-            num_shards=options.num_shards,
-            is_sharded=options.is_sharded,
-        )
-        ranks = range(layout.world_size)
-        reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
-        return _open(replace(state, layout=layout, nodes=layout.nodes, reports=reports), now_s)
-    if state.stage != STOPPING:
-        return state, []
-    state = _fill_places(state)
-    is_whole = None not in state.nodes and len(state.reports) == state.members.world_size
-    if not is_whole or len(state.present) <= len(state.silent):
-        return state, []
-    return _open(state, now_s)
-
-
-def _fill_places(state: State) -> State:
-    """Give the place of a lost node to one that waits; its ranks hold nothing."""
-    nodes = list(state.nodes)
-    standby = [name for name in state.present if name not in nodes]
-    for place, node in enumerate(state.nodes):
-        if node is None and place not in state.awaited and standby:
-            nodes[place] = standby.pop(0)
-    fresh = {
-        rank: replace(fresh_report(state.members, rank, state.generation), node=node)
-        for place, node in enumerate(nodes)
-        if node is not None and node != state.nodes[place]
-        for rank in state.members.ranks_of(place)
-    }
-    return replace(state, nodes=tuple(nodes), reports={**state.reports, **fresh})
-
-
-def _open(state: State, now_s: float) -> Decision:
-    state = count(state, now_s)
-    if end := find_end(state):
-        return _end(state, end.status, end.reason)
-    nodes = tuple(node for node in state.nodes if node is not None)
-    generation, layout = state.generation + 1, replace(state.members, nodes=nodes)
-    reports = tuple(state.reports[rank].to_json() for rank in range(layout.world_size))
-    actions: list[Action] = [
-        Note(
-            event="generation_opened",
-            fields={"number": generation, "world_size": layout.world_size},
-        )
-    ]
-    for place, node in enumerate(layout.nodes):
-        opening = Open(
-            generation=generation,
-            rank=layout.ranks_of(place).start,
-            local_rank=0,
-            layout=layout,
-            store="",
-            reports=reports,
-        )
-        actions.append(Send(node=node, message=opening))
-    state = replace(
-        state,
-        stage=RUNNING,
-        since_s=now_s,
-        generation=generation,
-        layout=layout,
-        reports={},
-        finished={},
-        awaited=frozenset(),
-        silent=frozenset(),
-        replacing=frozenset(),
-    )
-    return state, actions
-
-
-def _end(state: State, status: int, reason: str) -> Decision:
-    actions: list[Action] = []
-    if status == GAVE_UP_STATUS:
-        actions.append(Note(event="gave_up", fields={"reason": reason}))
-    end = End(status=status, reason=reason)
-    actions += [Send(node=node, message=end) for node in state.present]
-    return replace(state, stage=ENDED, ending=end), actions
+    return f"ranks {ranks} neither stopped nor were replaced within {waited_s:g} s"
 
 
 def _after(before: list[Action], decision: Decision) -> Decision:

@@ -1,57 +1,123 @@
-"""How often a run may be broken before it ends for it. Pure."""
+"""How often a run may be broken before it ends for it. Pure.
+
+An *incident* is all that one node loses between two committed steps: whatever has
+ended its processes there, and however many they were, it is one thing to mend. Only
+what was replaced counts. A rank that comes back with its state, a node that was silent
+and is there again, an exception that its process survives: these are none.
+
+Two limits hold, and the second is for what comes back at once:
+
+- incidents within the window, `restarts_max` for each node of the run. One is forgiven
+  by so many committed steps.
+- generations in a row that end without a committed step. Those in which nodes lost
+  processes count for these nodes alone, all others for the run.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 
-from resilience.agent.coordination.membership import GAVE_UP_STATUS, State
-from resilience.comm.messages import End
+from resilience.agent.coordination.membership import GATHERING, Incident, LastState, State
+from resilience.comm.messages import GAVE_UP_STATUS, End
 from resilience.state.report import Phase
+
+_NAMED_MAX = 4
+"""More nodes than this make a reason no clearer."""
 
 
 def count(state: State, now_s: float) -> State:
-    """Count generations that ended without a step, and replacements in the window."""
-    window_s = state.options.restart_window_s
-    restarts_s = tuple(at for at in state.restarts_s if now_s - at < window_s)
+    """Count what the generation that ends now has lost; once, before the next one opens."""
+    if state.stage == GATHERING:
+        return state
     steps = [
         each.step + (each.phase is Phase.PASSED)
         for each in state.reports.values()
         if each.phase is not Phase.FRESH
     ]
     step = max(steps, default=state.last_step)
-    if state.first_failure is None or step > state.last_step:
-        return replace(
-            state, restarts_s=restarts_s, last_step=step, num_without_progress=0, in_process={}
-        )
-    # A fallback has taken the run back: what it does from there on is progress.
+    lost = _find_lost(state)
+    has_progressed = state.first_failure is None or step > state.last_step
     return replace(
         state,
-        restarts_s=restarts_s,
+        incidents=_count_incidents(state, lost, step, now_s),
+        # A fallback has taken the run back: what it does from there on is progress.
         last_step=step,
-        num_without_progress=state.num_without_progress + 1,
+        saved=_find_saved(state),
+        fruitless=() if has_progressed else (*state.fruitless, lost),
+        in_process={} if has_progressed else state.in_process,
     )
+
+
+def _find_lost(state: State) -> frozenset[str]:
+    """Return the nodes of which a process was replaced, or all of them with the node."""
+    return frozenset(
+        state.members.seat(rank).node
+        for rank, report in state.reports.items()
+        # A process that has not come to its state yet was a member all the same.
+        if report.phase is Phase.FRESH and report.member_generation < 0
+    )
+
+
+def _count_incidents(
+    state: State, lost: frozenset[str], step: int, now_s: float
+) -> tuple[Incident, ...]:
+    """Add the new ones; leave out those that are forgiven, or older than the window."""
+    options = state.options
+    kept = [
+        each
+        for each in state.incidents
+        if now_s - each.at_s < options.restart_window_s
+        and step - each.step < options.restarts_forgiven_after_steps
+    ]
+    known = {each.node for each in kept if each.step == step}
+    new = [Incident(node=node, at_s=now_s, step=step) for node in sorted(lost - known)]
+    # Steps that a fallback has taken back forgive nothing.
+    return (*(replace(each, step=min(each.step, step)) for each in kept), *new)
+
+
+def _count_fruitless(state: State) -> int:
+    by_node = Counter(chain.from_iterable(state.fruitless))
+    return sum(not lost for lost in state.fruitless) + max(by_node.values(), default=0)
 
 
 def _find_problem(state: State) -> str | None:
     options, failed = state.options, state.first_failure
     last = f"; the last fault: rank {failed.rank}: {failed.text}" if failed else ""
-    if state.num_without_progress > options.restarts_without_progress_max:
+    if (number := _count_fruitless(state)) > options.restarts_without_progress_max:
         return (
-            f"{state.num_without_progress} faults without a committed step between them, allowed "
-            f"are {options.restarts_without_progress_max} (restarts_without_progress_max); mend "
+            f"{number} faults without a committed step between them, allowed are "
+            f"{options.restarts_without_progress_max} (restarts_without_progress_max); mend "
             f"what comes back at once{last}"
         )
-    if len(state.restarts_s) > options.restarts_max:
+    num_nodes = len(state.members.nodes)
+    allowed = options.restarts_max * num_nodes
+    if len(state.incidents) > allowed:
         return (
-            f"{len(state.restarts_s)} replacements within {options.restart_window_s:g} s, "
-            f"allowed are {options.restarts_max} (restarts_max); look for what they have in "
+            f"{len(state.incidents)} incidents within {options.restart_window_s:g} s "
+            f"({_name_nodes(state)}), allowed are {allowed} (process_restarts_max "
+            f"{options.restarts_max} for each of {num_nodes} nodes); look for what they have in "
             f"common, or allow more{last}"
         )
     return None
 
 
+def _name_nodes(state: State) -> str:
+    """Name the nodes that had incidents, those with the most first."""
+    numbers = Counter(each.node for each in state.incidents).most_common()
+    texts = [f"{node}: {number}" for node, number in numbers[:_NAMED_MAX]]
+    if len(numbers) > _NAMED_MAX:
+        texts.append(f"{len(numbers) - _NAMED_MAX} more nodes")
+    return ", ".join(texts)
+
+
 def find_end(state: State) -> End | None:
     """Return how the run ends instead of another generation, None where it may have one."""
+    if state.giving_up is not None:
+        failed = state.first_failure
+        text = f": rank {failed.rank}: {failed.text}" if failed else ""
+        return End(status=GAVE_UP_STATUS, reason=f"a fault came before the state was saved{text}")
     if state.options.recovers:
         problem = _find_problem(state)
         return End(status=GAVE_UP_STATUS, reason=problem) if problem else None
@@ -66,3 +132,33 @@ def find_end(state: State) -> End | None:
         )
         text += f"; {restarts} that --max-restarts allows {are} used up"
     return End(status=failed.status if failed else 1, reason=text)
+
+
+# ---- where the state lies
+
+
+def can_save(state: State) -> bool:
+    """Return whether some rank holds a state, and a program that saves what it holds."""
+    return any(
+        "saved" in each.rest and each.phase is not Phase.FRESH for each in state.reports.values()
+    )
+
+
+def say_where(state: State) -> str:
+    """Return where the newest state lies that ranks have told of; empty where none has."""
+    saved = _find_saved(state)
+    if saved is None:
+        return ""
+    if not saved.place:
+        return "; no state is saved, so a start begins at step 0"
+    return f"; the newest state known to be saved is that of step {saved.step} in {saved.place}"
+
+
+def _find_saved(state: State) -> LastState | None:
+    told = [
+        LastState(step=int(each.rest["saved"]), place=str(each.rest["place"]))
+        for each in state.reports.values()
+        if "place" in each.rest
+    ]
+    known = [state.saved] if state.saved else []
+    return max([*known, *told], key=lambda each: each.step, default=None)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from resilience.agent.coordination.founding import Record
 from resilience.comm.messages import End, Failed, Finished, Join, Message
 from resilience.state.layout import Layout
 from resilience.state.report import Report
@@ -13,10 +14,8 @@ from resilience.state.report import Report
 GATHERING = "gathering"
 RUNNING = "running"
 STOPPING = "stopping"
+AGREEING = "agreeing"
 ENDED = "ended"
-
-GAVE_UP_STATUS = 75
-"""Exit status of a run that recovery has given up, for whoever may start it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +34,38 @@ class Options:
     join_deadline_s: float = 120.0
     """How long nodes, replacements and the ranks of a generation may take to come."""
     stop_deadline_s: float = 15.0
-    regroup_s: float = 2.0
-    """How long the nodes of a lost coordinator may take to find the next one."""
+    lease_s: float = 3.0
+    """An agent that was not heard for so long is silent, and may live on."""
+    partition_patience_s: float = 600.0
+    """How long agents that may not go on wait for the others, and a lost shard for its holder."""
     recovers: bool = True
     """Whether workers live on through faults of others; else all begin afresh after any fault."""
     restarts_max: int = 10
-    """Replacements of processes in the window; without recovery, of all of them in the run."""
+    """Incidents in the window for each node; without recovery, restarts of all in the run."""
     restart_window_s: float = 21600.0
+    restarts_forgiven_after_steps: int = 100
     restarts_without_progress_max: int = 3
+    last_save_deadline_s: float = 300.0
+    """How long a run that gives up may take to save its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """What a node has lost before the run got on, whatever it was and however much."""
+
+    node: str
+    at_s: float
+    step: int
+    """How many steps were committed by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastState:
+    """A state that a start would go on from."""
+
+    step: int
+    place: str
+    """Empty for the state before the first step, which lies nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,21 +78,59 @@ class State:
     """When the stage began."""
     generation: int = -1
     """The open generation, or the one that is being stopped."""
+    opened: int = -1
+    """The newest one that has begun: what ranks held at its end is what counts."""
     layout: Layout | None = None
     """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()
     """Who has the layout's places now; None for a place that waits for a node."""
     awaited: frozenset[int] = frozenset()
     """Places whose node was a member under a lost coordinator and has not come yet."""
+    voters: frozenset[str] = frozenset()
+    """Members of the generation that are at hand with what they hold of it."""
+    dead: frozenset[str] = frozenset()
+    """Members of the generation that have ended for certain; an agent of the name may be back."""
+    gone: frozenset[str] = frozenset()
+    """Agents that have said goodbye; the others that are not at hand may live on somewhere."""
+    known: frozenset[str] = frozenset()
+    """All agents that were ever heard of."""
     present: Mapping[str, Join] = field(default_factory=dict)
     """Agents at hand, in the order in which they came."""
-    silent: frozenset[str] = frozenset()
-    """Agents that stopped answering and may still live."""
+    ballot: int = -1
+    """The highest for the generation that follows."""
+    accepted: Mapping[str, tuple[int, Layout]] = field(default_factory=dict)
+    """What voters have agreed to for it, or may have: their newest ballot, and its members."""
+    proposal: Layout | None = None
+    """The members that are being agreed to."""
+    asked: frozenset[str] = frozenset()
+    """Agents that have not answered yet whether they agree."""
+    shares_folder: bool = False
+    """Whether all members see one folder of the run, in which a tie can be broken."""
+    is_claiming: bool = False
+    """Whether an answer of the folder is waited for, about a record."""
+    answered_s: float = float("-inf")
+    """When the folder has answered last without a record."""
+    founding: Record | None = None
+    """Under which the run began, where it was here."""
+    first: int = 0
+    """The generation with which the run began, as far as it is known here."""
+    refusal: str = ""
+    """Why it may not begin."""
+    record: Layout | None = None
+    """Whose that record is."""
+    is_stateless: bool = False
+    """Whether no rank can hold a state that the others have lost."""
     reports: Mapping[int, Report] = field(default_factory=dict)
     finished: Mapping[int, Finished] = field(default_factory=dict)
     last_step: int = -1
-    num_without_progress: int = 0
-    restarts_s: tuple[float, ...] = ()
+    """How many steps were committed when the generation before ended."""
+    incidents: tuple[Incident, ...] = ()
+    fruitless: tuple[frozenset[str], ...] = ()
+    """Which nodes lost processes in each generation in a row that committed no step."""
+    saved: LastState | None = None
+    """The newest that a rank has told of."""
+    giving_up: str | None = None
+    """Why the run gives up, once it only saves its state."""
     first_failure: Failed | None = None
     """The first fault of the generation that is being stopped, or was stopped last."""
     in_process: Mapping[int, int] = field(default_factory=dict)
@@ -99,10 +160,29 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """An agent's connection is closed, or its lease has ended."""
+    """An agent has said goodbye, or is silent."""
 
     node: str
     is_dead: bool
+    """Whether it has ended for certain; one that is only silent may live on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """Who has the record of a generation's number."""
+
+    generation: int
+    layout: Layout | None
+    """None where the folder did not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Whether agents that have just come may begin the run."""
+
+    record: Record | None
+    """Under which they do; None where they may not."""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +198,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | Said | Tick
+Event = NodeJoined | NodeLost | Claimed | Judged | Said | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,5 +227,20 @@ class Note:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Send | Replace | Note
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """Try to write the record of a generation's number, which whoever is first has for ever."""
+
+    generation: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """Try to begin the run with the record of its folder."""
+
+    agents: tuple[str, ...]
+
+
+Action = Send | Replace | ClaimRecord | FoundRun | Note
 Decision = tuple[State, list[Action]]

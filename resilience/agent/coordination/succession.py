@@ -1,230 +1,473 @@
-"""An agent's way to the coordinator, wherever it is, and its successor when it is lost.
+"""Whom an agent follows: the coordinator, who comes after it, or nobody but itself. Pure.
 
-The coordinator tells every agent in which order they would follow it. When its
-connection closes, or it is silent for too long, each agent turns to the next in
-that order; who finds itself there coordinates from then on.
+An agent that has no coordinator asks those that would lead before it, and the one that it had.
+It follows whoever leads, and leads itself once none of them answers. A coordinator without an open
+generation goes on asking: it gives way to one of a newer generation, and to one that is earlier in
+the order. That two lead for a while does no harm: what a coordinator may open is decided by the
+members that are with it, in `opening`.
+
+Silence is not death: an agent that answers nothing, or whose connection has ended without a
+goodbye, may live on, and comes back to whoever leads by then.
 """
 
 from __future__ import annotations
 
-import selectors
-import socket
-import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from resilience.agent.coordination.agent_connection import AgentConnection, connect
-from resilience.agent.coordination.leader import BEAT_S, LEASE_S, Leader
-from resilience.agent.coordination.membership import State
-from resilience.agent.coordination.rendezvous import name_leader
-from resilience.comm.messages import Beat, Message
-from resilience.events import EventLog
+from resilience.agent.connections.transport import Arrival, Came, Gone, Reached
+from resilience.agent.coordination.membership import Event, NodeJoined, NodeLost, Said
+from resilience.comm.messages import Agree, Beat, End, Goodbye, Hello, Join, Message
 
-_SILENCE_S = 0.7 * LEASE_S
-"""An agent gives its coordinator up before its own lease ends there."""
-_AWAY_S = 0.5 * _SILENCE_S
-"""An agent that has done nothing for so long cannot say that others were silent."""
+SEEKING = "seeking"
+FOLLOWING = "following"
+LEADING = "leading"
 
-
-class Owner(Protocol):
-    """The agent whose way it is."""
-
-    def hear(self, message: Message) -> None:
-        """Take in what the coordinator says."""
-        ...
-
-    def join(self) -> None:
-        """Tell a new coordinator of this node."""
-        ...
-
-    def lose_all(self) -> None:
-        """There is no coordinator any more, and nobody to follow it."""
-        ...
-
-    def make_state(self, lost: str | None, silent: frozenset[str]) -> State:
-        """Return what a coordinator here would begin with, as the successor of `lost`.
-
-        `silent` are the agents that may still live.
-        """
-        ...
+NO_ORDER = 1 << 30
+"""The order of an agent that leads only where nobody else does."""
+TAKEN_NAME_STATUS = 2
+"""Exit status of an agent whose name another one has."""
+_RETRY_S = 0.1
+"""Before an agent that did not answer is asked again."""
+_RETRY_LEADING_S = 1.0
+"""The same for a coordinator, which has others to care for."""
+_CALLS_MAX = 8
+"""Agents that are asked at a time."""
 
 
-class Succession:
-    """Knows who coordinates. Runs in the agent's one thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A connection to another agent."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        *,
-        node: str,
-        host: str,
-        listener: socket.socket,
-        selector: selectors.BaseSelector,
-        events: EventLog,
-        note: Callable[[str, dict[str, object]], None],
-    ) -> None:
-        self._owner = owner
-        self._node = node
-        self._host = host
-        self._listener = listener
-        self._selector = selector
-        self._events = events
-        self._note = note
-        self._link: AgentConnection | None = None
-        """The connection to the coordinator, where it is in another process."""
-        self._strays: dict[AgentConnection, list[Message]] = {}
-        """Agents that came to us before we know that we are the coordinator."""
-        self._roster: tuple[tuple[str, str], ...] = ()
-        self._silent: set[str] = set()
-        """Agents that did not answer and may still live, over all coordinators since then."""
-        self._heard_s = self._beat_s = self._tick_s = time.monotonic()
-        self._is_closed = False
-        self.leader: Leader | None = None
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+    heard_s: float
+    address: str | None = None
+    """Whom this agent has called; None where the other end has."""
+    join: Join | None = None
+    """Who has joined over it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What an agent knows of the others."""
+
+    hello: Hello
+    """What it says of itself."""
+    endpoints: tuple[str, ...]
+    """Where agents of the run are found before one of them is known."""
+    lease_s: float
+    """Who was not heard for so long is silent."""
+    stage: str = SEEKING
+    lines: Mapping[int, Line] = field(default_factory=dict)
+    link: int | None = None
+    """The connection to the coordinator that is followed."""
+    roster: tuple[tuple[str, str], ...] = ()
+    """Name and address of every agent, as the last coordinator has said."""
+    lost: str = ""
+    """Address of the coordinator that was followed last."""
+    dead: frozenset[str] = frozenset()
+    """Names of coordinators that have said goodbye."""
+    hints: tuple[str, ...] = ()
+    """Addresses at which somebody knows of a coordinator."""
+    cleared: frozenset[str] = frozenset()
+    """Addresses where nobody leads, or would before this agent."""
+    called_s: Mapping[str, float] = field(default_factory=dict)
+    """When each address was called last."""
+    is_settled: bool = False
+    """Whether a generation is open that this agent coordinates."""
+    tick_s: float = 0.0
+    beat_s: float = 0.0
 
     @property
-    def address(self) -> str:
-        """Return where other agents reach this one."""
-        return f"{self._host}:{self._listener.getsockname()[1]}"
+    def beat_every_s(self) -> float:
+        """Return the seconds between two signs of life."""
+        return self.lease_s / 3
 
-    def begin(self, leader_address: str) -> None:
-        """Find the first coordinator; raises ConnectionError where there is none."""
-        if leader_address == self.address:
-            self._lead(None, frozenset())
-            return
-        try:
-            self._follow(leader_address)
-        except OSError as error:
-            raise ConnectionError(
-                f"no coordinator at {leader_address}: {error}; it ended, or a firewall is between"
-            ) from error
 
-    def tell(self, message: Message) -> None:
-        """Say something to the coordinator."""
-        if self.leader:
-            self.leader.hear(message, None)
-        elif self._link:
-            self._link.send(message)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialed:
+    """What was asked for by a Dial has a number now."""
 
-    def take_roster(self, beat: Beat) -> None:
-        """Note who would follow, as a coordinator says that leads us."""
-        self._roster = beat.nodes
-        self._silent.clear()
+    peer: int
+    address: str
 
-    def tick(self, now_s: float) -> None:
-        """Renew leases, and give up a coordinator that is silent."""
-        if now_s - self._tick_s > _AWAY_S:
-            # It was this process that was stopped: what the coordinator has said is still unread.
-            self._heard_s = now_s
-        self._tick_s = now_s
-        if self.leader:
-            self.leader.tick()
-        elif self._link and now_s - self._heard_s > _SILENCE_S:
-            self._lose(is_dead=False)
-        elif self._link and now_s - self._beat_s >= BEAT_S:
-            self._beat_s = now_s
-            self._link.send(Beat())
 
-    def close(self) -> None:
-        """Follow nobody any more: the run has ended for this agent."""
-        self._is_closed = True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """Time has passed."""
 
-    def _lead(self, lost: str | None, silent: frozenset[str]) -> None:
-        self.leader = Leader(
-            self._owner.make_state(lost, silent),
-            node=self._node,
-            address=self.address,
-            tell_self=self._owner.hear,
-            events=self._events,
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The agent's own part in the run has changed."""
+
+    generation: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A generation that this agent coordinates was opened, or is over."""
+
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dial:
+    """Connect to an address."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Send a message."""
+
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangUp:
+    """End a connection."""
+
+    peer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follow:
+    """Join the coordinator that `link` leads to."""
+
+    start: str
+    """Which start of its agent it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """Coordinate from here on."""
+
+    lost: str
+    """Name of the coordinator before; empty where there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resign:
+    """Coordinate no longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinate:
+    """Have the coordinator here decide about an event."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obey:
+    """Do what the coordinator says that is followed."""
+
+    message: Message
+
+
+Act = Dial | Tell | HangUp | Follow | Lead | Resign | Coordinate | Obey
+Heeded = Arrival | Dialed | Looked | Moved | Settled
+Result = tuple[Outlook, list[Act]]
+
+
+def decide(view: Outlook, event: Heeded, now_s: float) -> Result:
+    """Return what the agent knows now, and what is to be done."""
+    if isinstance(event, Came):
+        return _with_line(view, event.peer, Line(heard_s=now_s)), []
+    if isinstance(event, Dialed):
+        view = replace(view, called_s={**view.called_s, event.address: now_s})
+        return _with_line(view, event.peer, Line(heard_s=now_s, address=event.address)), []
+    if isinstance(event, Moved):
+        hello = replace(view.hello, generation=event.generation, order=event.order)
+        return replace(view, hello=hello), []
+    if isinstance(event, Settled):
+        return replace(view, is_settled=event.is_open), []
+    if isinstance(event, Looked):
+        return _look(view, now_s)
+    if event.peer not in view.lines:
+        return view, []
+    if isinstance(event, Reached):
+        return _touch(view, event.peer, now_s), [Tell(peer=event.peer, message=view.hello)]
+    if isinstance(event, Gone):
+        return _and_seek(_lose(view, event.peer, now_s), now_s)
+    view = _touch(view, event.peer, now_s)
+    answer = _ANSWERS.get(type(event.message), _pass_on)
+    return answer(view, event.peer, event.message, now_s)
+
+
+# ---- lines
+
+
+def _with_line(view: Outlook, peer: int, line: Line) -> Outlook:
+    return replace(view, lines={**view.lines, peer: line})
+
+
+def _touch(view: Outlook, peer: int, now_s: float) -> Outlook:
+    return _with_line(view, peer, replace(view.lines[peer], heard_s=now_s))
+
+
+def _drop(view: Outlook, peer: int) -> Outlook:
+    return replace(view, lines={key: line for key, line in view.lines.items() if key != peer})
+
+
+def _clear(view: Outlook, *addresses: str | None) -> Outlook:
+    hints = tuple(each for each in view.hints if each not in addresses)
+    cleared = view.cleared | {each for each in addresses if each is not None}
+    return replace(view, hints=hints, cleared=cleared)
+
+
+def _lose(view: Outlook, peer: int, now_s: float, *, is_dead: bool = False) -> Result:
+    """Take note that a connection has ended."""
+    line = view.lines[peer]
+    view = _drop(view, peer)
+    if peer == view.link:
+        return _seek_anew(view, now_s, lost=line.address or "", is_dead=is_dead), []
+    view = _clear(view, line.address)
+    if line.join is not None and view.stage == LEADING:
+        lost = NodeLost(node=line.join.node, is_dead=is_dead)
+        return view, [Coordinate(event=lost)]
+    return view, []
+
+
+def _look(view: Outlook, now_s: float) -> Result:
+    """End the leases of those that were silent, and renew the agent's own."""
+    if now_s - view.tick_s > view.lease_s / 2:
+        # It was this agent that stood still: what the others have said is still unread.
+        lines = {peer: replace(line, heard_s=now_s) for peer, line in view.lines.items()}
+        view = replace(view, lines=lines)
+    view = replace(view, tick_s=now_s)
+    acts: list[Act] = []
+    for peer, line in view.lines.items():
+        if now_s - line.heard_s > view.lease_s:
+            view, more = _lose(view, peer, now_s)
+            acts += [HangUp(peer=peer), *more]
+    link = view.link
+    if link is not None and now_s - view.beat_s >= view.beat_every_s:
+        view = replace(view, beat_s=now_s)
+        acts.append(Tell(peer=link, message=Beat()))
+    return _and_seek((view, acts), now_s)
+
+
+# ---- who leads
+
+
+def _seek_anew(
+    view: Outlook, now_s: float, *, lost: str = "", hint: str = "", is_dead: bool = False
+) -> Outlook:
+    """Follow nobody, and lead no longer."""
+    names = {address: node for node, address in view.roster}
+    return replace(
+        view,
+        stage=SEEKING,
+        link=None,
+        lost=lost,
+        dead=view.dead | ({names[lost]} if is_dead and lost in names else set()),
+        hints=(hint,) if hint else (),
+        cleared=frozenset(),
+        called_s={},
+        is_settled=False,
+        hello=replace(view.hello, leader=""),
+    )
+
+
+def _and_seek(result: Result, now_s: float) -> Result:
+    """Ask those that are to be asked, and lead where none of them does."""
+    view, acts = result
+    if view.stage == FOLLOWING or (view.stage == LEADING and view.is_settled):
+        return view, acts
+    if view.stage == SEEKING and _may_lead(view) and view.cleared.issuperset(_earlier(view)):
+        names = {address: node for node, address in view.roster}
+        lost = names.get(view.lost, "")
+        hello = replace(view.hello, leader=view.hello.address)
+        view = replace(view, stage=LEADING, called_s={}, hints=(), lost="", hello=hello)
+        acts = [*acts, Lead(lost=lost), *_tell_callers(view)]
+    return view, [*acts, *_calls(view, now_s)]
+
+
+def _tell_callers(view: Outlook) -> list[Act]:
+    """Answer those once more that have asked who leads."""
+    return [
+        Tell(peer=peer, message=view.hello)
+        for peer, line in view.lines.items()
+        if line.address is None and line.join is None
+    ]
+
+
+def _may_lead(view: Outlook) -> bool:
+    """Return whether others can find this agent, or know it already."""
+    return bool(view.roster) or view.hello.address in view.endpoints
+
+
+def _earlier(view: Outlook) -> list[str]:
+    """Return the addresses that have to be asked before this agent leads."""
+    others = [address for _, address in view.roster]
+    if view.hello.address in others:
+        others = others[: others.index(view.hello.address)]
+    found = [*view.hints, *([view.lost] if view.lost else []), *(others or view.endpoints)]
+    return [each for each in dict.fromkeys(found) if each != view.hello.address]
+
+
+def _calls(view: Outlook, now_s: float) -> list[Act]:
+    """Return the calls that are due."""
+    asked = {line.address for line in view.lines.values() if line.address is not None}
+    joined = {line.join.address for line in view.lines.values() if line.join is not None}
+    if view.stage == SEEKING:
+        wanted, retry_s = _earlier(view), _RETRY_S
+    else:
+        known = [address for _, address in view.roster]
+        wanted = [*view.hints, *known, *view.endpoints]
+        retry_s = _RETRY_LEADING_S
+    due = [
+        each
+        for each in dict.fromkeys(wanted)
+        if each not in asked | joined | {view.hello.address}
+        and now_s - view.called_s.get(each, float("-inf")) >= retry_s
+    ]
+    return [Dial(address=each) for each in due[: max(0, _CALLS_MAX - len(asked))]]
+
+
+def is_before(one: Hello, other: Hello) -> bool:
+    """Return whether one agent leads rather than another."""
+    return (-one.generation, one.order, one.node) < (-other.generation, other.order, other.node)
+
+
+def _hear_hello(view: Outlook, peer: int, hello: Message, now_s: float) -> Result:
+    assert isinstance(hello, Hello)
+    line = view.lines[peer]
+    acts: list[Act] = []
+    if line.address is None:
+        acts.append(Tell(peer=peer, message=view.hello))
+    if hello.run != view.hello.run:
+        view, more = _lose(view, peer, now_s)
+        return _and_seek((view, [*acts, HangUp(peer=peer), *more]), now_s)
+    leads = hello.leader == hello.address
+    if view.stage == FOLLOWING:
+        if peer == view.link and not leads:
+            # It has given way to another one.
+            view = _drop(view, peer)
+            acts.append(HangUp(peer=peer))
+            return _and_seek((_seek_anew(view, now_s, hint=hello.leader), acts), now_s)
+        return _end_call(view, peer, acts)
+    if view.stage == LEADING:
+        gives_way = leads and is_before(hello, view.hello)
+        if gives_way and (not view.is_settled or hello.generation > view.hello.generation):
+            acts += _resign(view, peer, hello.address)
+            view = replace(view, lines={} if line.address is None else {peer: line})
+            view = _seek_anew(view, now_s, hint=hello.address)
+            return _weigh(view, peer, hello, acts, now_s)
+        if hello.leader not in ("", hello.address, view.hello.address):
+            view = replace(view, hints=(hello.leader, *view.hints)[:_CALLS_MAX])
+        return _and_seek(_end_call(_clear(view, line.address), peer, acts), now_s)
+    return _weigh(view, peer, hello, acts, now_s)
+
+
+def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float) -> Result:
+    """Decide about an agent that is seeking whether it follows who has said this."""
+    line = view.lines.get(peer)
+    leads = hello.leader == hello.address
+    is_current = hello.generation >= view.hello.generation
+    if leads and is_current and line is not None and line.address is not None:
+        view = replace(
+            view,
+            stage=FOLLOWING,
+            link=peer,
+            lost="",
+            hints=(),
+            beat_s=now_s,
+            hello=replace(view.hello, leader=hello.address),
         )
-        strays, self._strays = self._strays, {}
-        for peer, messages in strays.items():
-            for message in messages:
-                self.leader.hear(message, peer)
+        return view, [
+            *acts,
+            Tell(peer=peer, message=Beat()),
+            Follow(start=hello.start),
+            *_tell_callers(view),
+        ]
+    if hello.leader and (is_current or not leads) and hello.leader != view.hello.address:
+        view = replace(view, hints=tuple(dict.fromkeys((hello.leader, *view.hints)))[:_CALLS_MAX])
+    if is_before(hello, view.hello) and not leads:
+        # It will lead, or say who does.
+        return _and_seek((view, acts), now_s)
+    if not (leads and is_current):
+        view = _clear(view, hello.address, line.address if line else None)
+    view, acts = _end_call(view, peer, acts)
+    return _and_seek((view, acts), now_s)
 
-    def _follow(self, address: str) -> None:
-        link = connect(address)
-        self._link = link
-        self._heard_s = self._beat_s = time.monotonic()
-        link.send(Beat())
-        self._selector.register(link, selectors.EVENT_READ, self._read_link)
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:  # who had called has hung up again
-            return
-        peer = AgentConnection(connection)
-        peer.heard_s = time.monotonic()
-        self._strays[peer] = []
-        self._selector.register(peer, selectors.EVENT_READ, lambda: self._read_peer(peer))
+def _end_call(view: Outlook, peer: int, acts: list[Act]) -> Result:
+    """Hang up where this agent has called, and has its answer."""
+    line = view.lines.get(peer)
+    if line is None or line.address is None or peer == view.link:
+        return view, acts
+    return _drop(view, peer), [*acts, HangUp(peer=peer)]
 
-    def _read_peer(self, peer: AgentConnection) -> None:
-        messages = peer.read()
-        if messages is None:
-            self._selector.unregister(peer)
-            peer.close()
-            self._strays.pop(peer, None)
-            if self.leader:
-                self.leader.lose(peer)
-            return
-        for message in messages:
-            if self.leader:
-                self.leader.hear(message, peer)
-            elif not isinstance(message, Beat) or not self._strays[peer]:
-                self._strays[peer].append(message)
 
-    def _read_link(self) -> None:
-        assert self._link
-        messages = self._link.read()
-        if messages is None:
-            self._lose(is_dead=True)
-            return
-        self._heard_s = time.monotonic()
-        for message in messages:
-            self._owner.hear(message)
+def _resign(view: Outlook, kept: int, leader: str) -> list[Act]:
+    """Send those that follow this agent to another one."""
+    redirect = replace(view.hello, leader=leader)
+    acts: list[Act] = [Resign()]
+    for peer, line in view.lines.items():
+        if line.address is None:
+            acts.append(Tell(peer=peer, message=redirect))
+        if peer != kept or line.address is None:
+            acts.append(HangUp(peer=peer))
+    return acts
 
-    def _returns_to(self, address: str) -> bool:
-        """Join a coordinator again that has closed the connection and lives: it gave us up."""
-        try:
-            self._follow(address)
-        except (OSError, ValueError):
-            return False
-        self._owner.join()
-        return True
 
-    def _lose(self, *, is_dead: bool) -> None:
-        """Follow the next agent in the order of succession, or lead."""
-        assert self._link
-        self._selector.unregister(self._link)
-        self._link.close()
-        self._link = None
-        if self._is_closed:
-            return
-        lost, *rest = self._roster or (("", ""),)
-        if is_dead and self._returns_to(lost[1]):
-            return
-        self._silent -= {self._node, *({lost[0]} if is_dead else ())}
-        silent = self._silent if is_dead else self._silent | {lost[0]}
-        self._silent = silent
-        for place, (node, address) in enumerate(rest):
-            if node == self._node:
-                silent |= {other for other, _ in rest[place + 1 :]}
-                self._roster = ()
-                name_leader(self.address)
-                self._note("coordinator_replaced", {"node": node, "lost": lost[0]})
-                self._lead(lost[0], frozenset(silent))
-                self._owner.join()
-                return
-            try:
-                self._follow(address)
-            except ConnectionRefusedError:
-                # Its machine says that there is no such process.
-                continue
-            except OSError:
-                silent.add(node)
-                continue
-            self._roster = tuple(rest[place:])
-            self._owner.join()
-            return
-        self._owner.lose_all()
+# ---- what others say
+
+
+def _hear_join(view: Outlook, peer: int, join: Message, now_s: float) -> Result:
+    assert isinstance(join, Join)
+    if view.stage != LEADING:
+        return view, [Tell(peer=peer, message=view.hello)]
+    acts: list[Act] = []
+    others = {key: line.join for key, line in view.lines.items() if key != peer and line.join}
+    for key, other in others.items():
+        if other.node == join.node and other.start == join.start:
+            # The same agent on another connection: the older one has ended for it.
+            view, more = _lose(view, key, now_s)
+            acts += [HangUp(peer=key), *more]
+        elif other.node == join.node:
+            return view, [*acts, _refuse(peer, join.node)]
+    if join.node == view.hello.node:
+        return view, [*acts, _refuse(peer, join.node)]
+    view = _with_line(view, peer, replace(view.lines[peer], join=join))
+    return view, [*acts, Coordinate(event=NodeJoined(join=join))]
+
+
+def _refuse(peer: int, node: str) -> Tell:
+    reason = f"another agent is named {node!r}; set --node-name"
+    return Tell(peer=peer, message=End(status=TAKEN_NAME_STATUS, reason=reason))
+
+
+def _hear_goodbye(view: Outlook, peer: int, goodbye: Message, now_s: float) -> Result:
+    view, acts = _lose(view, peer, now_s, is_dead=True)
+    return _and_seek((view, [HangUp(peer=peer), *acts]), now_s)
+
+
+def _hear_beat(view: Outlook, peer: int, beat: Message, now_s: float) -> Result:
+    assert isinstance(beat, Beat)
+    if peer != view.link:
+        return view, []
+    return replace(view, roster=beat.nodes or view.roster, dead=frozenset()), []
+
+
+def _pass_on(view: Outlook, peer: int, message: Message, now_s: float) -> Result:
+    join = view.lines[peer].join
+    if peer == view.link:
+        return view, [Obey(message=message)]
+    if join is not None and view.stage == LEADING:
+        return view, [Coordinate(event=Said(node=join.node, message=message))]
+    return view, []
+
+
+_ANSWERS: Mapping[type[Message], Callable[[Outlook, int, Message, float], Result]] = {
+    Hello: _hear_hello,
+    Join: _hear_join,
+    Goodbye: _hear_goodbye,
+    Beat: _hear_beat,
+    Agree: _pass_on,
+}

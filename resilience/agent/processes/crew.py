@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from resilience.agent.processes.output import LineCutter
-from resilience.agent.processes.workers import Worker, WorkerPool
+from resilience.agent.processes.output import WorkerStream
+from resilience.agent.processes.worker import Worker
+from resilience.agent.processes.workers import WorkerPool
+from resilience.agent.processes.zygote_process import ZygoteLostError
 from resilience.agent.watch import Watch
 from resilience.comm.messages import Message
 from resilience.comm.page import Page
@@ -26,6 +29,8 @@ class Crew:
         num_local_ranks: int,
         num_spares: int,
         hear: Callable[[Worker, Message], None],
+        bury: Callable[[Worker], None],
+        warn: Callable[[str], None],
     ) -> None:
         self.pool = pool
         self.ranks: dict[int, Worker | None] = dict.fromkeys(range(num_local_ranks))
@@ -37,12 +42,16 @@ class Crew:
         self._watch = watch
         self._num_spares = num_spares
         self._refill_s = 0.0
-        self._hear = hear
+        self._hear, self._bury, self._warn = hear, bury, warn
 
     @property
     def is_whole(self) -> bool:
         """Return whether each local rank has a process."""
         return None not in self.ranks.values()
+
+    def watch_zygote(self) -> None:
+        """Hear from now on what becomes of processes that are asked for."""
+        self._watch.add(self.pool, self._read_zygote)
 
     def start(self) -> None:
         """Start the first processes, unless the run has ended before them."""
@@ -64,7 +73,8 @@ class Crew:
         for local_rank, worker in self.ranks.items():
             if worker is None and spares and local_rank not in self.done:
                 spare = spares.pop(0)
-                spare.local_rank, self.ranks[local_rank] = local_rank, spare
+                spare.take_place(local_rank)
+                self.ranks[local_rank] = spare
                 assigned.append(spare)
         return assigned
 
@@ -83,6 +93,10 @@ class Crew:
         for _ in range(num_missing - len(coming)):
             self._add()
 
+    def close(self) -> None:
+        """Give no rank to anybody any more, and start nothing."""
+        self.is_closed = True
+
     def put_off_refill(self, now_s: float) -> None:
         """Leave the machine to those that begin a generation."""
         self._refill_s = max(self._refill_s, now_s + _REFILL_DELAY_S)
@@ -100,23 +114,56 @@ class Crew:
             self._refill_s = now_s + _REFILL_DELAY_S
             self._add(is_patient=is_patient)
 
+    def _read_zygote(self) -> None:
+        try:
+            worker = self.pool.read()
+        except ZygoteLostError as lost:
+            self._renew_zygote(lost)
+            return
+        if worker is None:
+            return
+        if worker.is_ended:
+            self._let_go(worker)
+        else:
+            self._watch.add(worker.end_file, lambda: self._note_end(worker))
+
+    def _renew_zygote(self, lost: ZygoteLostError) -> None:
+        self._watch.drop(self.pool.fileno())
+        unforked = self.pool.renew(lost)
+        self.watch_zygote()
+        self._warn(f"{lost}; another one is started, and the workers live on")
+        for worker in unforked:
+            self._let_go(worker)
+
+    def _note_end(self, worker: Worker) -> None:
+        worker.bury()
+        # What it has said before its end counts.
+        while messages := worker.read():
+            for message in messages:
+                self._hear(worker, message)
+        self._let_go(worker)
+
+    def _let_go(self, worker: Worker) -> None:
+        self.pool.forget(worker, self._watch.drop)
+        self._bury(worker)
+
     def _add(self, *, is_patient: bool = False) -> None:
         worker = self.pool.fork(is_patient=is_patient)
         self._page.clear(worker.slot)
         self._watch.add(worker.socket, lambda: self._read(worker))
-        for output, is_error in zip(worker.outputs, (False, True), strict=True):
-            self._watch_output(worker, output, is_error=is_error)
+        for stream, output in worker.outputs.items():
+            self._watch.add(output.file, partial(self._read_output, worker, stream))
 
-    def _watch_output(self, worker: Worker, output: LineCutter, *, is_error: bool) -> None:
-        def read() -> None:
-            lines, is_open = output.read()
-            self.pool.print(worker, lines, is_error=is_error)
-            if not is_open:
-                self._watch.drop(output.file)
-
-        self._watch.add(output.file, read)
+    def _read_output(self, worker: Worker, stream: WorkerStream) -> None:
+        output = worker.outputs[stream]
+        lines, is_open = output.read()
+        self.pool.take(worker, lines, stream)
+        if not is_open:
+            self._watch.drop(output.file)
 
     def _read(self, worker: Worker) -> None:
+        # What it noted before it spoke stands in the log before what follows from its words.
+        self._read_output(worker, WorkerStream.EVENTS)
         messages = worker.read()
         if messages is None:
             # The end of the process follows.

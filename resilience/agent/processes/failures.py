@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
+from resilience.agent.processes.output import Console
 from resilience.comm.messages import Failed, Open
 from resilience.state.report import Phase, Report
 
@@ -31,8 +29,8 @@ class Failures:
         if self._first is not None and self._first.generation < opening.generation - 1:
             self._first = None
 
-    def show(self, say: Callable[[str], None]) -> None:
+    def show(self, console: Console) -> None:
         """Print the first failure's traceback."""
-        if self._first is not None and self._first.details:
-            say(f"first failure: rank {self._first.rank}, generation {self._first.generation}")
-            sys.stderr.write(self._first.details.rstrip() + "\n")
+        if (first := self._first) is not None and first.details:
+            console.say(f"first failure: rank {first.rank}, generation {first.generation}")
+            console.show(first.details)

@@ -1,25 +1,92 @@
-"""What workers print: a file for each rank and generation, and the console with a prefix."""
+"""What an agent and its workers write: the console, a file for each rank and generation, events.
+
+Each destination has a writer of its own, so none of them holds up the agent or another one.
+"""
 
 from __future__ import annotations
 
 import os
-import sys
+import select
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from resilience.agent.processes.writer import Piece, Writer
+from resilience.events import EventFile, EventLog
+
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 20
+_NOTICE_S = 1.0
+"""After so long an agent that has ended says that it waits for its folder."""
+_CONSOLE_DEADLINE_S = 5.0
+"""How long a console that nobody reads can hold up the agent's end."""
+
+
+class WorkerStream(Enum):
+    """What a worker writes to its agent."""
+
+    OUTPUT = 1
+    ERRORS = 2
+    EVENTS = 3
+
+
+class Console:
+    """The standard output and error of an agent, for itself and its workers."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._output = Writer(partial(self._write, 1))
+        self._errors = Writer(partial(self._write, 2))
+
+    def say(self, text: str) -> None:
+        """Tell whoever looks after the run what the agent does; never dropped."""
+        lines = (f"resilience.agent {self._node}: {line}" for line in text.splitlines())
+        self.show("\n".join(lines))
+
+    def show(self, text: str) -> None:
+        """Print a text as it is; never dropped."""
+        self._errors.put(Piece(lines=f"{text.rstrip()}\n".encode(errors="backslashreplace")))
+
+    def print(self, who: str, lines: Sequence[bytes], stream: WorkerStream) -> None:
+        """Print a worker's lines, unless too many wait."""
+        prefix = f"[{self._node} {who}] ".encode()
+        piece = Piece(lines=b"".join(prefix + line + b"\n" for line in lines), is_kept=False)
+        (self._errors if stream is WorkerStream.ERRORS else self._output).put(piece)
+
+    def close(self) -> None:
+        """Write what waits, in a bounded time."""
+        deadline_s = time.monotonic() + _CONSOLE_DEADLINE_S
+        for each in (self._output, self._errors):
+            each.close(deadline_s)
+
+    def _write(self, number: int, piece: Piece) -> None:
+        text = piece.lines
+        if piece.num_dropped:
+            text = (
+                f"resilience.agent {self._node}: {piece.num_dropped} lines of workers are left out "
+                "here: nobody read them in time\n"
+            ).encode()
+        with suppress(OSError):  # whoever read it has gone; the files go on
+            while text:
+                try:
+                    text = text[os.write(number, text) :]
+                except BlockingIOError:
+                    select.select([], [number], [])
 
 
 class LogFolder:
     """Where a node's workers' lines go. A folder that takes no more is said once, and left."""
 
-    def __init__(self, path: Path, node: str) -> None:
+    def __init__(self, path: Path, console: Console) -> None:
         self._path = path
-        self._node = node
+        self._console = console
         self._files: dict[str, BinaryIO] = {}
         self._is_broken = False
+        self._writer = Writer(self._write)
 
     def prepare(self) -> None:
         """Make the folder; raises OSError where nothing can be written there."""
@@ -32,39 +99,104 @@ class LogFolder:
         """Return where a worker may write how it failed, as programs of torchrun do."""
         return (self._path / f"error-{number}.json").absolute()
 
-    def write(
-        self, rank: int | None, generation: int, lines: list[bytes], *, is_error: bool
-    ) -> None:
-        """Write whole lines to the console, and to the file of the rank and generation."""
-        who = f"rank {rank}" if rank is not None else "spare"
-        prefix = f"[{self._node} {who}] ".encode()
-        console = sys.stderr.buffer if is_error else sys.stdout.buffer
-        with suppress(OSError):  # whoever read it has gone; the files go on
-            console.write(b"".join(prefix + line + b"\n" for line in lines))
-            console.flush()
+    def write(self, rank: int | None, generation: int, lines: Sequence[bytes]) -> None:
+        """Write whole lines to the file of the rank and generation, unless too many wait."""
+        name = "spare.log" if rank is None else f"rank-{rank}.generation-{generation}.log"
+        text = b"".join(line + b"\n" for line in lines)
+        self._writer.put(Piece(file=name, lines=text, is_kept=False))
+
+    def close(self, deadline_s: float) -> int:
+        """Write what waits until then; returns how many lines are not written."""
+        num_left = self._writer.close(deadline_s)
+        if not num_left:
+            self._close_files()
+        return num_left
+
+    def _write(self, piece: Piece) -> None:
         if self._is_broken:
             return
-        name = "spare.log" if rank is None else f"rank-{rank}.generation-{generation}.log"
+        text = piece.lines
+        if piece.num_dropped:
+            missing = f"{piece.num_dropped} lines of workers are left out here"
+            why = "the file took nothing for too long"
+            self._console.say(f"in {self._path / piece.file} {missing}: {why}")
+            text = f"resilience.agent: {missing}: {why}\n".encode()
         try:
-            self._open(name).write(b"".join(line + b"\n" for line in lines))
+            self._open(piece.file).write(text)
         except OSError as error:
             self._is_broken = True
-            text = f"resilience.agent: no more logs in {self._path}: {error}; the run goes on\n"
-            with suppress(OSError):
-                sys.stderr.write(text)
+            self._console.say(f"no more logs in {self._path}: {error}; the run goes on")
 
     def _open(self, name: str) -> BinaryIO:
         if name not in self._files:
             if len(self._files) >= 64:
-                self.close()
+                self._close_files()
             self._files[name] = (self._path / name).open("ab", buffering=0)
         return self._files[name]
 
-    def close(self) -> None:
-        """Close all files; they are opened again where something more comes."""
+    def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+class EventQueue:
+    """The log of a run as an agent writes it, for itself and its workers: no event is dropped."""
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        """Open the file; `complain` is told once of an event that was lost."""
+        self._file = EventFile(path, complain)
+        self._writer = Writer(lambda piece: self._file.append(piece.lines))
+
+    def append(self, line: bytes) -> None:
+        """Have a whole line written."""
+        self._writer.put(Piece(lines=line))
+
+    def close(self, deadline_s: float = 0.0) -> int:
+        """Write what waits until then; returns how many events are not written."""
+        return self._writer.close(deadline_s)
+
+
+class Output:
+    """All that an agent writes, for itself and its workers; it waits for none of it."""
+
+    def __init__(self, events: Path, logs: Path, node: str) -> None:
+        """Open all; OSError where the file `events` or the folder `logs` takes nothing."""
+        self._node = node
+        self._path = events
+        self.console = Console(node)
+        self.logs = LogFolder(logs, self.console)
+        self.logs.prepare()
+        # A full disk is no reason to stop a run that survives without its record.
+        self._events = EventQueue(events, self.console.say)
+
+    def open_log(self) -> EventLog:
+        """Return the log for the agent's own events."""
+        return EventLog(self._path, node=self._node, rank=None, generation=-1, sink=self._events)
+
+    def write(
+        self, rank: int | None, generation: int, lines: Sequence[bytes], stream: WorkerStream
+    ) -> None:
+        """Have a worker's whole lines written where those of the stream go."""
+        if stream is WorkerStream.EVENTS:
+            for line in lines:
+                self._events.append(line + b"\n")
+        elif lines:
+            self.console.print("spare" if rank is None else f"rank {rank}", lines, stream)
+            self.logs.write(rank, generation, lines)
+
+    def close(self, patience_s: float) -> None:
+        """Write what still waits, for a bounded time, and say what could not be written."""
+        folder, start_s = self._path.parent, time.monotonic()
+        notice_s = start_s + min(_NOTICE_S, patience_s)
+        if num_lines := self._events.close(notice_s) + self.logs.close(notice_s):
+            self.console.say(f"waits up to {patience_s:g} s for {folder} to take {num_lines} lines")
+        for kind, close in (("events", self._events.close), ("lines of workers", self.logs.close)):
+            if num_lines := close(start_s + patience_s):
+                self.console.say(
+                    f"{num_lines} {kind} are lost: {folder} took nothing for {patience_s:g} s"
+                )
+        self.console.close()
 
 
 class LineCutter:
@@ -104,11 +236,3 @@ class LineCutter:
             data += more
         os.close(self.file)
         return data.splitlines()
-
-
-def say(node: str, text: str) -> None:
-    """Tell whoever looks after the run what an agent does."""
-    with suppress(OSError):  # nobody reads
-        lines = text.splitlines()
-        sys.stderr.write("".join(f"resilience.agent {node}: {line}\n" for line in lines))
-        sys.stderr.flush()

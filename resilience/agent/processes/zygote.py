@@ -6,37 +6,39 @@ a process hangs in its first matrix product or its first connection. So this is
 a process of its own; it does nothing but wait for requests and for children.
 
 Run by the agent: python -m resilience.agent.processes.zygote FD MODULE...
-Each process dies with its parent: the zygote with the agent, workers with the
-zygote, also where they are stopped or hold the interpreter's lock.
+Zygote and workers are children of the agent and die with it, also where they are
+stopped or hold the interpreter's lock. To be the agent's child a worker is forked
+by a process that ends at once: the kernel then gives it to the agent, which has
+asked for orphans. So workers live on when the zygote is killed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import importlib
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from resilience.comm.page import Page
-from resilience.inprocess.handles import AGENT_FD, AGENT_PID, read_handles
+from resilience.inprocess.handles import AGENT_FD, AGENT_PID, EVENTS_FD, read_handles
 from resilience.inprocess.plain import await_rank
 
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 20
 _LOWEST = 19
-NUM_FILES = 3
-"""Descriptors that come with a request: the worker's socket, its stdout and its stderr."""
+NUM_FILES = 4
+"""Descriptors that come with a request: the worker's socket, its stdout, its stderr, its events."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,27 +65,13 @@ def main(arguments: Sequence[str]) -> int:
     gc.collect()
     gc.freeze()
     _say(agent, {"is_ready": True})
-    return _serve(agent)
-
-
-def _serve(agent: socket.socket) -> int:
-    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    with selectors.DefaultSelector() as selector:
-        selector.register(agent, selectors.EVENT_READ)
-        selector.register(wake, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fd == wake:
-                    os.read(wake, 4096)
-                    _report_ends(agent)
-                elif not _take_request(agent):
-                    return 0
+    while _take_request(agent):
+        pass
+    return 0
 
 
 def _take_request(agent: socket.socket) -> bool:
-    """Fork what the agent asks for; False where the agent is gone."""
+    """Have forked what the agent asks for; False where the agent is gone."""
     try:
         data, files, _, _ = socket.recv_fds(agent, _REQUEST_BYTES_MAX, NUM_FILES)
     except ConnectionResetError:  # it has ended with something unread that was said to it
@@ -91,31 +79,57 @@ def _take_request(agent: socket.socket) -> bool:
     if not data:
         return False
     request = json.loads(data)
-    try:
-        pid = os.fork()
-    except OSError as error:
-        for file in files:
-            os.close(file)
-        _say(agent, {"unforked": request["number"], "text": str(error)})
-        return True
-    if pid == 0:
+    begin, told = os.pipe()
+
+    def become() -> NoReturn:
         agent.close()
-        _become_worker(request, files)
-    for file in files:
+        os.close(told)
+        _become_worker(request, files, begin)
+
+    try:
+        pid = _fork_orphan(become)
+    except OSError as error:
+        _say(agent, {"unforked": request["number"], "text": str(error)})
+    else:
+        _say(agent, {"forked": request["number"], "pid": pid})
+        os.write(told, b"\n")
+    for file in (*files, begin, told):
         os.close(file)
-    _say(agent, {"forked": request["number"], "pid": pid})
     return True
 
 
-def _report_ends(agent: socket.socket) -> None:
-    while True:
+def _fork_orphan(become: Callable[[], NoReturn]) -> int:
+    """Return the process that runs `become` and has the agent for its parent, as it has by now."""
+    answer, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        parent = os.fork()
+        if parent == 0:
+            _fork_and_end(become, answer, told)
+        os.waitpid(parent, 0)
+        # Nothing comes any more from one that was killed before it could say it.
+        word = int(os.read(answer, 32))
+    finally:
+        os.close(answer)
+        os.close(told)
+    if word < 0:
+        raise OSError(-word, os.strerror(-word))
+    return word
+
+
+def _fork_and_end(become: Callable[[], NoReturn], answer: int, told: int) -> NoReturn:
+    """Fork, tell which process that is, and leave it to the agent."""
+    try:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        _say(agent, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+            word = os.fork()
+        except OSError as error:
+            word = -(error.errno or errno.EAGAIN)
+        if word == 0:
+            os.close(answer)
+            os.close(told)
+            become()
+        os.write(told, str(word).encode())
+    finally:
+        os._exit(0)
 
 
 def _say(agent: socket.socket, message: dict[str, Any]) -> None:
@@ -125,24 +139,27 @@ def _say(agent: socket.socket, message: dict[str, Any]) -> None:
         sys.exit(1)
 
 
-def _become_worker(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
-    """Run the program in this child and end with its status."""
+def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) -> NoReturn:
+    """Run the program in this process and end with its status."""
     status = 1
     try:
-        zygote = os.getppid()
-        die_with_parent(zygote)
+        if not os.read(begin, 1):
+            # The zygote is gone before the agent knew of this process.
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.close(begin)
+        die_with_parent(int(os.environ[AGENT_PID]))
         os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(files[1], 1)
         os.dup2(files[2], 2)
         os.close(files[1])
         os.close(files[2])
-        os.set_inheritable(files[0], False)  # noqa: FBT003
+        for file in (files[0], files[3]):
+            os.set_inheritable(file, False)  # noqa: FBT003
         os.environ.update(request["environment"])
         os.environ[AGENT_FD] = str(files[0])
+        os.environ[EVENTS_FD] = str(files[3])
         _prefer_as_victim()
         if request["is_patient"]:
             os.nice(_LOWEST)

@@ -3,7 +3,7 @@
 Each runs in a session of its own and is not ended by the agent's death: it outlives the agent by
 a lease, in which the node's next agent takes it over. What is done about one is decided in
 `supervision`; here are the processes, connections and logs. One thread, which never blocks but
-in `end`.
+in `end`, and for a log whose folder hangs at most a second.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from resilience.agent.services.connection import Supervisor
 from resilience.agent.services.supervision import (
@@ -46,10 +47,14 @@ from resilience.agent.services.supervision import (
     decide,
 )
 from resilience.agent.watch import Watch
-from resilience.tiered.errors import RefusedError
+from resilience.tiered.errors import RefusedError, TierError
+from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
 
+T = TypeVar("T")
 _PAUSE_S = 0.5
 _WORDS_BYTES = 2000
+_LOG_DEADLINE_S = 1.0
+"""How long a log's folder that hangs can hold up the agent, once for each end of a service."""
 _BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 """Signals that a service waits for: one that comes before it does must not kill it."""
 
@@ -149,6 +154,7 @@ class _Kept:
         self._ready_file: int | None = None
         self._link: Supervisor | None = None
         self._log_bytes = 0
+        self._hung = Hung()
         self._is_given_up = False
         self._is_others = service.limits.is_external
         """Another agent has it, or somebody else ends it."""
@@ -217,13 +223,29 @@ class _Kept:
 
     def _last_words(self) -> str:
         """Return the end of what the last process has said."""
+        log = self._service.log
         try:
-            with self._service.log.open("rb") as file:
-                file.seek(max(self._log_bytes, file.seek(0, os.SEEK_END) - _WORDS_BYTES))
-                words = file.read().decode(errors="replace").strip()
-        except OSError:
+            words = self._call(lambda: _read_end(log, self._log_bytes))
+        except TierError:
             return ""
-        return f"; its last words, of {self._service.log}:\n{words}" if words else ""
+        return f"; its last words, of {log}:\n{words}" if words else ""
+
+    def _open_log(self) -> BinaryIO | None:
+        """Return the log; None where its folder hangs: the service can do without.
+
+        Raises TierError where it cannot be opened.
+        """
+        try:
+            log, self._log_bytes = self._call(lambda: _open_end(self._service.log))
+        except DeadlineError as error:
+            self._warn(f"is started without its log: {error}")
+            return None
+        return log
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Return what the function makes of the log; raises TierError, at its deadline as well."""
+        with closing(Calls(f"{self._service.log}", _LOG_DEADLINE_S, self._hung)) as calls:
+            return calls.call(function)
 
     # ---- the process
 
@@ -235,8 +257,7 @@ class _Kept:
         ready, told = os.pipe2(os.O_CLOEXEC)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
-            with service.log.open("ab") as log:
-                self._log_bytes = log.seek(0, os.SEEK_END)
+            with self._open_log() or nullcontext(subprocess.DEVNULL) as log:
                 self._process = subprocess.Popen(
                     [*words, f"--ready-file={told}"],
                     stdin=subprocess.DEVNULL,
@@ -246,7 +267,7 @@ class _Kept:
                     pass_fds=[told],
                 )
                 process_file = os.pidfd_open(self._process.pid)
-        except OSError as error:
+        except (OSError, TierError) as error:
             os.close(ready)
             self._events.append(Unstarted(f"cannot be started: {error}"))
             return
@@ -363,3 +384,20 @@ class _Kept:
             self._watch.drop(self._link.fileno())
             self._link.close()
             self._link = None
+
+
+def _open_end(path: Path) -> tuple[BinaryIO, int]:
+    """Return a log and how long it is."""
+    log = path.open("ab")
+    try:
+        return log, log.seek(0, os.SEEK_END)
+    except OSError:
+        log.close()
+        raise
+
+
+def _read_end(path: Path, first: int) -> str:
+    """Return the end of a log, from byte `first` on."""
+    with path.open("rb") as log:
+        log.seek(max(first, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
+        return log.read().decode(errors="replace").strip()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from resilience.agent.coordination.coordinator import decide
+from resilience.agent.coordination.founding import Record, judge
 from resilience.agent.coordination.membership import (
     RUNNING,
     Action,
+    Claimed,
+    ClaimRecord,
     Event,
+    FoundRun,
+    Judged,
     NodeJoined,
     NodeLost,
     Options,
@@ -16,7 +24,18 @@ from resilience.agent.coordination.membership import (
     Send,
     State,
 )
-from resilience.comm.messages import Break, End, Failed, Finished, Join, Open, Stopped
+from resilience.comm.messages import (
+    Agree,
+    Break,
+    End,
+    Failed,
+    Finished,
+    Join,
+    Learn,
+    Open,
+    Propose,
+    Stopped,
+)
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, Report
 
@@ -24,14 +43,23 @@ OPTIONS = Options(num_nodes=2, num_local_ranks=2, restarts_without_progress_max=
 
 
 def layout(*nodes: str) -> Layout:
-    return make_layout(nodes=nodes, num_local_ranks=OPTIONS.num_local_ranks)
+    plain = make_layout(nodes=nodes, num_local_ranks=OPTIONS.num_local_ranks)
+    return replace(plain, starts=nodes)
 
 
 def join(node: str, generation: int = -1, nodes: Sequence[str] = ()) -> NodeJoined:
     """Return the join of a node that has seen a generation of these nodes."""
     known = layout(*nodes) if nodes else None
     return NodeJoined(
-        join=Join(node=node, address=f"{node}:1", generation=generation, layout=known)
+        join=Join(
+            node=node,
+            address=f"{node}:1",
+            start=node,
+            generation=generation,
+            layout=known,
+            opened=generation,
+            shares_folder=True,
+        )
     )
 
 
@@ -46,14 +74,21 @@ def failed(node: str, rank: int, generation: int = 0, reason: str = "exception")
     )
 
 
-def stopped(node: str, rank: int, generation: int = 0, step: int | None = 5) -> Said:
+def stopped(
+    node: str,
+    rank: int,
+    generation: int = 0,
+    step: int | None = 5,
+    rest: Mapping[str, Any] | None = None,
+) -> Said:
     report = Report(
         rank=rank,
         node=node,
         generation=generation,
-        member_generation=generation,
+        member_generation=-1 if step is None else generation,
         phase=Phase.FRESH if step is None else Phase.COMPUTING,
         step=step or 0,
+        rest=rest or {},
     )
     message = Stopped(generation=generation, rank=rank, report=report.to_json())
     return Said(node=node, message=message)
@@ -71,12 +106,30 @@ def all_stopped(generation: int = 0, *, but: Iterable[int] = (), step: int = 5) 
 
 
 def play(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
-    """Return the state after all events, and all that was to be done."""
+    """Return the state after all events, and all that was to be done.
+
+    Agents agree at once, and the folder answers at once.
+    """
     actions: list[Action] = []
-    for event in events:
-        state, more = decide(state, event, now_s)
+    inbox = deque(events)
+    while inbox:
+        state, more = decide(state, inbox.popleft(), now_s)
         actions += more
+        inbox.extendleft(reversed([each for action in more for each in _answers(action)]))
     return state, actions
+
+
+def _answers(action: Action) -> list[Event]:
+    if isinstance(action, ClaimRecord):
+        return [Claimed(generation=action.generation, layout=action.layout)]
+    if isinstance(action, FoundRun):
+        record = judge(None, run="run", newcomers=action.agents, unchanged_s=0.0)
+        return [Judged(record=record)] if isinstance(record, Record) else []
+    if isinstance(action, Send) and isinstance(action.message, Propose):
+        proposal = action.message
+        agreement = Agree(generation=proposal.generation, ballot=proposal.ballot)
+        return [Said(node=action.node, message=agreement)]
+    return []
 
 
 def running(options: Options = OPTIONS, *more: str) -> State:
@@ -103,3 +156,9 @@ def broken(actions: Iterable[Action]) -> list[str]:
 
 def phases(opening: Open) -> list[str]:
     return [report["phase"] for report in opening.reports]
+
+
+def learned(actions: Iterable[Action]) -> list[str]:
+    return [
+        each.node for each in actions if isinstance(each, Send) and isinstance(each.message, Learn)
+    ]

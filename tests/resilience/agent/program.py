@@ -3,6 +3,9 @@
 FAULTS is a JSON list of {"kind", "at", "rank", "step"}, each of which happens once in a run.
 `at` is a place of a step (forward, reduce, gate, before_update, update, after_update), of a
 recovery (recovery) or a hook; for the last two `step` may be left out.
+
+With EVENTS, the path of the run's log, rank 0 notes each step there and prints it with WORDS, and
+each step takes STEP_S longer.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from resilience.checkpointless.recovery import Recovery
 from resilience.comm.page import Activity
 from resilience.comm.sockets import open_sockets, shut_down
 from resilience.inprocess.block import BlockOptions, Hooks, reexecutable
+from resilience.inprocess.event_pipe import open_events
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import read_handles
 from resilience.state.digest import digest_state
@@ -83,6 +87,13 @@ def fail_fatally() -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_zygote() -> None:
+    """Kill the process that has forked this one for the agent."""
+    agent = handles.agent_pid
+    zygote, *_ = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    os.kill(int(zygote), signal.SIGKILL)
 
 
 def kill_with_lock() -> None:
@@ -145,6 +156,12 @@ def wait_for_test() -> None:
     sleep()
 
 
+def wait_to_go_on() -> None:
+    """Tell the test that this place is reached, and wait until it lets the run go on."""
+    tell_test()
+    Path(os.environ["GO_ON"]).read_text()
+
+
 def break_logs() -> None:
     """Put a file in the place of the folder with the node's logs, and have it noticed."""
     logs = OUT.parent / "run" / "logs" / handles.node
@@ -157,6 +174,7 @@ KINDS = {
     "raise": fail,
     "fatal": fail_fatally,
     "kill": kill,
+    "kill_zygote": kill_zygote,
     "kill_with_lock": kill_with_lock,
     "kill_with_child": kill_with_child,
     "stop": stop,
@@ -168,6 +186,7 @@ KINDS = {
     "exit": leave,
     "wait": wait_for_test,
     "tell": tell_test,
+    "wait_to_go_on": wait_to_go_on,
     "break_logs": break_logs,
 }
 
@@ -197,6 +216,11 @@ rec = Recovery(
 )
 view = TorchState(model, optimizer)
 rec.bind(view)
+log = (
+    open_events(Path(os.environ["EVENTS"]), node=handles.node, rank=None, generation=-1)
+    if "EVENTS" in os.environ
+    else None
+)
 is_asked: list[int] = []
 
 
@@ -229,12 +253,19 @@ def block(generation: Generation) -> str:
             end_together(generation)
         with rec.commit(generation):
             apply(step)
+        if log and generation.rank == 0:
+            log.write("step", step=step)
+            sys.stdout.write(f"step {step} {os.environ.get('WORDS', '')}\n")
+            sys.stdout.flush()
+            time.sleep(float(os.environ["STEP_S"]))
     return digest_state(view)
 
 
 def enter(generation: Generation) -> None:
     current.append(generation)
-    rec.enter(generation.number, generation.layout)
+    rec.enter(generation.number, generation.layout, keeps_state=generation.keeps_state)
+    if log:
+        log.enter(generation.number, rank=generation.rank)
 
 
 def main() -> None:
@@ -253,7 +284,7 @@ def main() -> None:
         block,
         report=rec.report,
         hooks=hooks,
-        options=BlockOptions(fatal=(FatalError,)),
+        options=BlockOptions(fatal=(FatalError,), is_all=bool(os.environ.get("IS_ALL"))),
         enter=enter,
     )()
     (OUT / f"digest-{current[-1].rank}").write_text(digest)

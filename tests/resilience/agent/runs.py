@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,10 +138,14 @@ class Run:
         return found
 
     def zygote(self, node: str = "n0") -> int:
-        """Return the process that forks a node's workers."""
+        """Return the process that forks a node's workers, before another one takes its place."""
+        return self.children(node)[0]
+
+    def children(self, node: str) -> list[int]:
+        """Return the zygote and the workers of a node, in the order of their start."""
         parent = self.agents[node].pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        return int(children[0])
+        text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        return [int(word) for word in text.split()]
 
     def wait_for_note(self) -> None:
         """Return once a worker has come to where it waits for the test."""
@@ -150,6 +155,16 @@ class Run:
         for file in (note, *agents):
             os.close(file)
         assert note in ready, f"no worker came to its place\n{self.show()}"
+
+    def wait_for(self, is_it: Callable[[Event], bool]) -> Event:
+        """Return the first event of which it is so."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s:
+            if found := [event for event in self.events() if is_it(event)]:
+                return found[0]
+            # A file cannot be waited for.
+            select.select([], [], [], 0.05)
+        raise AssertionError(f"it did not happen\n{self.show()}")
 
     @property
     def note(self) -> Path:
@@ -222,6 +237,11 @@ def run_undisturbed(folder: Path, num_ranks: int, steps: int) -> None:
 
 def listening_ports(pid: int) -> list[int]:
     """Return the TCP ports that a process listens on, the last opened first."""
+    return [port for _, port in listening(pid)]
+
+
+def listening(pid: int) -> list[tuple[str, int]]:
+    """Return the addresses and ports that a process listens on, the last opened first."""
     files = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda each: -int(each.name))
     inodes = [str(each.readlink()) for each in files]
     lines = [
@@ -229,9 +249,12 @@ def listening_ports(pid: int) -> list[int]:
         for name in ("tcp", "tcp6")
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
     ]
-    ports = {
-        f"socket:[{line[9]}]": int(line[1].rpartition(":")[2], 16)
-        for line in lines
-        if line[3] == "0A"
-    }
-    return [ports[inode] for inode in inodes if inode in ports]
+    found = {f"socket:[{line[9]}]": _read_address(line[1]) for line in lines if line[3] == "0A"}
+    return [found[inode] for inode in inodes if inode in found]
+
+
+def _read_address(text: str) -> tuple[str, int]:
+    """Read an address as /proc has it: words of 32 bits in the machine's order."""
+    host, _, port = text.partition(":")
+    words = [bytes.fromhex(host[at : at + 8])[::-1] for at in range(0, len(host), 8)]
+    return str(ipaddress.ip_address(b"".join(words))), int(port, 16)

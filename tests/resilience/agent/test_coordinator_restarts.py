@@ -8,14 +8,13 @@ import pytest
 
 from resilience.agent.coordination.coordinator import take_over
 from resilience.agent.coordination.membership import (
-    GAVE_UP_STATUS,
     RUNNING,
     STOPPING,
     Said,
     State,
     Tick,
 )
-from resilience.comm.messages import End, Failed
+from resilience.comm.messages import GAVE_UP_STATUS, End, Failed
 from tests.resilience.agent.decisions import (
     OPTIONS,
     broken,
@@ -112,7 +111,12 @@ def test_rank_that_ended_well_is_needed_once_more_after_a_fault() -> None:
 @pytest.mark.parametrize(("generation", "opens"), [(1, True), (2, False)])
 def test_successor_knows_how_often_the_workers_were_started(generation: int, opens: bool) -> None:
     state = take_over(
-        NO_RECOVERY, generation=generation, layout=layout("n0", "n1"), lost="n0", now_s=0.0
+        NO_RECOVERY,
+        generation=generation,
+        opened=generation,
+        layout=layout("n0", "n1"),
+        lost="n0",
+        now_s=0.0,
     )
 
     state, actions = play(

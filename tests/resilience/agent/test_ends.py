@@ -50,11 +50,28 @@ def test_end_of_one_rank_ends_the_run(run: Run, kind: str, status: int, words: s
 
 
 @pytest.mark.slow
-def test_failure_after_the_end_is_the_runs(run: Run) -> None:
-    run.start("n0", *RANKS, variables=plan(fault("exit", "after_end", 1)))
+@pytest.mark.parametrize(
+    ("kind", "status", "text"),
+    [("exit", 3, "ended with exit status 3"), ("kill", 1, "was killed by SIGKILL")],
+)
+def test_failure_after_the_end_is_the_runs(run: Run, kind: str, status: int, text: str) -> None:
+    """Where the program may have more to do than its block."""
+    run.start("n0", *RANKS, variables=plan(fault(kind, "after_end", 1)))
 
-    assert run.wait() == 3, run.show()
-    assert "rank 1 ended with exit status 3 after its last step" in run.text()
+    assert run.wait() == status, run.show()
+    assert f"rank 1 {text} after its last step" in run.text()
+    run.assert_nothing_left()
+
+
+def test_run_that_has_finished_stays_so_whatever_dies_then(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    run.start("n0", *RANKS, variables=plan(fault("kill", "after_end", 1), IS_ALL=1))
+
+    assert run.wait() == 0, run.show()
+    assert run.happened() == [0]
+    assert "rank 1 was killed by SIGKILL after its last step; the run had fin" in run.text()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
     run.assert_nothing_left()
 
 
@@ -121,18 +138,21 @@ def test_ctrl_c_ends_the_run(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "has_zygote"),
     [
-        pytest.param("stop"),
-        pytest.param("gil", marks=pytest.mark.slow),
-        pytest.param("sleep", marks=pytest.mark.slow),
+        pytest.param("stop", False, id="stop-without-zygote"),
+        pytest.param("stop", True, marks=pytest.mark.slow, id="stop"),
+        pytest.param("gil", True, marks=pytest.mark.slow, id="gil"),
+        pytest.param("sleep", True, marks=pytest.mark.slow, id="sleep"),
     ],
 )
-def test_workers_end_with_their_agent(run: Run, kind: str) -> None:
-    """Also one that is stopped, or holds the interpreter's lock."""
+def test_workers_end_with_their_agent(run: Run, kind: str, has_zygote: bool) -> None:
+    """Also one that is stopped, or holds the interpreter's lock, or whose zygote is gone."""
     faults = plan(fault("tell", "forward", 1, 2), fault(kind, "forward", 1, 2), NOTE=run.note)
     agent = run.start("n0", *RANKS, variables=faults)
     run.wait_for_note()
+    if not has_zygote:
+        os.kill(run.zygote(), signal.SIGKILL)
 
     agent.kill()
 
@@ -140,17 +160,18 @@ def test_workers_end_with_their_agent(run: Run, kind: str) -> None:
     run.assert_nothing_left()
 
 
-def test_without_its_zygote_the_node_gives_up(run: Run) -> None:
-    run.start("n0", *RANKS, variables=plan(fault("wait", "forward", 1, 2), NOTE=run.note))
-    run.wait_for_note()
+def test_workers_live_on_without_their_zygote(run: Run, undisturbed: Undisturbed) -> None:
+    """And the next one forks who takes the place of a worker that dies later."""
+    faults = plan(fault("kill_zygote", "forward", 0, 1), fault("kill", "forward", 1, 3))
+    run.start("n0", *RANKS, "--spares", "0", variables=faults)
 
-    os.kill(run.zygote(), signal.SIGKILL)
-
-    assert run.wait() == 75, run.show()
-    assert run.text().splitlines()[-1] == (
-        "resilience.agent: the process that forks workers was killed by SIGKILL, and all workers "
-        "of this node with it"
-    )
+    assert run.wait() == 0, run.show()
+    assert run.happened() == [0, 1]
+    assert "was killed by SIGKILL; another one is started, and the workers live" in run.text()
+    events = [each.event for each in run.events()]
+    assert (events.count("worker_replaced"), events.count("generation_opened")) == (1, 2)
+    assert [role for number, rank, role, _ in run.resumed() if (number, rank) == (1, 0)] == ["kept"]
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
     run.assert_nothing_left()
 
 
@@ -179,7 +200,9 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
         ),
         pytest.param(("--run-dir", "n0.txt"), "cannot write to --run-dir n0.txt", id="run-dir"),
         pytest.param(
-            ("--local-addr", "203.0.113.1"), "cannot listen on '203.0.113.1'", id="address"
+            ("--local-addr", "203.0.113.1", "--token-file", "/proc/sys/kernel/ostype"),
+            "cannot listen on '203.0.113.1'",
+            id="address",
         ),
         pytest.param(
             ("--preload", "no_such_module"),
@@ -206,10 +229,86 @@ def test_agent_that_cannot_start_says_why_in_a_line(
     run.assert_nothing_left()
 
 
+# ---- programs that do not start
+
+
 @pytest.mark.slow
 def test_program_that_fails_before_its_block_ends_the_run(run: Run) -> None:
-    run.start("n0", *RANKS, variables=plan(fault("exit", "import", -1)))
+    run.start("n0", *RANKS, variables=plan(fault("exit", "import", -1, always=True)))
 
     assert run.wait() == 3, run.show()
-    assert "a worker of n0 ended with exit status 3 before it was ready" in run.text()
+    assert (
+        "a worker of n0 ended with exit status 3 before it was ready, 2 times in a row"
+        in run.text().splitlines()[-1]
+    )
+    run.assert_nothing_left()
+
+
+def test_worker_that_dies_before_its_block_is_started_again(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    faults = plan(fault("kill", "import", -1), fault("exit", "import", -1))
+    run.start("n0", *RANKS, "--spares", "0", variables=faults)
+
+    assert run.wait() == 0, run.show()
+    assert run.happened() == [0, 1]
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_at_every_start_end_the_run(run: Run) -> None:
+    run.start("n0", *RANKS, variables=plan(fault("kill", "import", -1, always=True)))
+
+    assert run.wait() == 1, run.show()
+    assert (
+        "a worker of n0 was killed by SIGKILL before it was ready, 3 times in a row"
+        in run.text().splitlines()[-1]
+    )
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("program", "warm", "status", "words"),
+    [
+        pytest.param(
+            ("-m", "nosuchmod"), "imports", 1, "ImportError: No module named nosuchmod", id="module"
+        ),
+        pytest.param(
+            ("-m", "nosuchmod"),
+            "program",
+            1,
+            "ImportError: No module named nosuchmod",
+            id="module-at-once",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("bad.py",),
+            "imports",
+            1,
+            "SyntaxError: '(' was never closed",
+            id="syntax",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("-m", "training", "--steps"),
+            "imports",
+            2,
+            "the following arguments are required: --job",
+            id="options",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_program_that_can_never_start_ends_the_run_in_its_own_words(
+    run: Run, program: tuple[str, ...], warm: str, status: int, words: str
+) -> None:
+    (run.folder / "bad.py").write_text("print(\n")
+
+    run.start("n0", *RANKS, program=program, warm=warm)
+
+    assert run.wait() == status, run.show()
+    last = run.text().splitlines()[-1]
+    assert last.startswith(f"resilience.agent n0: the run ends with exit status {status}: ")
+    assert words in last
     run.assert_nothing_left()

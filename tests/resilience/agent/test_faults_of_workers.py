@@ -77,3 +77,15 @@ def test_run_ends_with_the_undisturbed_bits(
     assert run.happened() == list(range(len(faults))), run.show()
     assert run.digests() == dict.fromkeys(range(NUM_RANKS), undisturbed(NUM_RANKS, 6))
     run.assert_nothing_left()
+
+
+def test_workers_of_a_node_that_die_together_are_counted_once(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    deaths = [fault("kill", "reduce", rank, 2) for rank in (0, 1)]
+    run.start("n0", *OPTIONS, "--restarts-max", "1", variables=plan(*deaths))
+
+    assert run.wait() == 0, run.show()
+    assert run.happened() == [0, 1]
+    assert run.digests() == dict.fromkeys(range(NUM_RANKS), undisturbed(NUM_RANKS, 6))
+    run.assert_nothing_left()

@@ -173,6 +173,29 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             for number, name in enumerate(("a/b", "..", "a\nb", "n" * 256))
         ),
         pytest.param(
+            ["--local-addr", "192.0.2.1", *PROGRAM],
+            "argument --token-file: none is given, and others reach '192.0.2.1'; give all agents",
+            id="no-token",
+        ),
+        pytest.param(
+            ["--local-addr", "192.0.2.1", "--token-file", "/dev/null", *PROGRAM],
+            "argument --token-file: '/dev/null' holds no token",
+            id="empty-token",
+        ),
+        pytest.param(
+            ["--token-file", "missing", *PROGRAM],
+            "argument --token-file: 'missing' cannot be read",
+            id="missing-token",
+        ),
+        *(
+            pytest.param(
+                ["--local-addr", host, *PROGRAM],
+                f"argument --local-addr: {host!r} is no address that others can reach",
+                id=f"address-{host}",
+            )
+            for host in ("0.0.0.0", "::", "", "a..b")
+        ),
+        pytest.param(
             ["--config", "/dev/null", *PROGRAM],
             "argument --config: '/dev/null' is no file; want node.json of a run's folder",
             id="config-device",

@@ -27,16 +27,14 @@ def test_all_ranks_start_anew_with_a_fresh_store(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_program_that_fails_at_each_start_is_given_up(run: Run) -> None:
-    run.start(
-        "n0",
-        *RANKS,
-        *("--restarts-without-progress-max", "1"),
-        program=PROGRAM,
-        warm="imports",
-        variables={"FAIL": "always"},
-    )
+def test_program_that_fails_at_each_start_in_the_same_way_ends_the_run(run: Run) -> None:
+    run.start("n0", *RANKS, program=PROGRAM, warm="imports", variables={"FAIL": "always"})
 
-    assert run.wait() == 75, run.show()
-    assert "ended with exit status 5" in run.text().splitlines()[-1]
+    assert run.wait() == 5, run.show()
+    assert (
+        run.text()
+        .splitlines()[-1]
+        .endswith("ended with exit status 5 in two starts, one after the other")
+    )
+    assert [each.event for each in run.events()].count("generation_opened") == 2
     run.assert_nothing_left()

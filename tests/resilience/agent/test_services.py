@@ -55,6 +55,22 @@ def test_daemon_is_ready_before_work_begins_and_gone_after_it(place: Place) -> N
     assert place.said == []
 
 
+def test_daemon_does_without_a_log_that_hangs(place: Place) -> None:
+    """A pipe that nobody opens to read stands in its place."""
+    service = place.service()
+    os.mkfifo(service.log)
+
+    services, told = start(place, service)
+
+    assert told == ["ready"]
+    (said,) = place.said
+    assert said.startswith("WARNING: memoryd is started without its log: ")
+    services.end(removes=True)
+    assert place.daemons() == []
+    # Who waits for it still may go on.
+    os.close(os.open(service.log, os.O_RDONLY | os.O_NONBLOCK))
+
+
 def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Place) -> None:
     content = make_content(100_000, 7)
     services, _ = start(place, place.service())

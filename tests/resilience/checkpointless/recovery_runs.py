@@ -285,7 +285,9 @@ class _RankThread(threading.Thread):
     def run(self):
         world, worker, until = self._arguments
         seat = world.seats[self.rank]
-        worker.recovery.enter(seat.number, seat.layout)
+        own = seat.reports[self.rank]
+        keeps = own.member_generation == own.generation
+        worker.recovery.enter(seat.number, seat.layout, keeps_state=keeps)
         try:
             worker.run(world.sit_down(self.rank), until)
         except Exception as error:  # noqa: BLE001 - the test looks at it

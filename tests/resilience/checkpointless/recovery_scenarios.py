@@ -295,9 +295,9 @@ def missed_generation(channels, layout):
     finish(run, 1, {0: "repaired", 1: "kept", 2: "kept", 3: "kept"}, 6)
 
     assert away.recovery.mark.phase is Phase.COMPUTING
-    away.recovery.enter(run.number, LAYOUTS[layout])
+    away.recovery.enter(run.number, LAYOUTS[layout], keeps_state=True)
     assert away.recovery.mark.step == 6
-    away.recovery.enter(run.number + 2, LAYOUTS[layout])
+    away.recovery.enter(run.number + 2, LAYOUTS[layout], keeps_state=False)
     assert away.recovery.mark.phase is Phase.FRESH
 
 

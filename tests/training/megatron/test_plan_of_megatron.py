@@ -29,6 +29,7 @@ _OF_THE_LOOP = frozenset(
         "log_every_n_steps",
         "save_checkpoint",
         "max_restarts",
+        "non_finite",
         "threads_per_worker",
     }
 )

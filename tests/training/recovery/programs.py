@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from resilience.errors import BrokenError
+from tests.training import spoiled
 from training import __main__ as program
 from training.backends import epoch
 from training.group import WorkerGroup
+from training.loop import Loop
 from training.torch import export
 from training.watch import RunWatch
 
@@ -55,6 +57,17 @@ def die_while_waiting() -> None:
         follow(group, topic, timeout)
 
     WorkerGroup.follow = follow_or_die  # type: ignore[method-assign]
+
+
+def die_after_the_end() -> None:
+    """Let a rank die once all have finished."""
+    end = Loop.end
+
+    def die_or_end(loop: Loop) -> None:
+        _die_once("end")
+        end(loop)
+
+    Loop.end = die_or_end  # type: ignore[method-assign]
 
 
 def die_while_writing_state() -> None:
@@ -112,6 +125,23 @@ def die_always() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunWatch.begin = begin_or_die  # type: ignore[method-assign]
+
+
+def die_in_forward() -> None:
+    """Let rank 2 die in the forward of step 3 whenever it gets there."""
+    forward = RunWatch.forward
+
+    def forward_or_die(watch: Any, micro_batch: int, *, is_last: bool) -> None:
+        if watch.step == 3 and watch._members.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        forward(watch, micro_batch, is_last=is_last)
+
+    RunWatch.forward = forward_or_die  # type: ignore[method-assign]
+
+
+def spoil() -> None:
+    """TEST_SPOIL of tests.training.spoiled says what is wrong with a step."""
+    getattr(spoiled, os.environ["TEST_SPOIL"])()
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def test_workers_of_a_node_that_gets_another_place_live_on(tmp_path, undisturbed
         run.wait_for(lambda event: event.event == "fault_injected" and event.step == 5)
         run.agents[moved].send_signal(signal.SIGSTOP)
         gone = run.wait_for(lambda event: event.event == "node_lost")
+        run.wait_for(lambda event: event.event == "generation_opened" and event.time > gone.time)
         run.agents[moved].send_signal(signal.SIGCONT)
         run.wait_for(
             lambda event: (
@@ -218,7 +219,9 @@ def test_run_goes_on_where_no_state_can_be_written(tmp_path, undisturbed):
 
 
 def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undisturbed):
-    job = make_fault_job("hybrid", max_steps=NUM_EPOCH_STEPS, data=EPOCH_DATA)
+    # It is killed before it has ended.
+    wait = {"kind": "slow", "place": "forward", "step": 25, "rank": 0, "seconds": 3.0}
+    job = make_fault_job("hybrid", max_steps=NUM_EPOCH_STEPS, data=EPOCH_DATA, faults=[wait])
     with start_run(tmp_path, job) as run:
         run.wait_for_step(23)
         run.kill_node("n0")

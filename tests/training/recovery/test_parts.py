@@ -94,6 +94,22 @@ def test_death_while_the_checkpoint_is_written(tmp_path, undisturbed, trainer, p
     assert outcome.named("checkpoint_written")
 
 
+def test_death_after_the_model_is_written_changes_nothing(tmp_path, undisturbed):
+    job = make_fault_job(max_steps=6)
+
+    outcome = run_job(
+        tmp_path,
+        job,
+        module=PROGRAMS,
+        TEST_PROGRAM="die_after_the_end",
+        TEST_MARKERS=str(tmp_path),
+    )
+
+    check_same(outcome, undisturbed("ddp", max_steps=6))
+    assert len(outcome.named("worker_finished")) == 3
+    assert not outcome.named("worker_replaced")
+
+
 @pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 @pytest.mark.parametrize("kind", [None, slow("exception"), slow("sigkill")])
 def test_workers_that_are_asked_to_stop_end_after_the_same_step(tmp_path, trainer, kind):
@@ -147,4 +163,32 @@ def test_run_that_cannot_get_on_gives_up_and_says_why(tmp_path):
     assert outcome.statuses == [75]
     (given_up,) = outcome.named("gave_up")
     assert "3 faults without a committed step between them" in given_up.fields["reason"]
+    # It dies in the generation that is to save the state as well.
+    assert given_up.fields["reason"].endswith(
+        "a fault came before the state was saved: rank 2: rank 2 was killed by SIGKILL; no state "
+        "is saved, so a start begins at step 0"
+    )
     assert not outcome.left_behind
+
+
+@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
+def test_run_that_gives_up_saves_its_state_and_says_where(tmp_path, undisturbed, trainer):
+    job = make_fault_job(trainer, max_steps=6, settings={"restarts_without_progress_max": 1})
+    with start_run(
+        tmp_path, job, module=PROGRAMS, TEST_PROGRAM="die_in_forward", TEST_MARKERS=os.devnull
+    ) as run:
+        given_up = finish(run)
+    last = run.log().splitlines()[-1]
+    first_events = given_up.events
+    (generation,) = {each.generation for each in given_up.named("giving_up")}
+
+    outcome = run_job(tmp_path, job)
+
+    assert given_up.statuses == [75]
+    assert "the run ends with exit status 75: 2 faults without a committed step" in last
+    assert last.endswith(f"the state of step 3 is saved in {tmp_path}/state")
+    assert max(each.generation for each in first_events) == generation
+    assert not given_up.left_behind
+    assert outcome.statuses == [0]
+    assert {each.step for each in outcome.named("recovery_fallback")} == {3}
+    check_same_bits(outcome, undisturbed(trainer, max_steps=6))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest f40bcf666b844e00c6a8e74b8aa47f043994d82d9c02d3896b44bc2c13cc59b3.
+# node-0 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 256e2698e1fafa4a1dd1de2e55d14cd8bca749f3cd932a9a4d08c01513eabacf.
 # A small GPT-OSS on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -17,6 +17,16 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export GLOO_SOCKET_IFNAME=lo
 export OMP_NUM_THREADS=1
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -25,6 +35,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=gpt-oss-tiny-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-0 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --preload=training.preload \
   -- \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-10 of 16 of llama/llama3_70b_pretrain version 1, digest 18108a2a9ff50f44475948d411086af1f2306b3ce9d2ae4ddbe1df3b7e11cb95.
+# node-10 of 16 of llama/llama3_70b_pretrain version 1, digest 8fa8e13439498ef0086486b8dbe6a8ec4c99549f15bfade67d136957245d82a0.
 # Llama 3 70B from random weights, TP 8 x PP 4 x DP 4 on 16 nodes of 8 GPUs
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
@@ -19,6 +19,16 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export FI_PROVIDER=efa
 export OMP_NUM_THREADS=8
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -27,6 +37,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-70b-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-10 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --preload=training.preload \
   -- \

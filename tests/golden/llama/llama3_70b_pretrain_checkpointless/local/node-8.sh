@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-8 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 0178cc1f04658839ab47649fd87faf0c52f8a2394723cf8df5e238a335c69858.
+# node-8 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest a52c0e7c5bb2b9b4d8cb0435796dd6a7324b958656d382c3f56155853878b45a.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
@@ -19,6 +19,16 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export FI_PROVIDER=efa
 export OMP_NUM_THREADS=8
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -27,6 +37,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-70b-pretrain-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-8 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --preload=training.preload \
   --warm=program \

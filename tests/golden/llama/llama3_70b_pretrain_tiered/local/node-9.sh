@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-9 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest dd8fc46623c95df36272abccc6d1a6a3e061c7526e92be3ae9627b65667f8815.
+# node-9 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest cb5a4ffad67342e844c5c606d5c838f42a4cb511848bf603b17d720e2f85601c.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
@@ -19,18 +19,21 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export FI_PROVIDER=efa
 export OMP_NUM_THREADS=8
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 # The node's checkpoint daemon is found by its folder, which the next start of this script finds,
 # too. The name is short, as a socket's path has 107 bytes at most.
 place=$(printf %s "$run_dir" | sha256sum)
 export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-9
-export MEMORYD_TOKEN_FILE=$run_dir/memoryd.token
-# All nodes have one token, the first one's: a link appears whole, and once.
-if [ ! -e "$MEMORYD_TOKEN_FILE" ]; then
-  new_token=$(mktemp "$run_dir/.memoryd.token.XXXXXX")
-  head --bytes=32 /dev/urandom | base64 >"$new_token"
-  ln "$new_token" "$MEMORYD_TOKEN_FILE" 2>/dev/null || [ -e "$MEMORYD_TOKEN_FILE" ]
-  rm "$new_token"
-fi
+export MEMORYD_TOKEN_FILE=$token_file
 read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202 9203 9204 9205 9206 9207 9208 9209 9210 9211 9212 9213 9214 9215 9216}"
 
 exec "${LAUNCHER_PYTHON:-python}" \
@@ -41,6 +44,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-70b-pretrain-tiered-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-9 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --memoryd=--peer-listen=127.0.0.1:"${peer_ports[9]}" \
   --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \

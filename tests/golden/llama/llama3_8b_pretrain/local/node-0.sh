@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 16 of llama/llama3_8b_pretrain version 1, digest 512daec7387c8f3947577e2def37673ebcd5c211e007982fd35319bdcd617059.
+# node-0 of 16 of llama/llama3_8b_pretrain version 1, digest cdd67c89c033a4e9c699d814c3e058969008759e105d382e1c46bd3b69258607.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -17,6 +17,16 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export FI_PROVIDER=efa
 export OMP_NUM_THREADS=8
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -25,6 +35,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-8b-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-0 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --preload=training.preload \
   -- \

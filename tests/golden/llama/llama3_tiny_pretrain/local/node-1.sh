@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest 98594bd6a8259f0b29d139625a8f473d7b54f180b82f5cdfc97b02e1abaf3af0.
+# node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest eeb0857e789a45429825ffb9c7649248498d29d52656fbed4fda897a9ea58985.
 # A small Llama 3 on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -17,6 +17,16 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export GLOO_SOCKET_IFNAME=lo
 export OMP_NUM_THREADS=1
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -25,6 +35,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-tiny-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --preload=training.preload \
   -- \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_tiered version 1, digest 2d037f588ba3b0818159258b68537fc83a4e71476c98e05a246a4018af680ae2.
+# node-1 of 2 of llama/llama3_tiny_tiered version 1, digest 18ebbeae69dcc87d5d8c33f745f2c1de89ca772c2ef1828196470015fcbbfff8.
 # A small Llama 3 with a checkpoint in the memory of two nodes every 10 steps
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
@@ -17,18 +17,21 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 export GLOO_SOCKET_IFNAME=lo
 export OMP_NUM_THREADS=1
 
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
 # The node's checkpoint daemon is found by its folder, which the next start of this script finds,
 # too. The name is short, as a socket's path has 107 bytes at most.
 place=$(printf %s "$run_dir" | sha256sum)
 export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-1
-export MEMORYD_TOKEN_FILE=$run_dir/memoryd.token
-# All nodes have one token, the first one's: a link appears whole, and once.
-if [ ! -e "$MEMORYD_TOKEN_FILE" ]; then
-  new_token=$(mktemp "$run_dir/.memoryd.token.XXXXXX")
-  head --bytes=32 /dev/urandom | base64 >"$new_token"
-  ln "$new_token" "$MEMORYD_TOKEN_FILE" 2>/dev/null || [ -e "$MEMORYD_TOKEN_FILE" ]
-  rm "$new_token"
-fi
+export MEMORYD_TOKEN_FILE=$token_file
 read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
 
 exec "${LAUNCHER_PYTHON:-python}" \
@@ -39,6 +42,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --rdzv-id=llama3-tiny-tiered-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \
+  --token-file="$token_file" \
   --run-dir="$run_dir" \
   --memoryd=--peer-listen=127.0.0.1:"${peer_ports[1]}" \
   --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \

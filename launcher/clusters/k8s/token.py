@@ -1,0 +1,53 @@
+"""The run's token in the cluster: a Secret that a submission makes, and all pods wait for."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.clusters.token import own_token_file, token_secret_name
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster
+
+_SECRET_PATH = "/etc/training-token"
+_SECRET_KEY = "token"
+
+
+def token_path(job: Job) -> str:
+    """Return the file in the pod that holds the token."""
+    return own_token_file(job) or f"{_SECRET_PATH}/{_SECRET_KEY}"
+
+
+def token_values(job: Job, cluster: K8sCluster) -> dict[str, Any] | None:
+    """Return what the templates need to mount the token, None where they mount none."""
+    name = token_secret_name(job)
+    if name is None:
+        return None
+    # Kubernetes gives the file to root, and to fs_group where there is one. Without run_as_user
+    # the image says who runs, which may be anybody.
+    security = cluster.security
+    is_owner = security.run_as_user == 0 or security.fs_group is not None
+    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o400 if is_owner else 0o444}
+
+
+def token_secret(job: Job, owner: Mapping[str, str]) -> str:
+    """Return a Secret with a new token, as JSON.
+
+    It belongs to `owner` (apiVersion, kind, name, uid), and is removed with it.
+    """
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {
+                "name": token_secret_name(job),
+                "namespace": cluster.namespace,
+                "ownerReferences": [dict(owner)],
+            },
+            "stringData": {_SECRET_KEY: secrets.token_hex(32)},
+        }
+    )

@@ -1,0 +1,403 @@
+"""Connections between agents: messages as lines over TCP, behind a door.
+
+One epoll for all of them, read and written by the agent's one thread, which waits for none. The
+kernel notices a host that is gone: what it sends is not acknowledged, and probes where nothing is
+sent. What a stranger can make this process hold is a place among few, some bytes and a few seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import itertools
+import math
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from resilience.agent.connections.door import NAME_BYTES, NONCE_BYTES, Door, Strangers
+from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
+from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
+from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
+
+DOOR_S = 5.0
+"""How long a stranger may take to pass the door."""
+STRANGERS_MAX = 256
+ORIGIN_STRANGERS_MAX = 64
+"""Of these, so many may come from one host."""
+QUEUE_BYTES_MAX = LINE_BYTES_MAX
+_ACCEPTS_MAX = 32
+"""So many are let in before others are heard again."""
+_READ_BYTES = 1 << 20
+_UNREAD_MAX = 16
+_DEAF_S = 1.0
+"""How long nobody is let in where the process has no descriptor left."""
+_PROBE_S_MAX = 32767
+"""Linux takes no more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    peer: int
+    door: Door
+    deadline_s: float
+    """When it is overdue in what it does now; inf for one that waits for nothing."""
+    connects: bool
+    socket: socket.socket | None = None
+    mask: int = 0
+    """What its socket is waited for."""
+    is_dialing: bool = False
+    targets: list[SocketAddress] = field(default_factory=list)
+    """Addresses of the host that have not been tried yet."""
+    reader: LineReader = field(default_factory=LineReader)
+    waiting: bytearray = field(default_factory=bytearray)
+    """What is to be sent."""
+
+
+class TcpTransport:
+    """The agent's connections over TCP; see `Transport`.
+
+    Takes over a socket of `listen`. An empty token lets everybody in who reaches it.
+    """
+
+    def __init__(self, listening: socket.socket, *, token: str, lease_s: float) -> None:
+        self._listening = listening
+        self._token = token
+        self._lease_s = lease_s
+        self._name = secrets.token_bytes(NAME_BYTES)
+        self._numbers = itertools.count(1)
+        self._connections: dict[int, _Connection] = {}
+        self._by_descriptor: dict[int, _Connection] = {}
+        self._strangers = Strangers(STRANGERS_MAX, ORIGIN_STRANGERS_MAX)
+        self._inbox: list[Arrival] = []
+        self._due_s = self._deaf_until_s = math.inf
+        self._epoll = select.epoll()
+        self._wake = _Wake()
+        self._lookup = NameLookup(self._wake.set)
+        self._epoll.register(listening, select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    @property
+    def address(self) -> str:
+        """Return HOST:PORT at which other agents reach this one."""
+        host, port, *_ = self._listening.getsockname()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `receive` has something to return."""
+        return self._epoll.fileno()
+
+    def connect(self, address: str) -> int:
+        """Begin to connect to HOST:PORT, and return the peer's number."""
+        connection = self._add(connects=True, within_s=self._lease_s)
+        try:
+            connection.targets = list(self._lookup.find(connection.peer, address))
+        except (argparse.ArgumentTypeError, OSError) as error:
+            self._lose(connection, _explain(error))
+        else:
+            if connection.targets:
+                self._dial(connection, "")
+        self._wake_for_inbox()
+        return connection.peer
+
+    def send(self, peer: int, message: Message) -> None:
+        """Say something to a peer, or to nobody where it is gone."""
+        connection = self._connections.get(peer)
+        if connection is None:
+            return
+        data = encode(message)
+        if len(connection.waiting) + len(data) > QUEUE_BYTES_MAX:
+            self._lose(connection, f"more than {QUEUE_BYTES_MAX} bytes wait for it")
+            self._wake_for_inbox()
+            return
+        connection.waiting += data
+        if connection.door.is_passed and len(connection.waiting) == len(data):
+            self._flush(connection)
+
+    def hang_up(self, peer: int) -> None:
+        """End a connection; nothing of the peer comes any more, `Gone` neither."""
+        connection = self._connections.get(peer)
+        if connection is not None:
+            if connection.door.is_passed:
+                self._flush(connection)
+            self._drop(connection)
+        self._inbox = [each for each in self._inbox if each.peer != peer]
+
+    def receive(self) -> list[Arrival]:
+        """Return what has come since the last call, each peer's in its order."""
+        self._serve_ready()
+        came, self._inbox = self._inbox, []
+        return came
+
+    def tick(self, now_s: float) -> float:
+        """End what is overdue; returns the time of the next deadline, inf where there is none."""
+        self._serve_ready()
+        late_s = now_s - self._due_s
+        for connection in list(self._connections.values()):
+            if late_s > self._lease_s / 10:
+                # It was this process that stood still: what answers it may be on its way.
+                connection.deadline_s = max(connection.deadline_s, now_s + self._lease_s)
+            if connection.deadline_s <= now_s:
+                self._lose(connection, "it does not answer")
+        if self._deaf_until_s <= now_s:
+            self._deaf_until_s = math.inf
+            self._epoll.modify(self._listening, select.EPOLLIN)
+        deadlines_s = [each.deadline_s for each in self._connections.values()]
+        self._due_s = min([*deadlines_s, self._deaf_until_s])
+        self._wake_for_inbox()
+        return self._due_s
+
+    def close(self) -> None:
+        """End all connections, as `hang_up` does, and take no more."""
+        for peer in list(self._connections):
+            self.hang_up(peer)
+        self._listening.close()
+        self._epoll.close()
+        self._wake.close()
+
+    # ---- what is ready
+
+    def _serve_ready(self) -> None:
+        self._wake.clear()
+        # A descriptor's number may be another connection's before this round is over.
+        ready = [(self._by_descriptor.get(each), each, mask) for each, mask in self._epoll.poll(0)]
+        for connection, descriptor, mask in ready:
+            if descriptor == self._listening.fileno():
+                self._accept()
+            elif connection is not None and connection.peer in self._connections:
+                self._serve(connection, mask)
+        for peer, answer in self._lookup.answers():
+            found = self._connections.get(peer)
+            if found is None:
+                continue
+            if isinstance(answer, Exception):
+                self._lose(found, _explain(answer))
+            else:
+                found.targets = list(answer)
+                self._dial(found, "")
+
+    def _serve(self, connection: _Connection, mask: int) -> None:
+        if connection.is_dialing:
+            self._finish_dialing(connection)
+            return
+        if mask & select.EPOLLOUT:
+            self._flush(connection)
+        if mask & ~select.EPOLLOUT:
+            self._read(connection)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_MAX):
+            try:
+                accepted, (host, *_rest) = self._listening.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:  # who had called has hung up again
+                continue
+            except OSError:
+                self._make_room()
+                return
+            connection = self._add(connects=False, within_s=DOOR_S)
+            self._open(connection, accepted, select.EPOLLIN)
+            leaves = self._strangers.add(connection.peer, host)
+            if leaves is not None:
+                self._drop(self._connections[leaves])
+
+    def _make_room(self) -> None:
+        """Give a stranger's descriptor to the next; without one the next try fails at once."""
+        if self._strangers:
+            self._drop(self._connections[self._strangers.oldest()])
+        else:
+            self._deaf_until_s = time.monotonic() + _DEAF_S
+            self._epoll.modify(self._listening, 0)
+
+    def _dial(self, connection: _Connection, problem: str) -> None:
+        """Try the next address; without one the last `problem` is why there is no connection."""
+        self._shut(connection)
+        while connection.targets:
+            family, target = connection.targets.pop(0)
+            try:
+                dialed = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            except OSError as error:
+                problem = _explain(error)
+                continue
+            connection.is_dialing = True
+            self._open(connection, dialed, select.EPOLLOUT)
+            status = dialed.connect_ex(target)
+            if status in (0, errno.EINPROGRESS):
+                return
+            problem = os.strerror(status)
+            self._shut(connection)
+        self._lose(connection, problem)
+
+    def _finish_dialing(self, connection: _Connection) -> None:
+        assert connection.socket
+        status = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if status:
+            self._dial(connection, os.strerror(status))
+            return
+        connection.is_dialing = False
+        self._wait_for(connection, select.EPOLLIN)
+        self._send_whole(connection, connection.door.opening)
+
+    def _read(self, connection: _Connection) -> None:
+        assert connection.socket
+        door = connection.door
+        try:
+            data = connection.socket.recv(_READ_BYTES if door.is_passed else door.num_wanted)
+            if not data:
+                self._lose(connection, "it has ended the connection")
+            elif door.is_passed:
+                for message in connection.reader.feed(data):
+                    self._inbox.append(Heard(peer=connection.peer, message=message))
+            else:
+                self._knock(connection, data)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            # Not an agent of ours, or one that is gone: to talk on would be guessing.
+            self._lose(connection, _explain(error))
+
+    def _knock(self, connection: _Connection, data: bytes) -> None:
+        answer = connection.door.feed(data)
+        if answer:
+            self._send_whole(connection, answer)
+        if connection.door.is_passed and connection.peer in self._connections:
+            self._strangers.remove(connection.peer)
+            kind = Reached if connection.connects else Came
+            self._inbox.append(kind(peer=connection.peer))
+            connection.deadline_s = math.inf
+            self._flush(connection)
+
+    def _send_whole(self, connection: _Connection, data: bytes) -> None:
+        """Send what is the door's; a new connection takes some bytes at once."""
+        assert connection.socket
+        try:
+            if connection.socket.send(data) == len(data):
+                return
+        except OSError as error:
+            self._lose(connection, _explain(error))
+        else:
+            self._lose(connection, "it takes nothing")
+
+    def _flush(self, connection: _Connection) -> None:
+        """Send what the other end takes."""
+        assert connection.socket
+        waiting = connection.waiting
+        is_moving = math.isinf(connection.deadline_s)
+        while waiting:
+            try:
+                with memoryview(waiting) as view:
+                    num_sent = connection.socket.send(view)
+            except BlockingIOError:
+                break
+            except OSError:
+                # What it said before it ended is still to be read, and then its end.
+                waiting.clear()
+                break
+            del waiting[:num_sent]
+            is_moving = True
+        if not waiting:
+            connection.deadline_s = math.inf
+        elif is_moving:
+            connection.deadline_s = time.monotonic() + self._lease_s
+        self._wait_for(connection, select.EPOLLIN | (select.EPOLLOUT if waiting else 0))
+
+    def _wait_for(self, connection: _Connection, mask: int) -> None:
+        if connection.socket is not None and connection.mask != mask:
+            self._epoll.modify(connection.socket, mask)
+            connection.mask = mask
+
+    # ---- a connection's life
+
+    def _add(self, *, connects: bool, within_s: float) -> _Connection:
+        door = Door(
+            self._token, name=self._name, nonce=secrets.token_bytes(NONCE_BYTES), connects=connects
+        )
+        deadline_s = time.monotonic() + within_s
+        connection = _Connection(next(self._numbers), door, deadline_s, connects)
+        self._connections[connection.peer] = connection
+        return connection
+
+    def _open(self, connection: _Connection, opened: socket.socket, mask: int) -> None:
+        opened.setblocking(False)  # noqa: FBT003
+        probe_s = min(max(1, int(self._lease_s / 3)), _PROBE_S_MAX)
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(self._lease_s * 1000)),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s),
+        ):
+            opened.setsockopt(level, option, value)
+        connection.socket = opened
+        self._by_descriptor[opened.fileno()] = connection
+        self._epoll.register(opened, mask)
+        connection.mask = mask
+
+    def _shut(self, connection: _Connection) -> None:
+        """Close the connection's socket, so that what was sent to an agent still arrives."""
+        if connection.socket is None:
+            return
+        del self._by_descriptor[connection.socket.fileno()]
+        self._epoll.unregister(connection.socket)
+        num_reads = _UNREAD_MAX if connection.door.is_passed else 0
+        with connection.socket as opened, suppress(OSError):
+            opened.shutdown(socket.SHUT_WR)
+            # To close over what was not read would throw away what is on its way to the other end.
+            while num_reads and opened.recv(_READ_BYTES):
+                num_reads -= 1
+        connection.socket = None
+
+    def _drop(self, connection: _Connection) -> None:
+        self._strangers.remove(connection.peer)
+        del self._connections[connection.peer]
+        self._shut(connection)
+
+    def _lose(self, connection: _Connection, reason: str) -> None:
+        self._drop(connection)
+        # Nobody has been told of a stranger.
+        if connection.connects or connection.door.is_passed:
+            self._inbox.append(Gone(peer=connection.peer, reason=reason))
+
+    def _wake_for_inbox(self) -> None:
+        if self._inbox:
+            self._wake.set()
+
+
+class _Wake:
+    """A descriptor that is readable from `set` to `clear`; `set` is for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._event: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        assert self._event is not None
+        return self._event
+
+    def set(self) -> None:
+        """Make it readable; does nothing once it is closed."""
+        with self._lock:
+            if self._event is not None:
+                os.eventfd_write(self._event, 1)
+
+    def clear(self) -> None:
+        """Make it unreadable."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fileno())
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        with self._lock:
+            os.close(self.fileno())
+            self._event = None
+
+
+def _explain(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,292 @@
+"""How the next generation comes about: its members, their agreement, its opening. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from resilience.agent.coordination.counters import can_save, count, find_end, say_where
+from resilience.agent.coordination.founding import SLACK
+from resilience.agent.coordination.membership import (
+    AGREEING,
+    ENDED,
+    GATHERING,
+    RUNNING,
+    STOPPING,
+    Action,
+    ClaimRecord,
+    Decision,
+    FoundRun,
+    Note,
+    Send,
+    State,
+)
+from resilience.agent.coordination.votes import (
+    TIE,
+    WAITS,
+    find_verdict,
+    goes_by_evidence,
+    may_give_away,
+)
+from resilience.comm.messages import GAVE_UP_STATUS, Agree, End, Learn, Open, Propose
+from resilience.state.layout import Layout, make_layout
+from resilience.state.report import fresh_report
+
+_RECORD_BALLOT = 1 << 40
+_ASK_AGAIN_S = 1.0
+"""After an answer of the folder that was none."""
+
+
+def advance(state: State, now_s: float) -> Decision:
+    """Take the next step towards the next generation, if all that it needs is there."""
+    if state.stage == GATHERING:
+        return _found(state, now_s)
+    if state.stage == STOPPING:
+        filled = _fill_places(state, now_s)
+        return _propose(state, filled, now_s) if _is_whole(filled) else (state, [])
+    if state.stage == AGREEING and not state.asked:
+        assert state.proposal is not None
+        voters = _at_hand(state, state.proposal)
+        if state.proposal.nodes != state.nodes or len(voters) < len(state.nodes):
+            return take_up(state, state.proposal, generation=state.generation + 1, voters=voters)
+        return _open(state, state.proposal, now_s) if _is_whole(state) else (state, [])
+    return state, []
+
+
+def _found(state: State, now_s: float) -> Decision:
+    options = state.options
+    is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
+    is_last_call_over = now_s - state.since_s >= options.last_call_s
+    if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
+        return state, []
+    if all(join.shares_folder for join in state.present.values()):
+        if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
+            return state, []
+        if state.founding is None:
+            found = FoundRun(agents=tuple(state.present))
+            return replace(state, is_claiming=True), [found]
+        generation = max(state.generation, state.founding.generation)
+        state = replace(state, generation=generation, first=generation + 1)
+    elif 2 * len(state.present) <= options.num_nodes + options.num_standby_nodes:
+        return state, []
+    layout = make_layout(
+        nodes=sorted(state.present)[: options.num_nodes],
+        num_local_ranks=options.num_local_ranks,
+        num_shards=options.num_shards,
+        is_sharded=options.is_sharded,
+    )
+    layout = _with_starts(state, layout)
+    ranks = range(layout.world_size)
+    reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
+    state = replace(state, layout=layout, nodes=layout.nodes, reports=reports)
+    return _ask(state, layout, now_s)
+
+
+def _with_starts(state: State, layout: Layout) -> Layout:
+    return replace(layout, starts=tuple(state.present[node].start for node in layout.nodes))
+
+
+def _at_hand(state: State, layout: Layout) -> set[str]:
+    """Return the members that are there; another start of an agent is not the same one."""
+    starts = dict(zip(layout.nodes, layout.starts, strict=True))
+    return {name for name, join in state.present.items() if starts.get(name) == join.start}
+
+
+def _is_whole(state: State) -> bool:
+    """Return whether each place has a node and each rank a report."""
+    return None not in state.nodes and len(state.reports) == state.members.world_size
+
+
+def _fill_places(state: State, now_s: float) -> State:
+    """Give the place of a lost node to one that waits; its ranks hold nothing."""
+    standby = [name for name in state.present if name not in state.nodes]
+    nodes = list(state.nodes)
+    is_late = now_s - state.since_s >= state.options.partition_patience_s
+    for place, node in enumerate(state.nodes):
+        if node is None and standby and may_give_away(state, place, is_late=is_late):
+            own = state.members.nodes[place]
+            nodes[place] = own if own in standby else standby[0]
+            standby.remove(str(nodes[place]))
+    fresh = {
+        rank: replace(fresh_report(state.members, rank, state.generation), node=node)
+        for place, node in enumerate(nodes)
+        if node is not None and node != state.nodes[place]
+        for rank in state.members.ranks_of(place)
+    }
+    return replace(state, nodes=tuple(nodes), reports={**state.reports, **fresh})
+
+
+def holds_back(state: State) -> bool:
+    """Return whether a place is kept for its member although another node could take it."""
+    places = [place for place, node in enumerate(state.nodes) if node is None]
+    return len(state.present) > len(state.nodes) - len(places) and not all(
+        may_give_away(state, place, is_late=False) for place in places
+    )
+
+
+def _propose(state: State, filled: State, now_s: float) -> Decision:
+    """Ask for the members of the next generation, where this side may go on.
+
+    `filled` has the places that are to be given away; until then their members may come back.
+    """
+    verdict = find_verdict(state)
+    if verdict == WAITS:
+        return state, []
+    if goes_by_evidence(state) and state.generation < state.opened + SLACK:
+        # Others may have opened some before they ended: their numbers are not given twice.
+        generation = state.generation + SLACK
+        state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
+        state, more = advance(state, now_s)
+        return state, [*actions, *more]
+    nodes = tuple(node for node in filled.nodes if node is not None)
+    layout = _with_starts(state, replace(state.members, nodes=nodes))
+    if state.accepted:
+        # It may have come about with others: nothing else can follow this generation then.
+        layout = max(state.accepted.values(), key=lambda each: each[0])[1]
+    if verdict != TIE:
+        return _ask(filled, layout, now_s)
+    if state.record is None:
+        if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
+            return state, []
+        claim = ClaimRecord(generation=state.generation + 1, layout=layout)
+        return replace(state, is_claiming=True), [claim]
+    if state.accepted and state.record != layout:
+        # Either may have come about, and only the other half knows.
+        return state, []
+    # Two halves have no agent in common, so what has the record comes before any ballot.
+    filled = replace(filled, ballot=max(state.ballot, _RECORD_BALLOT))
+    return _ask(filled, state.record, now_s)
+
+
+def _ask(state: State, layout: Layout, now_s: float) -> Decision:
+    if not state.accepted:
+        state = count(state, now_s)
+        if end := find_end(state):
+            if end.status != GAVE_UP_STATUS or not can_save(state):
+                return end_run(state, end.status, end.reason + say_where(state))
+            state = replace(state, giving_up=end.reason)
+    ballot = state.ballot + 1
+    proposal = Propose(generation=state.generation + 1, ballot=ballot, layout=layout)
+    nodes = state.voters | (set(layout.nodes) & state.present.keys())
+    state = replace(
+        state,
+        stage=AGREEING,
+        ballot=ballot,
+        proposal=layout,
+        asked=nodes,
+        accepted={**state.accepted, **dict.fromkeys(state.voters, (ballot, layout))},
+    )
+    return state, [Send(node=node, message=proposal) for node in sorted(nodes)]
+
+
+def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
+    """Count one agent; when all have agreed the generation has come about."""
+    is_current = agreement.generation == state.generation + 1 and agreement.ballot == state.ballot
+    if state.stage != AGREEING or not is_current:
+        return state, []
+    return advance(replace(state, asked=state.asked - {node}), now_s)
+
+
+def ask_again(state: State, node: str) -> State:
+    """Give a proposal up where an agent that was asked is gone, or has come anew."""
+    if state.stage != AGREEING or state.proposal is None:
+        return state
+    if node not in {*state.voters, *state.proposal.nodes, *state.members.nodes}:
+        return state
+    if state.opened < 0:
+        return replace(state, stage=GATHERING, proposal=None, layout=None, nodes=(), reports={})
+    kept = tuple(name if name in state.voters else None for name in state.nodes)
+    places = [place for place, name in enumerate(kept) if name is None]
+    given = {rank for place in places for rank in state.members.ranks_of(place)}
+    reports = {rank: each for rank, each in state.reports.items() if rank not in given}
+    return replace(state, stage=STOPPING, proposal=None, nodes=kept, reports=reports)
+
+
+def take_up(state: State, layout: Layout, *, generation: int, voters: Collection[str]) -> Decision:
+    """Begin behind a generation that has come about and cannot begin as it is."""
+    dead = state.gone | (set(layout.nodes) & state.present.keys() - set(voters))
+    if layout == state.layout:
+        dead |= state.dead
+    state = replace(
+        state,
+        stage=STOPPING,
+        generation=generation,
+        layout=layout,
+        nodes=tuple(name if name in voters else None for name in layout.nodes),
+        voters=frozenset(voters),
+        accepted={},
+        ballot=-1,
+        dead=dead,
+        reports={},
+        proposal=None,
+        is_claiming=False,
+        record=None,
+    )
+    return state, [Send(node=node, message=learn(state)) for node in state.present]
+
+
+def learn(state: State) -> Learn:
+    """Return what agents are told that the newest generation does not begin with."""
+    return Learn(
+        generation=state.generation,
+        opened=state.opened,
+        layout=state.members,
+        shares_folder=state.shares_folder,
+    )
+
+
+def _open(state: State, layout: Layout, now_s: float) -> Decision:
+    generation = state.generation + 1
+    reports = tuple(state.reports[rank].to_json() for rank in range(layout.world_size))
+    shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
+    fields = {"number": generation, "world_size": layout.world_size}
+    actions: list[Action] = [Note(event="generation_opened", fields=fields)]
+    if state.giving_up is not None:
+        actions.append(Note(event="giving_up", fields={"reason": state.giving_up}))
+    for place, node in enumerate(layout.nodes):
+        opening = Open(
+            generation=generation,
+            rank=layout.ranks_of(place).start,
+            local_rank=0,
+            layout=layout,
+            store="",
+            reports=reports,
+            shares_folder=shares_folder,
+            is_last=state.giving_up is not None,
+        )
+        actions.append(Send(node=node, message=opening))
+    state = replace(
+        state,
+        stage=RUNNING,
+        since_s=now_s,
+        generation=generation,
+        opened=generation,
+        layout=layout,
+        is_stateless=False,
+        voters=frozenset(layout.nodes),
+        shares_folder=shares_folder,
+        reports={},
+        finished={},
+        dead=state.gone,
+        awaited=frozenset(),
+        accepted={},
+        ballot=-1,
+        proposal=None,
+        is_claiming=False,
+        record=None,
+        replacing=frozenset(),
+    )
+    others = [node for node in state.present if node not in layout.nodes]
+    return state, [*actions, *(Send(node=node, message=learn(state)) for node in others)]
+
+
+def end_run(state: State, status: int, reason: str) -> Decision:
+    """End the run for everybody at hand."""
+    actions: list[Action] = []
+    if state.giving_up is not None and status == GAVE_UP_STATUS:
+        reason = f"{state.giving_up}; {reason}"
+    if status == GAVE_UP_STATUS:
+        actions.append(Note(event="gave_up", fields={"reason": reason}))
+    end = End(status=status, reason=reason)
+    actions += [Send(node=node, message=end) for node in state.present]
+    return replace(state, stage=ENDED, ending=end), actions

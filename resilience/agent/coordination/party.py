@@ -1,0 +1,375 @@
+"""One agent among the others: follows the coordinator, or is it. A shell over pure decisions.
+
+Whom it follows is decided in `succession`, what a coordinator opens in `coordinator`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from resilience.agent.connections.transport import Transport
+from resilience.agent.coordination import coordinator, succession
+from resilience.agent.coordination.founding import RENEWAL_S
+from resilience.agent.coordination.membership import (
+    ENDED,
+    RUNNING,
+    Action,
+    Claimed,
+    ClaimRecord,
+    Event,
+    FoundRun,
+    Judged,
+    NodeJoined,
+    NodeLost,
+    Note,
+    Replace,
+    Said,
+    Send,
+    State,
+    Tick,
+)
+from resilience.agent.coordination.succession import (
+    NO_ORDER,
+    Act,
+    Coordinate,
+    Dial,
+    Dialed,
+    Follow,
+    HangUp,
+    Heeded,
+    Lead,
+    Looked,
+    Moved,
+    Obey,
+    Outlook,
+    Resign,
+    Settled,
+    Tell,
+)
+from resilience.comm.messages import Beat, Goodbye, Hello, Join, Message, Open, ReplaceRank
+from resilience.state.layout import Layout
+
+
+class Owner(Protocol):
+    """The agent that is among the others."""
+
+    def hear(self, message: Message) -> None:
+        """Do what the coordinator says."""
+        ...
+
+    def join(self) -> None:
+        """Tell a new coordinator of this node, now or once its workers are warm."""
+        ...
+
+    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
+        """Return what a coordinator here would begin with, as the successor of `lost`."""
+        ...
+
+
+class Stores(Protocol):
+    """Where the workers of each generation meet."""
+
+    def take(self, generation: int) -> str:
+        """Return HOST:PORT of a generation's own store."""
+        ...
+
+    def prepare(self) -> None:
+        """Make what the next generation needs, now that nobody waits."""
+        ...
+
+
+class Records(Protocol):
+    """The folder of the run, as far as agents tell each other something by it."""
+
+    def look(self, start: str) -> None:
+        """Find out whether the agent of this start sees the same folder."""
+        ...
+
+    def found(self, agents: tuple[str, ...]) -> None:
+        """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
+        ...
+
+    def renew(self, agents: tuple[str, ...], generation: int, *, is_over: bool) -> None:
+        """Tell who belongs to the run, and which generation it has come to."""
+        ...
+
+    def claim(self, generation: int, layout: Layout) -> None:
+        """Ask for the record of a generation's number; `Claimed` follows, when the disk answers."""
+        ...
+
+
+class Party:
+    """Runs in the agent's one thread; nothing in it waits."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        outlook: Outlook,
+        *,
+        transport: Transport,
+        make_stores: Callable[[], Stores],
+        records: Records,
+        note: Callable[[Note, int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._owner = owner
+        self._outlook = outlook
+        self._transport = transport
+        self._make_stores = make_stores
+        self._records = records
+        self._note = note
+        self._clock = clock
+        self._state: State | None = None
+        """What is coordinated here, where this agent leads."""
+        self._stores: Stores | None = None
+        self._inbox: deque[Heeded | Event] = deque()
+        self._is_busy = False
+        self._told: set[int] = set()
+        """Connections over which the end of the run was told."""
+        self._beat_s = self._renewed_s = float("-inf")
+        self._is_closed = False
+
+    @property
+    def is_leading(self) -> bool:
+        """Return whether this agent coordinates."""
+        return self._state is not None
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Return whether there is somebody to talk to."""
+        return self._state is not None or self._outlook.link is not None
+
+    @property
+    def state(self) -> State | None:
+        """Return what is coordinated here; None where another agent coordinates."""
+        return self._state
+
+    def tell(self, message: Message) -> None:
+        """Tell something to the coordinator; who has none is asked again by the next one."""
+        if self._state is not None:
+            node = self._outlook.hello.node
+            if isinstance(message, Join):
+                self._take(NodeJoined(join=message))
+            else:
+                self._take(Said(node=node, message=message))
+        elif self._outlook.link is not None:
+            self._transport.send(self._outlook.link, message)
+
+    def serve(self) -> None:
+        """Take in what others have said."""
+        for arrival in self._transport.receive():
+            self._take(arrival)
+
+    def tick(self) -> None:
+        """Do what is due."""
+        now_s = self._clock()
+        self._transport.tick(now_s)
+        self.serve()
+        self._take(Looked())
+        if self._state is None:
+            return
+        if now_s - self._beat_s >= self._outlook.beat_every_s:
+            self._send_roster(now_s)
+        if now_s >= coordinator.next_deadline_s(self._state):
+            self._take(Tick())
+
+    def move(self, generation: int, layout: Layout | None) -> None:
+        """Note the newest generation that the agent knows of, and its place there."""
+        hello = self._outlook.hello
+        place = -1 if layout is None else layout.place_of(hello.node, hello.start)
+        order = place if place >= 0 else self._endpoint_order()
+        self._take(Moved(generation=generation, order=order))
+
+    def answer(self, event: Claimed | Judged) -> None:
+        """Take in what the folder of the run says."""
+        if self._state is not None:
+            self._take(event)
+
+    def close(self) -> None:
+        """Follow nobody any more: the run has ended for this agent.
+
+        One that coordinates tells those who come later, unless the run goes on without it.
+        """
+        self._is_closed = True
+        if self._state is not None and self._state.stage != ENDED:
+            self._state = None
+
+    def leave(self, reason: str) -> None:
+        """Tell goodbye, once: this node's workers take part in nothing any more."""
+        self.close()
+        for peer, line in self._outlook.lines.items():
+            if peer == self._outlook.link or line.join is not None:
+                self._transport.send(peer, Goodbye(reason=reason))
+        self._outlook = replace(self._outlook, lines={}, link=None)
+
+    def _endpoint_order(self) -> int:
+        hello, endpoints = self._outlook.hello, self._outlook.endpoints
+        if hello.address in endpoints:
+            return NO_ORDER + endpoints.index(hello.address)
+        return NO_ORDER + len(endpoints)
+
+    # ---- decisions
+
+    def _take(self, event: Heeded | Event) -> None:
+        """Decide about one event after the other; what is done about one may cause more."""
+        self._inbox.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._inbox:
+                self._decide(self._inbox.popleft())
+        finally:
+            self._is_busy = False
+        self._tell_end()
+        if self._stores is not None:
+            self._stores.prepare()
+
+    def _decide(self, event: Heeded | Event) -> None:
+        now_s = self._clock()
+        if isinstance(event, NodeJoined | Said | Claimed | Judged | Tick):
+            self._coordinate(event, now_s)
+            return
+        if self._is_closed and self._state is None:
+            # Until its workers have ended it is no silent node.
+            self._beat(now_s)
+            return
+        assert not isinstance(event, NodeLost)
+        self._outlook, acts = succession.decide(self._outlook, event, now_s)
+        for act in acts:
+            self._act(act)
+
+    def _beat(self, now_s: float) -> None:
+        link = self._outlook.link
+        if link is not None and now_s - self._beat_s >= self._outlook.beat_every_s:
+            self._beat_s = now_s
+            self._transport.send(link, Beat())
+
+    def _act(self, act: Act) -> None:
+        if isinstance(act, Tell):
+            self._transport.send(act.peer, act.message)
+        elif isinstance(act, HangUp):
+            self._transport.hang_up(act.peer)
+        elif isinstance(act, Dial):
+            peer = self._transport.connect(act.address)
+            # Before anything that comes over the connection.
+            self._inbox.appendleft(Dialed(peer=peer, address=act.address))
+        elif isinstance(act, Coordinate):
+            self._coordinate(act.event, self._clock())
+        elif isinstance(act, Obey):
+            self._owner.hear(act.message)
+        elif isinstance(act, Lead):
+            known = frozenset(node for node, _ in self._outlook.roster)
+            self._state = self._owner.make_state(act.lost, self._outlook.dead, known)
+            self._stores = self._make_stores()
+            self._beat_s = float("-inf")
+            if act.lost:
+                fields = {"node": self._outlook.hello.node, "lost": act.lost}
+                note = Note(event="coordinator_replaced", fields=fields)
+                self._note(note, self._state.generation)
+            self._owner.join()
+        elif isinstance(act, Resign):
+            self._state, self._stores = None, None
+        elif isinstance(act, Follow):
+            self._records.look(act.start)
+            self._owner.join()
+
+    def _coordinate(self, event: Event, now_s: float) -> None:
+        if self._state is None:
+            return
+        before = self._state
+        self._state, actions = coordinator.decide(before, event, now_s)
+        is_open = self._state.stage == RUNNING
+        self._renew_record(before, now_s)
+        if is_open != (before.stage == RUNNING):
+            self._inbox.appendleft(Settled(is_open=is_open))
+        for action in actions:
+            self._carry_out(action)
+        if before.present.keys() != self._state.present.keys():
+            self._send_roster(now_s)
+
+    def _renew_record(self, before: State, now_s: float) -> None:
+        """Have the folder know what a newcomer has to, some time after the fact."""
+        state = self._state
+        assert state is not None
+        is_over = state.stage == ENDED
+        has_changed = (state.opened, state.known) != (before.opened, before.known)
+        is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
+        if state.opened >= 0 and (is_due or is_over != (before.stage == ENDED)):
+            self._renewed_s = now_s
+            self._records.renew(tuple(sorted(state.known)), state.generation, is_over=is_over)
+
+    def _carry_out(self, action: Action) -> None:
+        assert self._state is not None
+        if isinstance(action, Note):
+            self._note(action, self._state.generation)
+        elif isinstance(action, ClaimRecord):
+            self._records.claim(action.generation, action.layout)
+        elif isinstance(action, FoundRun):
+            self._records.found(action.agents)
+        elif isinstance(action, Replace):
+            self._send(action.node, ReplaceRank(rank=action.rank, reason=action.reason))
+        elif isinstance(action, Send):
+            self._send(action.node, action.message)
+
+    def _send(self, node: str, message: Message) -> None:
+        if isinstance(message, Open):
+            message = self._with_store(message)
+        if node == self._outlook.hello.node:
+            self._owner.hear(message)
+            return
+        for peer, line in self._outlook.lines.items():
+            if line.join is not None and line.join.node == node:
+                self._transport.send(peer, message)
+
+    def _with_store(self, opening: Open) -> Open:
+        assert self._stores is not None
+        return replace(opening, store=self._stores.take(opening.generation))
+
+    def _send_roster(self, now_s: float) -> None:
+        """Renew every agent's lease, and tell who would follow as coordinator."""
+        if self._state is None:
+            return
+        self._beat_s = now_s
+        hello, layout = self._outlook.hello, self._state.layout
+        addresses = {join.node: join.address for join in self._state.present.values()}
+        addresses[hello.node] = hello.address
+        places = layout.nodes if layout else ()
+        order = [*(node for node in places if node in addresses), *sorted(addresses)]
+        beat = Beat(nodes=tuple((node, addresses[node]) for node in dict.fromkeys(order)))
+        for peer, line in self._outlook.lines.items():
+            if line.address is None:
+                self._transport.send(peer, beat)
+        self._outlook = replace(self._outlook, roster=beat.nodes)
+
+    def _tell_end(self) -> None:
+        """Tell the end of the run also to agents that have not joined, or come later."""
+        if self._state is None or self._state.stage != ENDED or self._state.ending is None:
+            return
+        for peer, line in self._outlook.lines.items():
+            is_told = line.join is not None and line.join.node in self._state.present
+            if line.address is None and not is_told and peer not in self._told:
+                self._told.add(peer)
+                self._transport.send(peer, self._state.ending)
+        if self._outlook.hello.node not in self._state.present and -1 not in self._told:
+            self._told.add(-1)
+            self._owner.hear(self._state.ending)
+
+
+def make_outlook(
+    *,
+    run: str,
+    node: str,
+    address: str,
+    start: str,
+    endpoints: tuple[str, ...],
+    lease_s: float,
+    now_s: float,
+) -> Outlook:
+    """Return what an agent knows that has just come."""
+    order = NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))
+    hello = Hello(run=run, node=node, address=address, start=start, order=order)
+    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s)

@@ -1,0 +1,84 @@
+"""What is due about workers that do not get on, do not stop, or do not end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from resilience.agent.part import NodePart
+from resilience.agent.processes.crew import Crew
+from resilience.agent.processes.hang import find_hang, is_silent
+from resilience.comm.page import Page
+
+
+class Deadlines:
+    """Holds the node's ranks to their deadlines. Which of them hang is decided in `hang`."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        part: NodePart,
+        page: Page,
+        *,
+        hang_deadline_s: float,
+        stop_deadline_s: float,
+        say: Callable[[str], None],
+        leave: Callable[[str], None],
+    ) -> None:
+        self._crew, self._part, self._page = crew, part, page
+        self._hang_deadline_s, self._stop_deadline_s = hang_deadline_s, stop_deadline_s
+        self._say, self._leave = say, leave
+
+    def check(self, now_s: float) -> None:
+        """Do what is due."""
+        self._check_progress(now_s)
+        self._check_stopping(now_s)
+        self.check_ending()
+
+    def _check_progress(self, now_s: float) -> None:
+        """Break a generation in which no rank of this node gets on."""
+        if self._part.is_broken or not self._part.is_member:
+            return
+        workers = {
+            self._part.rank(local_rank): worker
+            for local_rank, worker in self._crew.ranks.items()
+            if worker is not None and not worker.is_finished
+        }
+        slots = {rank: self._page.read(worker.slot) for rank, worker in workers.items()}
+        deadline_s = self._hang_deadline_s
+        getting_on = any(now_s - slot.progress_s < deadline_s for slot in slots.values())
+        if getting_on and not any(is_silent(slot, now_s, deadline_s) for slot in slots.values()):
+            return
+        states = {rank: worker.state() for rank, worker in workers.items()}
+        hang = find_hang(slots, states, now_s, deadline_s)
+        if hang is None:
+            return
+        self._part.fail(hang.rank, "hung", hang.text)
+        for rank in hang.stopped:
+            workers[rank].condemn(signal.SIGKILL)
+
+    def _check_stopping(self, now_s: float) -> None:
+        """Replace who does not stop: it is stuck where nothing reaches it."""
+        deadline_s = self._stop_deadline_s
+        if not self._part.is_broken or now_s - self._part.broken_s < deadline_s:
+            return
+        for local_rank, worker in self._crew.ranks.items():
+            rank = self._part.rank(local_rank)
+            if worker is None or worker.is_condemned or rank in self._part.reports:
+                continue
+            self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
+            worker.condemn(signal.SIGKILL)
+
+    def check_ending(self) -> None:
+        """Have the node leave the run where one that is in a rank's place cannot be ended.
+
+        Nothing of its program runs any more after SIGKILL, but it holds what it has.
+        """
+        deadline_s = self._stop_deadline_s
+        for local_rank, worker in self._crew.ranks.items():
+            if worker is not None and worker.outlives_kill(deadline_s):
+                self._leave(
+                    f"process {worker.pid} of rank {self._part.rank(local_rank)} has not ended "
+                    f"{deadline_s:g} s after SIGKILL: {worker.describe_stuck()}"
+                )
+                return

@@ -1,0 +1,198 @@
+"""One worker process, as its agent has it: a child of the agent, whoever has forked it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from resilience.agent.processes.output import LineCutter, WorkerStream
+from resilience.comm.messages import LineReader, Message, encode
+
+_MESSAGE_BYTES = 1 << 16
+_WORDS_MAX = 500
+_ENDED_STATES = ("Z", "X")
+
+
+@dataclass(eq=False, kw_only=True)
+class Worker:
+    """One process: a rank of the open generation, or a spare."""
+
+    number: int
+    slot: int
+    socket: socket.socket
+    outputs: dict[WorkerStream, LineCutter]
+    pid: int = -1
+    end_file: int = -1
+    """Becomes readable when the process has ended."""
+    local_rank: int | None = None
+    rank: int | None = None
+    generation: int = -1
+    is_ready: bool = False
+    """The program has reached its block."""
+    is_attached: bool = False
+    """The program has a block, so it can stop and report."""
+    is_condemned: bool = False
+    """The agent has ended it on purpose."""
+    killed_s: float = float("inf")
+    """When it was sent SIGKILL first."""
+    is_patient: bool = False
+    """It runs only where nobody else wants to, until it has a rank."""
+    is_finished: bool = False
+    """Its block has returned."""
+    is_done: bool = False
+    """And nothing that anybody needs comes after it."""
+    is_ended: bool = False
+    status: int | None = None
+    text: str = ""
+    """Why there never was a process."""
+    last_words: str = ""
+    """The last line of its errors."""
+    reader: LineReader = field(default_factory=LineReader)
+
+    def send(self, message: Message) -> None:
+        """Tell the worker something; one that is gone is noticed by its end.
+
+        One that does not listen, and has not for long, is ended.
+        """
+        try:
+            self.socket.sendall(encode(message))
+        except BlockingIOError:
+            self.signal(signal.SIGKILL)
+        except OSError:
+            return
+
+    def read(self) -> list[Message] | None:
+        """Return what the worker has said, without waiting; None where it says no more."""
+        try:
+            data = self.socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        try:
+            return self.reader.feed(data) if data else None
+        except ValueError:
+            # Nothing that it says can be believed any more.
+            self.signal(signal.SIGKILL)
+            return None
+
+    def note_process(self, pid: int) -> None:
+        """Note which process it is; one that was to be ended before it began ends now."""
+        self.pid, self.end_file = pid, os.pidfd_open(pid)
+        if self.outlives_kill(0.0):
+            self.signal(signal.SIGKILL)
+
+    def note_unforked(self, text: str) -> None:
+        """Note why there is no process, and never was one."""
+        self.is_ended, self.text = True, text
+
+    def bury(self) -> None:
+        """Take the status of a process that has ended, and end what it has left.
+
+        That would hold memory, ports and accelerators.
+        """
+        # While nobody has taken the status, no other process can have the number.
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.is_ended = True
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            self.status = os.waitstatus_to_exitcode(status)
+        else:
+            self.text = "ended, in what way its debugger knows"
+
+    def outlives_kill(self, deadline_s: float) -> bool:
+        """Return whether it was sent SIGKILL so long ago: what still lives does not end by it."""
+        return time.monotonic() - self.killed_s >= deadline_s
+
+    def describe_stuck(self) -> str:
+        """Return what the threads of a process that does not end are in, for a person."""
+        found = set()
+        with suppress(OSError):
+            for thread in Path(f"/proc/{self.pid}/task").iterdir():
+                state = _state_of(thread)
+                if state and state not in _ENDED_STATES:
+                    place = (thread / "wchan").read_text().strip()
+                    is_known = place not in ("", "0")
+                    found.add(f"state {state} in {place}" if is_known else f"state {state}")
+        return ", ".join(sorted(found)) or "no thread of it is left"
+
+    def take_place(self, local_rank: int) -> None:
+        """Have one of the node's ranks from now on."""
+        self.local_rank = local_rank
+
+    def enter(self, rank: int, generation: int) -> None:
+        """Have a rank in a generation, in which nothing is finished yet."""
+        self.rank, self.generation = rank, generation
+        self.is_finished = self.is_done = False
+
+    def note_ready(self, *, has_block: bool) -> None:
+        """Note that the process is warm, or that its program has come to a block."""
+        self.is_ready = True
+        self.is_attached = self.is_attached or has_block
+
+    def note_finished(self, *, is_done: bool) -> None:
+        """Note that its block has returned, and whether the program has nothing more to do."""
+        self.is_finished, self.is_done = True, is_done
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and what it started; once to each."""
+        if number == signal.SIGKILL:
+            self.killed_s = min(self.killed_s, time.monotonic())
+        if self.pid > 0 and not self.is_ended:
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(self.pid, number)
+                except (ProcessLookupError, PermissionError):
+                    continue
+                return
+
+    def state(self) -> str:
+        """Return the letter of the process's state (T is stopped), empty for one that is gone."""
+        return _state_of(Path(f"/proc/{self.pid}"))
+
+    def condemn(self, number: int) -> None:
+        """End the worker on purpose: its death is no fault of its own."""
+        self.is_condemned = True
+        self.signal(number)
+
+    def note_errors(self, lines: Sequence[bytes]) -> None:
+        """Keep the last line of what the worker has written to its stderr."""
+        if words := [line.strip() for line in lines if line.strip()]:
+            self.last_words = words[-1].decode(errors="replace")[:_WORDS_MAX]
+
+    def take_turn(self) -> None:
+        """Let a spare that has warmed up behind everybody else run as all others do."""
+        if self.is_patient:
+            self.is_patient = False
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            with suppress(OSError):
+                for thread in Path(f"/proc/{self.pid}/task").iterdir():
+                    os.setpriority(os.PRIO_PROCESS, int(thread.name), own)
+
+    def describe_end(self, when: str | None = None) -> str:
+        """Return how the process ended, for a person; with `when`, also its own last words."""
+        how = self.text or "ended" if self.status is None else describe_status(self.status)
+        words = f": {self.last_words}" if self.last_words and when is not None else ""
+        return f"{how}{when or ''}{words}"
+
+
+def _state_of(folder: Path) -> str:
+    """Return the letter of a process's or a thread's state, empty for one that is gone."""
+    try:
+        return (folder / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def describe_status(status: int) -> str:
+    """Return how a process ended, for a person."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"

@@ -1,0 +1,52 @@
+"""A disk of a test's own that hangs when it is told to: whoever writes to it waits in the kernel.
+
+It is ext4 in a file, mounted through a loop device, and the kernel freezes it, as it does for a
+snapshot. Processes that wait for it end at no signal, as with a file server that is gone.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_SIZE = "64M"
+_KEEPER = 'fsfreeze -f "$0" || exit 1; echo; read line; fsfreeze -u "$0"; echo'
+
+
+@contextmanager
+def open_disk(folder: Path, image: Path) -> Iterator[None]:
+    """Have a disk at `folder`, kept in the file `image`; skips the test where that is refused."""
+    folder.mkdir()
+    for command in (
+        ["truncate", "-s", _SIZE, str(image)],
+        ["mkfs.ext4", "-q", "-F", str(image)],
+        ["mount", "-o", "loop", str(image), str(folder)],
+    ):
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            words = getattr(error, "stderr", "") or str(error)
+            pytest.skip(f"no disk of its own can be mounted here: {words.strip()}")
+    try:
+        yield
+    finally:
+        # Lazily: a process that a failed test has left may still look at it.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """Let nobody write to the disk at `folder` within the block.
+
+    A process of its own thaws it, also where this one is killed.
+    """
+    with subprocess.Popen(
+        ["sh", "-c", _KEEPER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as keeper:
+        assert keeper.stdout
+        assert keeper.stdout.readline(), "the disk cannot be frozen"
+        yield

@@ -1,0 +1,469 @@
+"""Agents over a simulated network: the real decisions, with workers that are numbers.
+
+A step is committed in a generation when the workers of all its nodes are in it, as the gate has it.
+Workers go on while their agent stands still. Every commit is held against what came before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.founding import Record, judge
+from resilience.agent.coordination.membership import Claimed, Judged, Note, Options, State
+from resilience.agent.coordination.party import Party, make_outlook
+from resilience.agent.coordination.standing import Standing
+from resilience.comm.messages import Break, End, Failed, Learn, Message, Open, Propose, Stopped
+from resilience.state.layout import Layout
+from resilience.state.report import Phase, Report, fresh_report
+from resilience.testing.network import Network
+
+LEASE_S = 3.0
+PATIENCE_S = 1e9
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise of the run was broken."""
+
+
+@dataclass
+class Rank:
+    """What a worker holds."""
+
+    step: int = 0
+    is_fresh: bool = True
+
+
+class NoStores:
+    """Stands for the stores of generations."""
+
+    def take(self, generation: int) -> str:
+        return f"store/{generation}"
+
+    def prepare(self) -> None:
+        return
+
+
+@dataclass
+class Folder:
+    """The folder of the run, as far as it is seen by all."""
+
+    records: dict[int, Layout] = field(default_factory=dict)
+    founding: Record | None = None
+    waiting: list[tuple[float, SimNode, Callable[[], Claimed | Judged | None]]] = field(
+        default_factory=list
+    )
+
+
+class SimNode:
+    """One process of an agent, and its node's workers."""
+
+    def __init__(self, world: World, name: str, start: int) -> None:
+        self.world, self.name, self.start = world, name, f"{name}#{start}"
+        self.transport = world.network.node(name)
+        self.standing = Standing()
+        self.opening: Open | None = None
+        self.is_broken = True
+        self.ranks: list[Rank] = [Rank() for _ in range(world.options.num_local_ranks)]
+        self.told: dict[int, Stopped] = {}
+        self.replaced: set[int] = set()
+        """Local ranks whose process has died."""
+        self.end: End | None = None
+        self.party = Party(
+            self,
+            make_outlook(
+                run="run",
+                node=name,
+                address=self.transport.address,
+                start=self.start,
+                endpoints=world.endpoints,
+                lease_s=LEASE_S,
+                now_s=world.network.now_s,
+            ),
+            transport=self.transport,
+            make_stores=NoStores,
+            records=self,
+            note=self.note,
+            clock=lambda: world.network.now_s,
+        )
+
+    def note(self, note: Note, generation: int) -> None:
+        self.world.notes.append((self.world.network.now_s, self.name, generation, note))
+
+    def look(self, start: str) -> None:
+        """See the folder, or not: `shares_folder` of the world says."""
+
+    def claim(self, generation: int, layout: Layout) -> None:
+        self.world.note_decision(layout)
+
+        def answer() -> Claimed:
+            winner = self.world.folder.records.setdefault(generation, layout)
+            return Claimed(generation=generation, layout=winner)
+
+        self.world.ask_folder(self, answer)
+
+    def found(self, agents: tuple[str, ...]) -> None:
+        def answer() -> Judged:
+            record = judge(self.world.folder.founding, run="run", newcomers=agents, unchanged_s=0.0)
+            if isinstance(record, str):
+                return Judged(record=None, reason=record)
+            self.world.folder.founding = record
+            return Judged(record=record)
+
+        self.world.ask_folder(self, answer)
+
+    def renew(self, agents: tuple[str, ...], generation: int, *, is_over: bool) -> None:
+        def answer() -> None:
+            record = self.world.folder.founding
+            if record is not None:
+                self.world.folder.founding = replace(record, agents=agents, generation=generation)
+
+        self.world.ask_folder(self, answer)
+
+    # ---- the agent
+
+    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
+        return take_over(
+            self.world.options,
+            generation=self.standing.generation,
+            opened=self.standing.opened,
+            layout=self.standing.layout,
+            lost=lost,
+            dead=dead,
+            known=known,
+            shares_folder=self.standing.shares_folder,
+            now_s=self.world.network.now_s,
+        )
+
+    def join(self) -> None:
+        shares = self.standing.shares_folder or self.world.shares_folder
+        standing = replace(self.standing, shares_folder=shares)
+        join = standing.join(node=self.name, address=self.transport.address, start=self.start)
+        self.party.tell(join)
+
+    @property
+    def place(self) -> int:
+        layout = self.standing.layout
+        return -1 if layout is None else layout.place_of(self.name, self.start)
+
+    def hear(self, message: Message) -> None:
+        if isinstance(message, End):
+            self.end = message
+            self.party.close()
+            self.is_broken = True
+        elif isinstance(message, Propose):
+            self.world.note_decision(message.layout)
+            self.standing, agreement = self.standing.consider(message)
+            if agreement:
+                self.party.tell(agreement)
+        elif isinstance(message, Learn):
+            self.learn(message)
+        elif isinstance(message, Open):
+            self.open(message)
+        elif isinstance(message, Break) and message.generation == self.standing.generation:
+            self.stop()
+
+    def open(self, opening: Open) -> None:
+        if opening.generation <= self.standing.generation:
+            return
+        self.world.layouts[opening.generation] = opening.layout
+        self.check(opening)
+        known, self.told = self.told, {}
+        self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
+        self.party.move(opening.generation, opening.layout)
+        for local_rank, rank in enumerate(self.ranks):
+            report = opening.reports[opening.rank + local_rank]
+            told = known.get(opening.rank + local_rank)
+            if report["phase"] == Phase.FRESH.value:
+                rank.is_fresh, rank.step = True, 0
+            elif told is None or told.report != report:
+                self.world.fail(self, local_rank)
+
+    def check(self, opening: Open) -> None:
+        """Fail for an opening that is not one of this run, or whose reports are not of its end."""
+        layout, options = opening.layout, self.world.options
+        reports = [Report.from_json(each) for each in opening.reports]
+        assert len(layout.nodes) == options.num_nodes
+        assert [each.rank for each in reports] == list(range(layout.world_size))
+        assert {each.generation for each in reports} == {opening.generation - 1}
+        seats = [layout.seat(each.rank) for each in reports]
+        assert [each.shard for each in reports] == [each.shard for each in seats]
+        assert [each.node for each in reports] == [each.node for each in seats]
+
+    def learn(self, news: Learn) -> None:
+        self.world.layouts[news.generation] = news.layout
+        if news.generation > self.standing.generation:
+            before = self.told if self.keeps_state(news.layout, news.opened) else {}
+            self.standing = self.standing.learn(news)
+            self.party.move(news.generation, news.layout)
+            self.told = {rank: self.standing.relabel(each) for rank, each in before.items()}
+        if self.place < 0:
+            self.is_broken = True
+        else:
+            self.stop()
+
+    def keeps_state(self, layout: Layout, opened: int) -> bool:
+        opening = self.opening
+        return (
+            opening is not None
+            and opening.generation == opened
+            and opening.layout.index_of(self.name) == layout.index_of(self.name)
+        )
+
+    def stop(self) -> None:
+        """Have the workers stop, and tell what they hold."""
+        self.is_broken = True
+        for local_rank in range(len(self.ranks)):
+            self.party.tell(self.report(local_rank))
+
+    def report(self, local_rank: int) -> Stopped:
+        layout = self.standing.layout
+        assert layout is not None
+        number = layout.ranks_of(self.place).start + local_rank
+        if number not in self.told:
+            rank, generation = self.ranks[local_rank], self.standing.generation
+            report = fresh_report(layout, number, generation)
+            was_there = self.keeps_state(layout, self.standing.opened)
+            if not rank.is_fresh and was_there:
+                report = replace(
+                    report, phase=Phase.COMPUTING, step=rank.step, member_generation=generation
+                )
+            self.told[number] = Stopped(
+                generation=generation,
+                rank=number,
+                report=report.to_json(),
+                is_replaced=local_rank in self.replaced,
+            )
+        return self.told[number]
+
+
+class World:
+    """All that there is, and what was committed."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_nodes: int,
+        num_standby: int,
+        num_shards: int = 1,
+        shares_folder: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.network = Network(seed, lease_s=LEASE_S)
+        self.options = Options(
+            num_nodes=num_nodes,
+            num_standby_nodes=num_standby,
+            num_local_ranks=2,
+            num_shards=num_shards,
+            is_sharded=num_shards > 1,
+            last_call_s=5.0,
+            join_deadline_s=PATIENCE_S,
+            partition_patience_s=PATIENCE_S,
+            restarts_max=10**9,
+            restarts_without_progress_max=10**9,
+        )
+        self.shares_folder = shares_folder
+        self.names = [f"n{number}" for number in range(num_nodes + num_standby)]
+        self.endpoints = tuple(f"{name}:1" for name in self.names)
+        self.folder = Folder()
+        self.notes: list[Any] = []
+        self.nodes: dict[str, SimNode] = {}
+        self.paused: set[str] = set()
+        self.num_starts = 0
+        self.committed: list[tuple[int, Layout, int]] = []
+        """Generation, layout and step of each commit."""
+        self.safe: set[tuple[str, ...]] = set()
+        """Members of generations that were decided on while these held everything."""
+        self.layouts: dict[int, Layout] = {}
+        """Of each generation that anybody has heard of."""
+        self.next_tick_s: dict[str, float] = {}
+        for name in self.names:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        self.num_starts += 1
+        node = SimNode(self, name, self.num_starts)
+        self.nodes[name] = node
+        # Workers take a while until they are warm.
+        self.next_tick_s[name] = self.network.now_s + self.random.uniform(0, 0.1)
+
+    # ---- time
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        until_s = self.network.now_s + seconds
+        while self.network.now_s < until_s:
+            awake = [name for name in self.nodes if name not in self.paused]
+            ticks = min((self.next_tick_s[name] for name in awake), default=until_s)
+            records = min((due_s for due_s, *_ in self.folder.waiting), default=until_s)
+            now_s = max(self.network.now_s, min(until_s, ticks, records, self.network.next_s()))
+            self.network.advance(now_s)
+            for name in self.network.ready():
+                if name in self.nodes:
+                    self.nodes[name].party.serve()
+            for name in awake:
+                if name in self.nodes and self.next_tick_s[name] <= now_s:
+                    self.next_tick_s[name] = now_s + self.random.uniform(0.05, 0.3)
+                    self.nodes[name].party.tick()
+                    self.step()
+            self.answer_folder(now_s)
+
+    def ask_folder(self, node: SimNode, question: Callable[[], Claimed | Judged | None]) -> None:
+        last_s = max((due_s for due_s, asker, _ in self.folder.waiting if asker is node), default=0)
+        due_s = self.network.now_s + self.random.uniform(0, 1)
+        self.folder.waiting.append((max(due_s, last_s), node, question))
+
+    def answer_folder(self, now_s: float) -> None:
+        """Have the disk answer, which does what a process has asked of it that is dead since."""
+        due = [each for each in self.folder.waiting if each[0] <= now_s]
+        self.folder.waiting = [each for each in self.folder.waiting if each[0] > now_s]
+        for _, node, question in due:
+            if node.name in self.paused:
+                self.folder.waiting.append((now_s + 0.5, node, question))
+                continue
+            answer = question()
+            if answer is not None and self.nodes.get(node.name) is node:
+                node.party.answer(answer)
+
+    # ---- workers
+
+    def step(self) -> None:
+        """Commit a step in each generation whose workers are all in it."""
+        seen: dict[int, list[SimNode]] = {}
+        for node in self.nodes.values():
+            if not node.is_broken and node.opening is not None:
+                seen.setdefault(node.opening.generation, []).append(node)
+        for generation, nodes in sorted(seen.items()):
+            openings = {id(node.opening.layout): node.opening for node in nodes if node.opening}
+            for opening in openings.values():
+                members = [
+                    node for node in nodes if node.opening and node.opening.layout == opening.layout
+                ]
+                if sorted(node.name for node in members) == sorted(opening.layout.nodes):
+                    self.commit(generation, opening, members)
+
+    def commit(self, generation: int, opening: Open, members: list[SimNode]) -> None:
+        held = [
+            Report.from_json(each) for each in opening.reports if each["phase"] != Phase.FRESH.value
+        ]
+        shards = {opening.layout.seat(rank).shard for rank in range(opening.layout.world_size)}
+        start = max((each.step for each in held), default=0)
+        if {each.shard for each in held if each.step == start} != shards:
+            start = 0
+        last = self.committed[-1] if self.committed else None
+        if last is None or last[0] < generation:
+            if last is not None and start < last[2]:
+                self.check_loss(last, start, generation)
+            step = start
+        elif last[0] > generation or last[1] != opening.layout:
+            raise BrokenPromiseError(
+                f"step committed in generation {generation} after one in {last[0]}"
+            )
+        else:
+            step = last[2]
+        for node in members:
+            for rank in node.ranks:
+                rank.step, rank.is_fresh = step + 1, False
+        self.committed.append((generation, opening.layout, step + 1))
+
+    def note_decision(self, layout: Layout) -> None:
+        """Note who was given up while others held all that there was."""
+        if self.committed and self.held(layout.nodes) == self.shards:
+            self.safe.add(layout.nodes)
+
+    def held(self, names: Sequence[str]) -> set[str]:
+        """Return the shards of the last step that the workers of these nodes hold."""
+        _, layout, step = self.committed[-1]
+        found: set[str] = set()
+        for name in set(names) & self.nodes.keys() & set(layout.nodes):
+            numbers = layout.ranks_of(layout.index_of(name))
+            for rank, number in zip(self.nodes[name].ranks, numbers, strict=True):
+                if not rank.is_fresh and rank.step >= step:
+                    found.add(layout.seat(number).shard)
+        return found
+
+    @property
+    def shards(self) -> set[str]:
+        layout = self.committed[-1][1]
+        return {layout.seat(rank).shard for rank in range(layout.world_size)}
+
+    def check_loss(self, last: tuple[int, Layout, int], start: int, generation: int) -> None:
+        """Fail where committed steps were lost although a copy of each shard lived on."""
+        number, layout, step = last
+        since = [each.nodes for g, each in self.layouts.items() if number < g <= generation]
+        if any(nodes in self.safe for nodes in since):
+            # Decided while others held everything, and lost since.
+            return
+        before = [nodes for nodes in since if nodes != self.layouts[generation].nodes]
+        names = [name for name in layout.nodes if all(name in nodes for nodes in before)]
+        if self.held(names) == self.shards:
+            raise BrokenPromiseError(
+                f"generation {generation} begins at {start}, {step} was committed"
+            )
+
+    def fail(self, node: SimNode, local_rank: int) -> None:
+        """A worker dies; its agent replaces it."""
+        node.ranks[local_rank] = Rank()
+        node.replaced.add(local_rank)
+        if node.place < 0:
+            return
+        layout = node.standing.layout
+        assert layout is not None
+        number = layout.ranks_of(node.place).start + local_rank
+        node.told.pop(number, None)
+        generation = node.standing.generation
+        node.party.tell(
+            Failed(generation=generation, rank=number, reason="died", text="a worker died")
+        )
+        if node.standing.generation == generation:
+            node.party.tell(node.report(local_rank))
+
+    # ---- troubles
+
+    def kill(self, name: str) -> None:
+        self.paused.discard(name)
+        self.network.kill(name)
+        del self.nodes[name]
+
+    def pause(self, name: str) -> None:
+        if name not in self.paused:
+            self.paused.add(name)
+            self.network.pause(name)
+
+    def resume(self, name: str) -> None:
+        if name in self.paused:
+            self.paused.discard(name)
+            self.network.resume(name)
+            self.next_tick_s[name] = self.network.now_s
+
+    @property
+    def steps(self) -> int:
+        return self.committed[-1][2] if self.committed else 0
+
+    @property
+    def generation(self) -> int:
+        return self.committed[-1][0] if self.committed else -1
+
+    def describe(self) -> str:
+        lines = [f"seed {self.seed} at {self.network.now_s:.2f}, committed {self.committed[-1:]}"]
+        for name, node in self.nodes.items():
+            view, state = node.party._outlook, node.party.state
+            lines.append(
+                f"{name}{' paused' if name in self.paused else ''}: {view.stage} "
+                f"{view.hello.leader} g{node.standing.generation} opened {node.standing.opened} "
+                f"broken {node.is_broken} "
+                + (
+                    f"leads {state.stage} g{state.generation} nodes {state.nodes} "
+                    f"voters {sorted(state.voters)} present {list(state.present)} "
+                    f"asked {sorted(state.asked)} accepted {sorted(state.accepted)} "
+                    f"reports {sorted(state.reports)} dead {sorted(state.dead)}"
+                    if state
+                    else ""
+                )
+            )
+        return "\n".join(lines)

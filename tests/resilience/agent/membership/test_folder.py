@@ -1,0 +1,105 @@
+"""What agents tell each other by files, on a real file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from pathlib import Path
+
+import pytest
+
+from resilience.agent.coordination.folder import Answer, RunFolder
+from resilience.agent.coordination.membership import Claimed, Judged
+from resilience.state.layout import make_layout
+
+
+def answer(folder: RunFolder) -> list[Answer]:
+    assert select.select([folder], [], [], 60)[0]
+    return folder.answers()
+
+
+def open_two(path: Path) -> tuple[RunFolder, RunFolder]:
+    one, other = RunFolder(path, run="a"), RunFolder(path, run="a")
+    for folder, address in ((one, "n0:1"), (other, "n1:1")):
+        folder.announce(address)
+        assert answer(folder) == []
+    return one, other
+
+
+def test_agents_find_each_other_and_leave_nothing(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+
+    other.look(one.start)
+    answer(other)
+
+    assert other.is_shared
+    assert sorted(RunFolder(tmp_path, run="a").find_agents()) == ["n0:1", "n1:1"]
+    assert RunFolder(tmp_path, run="b").find_agents() == []
+    for folder in (one, other):
+        folder.close()
+    assert list((tmp_path / "agents").iterdir()) == []
+
+
+def test_agent_of_another_folder_is_not_seen(tmp_path: Path) -> None:
+    one = RunFolder(tmp_path, run="a")
+
+    one.look("nobody")
+    answer(one)
+
+    assert not one.is_shared
+    one.close()
+
+
+def test_first_of_two_halves_has_the_record(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+    first, second = (make_layout(nodes=[name], num_local_ranks=1) for name in ("n0", "n1"))
+
+    for folder, layout in ((one, first), (other, second)):
+        folder.claim(4, layout)
+
+        assert answer(folder) == [Claimed(generation=4, layout=first)]
+        folder.close()
+
+
+def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+
+    one.found(("n0", "n1"))
+    (begun,) = answer(one)
+    other.found(("n1", "n2"))
+    (refused,) = answer(other)
+    one.renew(("n0",), 5, is_over=True)
+    answer(one)
+    other.found(("n7",))
+    (again,) = answer(other)
+
+    assert isinstance(begun, Judged)
+    assert begun.record
+    assert begun.record.generation == -1
+    assert refused == Judged(record=None, reason="n0 may go on with the run")
+    assert isinstance(again, Judged)
+    assert again.record
+    assert (again.record.number, again.record.generation) == (1, 5)
+    for folder in (one, other):
+        folder.close()
+
+
+def test_folder_that_cannot_link_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As mounts of object stores are."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), source)
+
+    monkeypatch.setattr(os, "link", refuse)
+    one = RunFolder(tmp_path, run="a")
+
+    one.announce("n0:1")
+    answer(one)
+
+    assert not one.is_shared
+    one.claim(4, make_layout(nodes=["n0"], num_local_ranks=1))
+    assert answer(one) == [Claimed(generation=4, layout=None)]
+    one.close()

@@ -1,0 +1,88 @@
+"""Random faults of agents over simulated time, from printed seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.resilience.agent.membership.simulation import World
+
+SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
+
+
+def make_world(seed: int) -> World:
+    num_nodes, num_standby = SIZES[seed % len(SIZES)]
+    return World(
+        seed,
+        num_nodes=num_nodes,
+        num_standby=num_standby,
+        num_shards=2 if seed % 4 < 2 else 1,
+        shares_folder=seed % 5 != 0,
+    )
+
+
+def play(seed: int, num_events: int = 300) -> World:
+    world = make_world(seed)
+    try:
+        disturb(world, num_events)
+        settle(world)
+    except (AssertionError, KeyError, ValueError, TypeError) as error:
+        raise AssertionError(f"seed {seed}: {error!r}\n{world.describe()}") from error
+    return world
+
+
+def disturb(world: World, num_events: int) -> None:
+    chance = world.random
+    world.run(chance.uniform(0, 8))
+    for _ in range(num_events):
+        names = list(world.nodes)
+        some = chance.sample(world.names, chance.randint(1, len(world.names) - 1))
+        others = [name for name in world.names if name not in some]
+        kind = chance.choices(
+            ["pause", "resume", "kill", "start", "cut", "heal", "reset", "fault", "wait"],
+            [6, 8, 1 if world.shares_folder else 0, 4, 2, 4, 2, 8, 6],
+        )[0]
+        if kind == "pause" and names:
+            world.pause(chance.choice(names))
+        elif kind == "resume" and world.paused:
+            world.resume(chance.choice(sorted(world.paused)))
+        elif kind == "kill" and len(names) > 1:
+            world.kill(chance.choice(names))
+        elif kind == "start" and (gone := sorted(set(world.names) - set(names))):
+            world.start(chance.choice(gone))
+        elif kind == "cut":
+            world.network.cut(some, others, is_silent=chance.random() < 0.6)
+        elif kind == "heal":
+            world.network.heal(world.names, world.names)
+        elif kind == "reset":
+            world.network.reset(some, others)
+        elif kind == "fault" and names:
+            node = world.nodes[chance.choice(names)]
+            if node.place >= 0:
+                world.fail(node, chance.randrange(len(node.ranks)))
+        world.run(chance.choice([0.01, 0.1, 0.5, 2.0, 6.0]))
+
+
+def settle(world: World) -> None:
+    """Nothing more goes wrong: the run goes on."""
+    world.network.heal(world.names, world.names)
+    for name in sorted(world.paused):
+        world.resume(name)
+    for name in sorted(set(world.names) - set(world.nodes)):
+        world.start(name)
+    world.run(40)
+    steps = world.steps
+    world.run(5)
+    assert world.steps > steps, f"the run stands still\n{world.describe()}"
+
+
+def test_random_faults_of_agents_lose_nothing() -> None:
+    worlds = [play(seed) for seed in range(6)]
+
+    assert sum(world.generation for world in worlds) > 100, "too little happens to show anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_many_more_random_faults_of_agents_lose_nothing(block: int) -> None:
+    for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
+        play(seed)

@@ -1,0 +1,44 @@
+"""Agents that stand still, die, are cut off and come back, over simulated time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.resilience.agent.membership.simulation import LEASE_S, World
+
+SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1)]
+
+
+def begun(num_nodes: int, num_standby: int, seed: int = 0, **more: bool) -> World:
+    world = World(seed, num_nodes=num_nodes, num_standby=num_standby, **more)
+    world.run(10)
+    assert world.steps > 10, world.describe()
+    return world
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("leases", [1.3, 3, 4, 10])
+@pytest.mark.parametrize("who", ["each", "all", "pairs"])
+def test_agents_that_stand_still_lose_nothing(
+    size: tuple[int, int], leases: float, who: str
+) -> None:
+    names = [f"n{number}" for number in range(sum(size))]
+    groups = {
+        "each": [[name] for name in names],
+        "all": [names],
+        "pairs": [[one, two] for one in names for two in names if one < two],
+    }[who]
+    for group in groups:
+        world = begun(*size)
+        steps = world.steps
+        for name in group:
+            world.pause(name)
+        world.run(leases * LEASE_S)
+        for name in group:
+            world.resume(name)
+        world.run(10)
+        assert world.steps > steps + 10, f"{group}\n{world.describe()}"
+        present = {
+            n for node in world.nodes.values() if node.party.state for n in node.party.state.present
+        }
+        assert present == set(names), f"{group}\n{world.describe()}"

@@ -1,0 +1,48 @@
+"""Where the processes of a run listen, as docs/recovery.md says, and what strangers do there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+
+from tests.processes import descendants
+from tests.resilience.agent.conftest import Undisturbed
+from tests.resilience.agent.runs import Run, fault, listening, plan
+
+
+def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than_a_generation(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    place = fault("wait", "forward", 1, 2)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--join-deadline-s", "60")
+    (run.folder / "token").write_text("of this run")
+    for node in ("n0", "n1"):
+        file = str(run.folder / "token")
+        run.start(node, *options, "--token-file", file, variables=plan(place, NOTE=run.note))
+    run.wait_for_note()
+    agents = {agent.pid for agent in run.agents.values()}
+    found = {
+        ("agent" if pid in agents else "worker", host, port)
+        for pid in run.processes()
+        for host, port in listening(pid)
+    }
+    by_agents = [port for who, _, port in found if who == "agent" and port != run.port]
+
+    with ExitStack() as strangers:
+        for _, _, port in found:
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        (waiting,) = (pid for pid in descendants(run.agents["n1"].pid) if listening(pid))
+        os.kill(waiting, signal.SIGKILL)
+        statuses = [run.wait(node) for node in run.agents]
+
+    assert {(who, host) for who, host, port in found if port != run.port} == {
+        ("agent", "127.0.0.1"),
+        ("worker", "127.0.0.1"),
+    }
+    # One of each agent for the others; the coordinator has the stores of two generations.
+    assert len(by_agents) == 3
+    assert statuses == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}

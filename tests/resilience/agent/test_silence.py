@@ -1,0 +1,103 @@
+"""Agents that stand still, and nodes that come back."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.resilience.agent.conftest import Undisturbed
+from tests.resilience.agent.runs import Run, fault, plan
+
+JOB = ("--nproc-per-node", "1", "--spares", "0", "--lease-s", "1", "--join-deadline-s", "60")
+PLACE = fault("wait", "forward", 0, 2)
+
+
+def start(run: Run, node: str, num_nodes: int, num_standby: int = 0) -> None:
+    options = (*JOB, "--nnodes", str(num_nodes), "--standby-nodes", str(num_standby))
+    run.start(node, *options, variables=plan(PLACE, NOTE=run.note))
+
+
+def coordinator(run: Run) -> str:
+    """Return the node whose agent has opened the first generation."""
+    return next(event.node for event in run.events() if event.event == "generation_opened")
+
+
+@pytest.mark.parametrize("is_coordinator", [True, False])
+def test_agent_that_stands_still_is_a_member_again(
+    run: Run, undisturbed: Undisturbed, is_coordinator: bool
+) -> None:
+    for node in ("n0", "n1"):
+        start(run, node, 2)
+    run.wait_for_note()
+    (still,) = (node for node in run.agents if (node == coordinator(run)) == is_coordinator)
+
+    run.agents[still].send_signal(signal.SIGSTOP)
+    missed = "coordinator_replaced" if is_coordinator else "node_lost"
+    run.wait_for(lambda event: event.event == missed)
+    run.agents[still].send_signal(signal.SIGCONT)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    roles = {(rank, role) for generation, rank, role, _ in run.resumed() if generation}
+    # Rank 0 waits where nothing reaches it, until it is replaced.
+    assert roles == {(0, "repaired"), (1, "kept")}
+    run.assert_nothing_left()
+
+
+def test_node_comes_back_to_the_address_at_which_the_others_found_it(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    """It founds no run of its own beside the one that holds the state."""
+    start(run, "n0", 2)
+    run.wait_for(lambda event: event.event == "node_joined")
+    start(run, "n1", 2)
+    run.wait_for_note()
+
+    run.agents["n0"].kill()
+    run.agents["n0"].wait()
+    start(run, "n0", 2)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    roles = {(rank, role) for generation, rank, role, _ in run.resumed() if generation}
+    assert roles == {(0, "repaired"), (1, "kept")}
+    run.assert_nothing_left()
+
+
+def test_only_node_that_comes_back_begins_one_run_with_its_standby(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    start(run, "n0", 1, 1)
+    run.wait_for(lambda event: event.event == "node_joined")
+    start(run, "n1", 1, 1)
+    run.wait_for_note()
+
+    run.agents["n0"].kill()
+    run.agents["n0"].wait()
+    start(run, "n0", 1, 1)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(1, 6)}
+    opened = [event for event in run.events() if event.event == "generation_opened"]
+    numbers = [int(event.fields["number"]) for event in opened]
+    assert numbers == sorted(set(numbers)), "a number was given twice"
+    run.assert_nothing_left()
+
+
+def test_all_nodes_that_come_back_begin_the_run_anew(run: Run, undisturbed: Undisturbed) -> None:
+    for node in ("n0", "n1"):
+        start(run, node, 2)
+    run.wait_for_note()
+
+    for agent in run.agents.values():
+        agent.kill()
+        agent.wait()
+    for node in ("n0", "n1"):
+        start(run, node, 2)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    opened = [event for event in run.events() if event.event == "generation_opened"]
+    assert [int(event.fields["number"]) for event in opened][1] >= 100
+    run.assert_nothing_left()

@@ -1,0 +1,1 @@
+"""How one step is taken, and what becomes of one that is not finite."""
