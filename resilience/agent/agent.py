@@ -292,7 +292,8 @@ class Agent:
             return
         self._part.learn(news)
         self._party.move(news.generation, news.layout)
-        self._stop_workers("the run has gone on without this node's workers")
+        if self._part.opening is not None:
+            self._stop_workers("the run has gone on without this node's workers")
         if self._part.is_member and not self._part.holds_state:
             for worker in self._crew.ranks.values():
                 if worker is not None:

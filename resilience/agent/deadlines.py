@@ -60,7 +60,11 @@ class Deadlines:
     def _check_stopping(self, now_s: float) -> None:
         """Replace who does not stop: it is stuck where nothing reaches it."""
         deadline_s = self._stop_deadline_s
-        if not self._part.is_broken or now_s - self._part.broken_s < deadline_s:
+        # Nobody waits for those of a node without a place.
+        if (
+            not (self._part.is_broken and self._part.is_member)
+            or now_s - self._part.broken_s < deadline_s
+        ):
             return
         for local_rank, worker in self._crew.ranks.items():
             rank = self._part.rank(local_rank)
