@@ -133,11 +133,6 @@ class Party:
         self._is_closed = False
 
     @property
-    def is_leading(self) -> bool:
-        """Return whether this agent coordinates."""
-        return self._state is not None
-
-    @property
     def has_coordinator(self) -> bool:
         """Return whether there is somebody to talk to."""
         return self._state is not None or self._outlook.link is not None

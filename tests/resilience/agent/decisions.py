@@ -162,3 +162,8 @@ def learned(actions: Iterable[Action]) -> list[str]:
     return [
         each.node for each in actions if isinstance(each, Send) and isinstance(each.message, Learn)
     ]
+
+
+def proposed(actions: Iterable[Action]) -> list[Propose]:
+    sent = [each.message for each in actions if isinstance(each, Send)]
+    return [each for each in sent if isinstance(each, Propose)]

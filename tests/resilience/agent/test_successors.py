@@ -29,6 +29,7 @@ from tests.resilience.agent.decisions import (
     opened,
     phases,
     play,
+    proposed,
     stopped,
 )
 
@@ -102,6 +103,30 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
 
     opening = opened(actions)[0]
     assert opening.generation == 6
+    assert phases(opening) == ["fresh"] * 2 + ["computing"] * 4
+
+
+def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
+    """It may have come about with others, whom this coordinator does not see."""
+    members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
+    state = follow(replace(OPTIONS, num_nodes=3), members)
+    first = replace(join("n1", 4, members.nodes).join, ballot=7, agreed=agreed)
+    state, _ = play(state, NodeJoined(join=first), join("n2", 4, members.nodes), join("n4"))
+    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+
+    state, actions = play(state, *ends_of_4)
+
+    (proposal, *_) = proposed(actions)
+    assert (proposal.generation, proposal.ballot, proposal.layout) == (5, 8, agreed)
+    assert opened(actions) == []
+    assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
+    assert learned(actions) == ["n1", "n2", "n4"]
+
+    ends_of_5 = [stopped(f"n{rank // 2}", rank, 5) for rank in range(2, 6)]
+    state, actions = play(state, *ends_of_5)
+
+    opening = opened(actions)[0]
+    assert (opening.generation, opening.layout.nodes) == (6, ("n4", "n1", "n2"))
     assert phases(opening) == ["fresh"] * 2 + ["computing"] * 4
 
 
