@@ -13,7 +13,7 @@ from tests.training.recovery.runs import check_no_step_lost, finish, make_fault_
 @pytest.mark.parametrize(
     ("seconds", "max_steps"),
     [
-        pytest.param(4, 150, id="for-a-moment"),
+        pytest.param(3, 70, id="for-a-moment"),
         pytest.param(60, 2500, id="for-60-s", marks=pytest.mark.slow),
     ],
 )
