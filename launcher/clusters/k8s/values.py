@@ -229,7 +229,8 @@ def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:
     if cluster.run_policy.retries_max is not None:
         return cluster.run_policy.retries_max
     feature = job.resilience.checkpointless
-    return feature.process_restarts_max * job.trainer.num_nodes if feature else None
+    # Kubernetes keeps the number in 32 bits.
+    return min(feature.process_restarts_max * job.trainer.num_nodes, 2**31 - 1) if feature else None
 
 
 def _retries_max(job: Job, cluster: K8sCluster) -> int | None:

@@ -160,5 +160,5 @@ def _find_saved(state: State) -> LastState | None:
         for each in state.reports.values()
         if "place" in each.rest
     ]
-    known = [state.saved] if state.saved else []
-    return max([*known, *told], key=lambda each: each.step, default=None)
+    # What ranks tell now counts: an older state may be all that is left.
+    return max(told, key=lambda each: each.step, default=state.saved)

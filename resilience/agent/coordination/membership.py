@@ -122,6 +122,8 @@ class State:
     """Whether no rank can hold a state that the others have lost."""
     reports: Mapping[int, Report] = field(default_factory=dict)
     finished: Mapping[int, Finished] = field(default_factory=dict)
+    counted: int = -1
+    """The newest generation whose losses are counted."""
     last_step: int = -1
     """How many steps were committed when the generation before ended."""
     incidents: tuple[Incident, ...] = ()

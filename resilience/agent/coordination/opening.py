@@ -159,8 +159,8 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
 
 
 def _ask(state: State, layout: Layout, now_s: float) -> Decision:
-    if not state.accepted:
-        state = count(state, now_s)
+    if not state.accepted and state.counted < state.opened:
+        state = replace(count(state, now_s), counted=state.opened)
         if end := find_end(state):
             if end.status != GAVE_UP_STATUS or not can_save(state):
                 return end_run(state, end.status, end.reason + say_where(state))

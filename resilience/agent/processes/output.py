@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from resilience.agent.processes.writer import Piece, Writer
-from resilience.events import EventFile, EventLog
+from resilience.events import EventFile, EventLog, EventLogError
 
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 20
 _NOTICE_S = 1.0
 """After so long an agent that has ended says that it waits for its folder."""
+_RETRY_S = 5.0
+"""Before events are written again where the file took none."""
 _CONSOLE_DEADLINE_S = 5.0
 """How long a console that nobody reads can hold up the agent's end."""
 
@@ -141,12 +144,20 @@ class LogFolder:
 
 
 class EventQueue:
-    """The log of a run as an agent writes it, for itself and its workers: no event is dropped."""
+    """The log of a run as an agent writes it, for itself and its workers: no event is dropped.
+
+    Where the file takes nothing, as on a full disk, events wait until it does.
+    """
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
-        """Open the file; `complain` is told once of an event that was lost."""
-        self._file = EventFile(path, complain)
-        self._writer = Writer(lambda piece: self._file.append(piece.lines))
+        """Open the file; `complain` is told of the first event that has to wait."""
+        self._path = path
+        self._complain = complain
+        self._has_complained = False
+        self._file = EventFile(path)
+        self._closing = threading.Event()
+        self._num_lost = 0
+        self._writer = Writer(self._write)
 
     def append(self, line: bytes) -> None:
         """Have a whole line written."""
@@ -154,7 +165,29 @@ class EventQueue:
 
     def close(self, deadline_s: float = 0.0) -> int:
         """Write what waits until then; returns how many events are not written."""
-        return self._writer.close(deadline_s)
+        self._closing.set()
+        return self._writer.close(deadline_s) + self._num_lost
+
+    def _write(self, piece: Piece) -> None:
+        while True:
+            is_last = self._closing.is_set()
+            try:
+                self._file.append(piece.lines)
+            except EventLogError as error:
+                if not self._has_complained:
+                    self._has_complained = True
+                    self._complain(f"{error}; the run goes on, and its events wait in memory")
+            else:
+                return
+            if is_last:
+                self._num_lost += piece.lines.count(b"\n")
+                return
+            self._closing.wait(_RETRY_S)
+            # What was opened before a file server's failover may be stale for ever.
+            with suppress(OSError):
+                file = EventFile(self._path)
+                self._file.close()
+                self._file = file
 
 
 class Output:

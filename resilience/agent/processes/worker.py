@@ -194,5 +194,13 @@ def _state_of(folder: Path) -> str:
 def describe_status(status: int) -> str:
     """Return how a process ended, for a person."""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {name_signal(-status)}"
     return f"ended with exit status {status}"
+
+
+def name_signal(number: int) -> str:
+    """Return what a signal is called; most of the real-time ones have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

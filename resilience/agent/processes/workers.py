@@ -141,8 +141,8 @@ class WorkerPool:
         Those that it has forked live on: they are children of the agent. Raises ZygoteLostError
         where one after the other is lost before it is ready.
         """
-        self._num_lost = 1 if self._zygote.is_ready else self._num_lost + 1
-        if self._num_lost > _LOST_MAX:
+        self._num_lost = 0 if self._zygote.is_ready else self._num_lost + 1
+        if self._num_lost >= _LOST_MAX:
             raise ZygoteLostError(f"{lost}, {self._num_lost} times before it was ready")
         self._zygote.close()
         self._zygote = ZygoteProcess(self._program)

@@ -129,7 +129,8 @@ def _fork_and_end(become: Callable[[], NoReturn], answer: int, told: int) -> NoR
             become()
         os.write(told, str(word).encode())
     finally:
-        os._exit(0)
+        # Who asks goes by the word; `become` ends this process itself, or has failed at that.
+        os._exit(1)
 
 
 def _say(agent: socket.socket, message: dict[str, Any]) -> None:
@@ -171,8 +172,10 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
         status = _exit_status(stop)
     except BaseException:  # noqa: BLE001 - as the interpreter would end, without its destructors
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A program may have closed them, or set them to None.
+        with suppress(ValueError, AttributeError):
+            stream.flush()
     # Destructors of what a framework holds may wait for threads that wait for them.
     os._exit(status)
 

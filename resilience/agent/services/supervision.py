@@ -11,6 +11,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from resilience.agent.processes.worker import name_signal
 from resilience.node_config import UNDONE_STATUS
 
 RESTART_PAUSE_S = 1.0
@@ -363,4 +364,4 @@ def _tell_to_end(number: signal.Signals) -> tuple[Action, ...]:
 
 
 def _describe(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return name_signal(-status) if status < 0 else f"exit status {status}"

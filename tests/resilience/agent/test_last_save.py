@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from resilience.agent.coordination.coordinator import decide
 from resilience.agent.coordination.membership import ENDED, RUNNING, Action, Note, State, Tick
 from resilience.comm.messages import GAVE_UP_STATUS
 from tests.resilience.agent.decisions import (
@@ -14,6 +15,7 @@ from tests.resilience.agent.decisions import (
     ends,
     failed,
     finished,
+    join,
     lost,
     opened,
     play,
@@ -138,3 +140,42 @@ def test_state_before_the_first_step_lies_nowhere() -> None:
     _, actions = play(state, failed("n1", 2, 2))
 
     assert reason(actions).endswith("; no state is saved, so a start begins at step 0")
+
+
+def test_member_lost_before_the_last_generation_begins_does_not_change_the_reason() -> None:
+    """That one has come about and never begun: no fault came into the way of the save."""
+    options = replace(OPTIONS, num_nodes=3, restarts_without_progress_max=0)
+    state, _ = play(State(options=options), *(join(f"n{place}") for place in range(4)))
+    for generation in range(2):
+        *before, last = [stopped(f"n{rank // 2}", rank, generation, 5, TELLS) for rank in range(6)]
+        state, _ = play(state, failed("n0", 0, generation), *before)
+        if generation == 0:
+            state, _ = play(state, last)
+    state, _ = decide(state, last, 0.0)
+    state, _ = play(state, lost("n2", is_dead=False))
+    assert (state.generation, state.opened, state.giving_up) == (2, 1, WHY)
+
+    state, actions = play(
+        state, *(stopped(f"n{rank // 2}", rank, 2, 5, TELLS) for rank in range(4))
+    )
+
+    assert [each.is_last for each in opened(actions)] == [True] * 3
+    assert Note(event="giving_up", fields={"reason": WHY}) in actions
+    assert state.fruitless == (frozenset(),)
+
+
+def test_older_state_that_ranks_tell_of_is_all_that_is_left() -> None:
+    """The newer one was in memory, and is gone with it."""
+    newer = {"saved": 5, "place": "the nodes' memory"}
+    state = running()
+    for generation, tells in enumerate((newer, TELLS)):
+        state, _ = play(
+            state,
+            failed("n0", 0, generation),
+            *(stopped(f"n{rank // 2}", rank, generation, 5, tells) for rank in range(4)),
+        )
+
+    state, _ = play(state, lost("n1"))
+    _, actions = play(state, Tick(), now_s=135.0)
+
+    assert reason(actions).endswith(WHERE)

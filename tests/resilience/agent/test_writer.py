@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.agent.processes.output import Output, WorkerStream
+from resilience.agent.processes.output import EventQueue, Output, WorkerStream
 from resilience.agent.processes.writer import Backlog, Piece, Writer
 from resilience.events import read_events
 
@@ -196,3 +198,31 @@ def test_events_of_an_agent_are_written_in_their_order(tmp_path: Path):
     output.close(60.0)
 
     assert [each.generation for each in read_events(path)] == list(range(500))
+
+
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_events_wait_where_the_disk_is_full(is_mended: bool, tmp_path: Path):
+    """Also for a file that is another one by then."""
+    path, words, has_complained = tmp_path / "events.jsonl", [], threading.Event()
+    path.symlink_to("/dev/full")
+
+    def complain(text: str) -> None:
+        words.append(text)
+        has_complained.set()
+
+    queue = EventQueue(path, complain)
+    for number in range(3):
+        queue.append(b"%d\n" % number)
+    assert has_complained.wait(30)
+    if is_mended:
+        path.unlink()
+
+    assert queue.close(time.monotonic() + 30) == (0 if is_mended else 3)
+
+    (said,) = words
+    assert said == (
+        f"cannot write events to {path}: No space left on device; "
+        "the run goes on, and its events wait in memory"
+    )
+    if is_mended:
+        assert path.read_text() == "0\n1\n2\n"

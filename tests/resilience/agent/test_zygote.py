@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.agent.processes.zygote import run_program
+from tests.resilience.agent.runs import Run
 
 
 @pytest.mark.parametrize("is_module", [False, True], ids=["script", "module"])
@@ -35,3 +36,22 @@ def test_program_finds_what_the_interpreter_would_give_it(
 def test_missing_module_is_the_programs_error() -> None:
     with pytest.raises(ImportError, match="no_such_program"):
         run_program(["-m", "no_such_program"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("sys.stdout.close(); sys.exit(3)", id="closed-output"),
+        pytest.param("sys.stderr = None; sys.exit(3)", id="no-errors"),
+        pytest.param("sys.stderr.close(); raise ValueError(3)", id="closed-errors"),
+    ],
+)
+def test_program_that_has_closed_its_output_fails_as_it_does(words: str, run: Run) -> None:
+    """No failure is a success for want of a place to say so."""
+    program = run.folder / "program.py"
+    program.write_text(f"import sys\n{words}\n")
+
+    run.start("n0", "--nproc-per-node", "1", program=(str(program),))
+
+    assert run.wait() == (3 if "exit" in words else 1), run.show()
+    run.assert_nothing_left()
