@@ -95,6 +95,7 @@ class Agent:
             page,
             hang_deadline_s=options.hang_deadline_s,
             stop_deadline_s=stop_deadline_s,
+            pause_s=options.coordinator.lease_s / 2,
             say=self._say,
             leave=self._leave_run,
         )

@@ -22,15 +22,27 @@ class Deadlines:
         *,
         hang_deadline_s: float,
         stop_deadline_s: float,
+        pause_s: float,
         say: Callable[[str], None],
         leave: Callable[[str], None],
     ) -> None:
+        """An agent that has checked nothing for `pause_s` takes itself for one that stood still."""
         self._crew, self._part, self._page = crew, part, page
         self._hang_deadline_s, self._stop_deadline_s = hang_deadline_s, stop_deadline_s
+        self._pause_s = pause_s
+        self._checked_s = float("inf")
+        self._spared_until_s = float("-inf")
         self._say, self._leave = say, leave
 
     def check(self, now_s: float) -> None:
         """Do what is due."""
+        gap_s = now_s - self._checked_s
+        self._checked_s = now_s
+        if gap_s > self._pause_s:
+            # Workers may have stood still as well; they get the time that they have missed.
+            self._spared_until_s = now_s + gap_s
+        if now_s < self._spared_until_s:
+            return
         self._check_progress(now_s)
         self._check_stopping(now_s)
         self.check_ending()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 import pytest
 
@@ -101,3 +103,23 @@ def test_all_nodes_that_come_back_begin_the_run_anew(run: Run, undisturbed: Undi
     opened = [event for event in run.events() if event.event == "generation_opened"]
     assert [int(event.fields["number"]) for event in opened][1] >= 100
     run.assert_nothing_left()
+
+
+def test_node_that_stands_still_for_longer_than_its_deadlines_has_no_fault(run: Run) -> None:
+    """A virtual machine that moves, a container that is frozen: its agent is the first to go on."""
+    deadlines = ("--hang-deadline-s", "1", "--lease-s", "1")
+    log = {"EVENTS": str(run.folder / "run" / "events.jsonl"), "STEP_S": "0.05", "STEPS": "30"}
+    run.start("n0", "--nproc-per-node", "2", *deadlines, variables=log)
+    run.wait_for(lambda event: event.event == "step" and event.step == 3)
+
+    processes = run.processes()
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)
+    for pid in sorted(processes, key=lambda each: each != run.agents["n0"].pid):
+        os.kill(pid, signal.SIGCONT)
+
+    assert run.wait() == 0, run.show()
+    steps = [event.step for event in run.events() if event.event == "step"]
+    assert steps == list(range(30))
+    assert "fault_detected" not in {event.event for event in run.events()}
