@@ -235,9 +235,9 @@ class Agent:
 
     def join(self) -> None:
         """Tell the coordinator of this node; it is done once its workers are warm."""
-        if self._part.opening is None and not self._crew.is_whole:
+        self._is_joined = self._part.opening is not None or self._crew.is_whole
+        if not self._is_joined:
             return
-        self._is_joined = True
         join = self._part.standing.join(
             node=self._options.node, address=self.address, start=self._folder.start
         )

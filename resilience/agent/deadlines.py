@@ -26,7 +26,7 @@ class Deadlines:
         say: Callable[[str], None],
         leave: Callable[[str], None],
     ) -> None:
-        """An agent that has checked nothing for `pause_s` takes itself for one that stood still."""
+        """Take an agent that has checked nothing for `pause_s` for one that stood still."""
         self._crew, self._part, self._page = crew, part, page
         self._hang_deadline_s, self._stop_deadline_s = hang_deadline_s, stop_deadline_s
         self._pause_s = pause_s

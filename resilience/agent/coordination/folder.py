@@ -68,7 +68,8 @@ class RunFolder:
             # A mount that cannot link gives no record to anybody: it is nobody's common folder.
             probe = folder / f".{self.start}.probe"
             _write_first(probe, {}, self.start)
-            probe.unlink()
+            # A file server that fails over may do it twice.
+            probe.unlink(missing_ok=True)
             _write_whole(folder / self.start, {"run": self._run, "address": address})
             return True
 
@@ -176,7 +177,8 @@ class RunFolder:
         self._questions.put(self._remove)
         self._questions.put(None)
         self._thread.join(_CLOSE_S)
-        os.close(self._wake)
+        if not self._thread.is_alive():
+            os.close(self._wake)
 
     def _remove(self) -> bool:
         (self._path / _AGENTS / self.start).unlink(missing_ok=True)

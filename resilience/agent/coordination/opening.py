@@ -165,7 +165,9 @@ def _ask(state: State, layout: Layout, now_s: float) -> Decision:
             if end.status != GAVE_UP_STATUS or not can_save(state):
                 return end_run(state, end.status, end.reason + say_where(state))
             state = replace(state, giving_up=end.reason)
-    ballot = state.ballot + 1
+    # An agent agrees to nothing older than what it has agreed to, standby nodes included.
+    known = [each.ballot for each in state.present.values() if each.generation == state.generation]
+    ballot = max([state.ballot, *known]) + 1
     proposal = Propose(generation=state.generation + 1, ballot=ballot, layout=layout)
     nodes = state.voters | (set(layout.nodes) & state.present.keys())
     state = replace(

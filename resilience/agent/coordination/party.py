@@ -257,8 +257,8 @@ class Party:
         elif isinstance(act, Obey):
             self._owner.hear(act.message)
         elif isinstance(act, Lead):
-            known = frozenset(node for node, _ in self._outlook.roster)
-            self._state = self._owner.make_state(act.lost, self._outlook.dead, known)
+            view = self._outlook
+            self._state = self._owner.make_state(act.lost, view.dead, view.known)
             self._stores = self._make_stores()
             self._beat_s = float("-inf")
             if act.lost:
@@ -290,10 +290,11 @@ class Party:
         """Have the folder know what a newcomer has to, some time after the fact."""
         state = self._state
         assert state is not None
-        is_over = state.stage == ENDED
+        # Who gives up waiting for others knows nothing of what these do.
+        is_over = state.stage == ENDED and before.stage == RUNNING
         has_changed = (state.opened, state.known) != (before.opened, before.known)
         is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
-        if state.opened >= 0 and (is_due or is_over != (before.stage == ENDED)):
+        if state.opened >= 0 and before.stage != ENDED and (is_due or is_over):
             self._renewed_s = now_s
             self._records.renew(tuple(sorted(state.known)), state.generation, is_over=is_over)
 
@@ -338,7 +339,8 @@ class Party:
         for peer, line in self._outlook.lines.items():
             if line.address is None:
                 self._transport.send(peer, beat)
-        self._outlook = replace(self._outlook, roster=beat.nodes)
+        known = self._outlook.known | addresses.keys()
+        self._outlook = replace(self._outlook, roster=beat.nodes, known=known)
 
     def _tell_end(self) -> None:
         """Tell the end of the run also to agents that have not joined, or come later."""

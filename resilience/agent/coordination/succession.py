@@ -62,6 +62,8 @@ class Outlook:
     """The connection to the coordinator that is followed."""
     roster: tuple[tuple[str, str], ...] = ()
     """Name and address of every agent, as the last coordinator has said."""
+    known: frozenset[str] = frozenset()
+    """Names of all agents that were ever in a roster: who is silent may live on elsewhere."""
     lost: str = ""
     """Address of the coordinator that was followed last."""
     dead: frozenset[str] = frozenset()
@@ -326,6 +328,8 @@ def _calls(view: Outlook, now_s: float) -> list[Act]:
         if each not in asked | joined | {view.hello.address}
         and now_s - view.called_s.get(each, float("-inf")) >= retry_s
     ]
+    # Who was not asked for longest comes first: silent ones keep nobody from being asked.
+    due.sort(key=lambda each: view.called_s.get(each, float("-inf")))
     return [Dial(address=each) for each in due[: max(0, _CALLS_MAX - len(asked))]]
 
 
@@ -452,7 +456,8 @@ def _hear_beat(view: Outlook, peer: int, beat: Message, now_s: float) -> Result:
     assert isinstance(beat, Beat)
     if peer != view.link:
         return view, []
-    return replace(view, roster=beat.nodes or view.roster, dead=frozenset()), []
+    known = view.known | {name for name, _ in beat.nodes}
+    return replace(view, roster=beat.nodes or view.roster, known=known, dead=frozenset()), []
 
 
 def _pass_on(view: Outlook, peer: int, message: Message, now_s: float) -> Result:

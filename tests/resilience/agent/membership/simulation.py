@@ -119,7 +119,9 @@ class SimNode:
         def answer() -> None:
             record = self.world.folder.founding
             if record is not None:
-                self.world.folder.founding = replace(record, agents=agents, generation=generation)
+                self.world.folder.founding = replace(
+                    record, agents=agents, generation=generation, is_over=is_over
+                )
 
         self.world.ask_folder(self, answer)
 
