@@ -1,6 +1,8 @@
 # make run    train a small Llama 3 on this machine, through two faults, and show the report's path
 # make test   everything that a change has to pass
 # make test-long   that and what takes longer, part by part; PART=... for one of them
+# make mutants  break lines that carry an invariant, one at a time: a test beside each has to fail;
+#             ARGS="WORD ..." for those whose file or name holds one of the words
 # make check  format, lint, types and import contracts alone
 # make image  the image that Kubernetes manifests name, with docker, podman or buildah;
 #             ACCELERATOR=cuda for GPUs, BASE=... for another image to start from
@@ -28,9 +30,10 @@ PART_random := tests/training/recovery/test_random.py
 PART_training := tests/training --ignore=tests/training/recovery
 PART_tiered := tests/resilience/tiered
 PART_data := tests/resilience/data
-PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data
-PART_rest := tests --ignore=tests/training --ignore=tests/resilience
-PARTS := recovery random training tiered data agent rest
+PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data --ignore=tests/resilience/agent/membership
+PART_membership := tests/membership tests/resilience/agent/membership
+PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/membership
+PARTS := recovery random training tiered data agent membership rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error PART is '$(PART)'; allowed: $(PARTS))
@@ -39,7 +42,7 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run install check format test test-long bench image clean
+.PHONY: run install check format test test-long mutants bench image clean
 
 run: $(VENV)/.train
 	$(BIN)/python -m launcher recipe=$(RECIPE) action=run $(ARGS)
@@ -89,6 +92,9 @@ test-long: check
 
 part-%:
 	$(BIN)/python -m pytest --hypothesis-profile=searching $(PARALLEL) $(PART_$*) $(ARGS)
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py

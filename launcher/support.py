@@ -45,7 +45,7 @@ def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = Fals
 
 def refusals(job: Job) -> list[str]:
     """Return why a job is not started, a line for each reason; none for one that runs."""
-    found = [_no_runtime(job), lost_results(job), lost_checkpoints(job)]
+    found = [_no_runtime(job), lost_results(job), lost_checkpoints(job), unfoundable_run(job)]
     return [reason for reason in found if reason]
 
 
@@ -126,6 +126,31 @@ def lost_checkpoints(job: Job) -> str | None:
     return (
         f"resilience.tiered.store.url {tiered.store.url!r} is on no claim that all pods write to, "
         "so checkpoints would be lost with the pods; mount one with cluster.volume_claims"
+    )
+
+
+def unfoundable_run(job: Job) -> str | None:
+    """Say where a run could not begin with its nodes alone, as its pods see no common folder.
+
+    Whether a claim is one for all pods only the cluster knows; the agents say so as they meet.
+    """
+    standby, num_nodes = job.resilience.standby_nodes, job.trainer.num_nodes
+    if not isinstance(cluster := job.cluster, K8sCluster) or standby < num_nodes:
+        return None
+    folders = [each.mount_path for each in cluster.volume_claims]
+    nearest = max(
+        (path for path in cluster.mount_paths() if _is_below(cluster.run_path, [path])),
+        key=len,
+        default=None,
+    )
+    if nearest is None or nearest in folders:
+        return None
+    return (
+        f"resilience.checkpointless.standby_nodes {standby} is too many for trainer.num_nodes "
+        f"{num_nodes} where cluster.run_path {cluster.run_path!r} is a folder of each node: "
+        "without a common one a run begins only with more than half of its nodes and standby "
+        f"nodes, so that no others begin it as well; allowed: at most {num_nodes - 1}, or a "
+        "run_path on one of cluster.volume_claims"
     )
 
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.warm import ROOM
 
 _PRELOADED = ("torch._dynamo", "training.preload")
 _ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
+_LAST_THREAD_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 18
 
@@ -51,6 +53,14 @@ def _preload() -> None:
 
 def _num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _is_alone() -> bool:
+    """Return whether this process has one thread; one that was joined may be there for a while."""
+    deadline_s = time.monotonic() + _LAST_THREAD_S
+    while _num_threads() > 1 and time.monotonic() < deadline_s:
+        select.select([], [], [], 0.001)
+    return _num_threads() == 1
 
 
 def serve(requests: socket.socket) -> None:
@@ -173,7 +183,7 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
 
     def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
         # A thread of the agent may hold a lock that a child would wait for.
-        if list(command[:3]) == _ZYGOTE and _num_threads() == 1:
+        if list(command[:3]) == _ZYGOTE and _is_alone():
             return _Zygote(command, **options)
         return super().__new__(cls)
 

@@ -19,6 +19,7 @@ def agent_command(
     python: str,
     rdzv_endpoint: str,
     rdzv_id: str,
+    rdzv_attempt: str | None = None,
     node: str,
     token_file: str,
     config_path: str = f'"$run_dir/{NODE_FILE}"',
@@ -29,10 +30,12 @@ def agent_command(
 ) -> tuple[str, ...]:
     """Return the shell words that start and watch the workers of one node.
 
-    What differs between cluster kinds and nodes is given as shell words, quoted already. `node` is
-    the name under which the node writes events, `token_file` the file with the run's token,
-    `local_addr` the address under which other nodes reach it (None lets the agent find it), and
-    `memoryd` are the arguments of the node's checkpoint daemon that are known at the start alone.
+    What differs between cluster kinds and nodes is given as shell words, quoted already.
+    `rdzv_endpoint` has the addresses of all nodes' agents, with commas between, `rdzv_attempt` is
+    how often the scheduler has started the run again, where it counts that, `node` the name under
+    which the node writes events, `token_file` the file with the run's token, `local_addr` the
+    address under which other nodes reach it (None lets the agent find it), and `memoryd` are the
+    arguments of the node's checkpoint daemon that are known at the start alone.
     """
     return (
         python,
@@ -41,6 +44,7 @@ def agent_command(
         f"--config={config_path}",
         f"--rdzv-endpoint={rdzv_endpoint}",
         f"--rdzv-id={rdzv_id}",
+        *((f"--rdzv-attempt={rdzv_attempt}",) if rdzv_attempt else ()),
         *((f"--local-addr={local_addr}",) if local_addr else ()),
         f"--node-name={node}",
         f"--token-file={token_file}",

@@ -7,7 +7,7 @@ its job and its run's folder beside itself. `local_run` executes them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from launcher.clusters.agent import agent_command, agent_config
 from launcher.clusters.local_files import node_name, script_name
@@ -24,6 +24,7 @@ TEMPLATE = "local/node.sh.j2"
 _PYTHON = '"${LAUNCHER_PYTHON:-python}"'
 # A node that is asked to end has 15 s (local_run), and its arena stays.
 _DRAIN_S = 5
+_FIRST_PORT = 29500
 
 
 def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
@@ -98,11 +99,17 @@ def _environment(job: Job) -> dict[str, str]:
     return {**ours, **job.env}
 
 
+def endpoints(ports: Iterable[int]) -> str:
+    """Return where the agents of the nodes find each other."""
+    return ",".join(f"127.0.0.1:{port}" for port in ports)
+
+
 def _agent_words(job: Job, index: int) -> tuple[str, ...]:
+    by_hand = range(_FIRST_PORT, _FIRST_PORT + job.num_nodes_started)
     return agent_command(
         job,
         python=_PYTHON,
-        rdzv_endpoint='"${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}"',
+        rdzv_endpoint=f'"${{LAUNCHER_RDZV_ENDPOINT:-{endpoints(by_hand)}}}"',
         rdzv_id=f'{shlex.quote(job.name)}-"${{LAUNCHER_RUN_ID:-0}}"',
         node=node_name(index),
         token_file='"$token_file"',

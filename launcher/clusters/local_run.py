@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launcher.clusters.local import num_peer_ports
+from launcher.clusters.local import endpoints, num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
@@ -151,11 +151,12 @@ def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
     with (
         _caught_signals() as signals,
         selectors.DefaultSelector() as selector,
-        hold_ports(1 + num_peer_ports(job)) as (port, *peer_ports),
+        hold_ports(job.num_nodes_started) as ports,
+        hold_ports(num_peer_ports(job)) as peer_ports,
         nodes,
     ):
         selector.register(signals, selectors.EVENT_READ)
-        nodes.start(f"127.0.0.1:{port}", selector, peer_ports)
+        nodes.start(endpoints(ports), selector, peer_ports)
         return _Watch(job, nodes, signals, selector, shown).run()
 
 

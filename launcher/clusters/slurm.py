@@ -65,6 +65,7 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         "agent_words": _agent_words(job, cluster),
         "token_file": own_token_file(job),
         "memoryd": _memoryd_values(job, cluster),
+        "shared_host": _shared_host(cluster),
         "shm_mib": shm_mib(job),
     }
     text = fill_template(templates, TEMPLATE, values)
@@ -171,7 +172,8 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         job,
         python=shlex.quote(cluster.python),
         rdzv_endpoint='"$rdzv_endpoint"',
-        rdzv_id='"$rdzv_id"',
+        rdzv_id='"$SLURM_JOB_ID"',
+        rdzv_attempt='"$restart"',
         node='"$SLURMD_NODENAME"',
         token_file='"$token_file"',
         # Nodes that share a machine have names that do not resolve.

@@ -102,11 +102,11 @@ class SlurmCluster(Section):
     python: OneLine
     """Command that starts Python on the nodes, or in the container."""
     rdzv_host: OneLine | None
-    """Address at which all nodes reach the first one; null takes the first node's name, which then
-    has to resolve."""
+    """Address at which all nodes reach the first one, or one of loopback where nodes share a
+    machine; null takes the names of all nodes, which then have to resolve."""
     rdzv_port: Port | None
-    """Port of the rendezvous on the first node; null derives one from the job's id, 10000 to
-    19999."""
+    """Port at which the agent of each node is found by the others, counted up where nodes share a
+    machine; null derives one from the job's id, 10000 to 19999."""
     pre_script: ShellText | None
     """Shell lines that run on each node before its workers, and before its checkpoint daemon, if
     there is one; null runs none."""
@@ -360,8 +360,8 @@ class K8sCluster(Section):
     num_spares: Whole
     """HyperPod: further pods that wait without a rank."""
     rdzv_port: Port | None
-    """Port of a plain Job's rendezvous in the first pod; null is 29500. HyperPod's agent has its
-    own."""
+    """Port at which the agent of each pod of a plain Job is found by the others; null is 29500.
+    HyperPod's agent has its own."""
 
     def mount_paths(self, *, is_writable: bool = False) -> list[str]:
         """Return where volumes are mounted, or those alone that pods may write to."""

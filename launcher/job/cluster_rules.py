@@ -165,7 +165,7 @@ _OWN_KEYS = {
     "kueue.x-k8s.io/queue-name",
     "kueue.x-k8s.io/priority-class",
 }
-_OWN_VARIABLES = {"OMP_NUM_THREADS", "LAUNCHER_POD_NAME", "LAUNCHER_POD_IP"}
+_OWN_VARIABLES = {"OMP_NUM_THREADS", "LAUNCHER_POD_NAME", "LAUNCHER_POD_IP", "LAUNCHER_JOB_UID"}
 _OWN_MOUNTS = ("/etc/training", "/etc/training-token")
 
 

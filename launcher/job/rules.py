@@ -324,10 +324,10 @@ _TAKEN_VARIABLES = frozenset(
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
     RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT
     ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
-    NNODES RDZV_HOST JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
+    NNODES JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
     file is_stopping mode name new_token node node_list nodes
     num_given num_nodes peer_listen peer_port peer_ports peers_file place rdzv_endpoint rdzv_host
-    rdzv_id rdzv_port restart run_dir shm_mib size sizes status step step_options switch token_file
+    rdzv_port restart run_dir shm_mib size sizes status step step_options switch token_file
     value
     """.split()  # noqa: SIM905  a list would take a line each
 )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilience.agent.connections.address import find_interface, listen_at, own_address
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.folder import RunFolder
+from resilience.agent.coordination.founding import attempt_name
 from resilience.agent.coordination.membership import Options
 from resilience.agent.options import AgentOptions, StartOptions
 from resilience.agent.processes.output import Console, Output
@@ -142,7 +143,7 @@ def _run(
     make_agent = Agent if options.recovers else RestartingAgent
     lease_s = options.lease_s
     transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=lease_s)
-    folder = RunFolder(options.run_dir, run=options.rdzv_id)
+    folder = RunFolder(options.run_dir, run=options.rdzv_id, attempt=options.rdzv_attempt)
     # Who came before may know of a run that goes on, where the endpoints do not.
     endpoints = [*options.rdzv_endpoint, *folder.find_agents()]
     if listening[1] is not None:
@@ -238,7 +239,7 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     return {
         **({GLOO_INTERFACE: interface} if interface else {}),
         MAX_RESTARTS: str(max_restarts),
-        RUN_ID: options.rdzv_id,
+        RUN_ID: attempt_name(options.rdzv_id, options.rdzv_attempt),
         # Also for one worker: a process whose imports start threads cannot be forked.
         NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, "1"),
@@ -250,7 +251,7 @@ def _agent_options(
 ) -> AgentOptions:
     return AgentOptions(
         node=options.node_name,
-        run_id=options.rdzv_id,
+        run_id=attempt_name(options.rdzv_id, options.rdzv_attempt),
         endpoints=endpoints,
         host=host,
         token=options.token_file or "",
@@ -371,7 +372,8 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
     if options.term_deadline_s is None:
         options.term_deadline_s = 15.0 if options.recovers else 30.0
     if options.local_addr is None:
-        options.local_addr = own_address(parse_endpoint(options.rdzv_endpoint[0])[0])
+        hosts = (parse_endpoint(each)[0] for each in options.rdzv_endpoint)
+        options.local_addr = own_address(hosts)
     if not options.token_file and not is_loopback(options.local_addr):
         parser.error(
             f"argument --token-file: none is given, and others reach {options.local_addr!r}; give "

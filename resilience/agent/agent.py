@@ -464,6 +464,8 @@ class Agent:
         """Write what the coordinator here has noticed."""
         self._events.enter(generation)
         self._events.write(note.event, rank=note.rank, **note.fields)
+        if note.event == "warning":
+            self._say(note.fields["text"])
 
     def _warn(self, text: str) -> None:
         self._events.write("warning", text=text)

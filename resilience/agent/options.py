@@ -13,7 +13,7 @@ from pydantic import BaseModel, PlainValidator
 
 from resilience.agent.coordination.membership import Options
 from resilience.arguments import parse_endpoint, read_as, read_token
-from resilience.settings import Count, Seconds
+from resilience.settings import Count, Seconds, Whole
 
 _NAME_BYTES_MAX = 255
 
@@ -68,6 +68,8 @@ class StartOptions(BaseModel):
     nodes."""
     rdzv_id: str = "0"
     """Name of this run at the endpoint."""
+    rdzv_attempt: Whole = 0
+    """How often its scheduler has started this run again, which ends what it had started before."""
     local_addr: Annotated[str | None, PlainValidator(_local_address)] = None
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None
@@ -93,7 +95,7 @@ class AgentOptions:
 
     node: str
     run_id: str
-    """Name of the run, which agents of others do not belong to."""
+    """Name of the run and its attempt, which agents of others do not belong to."""
     endpoints: tuple[str, ...]
     """HOST:PORT of agents that others find first."""
     host: str

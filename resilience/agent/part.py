@@ -113,7 +113,7 @@ class NodePart:
 
     def consider(self, proposal: Propose) -> Agree | None:
         """Agree to the members of the next generation, unless it is too late for them."""
-        self.standing, agreement = self.standing.consider(proposal)
+        self.standing, agreement = self.standing.consider(proposal, is_member=self.is_member)
         return agreement
 
     def note_ready(self, *, has_block: bool) -> None:

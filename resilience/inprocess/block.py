@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
@@ -178,7 +178,8 @@ class _Loop(Generic[T]):
             if isinstance(message, Open):
                 return message
             if isinstance(message, End):
-                self._leave(message.status)
+                # The others have come to this end without the process, which waits for its turn.
+                os._exit(message.status)
 
     def _make(self, opening: Open) -> Generation:
         return Generation(
@@ -275,10 +276,7 @@ class _Loop(Generic[T]):
         except BaseException:  # noqa: BLE001 - a hook may fail in any way
             traceback.print_exc()
             sys.stderr.flush()
-            self._leave(BAD_HOOK_STATUS)
-
-    def _leave(self, status: int) -> NoReturn:
-        os._exit(status if status > 0 else 1)
+            os._exit(BAD_HOOK_STATUS)
 
 
 def _reason(error: BaseException) -> str:

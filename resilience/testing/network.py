@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
-from resilience.comm.messages import Message, decode, encode
+from resilience.comm.messages import Message, Open, Stopped, decode, encode
 
 _PORT = 1
 _PROBE_S = 1.0
@@ -56,13 +57,14 @@ class _End:
 
     def next_s(self) -> float:
         """Return when this end has something for its owner."""
-        return min(self.arriving[0][0] if self.arriving else math.inf, self.lost_s)
+        return min(self.arriving[0][0], self.lost_s) if self.arriving else self.lost_s
 
     def reset(self, now_s: float) -> None:
         """End it with all that has not arrived by now."""
         arrived = [each for each in self.arriving if each[0] <= now_s]
         self.arriving = deque([*arrived, (now_s, _Packet.RESET)])
         self.held.clear()
+        self.owner.note_change()
 
 
 class Network:
@@ -104,7 +106,7 @@ class Network:
 
     def next_s(self) -> float:
         """Return when an awake node has something to receive, inf where that is never."""
-        return min((each.next_s() for each in self._awake()), default=math.inf)
+        return min([each.next_s() for each in self._awake()], default=math.inf)
 
     def advance(self, now_s: float) -> None:
         """Move the time on; nobody receives anything by that alone."""
@@ -132,6 +134,7 @@ class Network:
             end.held += [packet for due_s, packet in end.arriving if due_s > self.now_s]
             end.arriving = deque(each for each in end.arriving if each[0] <= self.now_s)
             end.lost_s = self._give_up_s()
+            end.owner.note_change()
 
     def heal(self, some: Collection[str], others: Collection[str]) -> None:
         """Let pass again what was cut; what was sent over a connection that lives on arrives."""
@@ -139,6 +142,7 @@ class Network:
             self._cuts.pop(pair, None)
         for end in self._ends_between(some, others):
             held, end.held, end.lost_s = end.held, [], math.inf
+            end.owner.note_change()
             for packet in held:
                 self.post(end, packet)
             if end.other is None:
@@ -189,6 +193,7 @@ class Network:
             due_s = self.now_s + self._random.uniform(*self._delay_s)
             before_s = end.arriving[-1][0] if end.arriving else due_s
             end.arriving.append((max(due_s, before_s), packet))
+            end.owner.note_change()
 
     def forget(self, name: str) -> None:
         """Take the transport of a process that has ended out of the network."""
@@ -197,8 +202,8 @@ class Network:
     def _give_up_s(self) -> float:
         return self.now_s + self.lease_s + self._random.uniform(0, _PROBE_S)
 
-    def _awake(self) -> Iterator[SimulatedTransport]:
-        return (each for name, each in self._nodes.items() if name not in self._paused_s)
+    def _awake(self) -> list[SimulatedTransport]:
+        return [each for name, each in self._nodes.items() if name not in self._paused_s]
 
     def _ends_between(self, some: Collection[str], others: Collection[str]) -> list[_End]:
         pairs = set(_pairs(some, others))
@@ -216,6 +221,8 @@ class SimulatedTransport:
         self._numbers = itertools.count(1)
         self._ends: dict[int, _End] = {}
         self._inbox: list[Arrival] = []
+        self._next_s: float | None = None
+        """When the next of the ends has something; None where that has to be looked for."""
 
     @property
     def address(self) -> str:
@@ -242,8 +249,7 @@ class SimulatedTransport:
         end = self._ends.get(peer)
         if end is None:
             return
-        # What arrives is a message of its own, as over a wire.
-        said = decode(encode(message))
+        said = _as_heard(message)
         if end.is_open:
             self._post(end, said)
         else:
@@ -252,15 +258,16 @@ class SimulatedTransport:
     def hang_up(self, peer: int) -> None:
         """End a connection; nothing of the peer comes any more, `Gone` neither."""
         end = self._ends.pop(peer, None)
+        self.note_change()
         if end is not None:
             self._post(end, _Packet.END)
         self._inbox = [each for each in self._inbox if each.peer != peer]
 
     def receive(self) -> list[Arrival]:
         """Return what has come since the last call, each peer's in its order."""
-        while (end := min(self.ends(), key=_End.next_s, default=None)) is not None:
-            if end.next_s() > self._network.now_s:
-                break
+        while self._next_end_s() <= self._network.now_s:
+            end = min(self._ends.values(), key=_End.next_s)
+            self.note_change()
             if end.lost_s < (end.arriving[0][0] if end.arriving else math.inf):
                 self._lose(end, "it does not answer")
             else:
@@ -294,9 +301,11 @@ class SimulatedTransport:
 
     def next_s(self) -> float:
         """Return when there is something to receive."""
-        if self._inbox:
-            return self._network.now_s
-        return min((end.next_s() for end in self.ends()), default=math.inf)
+        return self._network.now_s if self._inbox else self._next_end_s()
+
+    def note_change(self) -> None:
+        """Take note that another end may be the next one that has something."""
+        self._next_s = None
 
     def put_off(self, late_s: float) -> None:
         """Give those that are being connected to the time for which this process stood still."""
@@ -311,6 +320,11 @@ class SimulatedTransport:
         return end
 
     # ---- a connection's life
+
+    def _next_end_s(self) -> float:
+        if self._next_s is None:
+            self._next_s = min([end.next_s() for end in self._ends.values()], default=math.inf)
+        return self._next_s
 
     def _take(self, end: _End, packet: _Packet | Message) -> None:
         if isinstance(packet, Message):
@@ -344,9 +358,23 @@ class SimulatedTransport:
 
     def _lose(self, end: _End, reason: str) -> None:
         del self._ends[end.peer]
+        self.note_change()
         # Nobody has been told of a stranger.
         if end.connects or end.is_open:
             self._inbox.append(Gone(peer=end.peer, reason=reason))
+
+
+def _as_heard(message: Message) -> Message:
+    """Return a message of its own, as it arrives over a wire."""
+    if isinstance(message, Open | Stopped):
+        # These hold dictionaries, which somebody could change.
+        return decode(encode(message))
+    return _read_back(message)
+
+
+@lru_cache(maxsize=1024)
+def _read_back(message: Message) -> Message:
+    return decode(encode(message))
 
 
 def _pair(end: _End) -> frozenset[str]:

@@ -58,6 +58,29 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
         assert "(server dry run)" in done.stdout
 
 
+def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:
+    """By the label that their agents get as a variable: a Job of the same name has another uid."""
+    job = documents(k8s_job("job"))["job"]
+    for field in INDEXED_JOB_FIELDS:
+        job["spec"].pop(field, None)
+    words = ("create", "--dry-run=server", "--output=json", "--filename=-")
+    answers = [kubectl(kube_config, *words, text=json.dumps(job)).stdout for _ in range(2)]
+    found = [json.loads(answer) for answer in answers]
+
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in found]
+    (container,) = found[0]["spec"]["template"]["spec"]["containers"]
+    fields = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
+        for each in container["env"]
+        if "valueFrom" in each
+    }
+    assert fields["LAUNCHER_JOB_UID"] == "metadata.labels['controller-uid']"
+    assert [each["controller-uid"] for each in labels] == [
+        each["metadata"]["uid"] for each in found
+    ]
+    assert labels[0]["controller-uid"] != labels[1]["controller-uid"]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [

@@ -404,6 +404,8 @@ def test_variables_come_from_the_recipe_secrets_and_the_pod_in_order(kind: str) 
             {"name": "OMP_NUM_THREADS", "value": "3"},
         ],
         "job": [
+            {"name": "LAUNCHER_JOB_UID",
+             "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['controller-uid']"}}},
             {"name": "LAUNCHER_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "OMP_NUM_THREADS", "value": "3"},
         ],

@@ -46,23 +46,47 @@ def start(
     )
 
 
+OTHER = "llama3-tiny-pretrain-{}.llama3-tiny-pretrain:29500"
+
+
 @pytest.mark.parametrize(
-    ("index", "host"), [("0", "localhost"), ("1", "llama3-tiny-pretrain-0.llama3-tiny-pretrain")]
+    ("index", "address", "endpoints"),
+    [
+        ("0", "10.0.0.7", f"10.0.0.7:29500,{OTHER.format(1)}"),
+        ("1", "10.0.0.7", f"{OTHER.format(0)},10.0.0.7:29500"),
+        ("1", "fd00::7", f"{OTHER.format(0)},[fd00::7]:29500"),
+    ],
 )
-def test_plain_job_starts_the_agent_on_each_node(folder: Path, index: str, host: str) -> None:
-    done = start(folder, "job", {}, JOB_COMPLETION_INDEX=index, LAUNCHER_POD_IP="10.0.0.7")
+def test_plain_job_starts_the_agent_on_each_node(
+    folder: Path, index: str, address: str, endpoints: str
+) -> None:
+    """Which knows where all of them are found, itself also before its name is in DNS."""
+    env = {"LAUNCHER_POD_IP": address, "LAUNCHER_JOB_UID": "0e3c"}
+    done = start(folder, "job", {}, JOB_COMPLETION_INDEX=index, **env)
 
     assert done.stderr == ""
     assert done.stdout.splitlines()[:-1] == [
         f"{folder}/python", "-m", "resilience.agent", f"--config={folder}/node.json",
-        f"--rdzv-endpoint={host}:29500", "--rdzv-id=llama3-tiny-pretrain",
-        "--local-addr=10.0.0.7", f"--node-name=llama3-tiny-pretrain-{index}",
+        f"--rdzv-endpoint={endpoints}", "--rdzv-id=llama3-tiny-pretrain-0e3c",
+        f"--local-addr={address}", f"--node-name=llama3-tiny-pretrain-{index}",
         f"--token-file={folder}-token/token",
         "--run-dir=/run/training/llama3-tiny-pretrain", "--preload=training.preload", "--",
         "python", "-m", "training", f"--job={folder}/job.json",
         "--run-dir=/run/training/llama3-tiny-pretrain",
         f"--node-name=llama3-tiny-pretrain-{index}",
     ]  # fmt: skip
+
+
+def test_pods_that_stand_by_are_asked_as_well(folder: Path) -> None:
+    changes = {"resilience.checkpointless.standby_nodes": 1, "cluster.rdzv_port": 4000}
+    recipe = "llama/llama3_tiny_checkpointless"
+
+    done = start(folder, "job", changes, recipe=recipe, JOB_COMPLETION_INDEX="2",
+                 LAUNCHER_POD_IP="10.0.0.7")  # fmt: skip
+
+    name = "llama3-tiny-checkpointless"
+    others = ",".join(f"{name}-{index}.{name}:4000" for index in (0, 1))
+    assert f"--rdzv-endpoint={others},10.0.0.7:4000" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(("env", "nodes"), [({}, "2"), ({"NNODES": "5"}, "5")])

@@ -83,7 +83,7 @@ def test_node_starts_the_agent_with_the_folder_it_lies_in(tmp_path: Path) -> Non
     arguments, env = json.loads(done.stdout)
     assert arguments[:2] == ["-m", "resilience.agent"]
     assert f"--config={folder}/node.json" in arguments
-    assert "--rdzv-endpoint=127.0.0.1:29500" in arguments
+    assert "--rdzv-endpoint=127.0.0.1:29500,127.0.0.1:29501" in arguments
     assert "--rdzv-id=tiny-0" in arguments
     assert f"--job={folder}/job.json" in arguments
     assert f"--run-dir={folder}" in arguments
@@ -107,7 +107,8 @@ def test_run_that_recovers_has_our_agent_and_scripts_for_nodes_that_stand_by(
     ]  # fmt: skip
     assert arguments == [
         "-m", "resilience.agent", f"--config={tmp_path}/node.json",
-        "--rdzv-endpoint=127.0.0.1:29500", "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
+        "--rdzv-endpoint=127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502",
+        "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
         "--node-name=node-2", f"--token-file={tmp_path}/run.token", f"--run-dir={tmp_path}",
         "--preload=training.preload", "--warm=program",
         "--", str(tmp_path / "fake python"), "-m", "training", f"--job={tmp_path}/job.json",

@@ -260,9 +260,28 @@ def test_nodes_are_those_that_the_controller_names(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     words = srun_words(tmp_path)
-    assert words[-4:] == [str(tmp_path), "node-3:13456", "123456-2", "2"]
+    assert words[-3:] == [str(tmp_path), "node-3:13456,node-7:13456", "2"]
     assert {"--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"} <= set(words)
     assert "gone" not in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("host", "endpoints"),
+    [
+        ("127.0.0.1", "127.0.0.1:4000,127.0.0.1:4001"),
+        ("localhost", "localhost:4000,localhost:4001"),
+        ("fabric of node-3", "fabric of node-3:4000"),
+    ],
+)
+def test_given_address_is_of_the_first_node_or_of_the_machine_that_all_share(
+    tmp_path: Path, host: str, endpoints: str
+) -> None:
+    text = script(**{"cluster.rdzv_host": host, "cluster.rdzv_port": 4000})
+
+    done = run_script(text, tmp_path, "node-3,node-7")
+
+    assert done.returncode == 0, done.stderr
+    assert srun_words(tmp_path)[-2] == endpoints
 
 
 def test_too_few_nodes_end_the_job_with_a_message(tmp_path: Path) -> None:

@@ -79,6 +79,35 @@ def test_recovery_that_hyperpods_agent_would_not_do_is_refused() -> None:
         check_runnable(job, "submit")
 
 
+HOST_PATH = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch}]"
+SHARED, OF_EACH_NODE = "cluster.run_path=/fsx/runs", "cluster.run_path=/fsx/scratch/runs"
+
+
+@pytest.mark.parametrize(
+    ("run_path", "standby", "is_refused"),
+    [(OF_EACH_NODE, 2, True), (OF_EACH_NODE, 1, False), (SHARED, 2, False)],
+)
+def test_run_that_could_not_begin_with_its_nodes_alone_is_refused(
+    run_path: str, standby: int, is_refused: bool
+) -> None:
+    overrides = [CLAIM, HOST_PATH, run_path,
+                 f"resilience.checkpointless.standby_nodes={standby}"]  # fmt: skip
+    job = shipped_job(FAULTY[0], "job", overrides)
+
+    if not is_refused:
+        check_runnable(job, "submit")
+        return
+    with pytest.raises(RecipeError) as caught:
+        check_runnable(job, "submit")
+    assert str(caught.value).splitlines()[0] == (
+        "action 'submit': resilience.checkpointless.standby_nodes 2 is too many for "
+        "trainer.num_nodes 2 where cluster.run_path '/fsx/scratch/runs' is a folder of each node: "
+        "without a common one a run begins only with more than half of its nodes and standby "
+        "nodes, so that no others begin it as well; allowed: at most 1, or a run_path on one of "
+        "cluster.volume_claims"
+    )
+
+
 def test_elastic_sizes_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"cannot run, resilience\.elastic\n"):
         check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")

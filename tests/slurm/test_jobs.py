@@ -24,7 +24,7 @@ def word(agent: dict[str, Any], option: str) -> str:
     return str(found.pop().partition("=")[2])
 
 
-def test_one_agent_a_node_meets_at_the_first_node(slurm: Slurm, submit: Submit):
+def test_one_agent_a_node_knows_where_all_are_found(slurm: Slurm, submit: Submit):
     run = submit()
 
     first, second = run.seen(2)
@@ -33,8 +33,9 @@ def test_one_agent_a_node_meets_at_the_first_node(slurm: Slurm, submit: Submit):
     assert first["node"] < second["node"]
     for agent in (first, second):
         port = 10000 + int(run.job_id) % 10000
-        assert word(agent, "rdzv-endpoint") == f"{first['node']}:{port}"
-        assert word(agent, "rdzv-id") == f"{run.job_id}-0"
+        nodes = (first["node"], second["node"])
+        assert word(agent, "rdzv-endpoint") == ",".join(f"{node}:{port}" for node in nodes)
+        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "0")
         assert word(agent, "node-name") == agent["node"]
         assert word(agent, "run-dir") == str(run.folder)
         assert word(agent, "job") == str(run.folder / "job.json")
@@ -48,7 +49,7 @@ def test_nodes_that_share_a_machine_meet_at_the_given_address(submit: Submit):
     run = submit(cluster={"rdzv_host": "127.0.0.1", "rdzv_port": 29871})
 
     for agent in run.seen(2):
-        assert word(agent, "rdzv-endpoint") == "127.0.0.1:29871"
+        assert word(agent, "rdzv-endpoint") == "127.0.0.1:29871,127.0.0.1:29872"
         assert word(agent, "local-addr") == "127.0.0.1"
 
 
@@ -195,7 +196,7 @@ def test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own(
 
     assert run.end() == "COMPLETED"
     for agent in again:
-        assert word(agent, "rdzv-id") == f"{run.job_id}-1"
+        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "1")
         assert agent["env"]["SLURM_RESTART_COUNT"] == "1"
         log = run.folder / f"logs/slurm-{run.job_id}.1.{agent['node']}.log"
         assert log.read_text() == f"agent of {agent['node']} start 1\n"

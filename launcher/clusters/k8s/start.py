@@ -23,6 +23,8 @@ SERVER_PORT = 8080
 
 POD_NAME = "LAUNCHER_POD_NAME"
 POD_IP = "LAUNCHER_POD_IP"
+JOB_UID = "LAUNCHER_JOB_UID"
+"""Variable with the Job's uid: another Job of the same name is another run."""
 
 _RENDEZVOUS_PORT = 29500
 
@@ -31,7 +33,7 @@ _LOG_PATH = "/tmp/hyperpod"
 
 
 def rendezvous_port(cluster: K8sCluster) -> int:
-    """Return the port at which the pods of a plain Job meet."""
+    """Return the port at which each pod of a plain Job is found by the others."""
     return cluster.rdzv_port or _RENDEZVOUS_PORT
 
 
@@ -49,7 +51,7 @@ def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "cluster": cluster,
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
-        "first_host": f"{job.name}-0.{job.name}",
+        "rendezvous_port": rendezvous_port(cluster),
         "command": command,
     }
 
@@ -81,8 +83,8 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         job,
         python=shlex.quote(cluster.python or "python"),
         config_path=f"{CONFIG_PATH}/{NODE_FILE}",
-        rdzv_endpoint=f'"$RDZV_HOST:{rendezvous_port(cluster)}"',
-        rdzv_id=shlex.quote(job.name),
+        rdzv_endpoint='"$rdzv_endpoint"',
+        rdzv_id=f'{shlex.quote(job.name)}-"${JOB_UID}"',
         token_file=shlex.quote(token_path(job)),
         job_path=f"{CONFIG_PATH}/{JOB_FILE}",
         run_path=shlex.quote(run_path(job, cluster)),

@@ -18,6 +18,7 @@ from launcher.clusters.k8s.sidecar import (
 )
 from launcher.clusters.k8s.start import (
     CONFIG_PATH,
+    JOB_UID,
     POD_IP,
     POD_NAME,
     SERVER_PORT,
@@ -110,7 +111,8 @@ def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
     texts = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
     fields = {POD_NAME: "metadata.name"}
     if cluster.job_kind == "job":
-        fields = {POD_IP: "status.podIP"}
+        # Kubernetes gives its pods this label in all versions from 1.24.
+        fields = {POD_IP: "status.podIP", JOB_UID: "metadata.labels['controller-uid']"}
     if variables_of_memoryd := sidecar_variables(job):
         texts |= variables_of_memoryd
         fields |= {K8S_NODE: "spec.nodeName", K8S_NAMESPACE: "metadata.namespace"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,17 +16,25 @@ _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
-def own_address(endpoint_host: str) -> str:
-    """Return the address of this machine by which the endpoint is reached."""
-    try:
-        family, _, _, _, target = socket.getaddrinfo(
-            endpoint_host, 9, type=socket.SOCK_DGRAM, proto=socket.IPPROTO_UDP
-        )[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, UnicodeError):  # the latter for what cannot be a host's name
-        return socket.gethostname()
+def own_address(endpoint_hosts: Iterable[str]) -> str:
+    """Return the address of this machine by which it reaches the endpoints.
+
+    It is the first that is none of loopback, under which a machine may know its own name.
+    """
+    found = []
+    for host in endpoint_hosts:
+        try:
+            family, _, _, _, target = socket.getaddrinfo(
+                host, 9, type=socket.SOCK_DGRAM, proto=socket.IPPROTO_UDP
+            )[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)
+                found.append(str(probe.getsockname()[0]))
+        except (OSError, UnicodeError):  # the latter for what cannot be a host's name
+            continue
+        if not is_loopback(found[-1]):
+            return found[-1]
+    return found[0] if found else socket.gethostname()
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
@@ -44,8 +52,11 @@ def listen_at(host: str, endpoints: Sequence[str]) -> tuple[socket.socket, int |
     Raises OSError where there is none.
     """
     own = listen(host)
-    for index, endpoint in enumerate(endpoints):
-        name, port = parse_endpoint(endpoint)
+    machine = socket.gethostname()
+    own_names = {host, machine, machine.partition(".")[0]}
+    pairs = [(index, *parse_endpoint(endpoint)) for index, endpoint in enumerate(endpoints)]
+    # The others' names may be a thousand, and may not be known yet: each would be looked up.
+    for index, name, port in sorted(pairs, key=lambda pair: pair[1] not in own_names):
         if is_loopback(host) and not is_loopback(name):
             continue
         with suppress(OSError):

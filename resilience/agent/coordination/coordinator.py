@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from resilience.agent.coordination.counters import find_end, say_where
+from resilience.agent.coordination.founding import SILENCE_S
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -44,6 +45,7 @@ from resilience.agent.coordination.opening import (
     end_run,
     holds_back,
     learn,
+    refuse,
 )
 from resilience.agent.coordination.votes import WAITS, find_verdict
 from resilience.comm.messages import (
@@ -71,8 +73,10 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
     if isinstance(event, Claimed):
         return _take_record(state, event, now_s)
     if isinstance(event, Judged):
-        state = replace(state, founding=event.record, is_claiming=False, refusal=event.reason)
-        return advance(state, now_s) if event.record else (replace(state, answered_s=now_s), [])
+        state = replace(state, founding=event.record, is_claiming=False)
+        if event.record:
+            return advance(state, now_s)
+        return refuse(replace(state, answered_s=now_s), event.reason)
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
     return _tick(state, now_s)
@@ -415,7 +419,9 @@ def _tick(state: State, now_s: float) -> Decision:
 def _patience_s(state: State) -> float:
     options = state.options
     if state.stage == GATHERING:
-        return options.join_deadline_s
+        # The folder is waited for longer than nodes are: a record of others has time to be void.
+        has_asked = state.is_claiming or state.answered_s >= state.since_s
+        return options.join_deadline_s + (SILENCE_S if has_asked else 0.0)
     if find_verdict(state) == WAITS or holds_back(state):
         return 2 * options.partition_patience_s
     return options.join_deadline_s + options.stop_deadline_s
@@ -425,8 +431,9 @@ def _missing(state: State) -> str:
     options, waited_s = state.options, _patience_s(state)
     if state.stage == GATHERING:
         names = ", ".join(state.present) or "none"
-        if state.refusal and len(state.present) >= options.num_nodes:
-            return f"the run was not begun anew within {waited_s:g} s: {state.refusal}"
+        refusal = state.refusal or ("--run-dir does not answer" if state.is_claiming else "")
+        if refusal and len(state.present) >= options.num_nodes:
+            return f"the run was not begun within {waited_s:g} s: {refusal}"
         return (
             f"{len(state.present)} of {options.num_nodes} nodes joined within "
             f"{waited_s:g} s ({names}); look at the logs of those that did not"

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 
 from pydantic import TypeAdapter
 
-from resilience.agent.coordination.founding import Record, judge
+from resilience.agent.coordination.founding import Record, attempt_name, judge
 from resilience.agent.coordination.membership import Claimed, Judged
 from resilience.state.layout import Layout
 
@@ -37,13 +37,14 @@ Answer = Claimed | Judged
 class RunFolder:
     """One agent's view of the folder. Its methods are for the agent's thread and never wait."""
 
-    def __init__(self, path: Path, *, run: str) -> None:
+    def __init__(self, path: Path, *, run: str, attempt: int = 0) -> None:
         self.start = secrets.token_hex(8)
         """Name of this start of the agent."""
         self.is_shared = False
         """Whether the coordinator that was followed last sees the same folder."""
         self._path = path
-        self._run = run
+        self._run, self._attempt = run, attempt
+        self._name = attempt_name(run, attempt)
         self._record: Record | None = None
         """Under which the run goes on that this agent coordinates."""
         self._seen: Record | None = None
@@ -70,7 +71,7 @@ class RunFolder:
             _write_first(probe, {}, self.start)
             # A file server that fails over may do it twice.
             probe.unlink(missing_ok=True)
-            _write_whole(folder / self.start, {"run": self._run, "address": address})
+            _write_whole(folder / self.start, {"run": self._name, "address": address})
             return True
 
         self._questions.put(write)
@@ -93,7 +94,13 @@ class RunFolder:
             if newest != self._seen:
                 self._seen, self._seen_s = newest, time.monotonic()
             unchanged_s = time.monotonic() - self._seen_s
-            record = judge(newest, run=self._run, newcomers=agents, unchanged_s=unchanged_s)
+            record = judge(
+                newest,
+                run=self._run,
+                attempt=self._attempt,
+                newcomers=agents,
+                unchanged_s=unchanged_s,
+            )
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
             path = self._path / _RECORDS / f"run-{record.number}"
@@ -109,7 +116,7 @@ class RunFolder:
 
         def write() -> None:
             record = self._record or self._newest_record()
-            if record is None or record.run != self._run:
+            if record is None or (record.run, record.attempt) != (self._run, self._attempt):
                 return
             self._record = replace(
                 record,
@@ -136,7 +143,7 @@ class RunFolder:
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
-        path = self._path / _RECORDS / f"{self._run}-{generation}"
+        path = self._path / _RECORDS / f"{self._name}-{generation}"
 
         def write() -> Claimed:
             try:
@@ -168,7 +175,7 @@ class RunFolder:
             for path in (self._path / _AGENTS).iterdir():
                 with suppress(OSError, ValueError, TypeError, KeyError):
                     word = json.loads(path.read_bytes())
-                    if word["run"] == self._run:
+                    if word["run"] == self._name:
                         found.append(str(word["address"]))
         return found
 

@@ -3,12 +3,18 @@
 Where all agents see one folder, its record says who belongs to the run: as long as one of these may
 live on behind a broken network, nobody else begins it anew. Without such a folder more than half of
 all nodes have to be there, which two groups cannot both have.
+
+A scheduler that starts a run again says by the attempt's number that it has ended the one before.
+Two runs of different names in one folder have no order: a Slurm job's number and a Kubernetes Job's
+uid say nothing of the other job's processes, which may live on where the scheduler does not reach
+them, under the very names of the new ones. So the later one waits until the earlier one has ended
+in order, or no longer renews its record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -17,6 +23,8 @@ RENEWAL_S = 60.0
 """How often the coordinator renews the record."""
 SILENCE_S = 180.0
 """A record that was not renewed for so long, by the reader's own clock, is nobody's."""
+OTHERS_SILENCE_S = 1.5 * RENEWAL_S
+"""The same for the record of a run of another name: somebody has put another in its place."""
 SLACK = 100
 """Generations that may have been opened since somebody has heard of one."""
 
@@ -28,7 +36,9 @@ class Record:
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     run: str
-    """Name of the run, which is another one for each attempt of a scheduler."""
+    """Name of the run, which all attempts of a scheduler share."""
+    attempt: int = 0
+    """How often the scheduler had started it again."""
     number: int
     """How often agents have begun it."""
     agents: tuple[str, ...]
@@ -42,17 +52,38 @@ class Record:
 
 
 def judge(
-    found: Record | None, *, run: str, newcomers: Collection[str], unchanged_s: float
+    found: Record | None,
+    *,
+    run: str,
+    attempt: int = 0,
+    newcomers: Collection[str],
+    unchanged_s: float,
 ) -> Record | str:
     """Return the record under which the newcomers begin the run, or why they may not."""
-    first = Record(run=run, number=0, agents=tuple(sorted(newcomers)), generation=-1)
+    agents = tuple(sorted(newcomers))
+    first = Record(run=run, attempt=attempt, number=0, agents=agents, generation=-1)
     if found is None:
         return first
-    number = found.number + 1
-    if found.is_over:
-        return Record(run=run, number=number, agents=first.agents, generation=found.generation)
-    generation = found.generation + SLACK
-    left = sorted(set(found.agents) - set(newcomers))
-    if found.run == run and left and unchanged_s < SILENCE_S:
-        return f"{', '.join(left)} may go on with the run"
-    return Record(run=run, number=number, agents=first.agents, generation=generation)
+    if problem := _find_others(found, first, unchanged_s):
+        return problem
+    slack = 0 if found.is_over else SLACK
+    return replace(first, number=found.number + 1, generation=found.generation + slack)
+
+
+def _find_others(found: Record, own: Record, unchanged_s: float) -> str:
+    """Return who may go on with what the record is of; empty where nobody does."""
+    if found.run != own.run:
+        if found.is_over or unchanged_s >= OTHERS_SILENCE_S:
+            return ""
+        return f"{', '.join(found.agents)} may go on with {found.run!r} in the same folder"
+    if found.attempt > own.attempt:
+        return f"the scheduler has started the run again, as attempt {found.attempt}"
+    left = sorted(set(found.agents) - set(own.agents))
+    if found.is_over or found.attempt < own.attempt or not left or unchanged_s >= SILENCE_S:
+        return ""
+    return f"{', '.join(left)} may go on with the run"
+
+
+def attempt_name(run: str, attempt: int) -> str:
+    """Return the name under which agents of one attempt find each other, and no others."""
+    return f"{run}-{attempt}"

@@ -56,21 +56,34 @@ def advance(state: State, now_s: float) -> Decision:
 def _found(state: State, now_s: float) -> Decision:
     options = state.options
     is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
-    is_last_call_over = now_s - state.since_s >= options.last_call_s
+    last_call_s = min(options.last_call_s, options.join_deadline_s)
+    is_last_call_over = now_s - state.since_s >= last_call_s
     if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
         return state, []
+    members = sorted(state.present)
     if all(join.shares_folder for join in state.present.values()):
         if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
             return state, []
         if state.founding is None:
             found = FoundRun(agents=tuple(state.present))
             return replace(state, is_claiming=True), [found]
-        generation = max(state.generation, state.founding.generation)
+        founding = state.founding
+        generation = max(state.generation, founding.generation)
         state = replace(state, generation=generation, first=generation + 1)
+        # Whoever finds the record waits for those that it names, and for nobody who came since.
+        members = [name for name in members if name in founding.agents]
+        if len(members) < options.num_nodes:
+            away = ", ".join(sorted(set(founding.agents) - state.present.keys()))
+            return replace(state, refusal=f"its record names {away}"), []
     elif 2 * len(state.present) <= options.num_nodes + options.num_standby_nodes:
-        return state, []
+        total = options.num_nodes + options.num_standby_nodes
+        return refuse(
+            state,
+            f"{len(state.present)} of {total} nodes and standby nodes have come, and more than "
+            "half have to where they see no common --run-dir: others could begin it as well",
+        )
     layout = make_layout(
-        nodes=sorted(state.present)[: options.num_nodes],
+        nodes=members[: options.num_nodes],
         num_local_ranks=options.num_local_ranks,
         num_shards=options.num_shards,
         is_sharded=options.is_sharded,
@@ -80,6 +93,14 @@ def _found(state: State, now_s: float) -> Decision:
     reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
     state = replace(state, layout=layout, nodes=layout.nodes, reports=reports)
     return _ask(state, layout, now_s)
+
+
+def refuse(state: State, reason: str) -> Decision:
+    """Say why the run does not begin, once for each reason."""
+    if reason == state.refusal:
+        return state, []
+    note = Note(event="warning", fields={"text": f"the run does not begin yet: {reason}"})
+    return replace(state, refusal=reason), [note]
 
 
 def _with_starts(state: State, layout: Layout) -> Layout:
@@ -165,9 +186,7 @@ def _ask(state: State, layout: Layout, now_s: float) -> Decision:
             if end.status != GAVE_UP_STATUS or not can_save(state):
                 return end_run(state, end.status, end.reason + say_where(state))
             state = replace(state, giving_up=end.reason)
-    # An agent agrees to nothing older than what it has agreed to, standby nodes included.
-    known = [each.ballot for each in state.present.values() if each.generation == state.generation]
-    ballot = max([state.ballot, *known]) + 1
+    ballot = state.ballot + 1
     proposal = Propose(generation=state.generation + 1, ballot=ballot, layout=layout)
     nodes = state.voters | (set(layout.nodes) & state.present.keys())
     state = replace(

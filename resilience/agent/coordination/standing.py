@@ -69,10 +69,14 @@ class Standing:
             shares_folder=news.shares_folder,
         )
 
-    def consider(self, proposal: Propose) -> tuple[Standing, Agree | None]:
-        """Agree to the members of the next generation, unless it is too late for them."""
+    def consider(self, proposal: Propose, *, is_member: bool) -> tuple[Standing, Agree | None]:
+        """Agree to the members of the next generation, unless it is too late for them.
+
+        Members of the newest generation are bound by their agreements, of which they tell whoever
+        proposes. Nobody asks the others for theirs: a number that they know may come again.
+        """
         is_repeated = proposal.generation == self.proposed and proposal.ballot <= self.ballot
-        if is_repeated or proposal.generation <= self.generation:
+        if (is_member and is_repeated) or proposal.generation <= self.generation:
             return self, None
         standing = replace(
             self,

@@ -221,12 +221,18 @@ def _clear(view: Outlook, *addresses: str | None) -> Outlook:
     return replace(view, hints=hints, cleared=cleared)
 
 
-def _lose(view: Outlook, peer: int, now_s: float, *, is_dead: bool = False) -> Result:
-    """Take note that a connection has ended."""
+def _lose(
+    view: Outlook, peer: int, now_s: float, *, is_dead: bool = False, is_silent: bool = False
+) -> Result:
+    """Take note that a connection has ended, or is to end for its silence."""
     line = view.lines[peer]
     view = _drop(view, peer)
     if peer == view.link:
-        return _seek_anew(view, now_s, lost=line.address or "", is_dead=is_dead), []
+        # Found under whatever name, the roster has it under the address that it gives.
+        leader = view.hello.leader
+        view = _seek_anew(view, now_s, lost=leader, is_dead=is_dead)
+        # To wait once more for an answer would take as long again.
+        return replace(view, cleared=frozenset({leader})) if is_silent else view, []
     view = _clear(view, line.address)
     if line.join is not None and view.stage == LEADING:
         lost = NodeLost(node=line.join.node, is_dead=is_dead)
@@ -244,7 +250,7 @@ def _look(view: Outlook, now_s: float) -> Result:
     acts: list[Act] = []
     for peer, line in view.lines.items():
         if now_s - line.heard_s > view.lease_s:
-            view, more = _lose(view, peer, now_s)
+            view, more = _lose(view, peer, now_s, is_silent=True)
             acts += [HangUp(peer=peer), *more]
     link = view.link
     if link is not None and now_s - view.beat_s >= view.beat_every_s:

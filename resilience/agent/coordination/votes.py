@@ -48,15 +48,7 @@ def may_give_away(state: State, place: int, *, is_late: bool) -> bool:
         return False
     if state.members.nodes[place] in state.dead or is_late or not state.options.recovers:
         return True
-    if not _have_all_reported(state):
-        # Who is here says first what it holds: it may be all that there is.
-        return False
     return state.is_stateless or _hold_all_shards(state)
-
-
-def _have_all_reported(state: State) -> bool:
-    places = [place for place, node in enumerate(state.nodes) if node is not None]
-    return all(rank in state.reports for place in places for rank in state.members.ranks_of(place))
 
 
 def _hold_all_shards(state: State) -> bool:

@@ -52,8 +52,9 @@ class Run:
         warm: str = "program",
         variables: Mapping[str, str | None] | None = None,
         is_real: bool = False,
+        within: Sequence[str] = (),
     ) -> Process:
-        """Start the agent of a node."""
+        """Start the agent of a node; `within` are the words before its own, see `Network.words`."""
         for name in ("out", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
         environment = {
@@ -69,6 +70,7 @@ class Run:
         # Of no use, and so refused, where nothing recovers.
         brief = ("--stop-deadline-s", "3", "--transfer-buffer-mib", "1")
         command = [
+            *within,
             *("resilience.agent", "--local-addr", "127.0.0.1"),
             *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
@@ -77,7 +79,7 @@ class Run:
             *options,
             *("--", "python", *program),
         ]
-        with (self.folder / f"{node}.txt").open("wb") as output:
+        with (self.folder / f"{node}.txt").open("ab") as output:
             agent = start_process(
                 command,
                 folder=self.folder,

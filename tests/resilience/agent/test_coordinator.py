@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from resilience.agent.coordination.coordinator import decide
+from resilience.agent.coordination.founding import SILENCE_S, Record
 from resilience.agent.coordination.membership import (
     ENDED,
     GATHERING,
     RUNNING,
     STOPPING,
     Event,
+    FoundRun,
+    Judged,
+    NodeJoined,
     Note,
     Replace,
     Said,
@@ -51,6 +56,21 @@ def test_first_generation_opens_with_the_last_node() -> None:
     assert phases(first) == ["fresh"] * 4
 
 
+@pytest.mark.parametrize(("nodes_num", "members"), [(1, [("n1",)]), (2, [])])
+def test_run_begins_with_agents_that_its_record_names(
+    nodes_num: int, members: list[tuple[str, ...]]
+) -> None:
+    """One that comes while the disk is slow is in no record yet: others would not wait for it."""
+    options = replace(OPTIONS, num_nodes=nodes_num, num_standby_nodes=1, last_call_s=5)
+    record = Record(run="run", number=0, agents=("n1",), generation=-1)
+    asking = State(options=options, is_claiming=True)
+
+    state, actions = play(asking, join("n1"), join("n0"), Judged(record=record), now_s=5.0)
+
+    assert [each.layout.nodes for each in opened(actions)] == members
+    assert (state.stage == RUNNING) == bool(members)
+
+
 def test_expected_standby_is_waited_for_until_the_last_call() -> None:
     options = replace(OPTIONS, num_standby_nodes=1, last_call_s=5)
     state, actions = play(State(options=options), join("n0"), join("n1"))
@@ -76,6 +96,67 @@ def test_too_few_nodes_end_the_run_at_the_deadline() -> None:
             reason="1 of 2 nodes joined within 120 s (n1); look at the logs of those that did not",
         )
     ]
+
+
+def own_folder(node: str) -> NodeJoined:
+    """Return the join of an agent that sees another folder than the others."""
+    return NodeJoined(join=replace(join(node).join, shares_folder=False))
+
+
+def test_half_without_a_common_folder_says_why_it_does_not_begin() -> None:
+    options = replace(OPTIONS, num_standby_nodes=2)
+    state, _ = play(State(options=options), own_folder("n0"), own_folder("n1"))
+
+    state, actions = play(state, Tick(), Tick(), now_s=20.0)
+    warnings = [each.fields["text"] for each in actions if isinstance(each, Note)]
+    reason = (
+        "2 of 4 nodes and standby nodes have come, and more than half have to where they see no "
+        "common --run-dir: others could begin it as well"
+    )
+    assert warnings == [f"the run does not begin yet: {reason}"]
+    ended, actions = play(state, Tick(), now_s=120.0)
+    assert (ended.stage, ends(actions)[0]) == (
+        ENDED,
+        End(status=GAVE_UP_STATUS, reason=f"the run was not begun within 120 s: {reason}"),
+    )
+
+    _, actions = play(state, own_folder("n2"), now_s=21.0)
+    assert len(opened(actions)) == 2
+
+
+def test_newcomers_outwait_a_record_of_others() -> None:
+    """It is void only after longer than nodes are given to come."""
+    refused = Judged(record=None, reason="n2 may go on with the run")
+    state, _ = decide(State(options=OPTIONS), join("n0"), 0.0)
+    state, actions = decide(state, join("n1"), 0.0)
+    assert FoundRun(agents=("n0", "n1")) in actions
+    state, actions = decide(state, refused, 100.0)
+    assert [each.fields for each in actions if isinstance(each, Note)] == [
+        {"text": "the run does not begin yet: n2 may go on with the run"}
+    ]
+
+    state, actions = decide(state, Tick(), 100.0 + SILENCE_S)
+    assert FoundRun(agents=("n0", "n1")) in actions
+    _, actions = decide(state, refused, 100.0 + SILENCE_S)
+    assert actions == []
+    _, actions = decide(state, Tick(), 120.0 + SILENCE_S)
+    assert ends(actions)[0] == End(
+        status=GAVE_UP_STATUS,
+        reason="the run was not begun within 300 s: n2 may go on with the run",
+    )
+
+
+def test_run_folder_that_never_answers_is_named() -> None:
+    state, _ = decide(State(options=OPTIONS), join("n0"), 0.0)
+    state, _ = decide(state, join("n1"), 0.0)
+
+    state, early = decide(state, Tick(), 120.0)
+    _, actions = decide(state, Tick(), 120.0 + SILENCE_S)
+
+    assert early == []
+    assert ends(actions)[0].reason == (
+        "the run was not begun within 300 s: --run-dir does not answer"
+    )
 
 
 def test_node_that_leaves_before_the_first_generation_does_not_count() -> None:

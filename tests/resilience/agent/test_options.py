@@ -85,6 +85,11 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             "'-1': Input should be greater",
             id="negative",
         ),
+        pytest.param(
+            ["--rdzv-attempt", "-1", *PROGRAM],
+            "argument --rdzv-attempt: '-1': Input should be greater",
+            id="attempt",
+        ),
         pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
         pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
         pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),

@@ -123,3 +123,21 @@ def test_node_that_stands_still_for_longer_than_its_deadlines_has_no_fault(run: 
     steps = [event.step for event in run.events() if event.event == "step"]
     assert steps == list(range(30))
     assert "fault_detected" not in {event.event for event in run.events()}
+
+
+def test_another_run_begins_in_the_folder_of_one_that_was_asked_to_end(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    """As a Kubernetes Job that is deleted and created again: it does not wait for silence."""
+    run.start("n0", *JOB, "--rdzv-id", "first", variables=plan(PLACE, NOTE=run.note))
+    run.wait_for_note()
+    run.agents["n0"].terminate()
+    assert run.wait() == 143, run.show()
+
+    run.start("n1", *JOB, "--rdzv-id", "second", variables=plan())
+
+    assert run.wait("n1") == 0, run.show()
+    assert set(run.digests().values()) == {undisturbed(1, 6)}
+    opened = [event for event in run.events() if event.event == "generation_opened"]
+    assert [int(event.fields["number"]) for event in opened] == [0, 1]
+    run.assert_nothing_left()

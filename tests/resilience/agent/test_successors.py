@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.coordinator import next_deadline_s, take_over
+from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
 from resilience.agent.coordination.membership import (
     GATHERING,
     RUNNING,
     STOPPING,
+    Action,
+    Claimed,
+    ClaimRecord,
     NodeJoined,
     Options,
     State,
     Tick,
 )
+from resilience.comm.messages import Join
 from resilience.state.layout import Layout
 from tests.resilience.agent.decisions import (
     OPTIONS,
@@ -128,6 +132,79 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     opening = opened(actions)[0]
     assert (opening.generation, opening.layout.nodes) == (6, ("n4", "n1", "n2"))
     assert phases(opening) == ["fresh"] * 2 + ["computing"] * 4
+
+
+def test_newest_of_several_agreements_comes_first() -> None:
+    members = layout("n0", "n1", "n2")
+    state = follow(replace(OPTIONS, num_nodes=3), members)
+    joins = [
+        replace(join(node, 4, members.nodes).join, ballot=ballot, agreed=layout(taker, "n1", "n2"))
+        for node, ballot, taker in (("n1", 9, "n3"), ("n2", 7, "n4"))
+    ]
+    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+
+    _, actions = play(state, *(NodeJoined(join=each) for each in joins), join("n5"), *ends_of_4)
+
+    proposal = proposed(actions)[0]
+    assert (proposal.ballot, proposal.layout) == (10, layout("n3", "n1", "n2"))
+
+
+def test_half_whose_agreement_is_not_what_the_record_says_goes_on_with_neither() -> None:
+    """Either may have come about, and whoever knows is on the other side."""
+    first = replace(join("n1", 4, ["n0", "n1"]).join, ballot=7, agreed=layout("n3", "n1"))
+    events = [NodeJoined(join=first), join("n2"), stopped("n1", 2, 4), stopped("n1", 3, 4)]
+    state, actions = succeed(), list[Action]()
+    for event in [*events, Tick(), Claimed(generation=5, layout=layout("n0", "n4")), Tick()]:
+        state, more = decide(state, event, 3.0)
+        actions += more
+
+    assert [each.generation for each in actions if isinstance(each, ClaimRecord)] == [5]
+    assert (proposed(actions), state.stage, state.generation) == ([], STOPPING, 4)
+
+
+def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> None:
+    """It knows nothing of it, and would take no part."""
+    members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
+    agreed = replace(agreed, starts=("before", "n1", "n2"))
+    state = follow(replace(OPTIONS, num_nodes=3), members)
+    first = replace(join("n1", 4, members.nodes).join, ballot=7, agreed=agreed)
+    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+
+    state, actions = play(
+        state, NodeJoined(join=first), join("n2", 4, members.nodes), join("n3"), *ends_of_4
+    )
+
+    assert proposed(actions)[0].layout == agreed
+    assert opened(actions) == []
+    assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
+
+
+def test_member_that_comes_a_moment_later_keeps_its_place() -> None:
+    members = layout("n0", "n1", "n2", "n3", "n4")
+    state = follow(replace(OPTIONS, num_nodes=5), members)
+    here = [join(f"n{place}", 4, members.nodes) for place in (1, 2, 3)]
+    reports = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 10)]
+
+    state, actions = play(state, *here, join("n5"), join("n6"), *reports[:6])
+    assert opened(actions) == []
+    _, actions = play(state, join("n4", 4, members.nodes), *reports[6:])
+
+    opening = opened(actions)[0]
+    assert opening.layout.nodes == ("n5", "n1", "n2", "n3", "n4")
+    assert phases(opening) == ["fresh"] * 2 + ["computing"] * 8
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        pytest.param(join("n1", 4, ["n2", "n1"]).join, id="of-other-members"),
+        pytest.param(replace(join("n1", 4, ["n0", "n1"]).join, start="again"), id="started-again"),
+    ],
+)
+def test_only_a_member_itself_has_its_vote(late: Join) -> None:
+    state, actions = play(succeed(), NodeJoined(join=late))
+
+    assert (state.voters, broken(actions)) == (frozenset(), [])
 
 
 def test_node_of_an_older_generation_comes_back_without_state() -> None:

@@ -113,6 +113,12 @@ def planned(reports: Sequence[Report]) -> RecoveryPlan:
             id="tear-of-no-member-says-nothing",
         ),
         pytest.param(
+            change(world(TORN, E, E, E), {0: {"step": 6}}),
+            *(7, (), send((2, 0))),
+            "resume at step 7: held by ranks 1-3; repaired: rank 0 (failed within the update)",
+            id="tear-of-another-step-says-nothing",
+        ),
+        pytest.param(
             world((C, 8), (C, 8), R, TORN_COPY),
             *(8, (), send((0, 2), (1, 3))),
             "resume at step 8: held by ranks 0-1; repaired: rank 2 (at step 7), "

@@ -147,6 +147,12 @@ def test_older_peer_may_leave_out_what_has_a_default() -> None:
     assert decode(b'{"kind":"Join","node":"a","address":"b"}') == Join(node="a", address="b")
 
 
+def test_every_message_is_known_on_the_wire() -> None:
+    classes = {each for each in vars(wire).values() if isinstance(each, type)}
+
+    assert set(KINDS) == {each for each in classes if issubclass(each, Message)} - {Message}
+
+
 def test_kind_on_the_wire_is_the_name_of_the_class() -> None:
     kinds = [
         json.loads(encode(each))["kind"]

@@ -184,6 +184,14 @@ class FlippingGroup:
                 message[-1] ^= 1
 
 
+class MisheardGroup(FlippingGroup):
+    """A group in which a letter of the rest arrives as another."""
+
+    def flip(self, message: Tensor) -> None:
+        if message.dtype is torch.uint8:
+            message[-2] ^= 1
+
+
 class _FlippingWork:
     def __init__(self, group: FlippingGroup, work: Work, message: Tensor) -> None:
         self._group, self._work, self._message = group, work, message
@@ -223,6 +231,18 @@ def flipped_bit(rank: Rank) -> None:
     def flip_own() -> None:
         view.values[0][2 * CHUNK_BYTES + 100] ^= 1
         flipped.touch()
+
+    _tell_fault(rank, run)
+
+
+@program
+def changed_rest(rank: Rank) -> None:
+    """A number of the rest becomes another, which only its checksum tells."""
+    view = PlainView([torch.empty(0)], {"position": 10})
+
+    def run(group: ProcessGroup) -> object:
+        misheard = cast(ProcessGroup, MisheardGroup(group, chunk=0))
+        return move(rank, view, misheard if rank.rank == 1 else group, [(0, 1)])
 
     _tell_fault(rank, run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,15 @@ def test_ranks_stay_who_they_are_when_a_node_takes_the_place_of_another(
         before, now = layout.seat(rank), after.seat(rank)
         assert (before.replica, before.shard) == (now.replica, now.shard)
         assert (before.node == now.node) == (rank not in layout.ranks_of(place))
+
+
+def test_place_belongs_to_the_start_of_an_agent_that_got_it() -> None:
+    plain = make_layout(nodes=["a", "b"], num_local_ranks=1)
+    layout = replace(plain, starts=("a#1", "b#1"))
+
+    assert [layout.place_of("b", start) for start in ("b#1", "b#2")] == [1, -1]
+    assert layout.place_of("c", "b#1") == -1
+    assert plain.place_of("b", "b#2") == 1
 
 
 @pytest.mark.parametrize("rank", [-1, 4])

@@ -80,6 +80,17 @@ def test_changed_bit_is_an_error_on_both_sides(run_node: RunNode, way: str) -> N
     )
 
 
+def test_changed_rest_is_an_error_on_both_sides(run_node: RunNode) -> None:
+    outcome = run_node("changed_rest")
+
+    assert outcome.word(1) == (
+        "the layout from rank 0 to rank 1 arrived with another checksum than it was sent with"
+    )
+    assert outcome.word(0) == (
+        "state from rank 0 to rank 1 was refused; the target's error says why"
+    )
+
+
 def is_told_of_death(word: str) -> bool:
     """Gloo says that the connection is closed or reset, or its deadline ends the wait.
 

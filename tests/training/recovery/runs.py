@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.namespaces import Network
 from launcher.job import Job
 from resilience.events import Event, EventReader, read_events
 from tests.ports import free_ports
@@ -145,25 +146,27 @@ def start_run(
     nodes: Sequence[str] = ("n0",),
     module: str = "training",
     by_node: Mapping[str, Mapping[str, str]] | None = None,
+    network: Network | None = None,
     **env: str,
 ) -> Iterator[Run]:
     """Start an agent for each node; nothing of them is left when the block has ended.
 
-    `by_node` and `env` are variables for one node and for all.
+    `by_node` and `env` are variables for one node and for all. With a network, each node is on the
+    host of its place in `nodes`; else all are on this one.
     """
     write_job(folder, job)
     run = Run(folder, uuid.uuid4().hex)
-    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    places = _places(folder, len(nodes), network)
     try:
-        for node in nodes:
+        for node, (words, options) in zip(nodes, places, strict=True):
             with (folder / f"agent-{node}.log").open("wb") as log:
                 run.agents[node] = start(
-                    _command(folder, job, endpoint, node, module),
+                    [*words, *_command(folder, job, options, node, module)],
                     folder=ROOT,
                     environment={
                         **os.environ,
                         "OMP_NUM_THREADS": "1",
-                        "GLOO_SOCKET_IFNAME": "lo",
+                        **({} if network else {"GLOO_SOCKET_IFNAME": "lo"}),
                         MARK: run.mark,
                         "TEST_NODE": node,
                         **env,
@@ -181,7 +184,17 @@ def start_run(
             agent.wait(timeout=30)
 
 
-def _command(folder: Path, job: Job, endpoint: str, node: str, module: str) -> list[str]:
+def _places(
+    folder: Path, num_nodes: int, network: Network | None
+) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Return what goes before the command of each agent, and which options say where it is."""
+    if network is None:
+        endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+        return [((), ("--local-addr=127.0.0.1", f"--rdzv-endpoint={endpoint}"))] * num_nodes
+    return [(network.words(host), network.agent_options(host, folder)) for host in range(num_nodes)]
+
+
+def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: str) -> list[str]:
     settings, trainer = job.resilience.checkpointless, job.trainer
     assert settings
     return [
@@ -190,14 +203,15 @@ def _command(folder: Path, job: Job, endpoint: str, node: str, module: str) -> l
         f"--standby-nodes={settings.standby_nodes}",
         f"--nproc-per-node={trainer.num_devices}",
         *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
-        f"--rdzv-endpoint={endpoint}",
-        "--local-addr=127.0.0.1",
+        *options,
         f"--node-name={node}",
         f"--run-dir={folder}",
         f"--spares={settings.spares_per_node}",
         f"--hang-deadline-s={settings.hang_deadline_s}",
         f"--stop-deadline-s={settings.stop_deadline_s}",
         f"--join-deadline-s={settings.join_deadline_s}",
+        f"--lease-s={settings.lease_s}",
+        f"--partition-patience-s={settings.partition_patience_s}",
         f"--restarts-max={settings.process_restarts_max}",
         f"--restarts-forgiven-after-steps={settings.restarts_forgiven_after_steps}",
         f"--restarts-without-progress-max={settings.restarts_without_progress_max}",

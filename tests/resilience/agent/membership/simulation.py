@@ -6,20 +6,24 @@ Workers go on while their agent stands still. Every commit is held against what 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from resilience.agent.coordination import founding
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.founding import Record, judge
+from resilience.agent.coordination.founding import Record
 from resilience.agent.coordination.membership import Claimed, Judged, Note, Options, State
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.succession import FOLLOWING, LEADING
 from resilience.comm.messages import Break, End, Failed, Learn, Message, Open, Propose, Stopped
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report, fresh_report
 from resilience.testing.network import Network
+from tests.resilience.agent.membership.stand_ins import NoStores, describe_node
 
 LEASE_S = 3.0
 PATIENCE_S = 1e9
@@ -35,16 +39,6 @@ class Rank:
 
     step: int = 0
     is_fresh: bool = True
-
-
-class NoStores:
-    """Stands for the stores of generations."""
-
-    def take(self, generation: int) -> str:
-        return f"store/{generation}"
-
-    def prepare(self) -> None:
-        return
 
 
 @dataclass
@@ -107,7 +101,8 @@ class SimNode:
 
     def found(self, agents: tuple[str, ...]) -> None:
         def answer() -> Judged:
-            record = judge(self.world.folder.founding, run="run", newcomers=agents, unchanged_s=0.0)
+            found = self.world.folder.founding
+            record = founding.judge(found, run="run", newcomers=agents, unchanged_s=0.0)
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
             self.world.folder.founding = record
@@ -151,14 +146,27 @@ class SimNode:
         layout = self.standing.layout
         return -1 if layout is None else layout.place_of(self.name, self.start)
 
+    @property
+    def due_s(self) -> float:
+        """Return when the agent has something to do that nobody asks it for."""
+        view, state = self.party._outlook, self.party.state
+        is_led = view.stage == FOLLOWING and view.link is not None
+        if not is_led and not (view.stage == LEADING and view.is_settled):
+            return self.world.network.now_s
+        leases_s = [line.heard_s + LEASE_S for line in view.lines.values()]
+        beat_s = view.beat_s if state is None else self.party._beat_s
+        return min([beat_s + view.beat_every_s, *leases_s])
+
     def hear(self, message: Message) -> None:
+        self.world.has_changed = True
         if isinstance(message, End):
             self.end = message
             self.party.close()
             self.is_broken = True
         elif isinstance(message, Propose):
             self.world.note_decision(message.layout)
-            self.standing, agreement = self.standing.consider(message)
+            is_member = self.place >= 0
+            self.standing, agreement = self.standing.consider(message, is_member=is_member)
             if agreement:
                 self.party.tell(agreement)
         elif isinstance(message, Learn):
@@ -242,6 +250,16 @@ class SimNode:
         return self.told[number]
 
 
+def find_start(opening: Open) -> int:
+    """Return how many steps the ranks of a generation begin with."""
+    reports = [Report.from_json(each) for each in opening.reports]
+    held = [each for each in reports if each.phase is not Phase.FRESH]
+    layout = opening.layout
+    shards = {layout.seat(rank).shard for rank in range(layout.world_size)}
+    start = max((each.step for each in held), default=0)
+    return start if {each.shard for each in held if each.step == start} == shards else 0
+
+
 class World:
     """All that there is, and what was committed."""
 
@@ -278,12 +296,17 @@ class World:
         self.paused: set[str] = set()
         self.num_starts = 0
         self.committed: list[tuple[int, Layout, int]] = []
-        """Generation, layout and step of each commit."""
+        """Generation and layout of each that has committed a step, and how many there are by then.
+        """
         self.safe: set[tuple[str, ...]] = set()
         """Members of generations that were decided on while these held everything."""
         self.layouts: dict[int, Layout] = {}
         """Of each generation that anybody has heard of."""
         self.next_tick_s: dict[str, float] = {}
+        self.has_changed = True
+        """Whether other workers than before may be in a generation together."""
+        self.together: list[tuple[Open, list[SimNode]]] = []
+        """Generations all of whose workers are in them."""
         for name in self.names:
             self.start(name)
 
@@ -291,6 +314,7 @@ class World:
         self.num_starts += 1
         node = SimNode(self, name, self.num_starts)
         self.nodes[name] = node
+        self.has_changed = True
         # Workers take a while until they are warm.
         self.next_tick_s[name] = self.network.now_s + self.random.uniform(0, 0.1)
 
@@ -306,14 +330,21 @@ class World:
             now_s = max(self.network.now_s, min(until_s, ticks, records, self.network.next_s()))
             self.network.advance(now_s)
             for name in self.network.ready():
-                if name in self.nodes:
-                    self.nodes[name].party.serve()
+                self.nodes[name].party.serve()
+                self.set_tick(name)
             for name in awake:
-                if name in self.nodes and self.next_tick_s[name] <= now_s:
-                    self.next_tick_s[name] = now_s + self.random.uniform(0.05, 0.3)
+                if self.next_tick_s[name] <= now_s:
                     self.nodes[name].party.tick()
-                    self.step()
+                    self.next_tick_s[name] = math.inf
+                    self.set_tick(name)
             self.answer_folder(now_s)
+            self.step()
+
+    def set_tick(self, name: str) -> None:
+        """Have an agent look around when something is due, and not much later."""
+        now_s = self.network.now_s
+        at_s = self.random.uniform(0.05, 0.3) + max(now_s, self.nodes[name].due_s)
+        self.next_tick_s[name] = min(self.next_tick_s[name], at_s)
 
     def ask_folder(self, node: SimNode, question: Callable[[], Claimed | Judged | None]) -> None:
         last_s = max((due_s for due_s, asker, _ in self.folder.waiting if asker is node), default=0)
@@ -323,6 +354,8 @@ class World:
     def answer_folder(self, now_s: float) -> None:
         """Have the disk answer, which does what a process has asked of it that is dead since."""
         due = [each for each in self.folder.waiting if each[0] <= now_s]
+        if not due:
+            return
         self.folder.waiting = [each for each in self.folder.waiting if each[0] > now_s]
         for _, node, question in due:
             if node.name in self.paused:
@@ -336,42 +369,41 @@ class World:
 
     def step(self) -> None:
         """Commit a step in each generation whose workers are all in it."""
-        seen: dict[int, list[SimNode]] = {}
+        if self.has_changed:
+            self.has_changed, self.together = False, self.find_together()
+        for opening, members in self.together:
+            self.commit(opening, members)
+
+    def find_together(self) -> list[tuple[Open, list[SimNode]]]:
+        seen: dict[tuple[int, Layout], list[SimNode]] = {}
         for node in self.nodes.values():
             if not node.is_broken and node.opening is not None:
-                seen.setdefault(node.opening.generation, []).append(node)
-        for generation, nodes in sorted(seen.items()):
-            openings = {id(node.opening.layout): node.opening for node in nodes if node.opening}
-            for opening in openings.values():
-                members = [
-                    node for node in nodes if node.opening and node.opening.layout == opening.layout
-                ]
-                if sorted(node.name for node in members) == sorted(opening.layout.nodes):
-                    self.commit(generation, opening, members)
+                key = (node.opening.generation, node.opening.layout)
+                seen.setdefault(key, []).append(node)
+        found: list[tuple[Open, list[SimNode]]] = []
+        for (_, layout), nodes in sorted(seen.items(), key=lambda each: each[0][0]):
+            opening = nodes[0].opening
+            if opening and sorted(node.name for node in nodes) == sorted(layout.nodes):
+                found.append((opening, nodes))
+        return found
 
-    def commit(self, generation: int, opening: Open, members: list[SimNode]) -> None:
-        held = [
-            Report.from_json(each) for each in opening.reports if each["phase"] != Phase.FRESH.value
-        ]
-        shards = {opening.layout.seat(rank).shard for rank in range(opening.layout.world_size)}
-        start = max((each.step for each in held), default=0)
-        if {each.shard for each in held if each.step == start} != shards:
-            start = 0
+    def commit(self, opening: Open, members: list[SimNode]) -> None:
+        generation = opening.generation
         last = self.committed[-1] if self.committed else None
         if last is None or last[0] < generation:
-            if last is not None and start < last[2]:
-                self.check_loss(last, start, generation)
-            step = start
+            step = find_start(opening)
+            if last is not None and step < last[2]:
+                self.check_loss(last, step, generation)
+            self.committed.append((generation, opening.layout, step))
         elif last[0] > generation or last[1] != opening.layout:
             raise BrokenPromiseError(
                 f"step committed in generation {generation} after one in {last[0]}"
             )
-        else:
-            step = last[2]
+        step = self.committed[-1][2] + 1
         for node in members:
             for rank in node.ranks:
-                rank.step, rank.is_fresh = step + 1, False
-        self.committed.append((generation, opening.layout, step + 1))
+                rank.step, rank.is_fresh = step, False
+        self.committed[-1] = (generation, opening.layout, step)
 
     def note_decision(self, layout: Layout) -> None:
         """Note who was given up while others held all that there was."""
@@ -412,6 +444,8 @@ class World:
         """A worker dies; its agent replaces it."""
         node.ranks[local_rank] = Rank()
         node.replaced.add(local_rank)
+        # No gate is passed without it.
+        node.is_broken = self.has_changed = True
         if node.place < 0:
             return
         layout = node.standing.layout
@@ -424,12 +458,14 @@ class World:
         )
         if node.standing.generation == generation:
             node.party.tell(node.report(local_rank))
+        self.set_tick(node.name)
 
     # ---- troubles
 
     def kill(self, name: str) -> None:
         self.paused.discard(name)
         self.network.kill(name)
+        self.has_changed = True
         del self.nodes[name]
 
     def pause(self, name: str) -> None:
@@ -454,18 +490,6 @@ class World:
     def describe(self) -> str:
         lines = [f"seed {self.seed} at {self.network.now_s:.2f}, committed {self.committed[-1:]}"]
         for name, node in self.nodes.items():
-            view, state = node.party._outlook, node.party.state
-            lines.append(
-                f"{name}{' paused' if name in self.paused else ''}: {view.stage} "
-                f"{view.hello.leader} g{node.standing.generation} opened {node.standing.opened} "
-                f"broken {node.is_broken} "
-                + (
-                    f"leads {state.stage} g{state.generation} nodes {state.nodes} "
-                    f"voters {sorted(state.voters)} present {list(state.present)} "
-                    f"asked {sorted(state.asked)} accepted {sorted(state.accepted)} "
-                    f"reports {sorted(state.reports)} dead {sorted(state.dead)}"
-                    if state
-                    else ""
-                )
-            )
+            is_paused = name in self.paused
+            lines.append(describe_node(name, node.party, node.standing, is_paused=is_paused))
         return "\n".join(lines)

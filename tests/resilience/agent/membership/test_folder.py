@@ -85,6 +85,28 @@ def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
         folder.close()
 
 
+def test_attempts_of_a_scheduler_do_not_find_each_other_and_the_newest_has_the_run(
+    tmp_path: Path,
+) -> None:
+    first, second = (RunFolder(tmp_path, run="a", attempt=each) for each in (0, 1))
+    records = []
+    for folder, address in ((first, "n0:1"), (second, "n0:2"), (first, "n0:1")):
+        folder.announce(address)
+        answer(folder)
+        folder.found(("n0", "n1"))
+        (judged,) = answer(folder)
+        assert isinstance(judged, Judged)
+        records.append(judged)
+
+    begun = [each.record and (each.record.number, each.record.attempt) for each in records]
+    assert begun == [(0, 0), (1, 1), None]
+    assert "started the run again, as attempt 1" in records[2].reason
+    assert first.find_agents() == ["n0:1"]
+    assert second.find_agents() == ["n0:2"]
+    for folder in (first, second):
+        folder.close()
+
+
 def test_folder_that_cannot_link_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

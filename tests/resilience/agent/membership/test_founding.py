@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resilience.agent.coordination.founding import SILENCE_S, SLACK, Record, judge
+import pytest
+
+from resilience.agent.coordination.founding import (
+    OTHERS_SILENCE_S,
+    RENEWAL_S,
+    SILENCE_S,
+    SLACK,
+    Record,
+    judge,
+)
 
 FOUND = Record(run="a", number=3, agents=("n0", "n1", "n2"), generation=7)
 
@@ -29,9 +38,36 @@ def test_run_begins_anew_once_all_have_come_or_nobody_has_renewed_its_record() -
 
 
 def test_newer_attempt_of_the_scheduler_waits_for_nobody() -> None:
-    begun = judge(FOUND, run="b", newcomers=["n0"], unchanged_s=0.0)
+    begun = judge(FOUND, run="a", attempt=1, newcomers=["n0"], unchanged_s=0.0)
 
-    assert begun == Record(run="b", number=4, agents=("n0",), generation=7 + SLACK)
+    assert begun == Record(run="a", attempt=1, number=4, agents=("n0",), generation=7 + SLACK)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_older_attempt_begins_nothing_any_more(is_over: bool) -> None:
+    newer = replace(FOUND, attempt=2, is_over=is_over)
+
+    refused = judge(newer, run="a", attempt=1, newcomers=FOUND.agents, unchanged_s=1e9)
+
+    assert refused == "the scheduler has started the run again, as attempt 2"
+
+
+def test_names_say_nothing_of_the_processes_of_another_job_that_had_them() -> None:
+    """Pods of a Job that was deleted may live on where the API server does not reach them."""
+    newcomers = [*FOUND.agents, "n3"]
+
+    refused = judge(FOUND, run="b", newcomers=newcomers, unchanged_s=OTHERS_SILENCE_S - 1)
+
+    assert refused == "n0, n1, n2 may go on with 'a' in the same folder"
+
+
+def test_another_job_follows_one_that_has_ended_or_does_not_renew_its_record() -> None:
+    silent = judge(FOUND, run="b", newcomers=["n0"], unchanged_s=OTHERS_SILENCE_S)
+    over = judge(replace(FOUND, is_over=True), run="b", newcomers=["n0"], unchanged_s=0.0)
+
+    assert silent == Record(run="b", number=4, agents=("n0",), generation=7 + SLACK)
+    assert over == Record(run="b", number=4, agents=("n0",), generation=7)
+    assert RENEWAL_S < OTHERS_SILENCE_S < SILENCE_S
 
 
 def test_run_that_has_ended_is_followed_at_once_by_the_next_number() -> None:

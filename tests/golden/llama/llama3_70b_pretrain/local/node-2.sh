@@ -4,7 +4,8 @@
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
-# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
 # shellcheck disable=SC2016  # a recipe's values are plain text
 set -euo pipefail
 
@@ -33,7 +34,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502,127.0.0.1:29503,127.0.0.1:29504,127.0.0.1:29505,127.0.0.1:29506,127.0.0.1:29507,127.0.0.1:29508,127.0.0.1:29509,127.0.0.1:29510,127.0.0.1:29511,127.0.0.1:29512,127.0.0.1:29513,127.0.0.1:29514,127.0.0.1:29515}" \
   --rdzv-id=llama3-70b-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-2 \

@@ -2,7 +2,8 @@
 # node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest 5a0014a97d39759fad4d5f332b0cb6e7b3604985a8df5bd3bb812a3fb1fae9a8.
 # A small Llama 3 that meets an exception and a killed worker, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
-# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
 # shellcheck disable=SC2016  # a recipe's values are plain text
 set -euo pipefail
 
@@ -31,7 +32,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501}" \
   --rdzv-id=llama3-tiny-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \

@@ -2,7 +2,8 @@
 # node-1 of 2 of llama/llama3_tiny_checkpointless_mmap version 1, digest 679a7dbe9c8fc8b8b7cae5b86dac8a7c226e5b06273a5d4569fa551e12a6484b.
 # llama3_tiny_checkpointless with its batches made ahead in shared files
 # Change the recipe and render it again instead of this file. By hand: start every node's
-# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
 # shellcheck disable=SC2016  # a recipe's values are plain text
 set -euo pipefail
 
@@ -31,7 +32,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501}" \
   --rdzv-id=llama3-tiny-checkpointless-mmap-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \

@@ -2,7 +2,8 @@
 # node-1 of 2 of llama/llama3_tiny_pretrain version 1, digest eeb0857e789a45429825ffb9c7649248498d29d52656fbed4fda897a9ea58985.
 # A small Llama 3 on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
-# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
 # shellcheck disable=SC2016  # a recipe's values are plain text
 set -euo pipefail
 
@@ -31,7 +32,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501}" \
   --rdzv-id=llama3-tiny-pretrain-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-1 \

@@ -2,7 +2,8 @@
 # node-0 of 2 of llama/llama3_tiny_tiered version 1, digest 18ebbeae69dcc87d5d8c33f745f2c1de89ca772c2ef1828196470015fcbbfff8.
 # A small Llama 3 with a checkpoint in the memory of two nodes every 10 steps
 # Change the recipe and render it again instead of this file. By hand: start every node's
-# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine).
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
 # shellcheck disable=SC2016  # a recipe's values are plain text
 set -euo pipefail
 
@@ -38,7 +39,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501}" \
   --rdzv-id=llama3-tiny-tiered-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-0 \

@@ -1,0 +1,83 @@
+"""Rules of membership, each with the one pure function that holds it and what is there without it.
+
+Whoever looks for what goes wrong then, by simulation or by model, is to find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from resilience.agent.connections.transport import Gone, Heard
+from resilience.agent.coordination import coordinator, founding, opening, succession, votes
+from resilience.agent.coordination.founding import Record
+from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.succession import Heeded, Outlook, Result
+from resilience.comm.messages import Goodbye, Join
+
+_find_verdict, _judge, _join, _succeed = (
+    votes.find_verdict,
+    founding.judge,
+    Standing.join,
+    succession.decide,
+)
+
+
+def whoever_comes_begins_a_run(
+    found: Record | None, *, newcomers: tuple[str, ...], **_: object
+) -> Record:
+    begun = _judge(None, run="run", newcomers=newcomers, unchanged_s=0.0)
+    assert isinstance(begun, Record)
+    return begun
+
+
+def any_member_goes_on(state: State) -> str:
+    has_any = bool(state.voters & set(state.members.nodes))
+    return votes.GOES_ON if has_any else _find_verdict(state)
+
+
+def half_goes_on(state: State) -> str:
+    verdict = _find_verdict(state)
+    return votes.GOES_ON if verdict == votes.TIE else verdict
+
+
+def standbys_go_on(state: State) -> str:
+    verdict = _find_verdict(state)
+    is_alone = verdict == votes.WAITS and not state.voters & set(state.members.nodes)
+    return votes.GOES_ON if is_alone else verdict
+
+
+def agreements_lapse(standing: Standing, *, node: str, address: str, start: str) -> Join:
+    join = _join(standing, node=node, address=address, start=start)
+    return replace(join, ballot=-1, agreed=None)
+
+
+def any_place_is_given_away(state: State, place: int, *, is_late: bool) -> bool:
+    return place not in state.awaited
+
+
+def end_of_file_is_death(view: Outlook, event: Heeded, now_s: float) -> Result:
+    if isinstance(event, Gone) and event.peer in view.lines:
+        event = Heard(peer=event.peer, message=Goodbye(reason=event.reason))
+    return _succeed(view, event, now_s)
+
+
+RULES: dict[str, tuple[str, Callable[..., object], tuple[object, ...]]] = {
+    "the founding record": ("judge", whoever_comes_begins_a_run, (founding,)),
+    "more than half": ("find_verdict", any_member_goes_on, (opening, coordinator)),
+    "the record of a tie": ("find_verdict", half_goes_on, (opening, coordinator)),
+    "agreements never lapse": ("join", agreements_lapse, (Standing,)),
+    "evidence for standbys alone": ("find_verdict", standbys_go_on, (opening, coordinator)),
+    "patience for the last holder": ("may_give_away", any_place_is_given_away, (opening,)),
+    "end of file is silence": ("decide", end_of_file_is_death, (succession,)),
+}
+"""By rule, the function's name, what stands in for it, and where it is to be put."""
+
+
+def switch_off(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, without, owners = RULES[rule]
+    for owner in owners:
+        monkeypatch.setattr(owner, name, without)

@@ -1,0 +1,33 @@
+"""What stands for parts of a node that the simulation does without, and words about a node."""
+
+from __future__ import annotations
+
+from resilience.agent.coordination.party import Party
+from resilience.agent.coordination.standing import Standing
+
+
+class NoStores:
+    """Stands for the stores of generations."""
+
+    def take(self, generation: int) -> str:
+        return f"store/{generation}"
+
+    def prepare(self) -> None:
+        return
+
+
+def describe_node(name: str, party: Party, standing: Standing, *, is_paused: bool) -> str:
+    """Return what an agent knows, for a failure's message."""
+    view, state = party._outlook, party.state
+    said = (
+        f"{name}{' paused' if is_paused else ''}: {view.stage} {view.hello.leader} "
+        f"g{standing.generation} opened {standing.opened}"
+    )
+    if state is None:
+        return said
+    return (
+        f"{said} leads {state.stage} g{state.generation} nodes {state.nodes} "
+        f"voters {sorted(state.voters)} present {list(state.present)} "
+        f"asked {sorted(state.asked)} accepted {sorted(state.accepted)} "
+        f"reports {sorted(state.reports)} dead {sorted(state.dead)}"
+    )

@@ -1,0 +1,336 @@
+"""How the next generation comes about, event by event: nobody agrees or answers by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.agent.coordination.coordinator import decide
+from resilience.agent.coordination.founding import SLACK, Record
+from resilience.agent.coordination.membership import (
+    AGREEING,
+    RUNNING,
+    Action,
+    Claimed,
+    ClaimRecord,
+    Event,
+    FoundRun,
+    Judged,
+    NodeJoined,
+    Note,
+    Options,
+    Said,
+    Send,
+    State,
+    Tick,
+)
+from resilience.agent.coordination.standing import Standing
+from resilience.comm.messages import Agree, Learn, Propose, Stopped
+from resilience.state.report import Phase, Report
+from tests.resilience.agent.decisions import (
+    OPTIONS,
+    all_stopped,
+    ends,
+    failed,
+    join,
+    layout,
+    learned,
+    lost,
+    opened,
+    phases,
+    play,
+    proposed,
+    running,
+    stopped,
+)
+
+THREE = replace(OPTIONS, num_nodes=3)
+ONE = replace(OPTIONS, num_nodes=1)
+SHARDS = replace(OPTIONS, num_shards=2, is_sharded=True)
+"""Each node holds both shards."""
+ONE_COPY = replace(OPTIONS, num_shards=4, is_sharded=True)
+
+
+def hear(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
+    actions: list[Action] = []
+    for event in events:
+        state, more = decide(state, event, now_s)
+        actions += more
+    return state, actions
+
+
+def agree(node: str, proposal: Propose, *, ballot: int | None = None) -> Said:
+    number = proposal.ballot if ballot is None else ballot
+    return Said(node=node, message=Agree(generation=proposal.generation, ballot=number))
+
+
+def apart(node: str) -> NodeJoined:
+    """Return the join of a node that does not see the folder of the run."""
+    return NodeJoined(join=replace(join(node).join, shares_folder=False))
+
+
+def places(*numbers: int, generation: int = 0) -> list[Said]:
+    """Return the reports of all ranks of places, whose nodes are named after them."""
+    return [
+        stopped(f"n{place}", 2 * place + each, generation) for place in numbers for each in (0, 1)
+    ]
+
+
+def claims(actions: list[Action]) -> list[ClaimRecord]:
+    return [each for each in actions if isinstance(each, ClaimRecord)]
+
+
+# ---- how a run begins
+
+
+def test_run_begins_with_the_record_of_its_folder() -> None:
+    state, actions = hear(State(options=OPTIONS), join("n0"), join("n1"))
+    assert actions[-1] == FoundRun(agents=("n0", "n1"))
+
+    state, actions = hear(state, Judged(record=None, reason="n7 may go on"), Tick(), now_s=1.0)
+    why = "the run does not begin yet: n7 may go on"
+    assert actions == [Note(event="warning", fields={"text": why})]
+    state, actions = hear(state, Tick(), now_s=2.0)
+    assert actions == [FoundRun(agents=("n0", "n1"))]
+
+    record = Record(run="run", number=1, agents=("n0", "n1"), generation=106)
+    state, actions = play(state, Judged(record=record), now_s=2.0)
+    assert [each.generation for each in opened(actions)] == [107, 107]
+
+
+def test_without_a_common_folder_more_than_half_begin_a_run() -> None:
+    options = replace(ONE, num_standby_nodes=1)
+    state, actions = play(State(options=options), apart("n0"))
+    state, more = play(state, Tick(), now_s=30.0)
+    assert opened([*actions, *more]) == []
+
+    _, actions = play(state, apart("n1"), now_s=31.0)
+
+    assert [each.shares_folder for each in opened(actions)] == [False]
+
+
+# ---- what all have to agree to
+
+
+def test_generation_opens_when_all_have_agreed_to_its_last_proposal() -> None:
+    state, actions = hear(running(), failed("n1", 3), *all_stopped())
+    proposal, _ = proposed(actions)
+    assert (state.stage, proposal.layout) == (AGREEING, layout("n0", "n1"))
+
+    state, actions = hear(state, agree("n0", proposal), agree("n1", proposal, ballot=-1))
+    assert opened(actions) == []
+    state, actions = hear(state, agree("n1", proposal))
+
+    assert len(opened(actions)) == 2
+
+
+def test_rank_that_dies_while_nodes_agree_reports_anew() -> None:
+    state, actions = hear(running(), failed("n1", 3), *all_stopped())
+    proposal, _ = proposed(actions)
+
+    state, actions = hear(
+        state,
+        failed("n1", 3, reason="died"),
+        *(agree(node, proposal) for node in ("n0", "n1")),
+    )
+    assert opened(actions) == []
+    state, actions = hear(state, stopped("n1", 3, step=None))
+
+    assert phases(opened(actions)[0]) == ["computing"] * 3 + ["fresh"]
+
+
+def test_members_that_may_have_come_about_are_proposed_again() -> None:
+    """One of those that were asked is lost, and what the others have answered is on its way."""
+    state, actions = hear(running(THREE, "n2", "n3", "n4"), lost("n0"), *places(1, 2))
+    first = proposed(actions)[0]
+    assert first.layout == layout("n3", "n1", "n2")
+
+    state, actions = hear(state, lost("n3"))
+    again = proposed(actions)[0]
+    assert (again.ballot, again.layout) == (first.ballot + 1, first.layout)
+
+    state, actions = play(state, *(agree(node, again) for node in ("n1", "n2")))
+    assert (opened(actions), learned(actions)) == ([], ["n1", "n2", "n4"])
+    state, actions = play(state, *places(1, 2, generation=1))
+    assert [each.layout for each in opened(actions)] == [layout("n4", "n1", "n2")] * 3
+
+
+def test_new_member_has_a_vote_about_the_next_generation() -> None:
+    state, _ = play(running(THREE, "n2", "n3"), lost("n0"), *places(1, 2))
+    assert state.nodes == ("n3", "n1", "n2")
+
+    reports = [stopped("n3", rank, 1) for rank in (0, 1)]
+    state, actions = play(
+        state, join("n4"), lost("n1", is_dead=False), *reports, *places(2, generation=1)
+    )
+
+    assert [each.layout.nodes for each in opened(actions)] == [("n3", "n4", "n2")] * 3
+
+
+def test_who_joins_a_run_learns_how_far_it_is() -> None:
+    _, actions = play(running(), join("n3"))
+
+    news = Learn(generation=0, opened=0, layout=layout("n0", "n1"), shares_folder=True)
+    assert Send(node="n3", message=news) in actions
+
+
+# ---- which side goes on
+
+
+def test_half_waits_for_the_record_of_the_next_number() -> None:
+    state, actions = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+    (claim,) = claims(actions)
+    assert (claim.generation, claim.layout) == (1, layout("n2", "n1"))
+
+    late = Claimed(generation=0, layout=claim.layout)
+    state, more = hear(state, late, Claimed(generation=1, layout=None), Tick(), now_s=1.0)
+    assert proposed([*actions, *more]) == []
+    state, actions = hear(state, Tick(), now_s=2.0)
+    assert claims(actions) == [claim]
+    state, actions = hear(state, Claimed(generation=1, layout=claim.layout), now_s=2.0)
+
+    proposal = proposed(actions)[0]
+    assert proposal.layout == claim.layout
+    has_agreed = Standing(generation=0, proposed=1, ballot=1000, agreed=layout("n0", "n9"))
+    assert has_agreed.consider(proposal, is_member=True)[1] is not None
+
+
+def test_half_goes_by_the_record_of_the_other_half() -> None:
+    state, _ = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+
+    state, actions = play(state, Claimed(generation=1, layout=layout("n0", "n3")))
+
+    assert (opened(actions), learned(actions)) == ([], ["n1", "n2"])
+    assert (state.generation, state.members) == (1, layout("n0", "n3"))
+    news = Learn(generation=1, opened=0, layout=layout("n0", "n3"), shares_folder=True)
+    assert Send(node="n1", message=news) in actions
+
+
+def test_half_without_a_common_folder_goes_on_with_the_first_node() -> None:
+    for away, others, opens in (("n0", places(1), False), ("n1", places(0), True)):
+        state = replace(running(OPTIONS, "n2"), shares_folder=False)
+
+        _, actions = play(state, lost(away, is_dead=False), *others)
+
+        assert bool(opened(actions)) == opens
+
+
+def test_standby_alone_waits_for_whoever_may_have_gone_on() -> None:
+    state, actions = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
+    assert opened(actions) == []
+
+    _, actions = play(state, join("n2"))
+
+    (opening,) = opened(actions)
+    assert opening.generation > SLACK, "others may have opened some before they ended"
+
+
+def test_silent_nodes_have_no_vote() -> None:
+    _, actions = play(
+        running(THREE, "n2", "n3", "n4"),
+        lost("n0", is_dead=False),
+        lost("n1", is_dead=False),
+        *places(2),
+    )
+
+    assert (proposed(actions), opened(actions)) == ([], [])
+
+
+def test_side_that_may_not_go_on_waits_twice_its_patience() -> None:
+    state, _ = play(
+        running(THREE, "n2"), lost("n0", is_dead=False), lost("n1", is_dead=False), *places(2)
+    )
+
+    state, actions = play(state, Tick(), now_s=1199.0)
+    assert ends(actions) == []
+    _, actions = play(state, Tick(), now_s=1200.0)
+
+    assert [each.status for each in ends(actions)] == [75]
+
+
+# ---- whose place is given away
+
+
+def said(rank: int, generation: int, *, is_replaced: bool = False, **report: Any) -> Said:
+    node, shard = f"n{rank // 2}", str(rank)
+    values = {"phase": Phase.COMPUTING, "step": 5, "member_generation": generation, **report}
+    own = Report(rank=rank, node=node, generation=generation, shard=shard, **values)
+    message = Stopped(
+        generation=generation, rank=rank, report=own.to_json(), is_replaced=is_replaced
+    )
+    return Said(node=node, message=message)
+
+
+def at(generation: int, options: Options) -> State:
+    """Return a run with a standby node in its first or its second generation."""
+    state = running(options, "n2")
+    if generation:
+        state, _ = play(state, failed("n0", 0), *places(0, 1))
+    assert (state.stage, state.generation) == (RUNNING, generation)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("generation", "report", "is_given"),
+    [
+        pytest.param(0, {}, True, id="whole"),
+        pytest.param(0, {"phase": Phase.TORN_UPDATE}, False, id="torn"),
+        pytest.param(0, {"phase": Phase.TORN_REPAIR}, False, id="half-repaired"),
+        pytest.param(0, {"is_healthy": False}, False, id="unhealthy"),
+        pytest.param(0, {"phase": Phase.FRESH, "is_replaced": True}, False, id="replaced"),
+        pytest.param(1, {"phase": Phase.FRESH}, False, id="not-yet-repaired"),
+        pytest.param(0, {"phase": Phase.FRESH}, True, id="before-the-first-step"),
+    ],
+)
+def test_place_is_kept_for_a_silent_node_that_may_hold_the_last_copy(
+    generation: int, report: dict[str, Any], is_given: bool
+) -> None:
+    _, actions = play(
+        at(generation, SHARDS),
+        lost("n1", is_dead=False),
+        said(0, generation, **report),
+        said(1, generation),
+    )
+
+    assert bool(opened(actions)) == is_given
+
+
+def test_last_holder_is_waited_for_with_patience() -> None:
+    state, actions = play(at(0, ONE_COPY), lost("n1", is_dead=False), said(0, 0), said(1, 0))
+    state, more = play(state, Tick(), now_s=599.0)
+    assert (opened([*actions, *more]), ends(more)) == ([], [])
+
+    _, actions = play(state, Tick(), now_s=600.0)
+
+    assert phases(opened(actions)[0]) == ["computing"] * 2 + ["fresh"] * 2
+
+
+def test_last_holder_that_has_said_goodbye_is_not_waited_for() -> None:
+    _, actions = play(at(0, ONE_COPY), lost("n1"), said(0, 0), said(1, 0))
+
+    assert phases(opened(actions)[0]) == ["computing"] * 2 + ["fresh"] * 2
+
+
+def test_place_is_not_kept_where_a_report_is_missing_that_nobody_needs() -> None:
+    limit_s = OPTIONS.join_deadline_s + OPTIONS.stop_deadline_s
+    state, _ = play(at(0, OPTIONS), lost("n1", is_dead=False), stopped("n0", 0))
+
+    state, actions = play(state, Tick(), now_s=limit_s - 1)
+    assert (opened(actions), ends(actions)) == ([], [])
+    _, actions = play(state, Tick(), now_s=limit_s)
+
+    assert [each.status for each in ends(actions)] == [75, 75]
+
+
+def test_reports_of_a_node_that_is_silent_since_are_no_copies() -> None:
+    _, actions = play(
+        at(0, ONE_COPY),
+        failed("n1", 2),
+        *(said(rank, 0) for rank in (2, 3, 0)),
+        lost("n1", is_dead=False),
+        said(1, 0),
+    )
+
+    assert opened(actions) == []

@@ -1,0 +1,263 @@
+"""Whom an agent follows, when it leads, and whom it hears: one event at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from resilience.agent.connections.transport import Arrival, Gone, Heard
+from resilience.agent.coordination.membership import NodeJoined, NodeLost
+from resilience.agent.coordination.party import make_outlook
+from resilience.agent.coordination.succession import (
+    FOLLOWING,
+    LEADING,
+    SEEKING,
+    TAKEN_NAME_STATUS,
+    Act,
+    Coordinate,
+    Dial,
+    Dialed,
+    HangUp,
+    Heeded,
+    Lead,
+    Line,
+    Looked,
+    Obey,
+    Outlook,
+    Resign,
+    Tell,
+    decide,
+)
+from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Message
+
+LEASE_S = 3.0
+ENDPOINTS = ("n0:1", "n1:1")
+ROSTER = tuple((name, f"{name}:1") for name in ("n0", "n1", "n2"))
+LINK, OTHER = 1, 2
+ORDER = Break(generation=4, reason="")
+
+
+def newcomer(node: str) -> Outlook:
+    return make_outlook(
+        run="run",
+        node=node,
+        address=f"{node}:1",
+        start=node,
+        endpoints=ENDPOINTS,
+        lease_s=LEASE_S,
+        now_s=0.0,
+    )
+
+
+def following(node: str = "n2") -> Outlook:
+    """Return a member of generation 4, which n0 coordinates; another agent has called it."""
+    view = newcomer(node)
+    return replace(
+        view,
+        stage=FOLLOWING,
+        link=LINK,
+        lines={LINK: Line(heard_s=0.0, address="n0:1"), OTHER: Line(heard_s=0.0)},
+        roster=ROSTER,
+        hello=replace(view.hello, generation=4, order=2, leader="n0:1"),
+    )
+
+
+def leading(*, is_settled: bool = True) -> Outlook:
+    """Return what n1 knows that coordinates generation 4; n2 has joined it."""
+    view = newcomer("n1")
+    return replace(
+        view,
+        stage=LEADING,
+        is_settled=is_settled,
+        lines={LINK: Line(heard_s=0.0, join=join("n2")), OTHER: Line(heard_s=0.0, address="n0:1")},
+        roster=ROSTER,
+        hello=replace(view.hello, generation=4, order=1, leader="n1:1"),
+    )
+
+
+def join(node: str, start: str = "") -> Join:
+    return Join(node=node, address=f"{node}:1", start=start or node)
+
+
+def hello(
+    node: str, *, generation: int, order: int = 0, leader: str = "", run: str = "run"
+) -> Hello:
+    return Hello(
+        run=run,
+        node=node,
+        address=f"{node}:1",
+        start=node,
+        generation=generation,
+        order=order,
+        leader=leader,
+    )
+
+
+def play(view: Outlook, *events: Heeded, now_s: float = 0.0) -> tuple[Outlook, list[Act]]:
+    acts: list[Act] = []
+    for event in events:
+        view, more = decide(view, event, now_s)
+        acts += more
+    return view, acts
+
+
+def gone(peer: int) -> Arrival:
+    return Gone(peer=peer, reason="closed")
+
+
+def heard(peer: int, message: Message) -> Arrival:
+    return Heard(peer=peer, message=message)
+
+
+def events(acts: list[Act]) -> list[object]:
+    return [each.event for each in acts if isinstance(each, Coordinate)]
+
+
+def leads(acts: list[Act]) -> list[Act]:
+    return [each for each in acts if isinstance(each, (Lead, Resign))]
+
+
+# ---- silence, and what is none
+
+
+def test_agent_that_was_not_heard_for_its_lease_is_silent_and_not_dead() -> None:
+    view = replace(leading(), tick_s=LEASE_S)
+    assert events(play(view, Looked(), now_s=LEASE_S)[1]) == []
+
+    _, acts = play(view, Looked(), now_s=LEASE_S + 0.1)
+
+    assert events(acts) == [NodeLost(node="n2", is_dead=False)]
+    assert HangUp(peer=LINK) in acts
+
+
+def test_agent_that_stood_still_itself_judges_nobody() -> None:
+    """What the others have said meanwhile is still to be read."""
+    view, acts = play(leading(), Looked(), now_s=3 * LEASE_S)
+    assert events(acts) == []
+
+    view = replace(view, tick_s=4 * LEASE_S)
+    _, acts = play(view, Looked(), now_s=4 * LEASE_S + 0.1)
+
+    assert events(acts) == [NodeLost(node="n2", is_dead=False)]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "is_dead"),
+    [
+        pytest.param(gone(LINK), False, id="end-of-its-connection"),
+        pytest.param(heard(LINK, Goodbye(reason="")), True, id="goodbye"),
+    ],
+)
+def test_only_a_goodbye_is_evidence_of_an_end(arrival: Arrival, is_dead: bool) -> None:
+    _, acts = play(leading(), arrival)
+    view, _ = play(following(), arrival)
+
+    assert events(acts) == [NodeLost(node="n2", is_dead=is_dead)]
+    assert view.dead == ({"n0"} if is_dead else set())
+    assert (view.stage, view.lost) == (SEEKING, "n0:1")
+
+
+# ---- who leads
+
+
+def test_agent_leads_when_all_have_been_asked_that_would_before_it() -> None:
+    view, acts = play(following(), gone(LINK))
+    assert acts == [Dial(address="n0:1"), Dial(address="n1:1")]
+
+    view, acts = play(view, Dialed(peer=5, address="n0:1"), Dialed(peer=6, address="n1:1"), gone(5))
+    assert leads(acts) == []
+    view, acts = play(view, gone(6))
+
+    assert leads(acts) == [Lead(lost="n0")]
+    assert view.hello.leader == "n2:1"
+
+
+@pytest.mark.parametrize(("node", "does"), [("n1", True), ("n9", False)])
+def test_newcomer_leads_only_where_others_look_for_agents(node: str, does: bool) -> None:
+    view, acts = play(newcomer(node), Looked())
+    calls = [each.address for each in acts if isinstance(each, Dial)]
+
+    for peer, address in enumerate(calls):
+        view, more = play(view, Dialed(peer=peer, address=address), gone(peer))
+        acts += more
+
+    assert calls == [each for each in ENDPOINTS if each != f"{node}:1"]
+    assert bool(leads(acts)) == does
+
+
+@pytest.mark.parametrize(("generation", "follows"), [(3, False), (4, True), (5, True)])
+def test_member_follows_nobody_of_an_older_generation(generation: int, follows: bool) -> None:
+    view, _ = play(following(), gone(LINK), Dialed(peer=5, address="n0:1"))
+
+    view, _ = play(view, heard(5, hello("n0", generation=generation, leader="n0:1")))
+
+    assert (view.stage == FOLLOWING) == follows
+
+
+def test_agent_of_another_run_is_hung_up_on() -> None:
+    view, _ = play(following(), gone(LINK), Dialed(peer=5, address="n0:1"))
+
+    other = hello("n0", generation=9, leader="n0:1", run="another")
+    view, acts = play(view, heard(5, other))
+
+    assert HangUp(peer=5) in acts
+    assert view.stage == SEEKING
+
+
+@pytest.mark.parametrize(
+    ("is_settled", "generation", "order", "gives_way"),
+    [
+        pytest.param(False, 4, 0, True, id="to-an-earlier-one"),
+        pytest.param(False, 4, 2, False, id="not-to-a-later-one"),
+        pytest.param(False, 3, 0, False, id="not-to-an-older-generation"),
+        pytest.param(True, 4, 0, False, id="not-with-a-generation-open"),
+        pytest.param(True, 5, 2, True, id="but-to-a-newer-one"),
+    ],
+)
+def test_coordinator_gives_way(
+    is_settled: bool, generation: int, order: int, gives_way: bool
+) -> None:
+    other = hello("n0", generation=generation, order=order, leader="n0:1")
+
+    view, acts = play(leading(is_settled=is_settled), heard(OTHER, other))
+
+    assert leads(acts) == ([Resign()] if gives_way else [])
+    assert view.stage == (FOLLOWING if gives_way else LEADING)
+
+
+# ---- who is heard
+
+
+@pytest.mark.parametrize(("peer", "obeys"), [(LINK, True), (OTHER, False)])
+def test_only_the_coordinator_is_obeyed(peer: int, obeys: bool) -> None:
+    _, acts = play(following(), heard(peer, ORDER))
+
+    assert acts == ([Obey(message=ORDER)] if obeys else [])
+
+
+@pytest.mark.parametrize(("peer", "believes"), [(LINK, True), (OTHER, False)])
+def test_only_the_coordinator_says_who_follows_it(peer: int, believes: bool) -> None:
+    nodes = (("n7", "n7:1"), ("n2", "n2:1"))
+
+    view, _ = play(following(), heard(peer, Beat(nodes=nodes)))
+
+    assert view.roster == (nodes if believes else ROSTER)
+
+
+def test_second_agent_of_a_name_is_refused() -> None:
+    for taken in (join("n2", "another"), join("n1")):
+        view, acts = play(leading(), heard(OTHER, taken))
+
+        (end,) = [each.message for each in acts if isinstance(each, Tell)]
+        assert isinstance(end, End)
+        assert end.status == TAKEN_NAME_STATUS
+        assert events(acts) == []
+        assert view.lines[LINK].join == join("n2")
+
+
+def test_agent_that_joins_over_another_connection_has_left_the_first() -> None:
+    view, acts = play(leading(), heard(OTHER, join("n2")))
+
+    assert events(acts) == [NodeLost(node="n2", is_dead=False), NodeJoined(join=join("n2"))]
+    assert LINK not in view.lines

@@ -1,0 +1,202 @@
+"""What a rank says of its memory, wherever in a step or a recovery it has failed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from resilience.checkpointless.recovery import Recovery
+from resilience.comm.gate import Gate
+from resilience.errors import BrokenError, CorruptionError
+from resilience.state.layout import make_layout
+from resilience.state.report import Phase, Report
+from tests.resilience.state.nodes import PlainView
+
+STEP = 4
+LAYOUT = make_layout(nodes=["n0", "n1"], num_local_ranks=1)
+
+
+class PassingChannel:
+    """What the only rank of a gate needs."""
+
+    def reduce(self, buffer):
+        """The sum over one rank is there."""
+
+
+class BrokenChannel:
+    def reduce(self, buffer):
+        raise RuntimeError("Connection closed by peer")
+
+
+class LostPeers:
+    """A group whose other ranks are gone."""
+
+    def recv(self, tensors, source, tag):
+        raise RuntimeError("Connection closed by peer")
+
+
+class Members:
+    """A generation as rank 0 sees it, which has a gate to itself."""
+
+    number = 3
+    rank = 0
+    layout = LAYOUT
+    lock = threading.Lock()
+    group = LostPeers()
+
+    def __init__(self, *reports, channel=None):
+        self.reports = reports
+        self.gate = Gate(channel or PassingChannel(), world_size=1)
+
+    def is_current(self):
+        return True
+
+    def check(self):
+        """The generation goes on."""
+
+    def mark(self, activity, step, micro_batch=0):
+        """Nobody is looking."""
+
+
+def held(rank, phase=Phase.COMPUTING, step=STEP, shard=""):
+    return Report(
+        rank=rank,
+        node=f"n{rank}",
+        generation=2,
+        shard=shard,
+        phase=phase,
+        step=step,
+        member_generation=-1 if phase is Phase.FRESH else 2,
+    )
+
+
+def begun(*, state=None, **options):
+    """Return what holds the whole state after `STEP` updates."""
+    recovery = Recovery(**{"apply": lambda step: None, **options})
+    recovery.bind(PlainView([torch.zeros(4) if state is None else state]))
+    recovery.enter(3, LAYOUT, keeps_state=True)
+    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: STEP)
+    return recovery
+
+
+def said(recovery):
+    report = recovery.report(rank=0, node="n0", generation=3)
+    return report.phase, report.step, report.step_generation, report.gradient_generation
+
+
+def test_rank_whose_repair_breaks_off_holds_parts_of_two_states():
+    """Also one that held a whole state before, which the others were ahead of."""
+    recovery = begun()
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        recovery.resume(Members(held(0), held(1, step=STEP + 1)), lambda fallback: 0)
+
+    assert said(recovery)[0] is Phase.TORN_REPAIR
+
+
+def test_rank_whose_start_breaks_off_holds_parts_of_two_states():
+    recovery = begun()
+
+    def start(fallback):
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="disk"):
+        recovery.resume(Members(held(0, shard="0"), held(1, Phase.FRESH, shard="1")), start)
+
+    assert said(recovery)[0] is Phase.TORN_REPAIR
+
+
+def test_state_that_has_changed_since_its_gate_is_not_rolled_forward():
+    state, updates = torch.zeros(4), []
+    recovery = begun(state=state, apply=updates.append, self_check_every_n_steps=1)
+    reports = [replace(held(rank, Phase.PASSED), gradient_generation=2) for rank in (0, 1)]
+    state[1] = 1.0
+
+    with pytest.raises(CorruptionError, match="something has changed it since"):
+        recovery.resume(Members(*reports), lambda fallback: 0)
+
+    assert (updates, recovery.step) == ([], STEP)
+    assert not recovery.report(rank=0, node="n0", generation=3).is_healthy
+
+
+def test_state_that_took_the_place_of_a_changed_one_is_healthy():
+    recovery = begun()
+    recovery.distrust()
+    assert not recovery.report(rank=0, node="n0", generation=3).is_healthy
+
+    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: STEP)
+
+    assert recovery.report(rank=0, node="n0", generation=3).is_healthy
+
+
+def test_rank_whose_gate_breaks_has_entered_and_does_not_know():
+    recovery = begun()
+
+    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
+        pytest.fail("the update has begun")
+
+    assert said(recovery) == (Phase.ENTERED, STEP, -1, 3)
+
+
+def test_rank_that_fails_between_its_gate_and_its_update_can_end_it():
+    def fail():
+        raise OSError("no room for a copy")
+
+    recovery = begun(before_update=fail)
+
+    with pytest.raises(OSError, match="room"), recovery.commit(Members()):
+        pytest.fail("the update has begun")
+
+    assert said(recovery) == (Phase.PASSED, STEP, -1, 3)
+
+
+def test_rank_that_fails_within_its_update_is_torn():
+    recovery = begun()
+
+    with pytest.raises(ZeroDivisionError), recovery.commit(Members()):
+        raise ZeroDivisionError
+
+    assert said(recovery) == (Phase.TORN_UPDATE, STEP, -1, 3)
+
+
+def test_update_that_has_ended_was_made_by_the_generation_of_its_gradients():
+    recovery = begun()
+
+    with recovery.commit(Members()):
+        pass
+
+    assert said(recovery) == (Phase.COMPUTING, STEP + 1, 3, -1)
+
+
+def test_forward_ends_the_worth_of_earlier_gradients():
+    recovery = begun()
+    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
+        pass
+
+    recovery.begin()
+
+    assert said(recovery) == (Phase.COMPUTING, STEP, -1, -1)
+
+
+def test_signal_waits_for_the_end_of_the_update():
+    """Its handler may raise, in the middle of the weights."""
+
+    class AskedError(Exception):
+        pass
+
+    def ask(number, frame):
+        raise AskedError
+
+    recovery, before = begun(), signal.signal(signal.SIGTERM, ask)
+    try:
+        with pytest.raises(AskedError), recovery.commit(Members()):
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is ask
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert said(recovery) == (Phase.COMPUTING, STEP + 1, 3, -1)
