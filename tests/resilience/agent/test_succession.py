@@ -261,3 +261,31 @@ def test_agent_that_joins_over_another_connection_has_left_the_first() -> None:
 
     assert events(acts) == [NodeLost(node="n2", is_dead=False), NodeJoined(join=join("n2"))]
     assert LINK not in view.lines
+
+
+def test_silent_agents_keep_nobody_from_being_asked() -> None:
+    """Fewer are asked at a time than there are, and a host that is off takes a lease to fail."""
+    addresses = tuple(f"10.0.1.{number}:29500" for number in range(20))
+    view = make_outlook(
+        run="run",
+        node="late",
+        address="10.0.2.1:29500",
+        start="late",
+        endpoints=addresses,
+        lease_s=1.0,
+        now_s=0.0,
+    )
+    asked: list[str] = []
+    open_s: dict[int, float] = {}
+    for tick in range(60):
+        now_s = tick / 10
+        ended = [peer for peer, since_s in open_s.items() if now_s - since_s >= 0.9]
+        view, acts = play(view, *map(gone, ended), Looked(), now_s=now_s)
+        open_s = {peer: since_s for peer, since_s in open_s.items() if peer not in ended}
+        for act in acts:
+            if isinstance(act, Dial):
+                asked.append(act.address)
+                open_s[len(asked)] = now_s
+                view, _ = play(view, Dialed(peer=len(asked), address=act.address), now_s=now_s)
+
+    assert set(asked) == set(addresses)
