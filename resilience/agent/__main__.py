@@ -239,7 +239,7 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     return {
         **({GLOO_INTERFACE: interface} if interface else {}),
         MAX_RESTARTS: str(max_restarts),
-        RUN_ID: attempt_name(options.rdzv_id, options.rdzv_attempt),
+        RUN_ID: options.rdzv_id,
         # Also for one worker: a process whose imports start threads cannot be forked.
         NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, "1"),
