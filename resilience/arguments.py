@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, NoReturn, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -15,6 +15,14 @@ from resilience.docstrings import field_docstrings
 
 _SECONDS_MAX = 1e6
 _TOKEN_BYTES_MAX = 4096
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: under a page of usage nobody finds it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with status 2."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 def add_options(

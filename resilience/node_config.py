@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from resilience.arguments import Parser
 from resilience.settings import (
     CheckpointlessSettings,
     Count,
@@ -122,7 +123,7 @@ def parse_config(prog: str, words: Sequence[str]) -> NodeConfig:
 
     Ends the process with status 2 and one message where it is wrong.
     """
-    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
+    parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     add_config_argument(parser)
     path = parser.parse_known_args(words)[0].config
     try:

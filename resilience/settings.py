@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Lease = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
@@ -84,12 +85,12 @@ class CheckpointlessSettings(_Settings):
     """Seconds that a worker may take to stop after it was told to; then it is killed."""
     join_deadline_s: Seconds
     """Seconds that ranks may take to form their process group, and a lost node to be replaced."""
-    lease_s: Seconds
+    lease_s: Lease
     """Seconds without a word from a node that make it silent: its place may be given to another
     one, and it comes back as a standby. Shorter ones take a busy node for a lost one."""
     partition_patience_s: Seconds
-    """Seconds that nodes which may not go on wait for the others, and a shard for its last
-    holder."""
+    """Seconds that nodes which may not go on wait for the others before they save what they hold,
+    and a shard for its last holder."""
     process_restarts_max: Count
     """Incidents within restart_window_s, for each node of the run, before the run gives up; one is
     all processes that a node loses between two committed steps."""
@@ -101,7 +102,8 @@ class CheckpointlessSettings(_Settings):
     """Generations in a row that one node, or errors that end no process, may end before a new step
     is done; after these the run gives up."""
     last_save_deadline_s: Seconds
-    """Seconds that a run which gives up may take to save its state before it ends."""
+    """Seconds that a run which gives up, or nodes that may not go on, may take to save their
+    state."""
     self_check_every_n_steps: Count | None
     """Compare the state with the digest of its last update every n steps; null never does."""
 

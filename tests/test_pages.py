@@ -18,11 +18,15 @@ import pytest
 import yaml
 
 from launcher.clusters.k8s.check import read_documents
+from resilience.agent.options import parse_options
 from tests.launcher.command import launch
+from tests.ports import free_ports
+from tests.warm import start
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PAGE = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+RECOVERY = (ROOT / "docs" / "recovery.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = ".venv/bin/python -m launcher "
 _IMPORT = re.compile(r"^from ((?:launcher|resilience|training)[\w.]*) import (.*)$", re.MULTILINE)
@@ -147,6 +151,43 @@ def test_the_readmes_table_names_commands_that_there_are(tmp_path: Path) -> None
         assert ended.status == 0, (row, ended.err)
 
 
+def _train(folder: Path, program: str) -> tuple[list[str], str]:
+    """Run a program as the page on recovery does; returns what workers print, and all of it."""
+    folder.mkdir()
+    (folder / "train.py").write_text(program)
+    section = RECOVERY.partition("\n## In a script of your own\n")[2].partition("\n## ")[0]
+    (command,) = _blocks(section, "sh")
+    python, option, *words = shlex.split(command)
+    # Another agent may be at the port that it takes by itself.
+    words.insert(1, f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}")
+    assert (python, option) == ("python", "-m")
+    with (folder / "console").open("wb") as output:
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+        agent = start(words, folder=folder, environment=variables, output=output)
+        assert agent.wait(timeout=120) == 0, (folder / "console").read_text()
+    log = (folder / "console").read_text()
+    return re.findall(r"rank \d\] (loss .*)", log), log
+
+
+def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+    section = RECOVERY.partition("\n## In a script of your own\n")[2].partition("\n## ")[0]
+    (program,) = _blocks(section, "python")
+    begin = "        recovery.begin()\n"
+    death = "__import__('os').kill(__import__('os').getpid(), 9)"
+    killed = program.replace(
+        begin,
+        f"{begin}        if (step, generation.number, generation.rank) == (50, 0, 1): {death}\n",
+    )
+    assert killed != program
+
+    said, _ = _train(tmp_path / "undisturbed", program)
+    again, log = _train(tmp_path / "killed", killed)
+
+    assert len(said) == 2
+    assert sorted(again) == sorted(said)
+    assert "killed by SIGKILL" in log, log
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text("utf-8")
@@ -161,3 +202,19 @@ def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
     for module, names in _IMPORT.findall(text):
         found = importlib.import_module(module)
         assert [each for each in names.split(", ") if not hasattr(found, each)] == [], module
+
+
+def test_the_table_of_settings_on_recovery_has_every_default() -> None:
+    path = ROOT / "conf" / "resilience" / "checkpointless" / "default.yaml"
+    settings = yaml.safe_load(path.read_text("utf-8"))
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|.*\| ([^|]+) \|$", RECOVERY, re.MULTILINE)
+    shown = {
+        name.strip("`"): yaml.safe_load(value)
+        for names, values in rows
+        for name, value in zip(names.split(", "), values.split(", "), strict=True)
+    }
+
+    assert shown == settings
+    options = parse_options(["--", "python", __file__])
+    # The agent's program checks itself, or does not.
+    assert {name: getattr(options, name, None) for name in settings} == settings

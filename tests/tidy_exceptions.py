@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 33_940
+CODE_LINES_MAX = 35_000
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -25,7 +25,7 @@ PUBLIC_API = {
 }
 """Modules for the users of our packages, with the page that tells them, and its words."""
 FOREIGN_TARGETS = {
-    "resilience/agent/__main__.py": (
+    "resilience/agent/options.py": (
         "options are completed before anybody has them",
         (
             "options.local_addr options.node_name options.program options.spares_per_node "

@@ -7,6 +7,7 @@ It computes nothing and has one thread, which is what makes its children sound. 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -19,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,13 +28,16 @@ from typing import Any, NoReturn
 import torch
 
 import resilience.agent
+from benchmarks import namespaces
 from tests.warm import ROOM
 
 _PRELOADED = ("torch._dynamo", "training.preload")
+_AGENT = "resilience.agent"
 _ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
-_LAST_THREAD_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 18
+_FILES_MAX = 64
+_FIRST_FILE = 512
 
 
 def _preload() -> None:
@@ -46,21 +49,9 @@ def _preload() -> None:
             importlib.import_module(each.name)
     assert _ZYGOTE[2] in sys.modules
     torch.set_num_threads(1)
-    assert _num_threads() == 1
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()
-
-
-def _num_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def _is_alone() -> bool:
-    """Return whether this process has one thread; one that was joined may be there for a while."""
-    deadline_s = time.monotonic() + _LAST_THREAD_S
-    while _num_threads() > 1 and time.monotonic() < deadline_s:
-        select.select([], [], [], 0.001)
-    return _num_threads() == 1
 
 
 def serve(requests: socket.socket) -> None:
@@ -136,6 +127,8 @@ def _run(
             os.dup2(file, number)
         _close_others({0, 1, 2, *kept})
         _show_environment(environment)
+        if _AGENT in words:
+            _Zygote.unborn = _Unborn()
         sys.argv = list(words)
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         status = 0
@@ -178,12 +171,58 @@ def _show_environment(environment: dict[str, str]) -> None:
     ctypes.memmove(begin, block, len(block))
 
 
+class _Unborn:
+    """A process that becomes the agent's zygote, forked while the agent has one thread.
+
+    A thread of the agent may hold a lock that a later child would wait for.
+    """
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if not self.pid:
+            self._ours.close()
+            _wait_for_birth(theirs)
+        theirs.close()
+
+    def bear(self, words: Sequence[str], environment: dict[str, str], files: Sequence[int]) -> None:
+        """Let it run `MODULE ARGUMENTS`, with these files under these numbers."""
+        request = {
+            "words": list(words),
+            "environment": environment,
+            "files": list(files),
+            "network": f"/proc/{os.getpid()}/ns/net",
+        }
+        with self._ours:
+            socket.send_fds(self._ours, [json.dumps(request).encode()], files)
+
+
+def _wait_for_birth(requests: socket.socket) -> NoReturn:
+    """Become the zygote that is asked for, or end with an agent that never wants one."""
+    control = fcntl.fcntl(requests, fcntl.F_DUPFD_CLOEXEC, _FIRST_FILE)
+    requests.close()
+    _close_others({0, 1, 2, control})
+    with socket.socket(fileno=control) as moved:
+        data, files, _, _ = socket.recv_fds(moved, _REQUEST_BYTES_MAX, _FILES_MAX)
+    if not data:
+        os._exit(0)
+    request = json.loads(data)
+    network = Path(request["network"])
+    if network.readlink() != Path("/proc/self/ns/net").readlink():
+        namespaces.enter(str(network))
+    # They came under the lowest free numbers, of which some may be wanted for others.
+    away = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _FIRST_FILE) for each in files]
+    for number, file in zip(request["files"], away, strict=True):
+        os.dup2(file, number)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    _run(request["words"], request["environment"], (nothing,), request["files"])
+
+
 class _Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """What an agent starts its zygote with: that one is forked, all others are started."""
+    """What an agent starts its zygote with: the first one is forked, all others are started."""
 
     def __new__(cls, command: Any, *arguments: Any, **options: Any) -> Any:
-        # A thread of the agent may hold a lock that a child would wait for.
-        if list(command[:3]) == _ZYGOTE and _is_alone():
+        if list(command[:3]) == _ZYGOTE and _Zygote.unborn is not None:
             return _Zygote(command, **options)
         return super().__new__(cls)
 
@@ -191,16 +230,18 @@ class _Popen(subprocess.Popen):  # type: ignore[type-arg]
 class _Zygote:
     """What `subprocess.Popen` is to an agent, of a process that was forked."""
 
+    unborn: _Unborn | None = None
+
     def __init__(
         self, command: Sequence[str], *, pass_fds: Sequence[int], stdin: int, env: dict[str, str]
     ) -> None:
         assert stdin == subprocess.DEVNULL
+        assert _Zygote.unborn is not None
+        unborn, _Zygote.unborn = _Zygote.unborn, None
         self.returncode: int | None = None
-        self.pid = os.fork()
-        if not self.pid:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            _run(command[2:], env, (nothing,), pass_fds)
+        self.pid = unborn.pid
         self._file = os.pidfd_open(self.pid)
+        unborn.bear(command[2:], env, pass_fds)
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pydantic import ValidationError
 
 from launcher.job import Job, read_job
+from resilience.arguments import Parser
 from resilience.events import EVENTS_NAME, EventLog, EventLogError
 from resilience.inprocess.event_pipe import open_events
 from resilience.validation import first_problem
@@ -118,7 +119,7 @@ def _train(
 
 
 def _parse_options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser = Parser(prog="python -m training", description=__doc__)
     parser.add_argument("--job", type=Path, required=True, help="the job.json to train")
     parser.add_argument("--run-dir", type=Path, required=True, help="folder for what is written")
     parser.add_argument("--node-name", required=True, help="name of this node in events")

@@ -113,6 +113,14 @@ class Checkpoints:
         not what its last update left; that ends the save.
         """
 
+    def save_part(self, step: int, check: Callable[[], None]) -> bool:
+        """Save this worker's part of the state after `step` updates, without the others.
+
+        Returns whether there is a place for it. `check` is called every now and then, and may raise
+        to end it. Raises CheckpointError where the part cannot be saved.
+        """
+        return False
+
     @property
     def place(self) -> str:
         """Return in words where the checkpoints lie."""

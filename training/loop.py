@@ -9,6 +9,7 @@ update, settle.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from launcher.job import Job
+from resilience.comm.messages import OTHER_SHARD_STATUS, SaveState, StateSaved
 from resilience.comm.page import Activity
 from resilience.events import EventLog
 from resilience.faults.injector import Injector
@@ -37,6 +39,7 @@ from training.data.loading import (
 from training.data.tokens import Samples, check_num_samples
 from training.data.worker_batches import Batches, open_batches
 from training.environment import WorkerEnvironment
+from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
     check_layout,
@@ -59,8 +62,6 @@ _START = "start"
 """Source of the state before the first step."""
 MODEL_FOLDER = "checkpoint"
 """Folder of the run in which the trained model ends up."""
-OTHER_SHARD_STATUS = 72
-"""Exit status of a worker that was given another shard than its own; a fresh one takes it."""
 
 
 class MakeTrainer(Protocol):
@@ -452,6 +453,32 @@ class Loop:
             return f"{words}, and none was before: a start begins at step 0"
         return (
             f"{words}; the newest that was before is that of step {self._complete} in {self._place}"
+        )
+
+    def save_alone(self, order: SaveState, check: Callable[[], None]) -> StateSaved:
+        """Save this rank's part of the state as it is, without the other ranks.
+
+        Raises what `check` does, and CorruptionError for a state that has changed since its last
+        update.
+        """
+        self.progress.check()
+        part = whole = problem = ""
+        try:
+            if self._epochs and self._epochs.save_part(order.step, order.name, check):
+                whole = str(self._epochs.folder)
+        except CheckpointError as error:
+            problem = str(error)
+        try:
+            part = self._saves.place if self._saves.save_part(order.step, check) else ""
+        except CheckpointError as error:
+            problem = str(error)
+        return StateSaved(
+            generation=order.generation,
+            rank=order.rank,
+            name=order.name,
+            part=part,
+            whole=whole,
+            problem=problem,
         )
 
     def _corrupt(self, kind: str) -> None:

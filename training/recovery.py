@@ -6,9 +6,12 @@ Imported where the job has resilience.checkpointless, and nowhere else.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from resilience.checkpointless.recovery import Recovery
+from resilience.comm.messages import SaveState, StateSaved
 from resilience.errors import StateError
 from resilience.inprocess.block import BlockOptions, GaveUp, Hooks, reexecutable
 from resilience.inprocess.generation import Generation
@@ -87,11 +90,21 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
         run,
         report=report,
         enter=enter,
+        save=partial(_save_alone, loop, recovery),
         hooks=Hooks(on_fault=leave),
         # The block writes the model, too.
         options=BlockOptions(device_type=plan_device_type(worker.job), fatal=_FATAL, is_all=True),
     )()
     loop.end()
+
+
+def _save_alone(
+    loop: Loop, recovery: Recovery, order: SaveState, check: Callable[[], None]
+) -> StateSaved:
+    mark = recovery.mark
+    if (mark.step, mark.step_generation) != (order.step, order.step_generation):
+        raise CheckpointError(f"this rank holds step {mark.step} by now, not {order.step}")
+    return loop.save_alone(order, check)
 
 
 def _open_shared(handles: WorkerHandles) -> SharedState:

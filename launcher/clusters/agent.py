@@ -27,6 +27,7 @@ def agent_command(
     run_path: str = '"$run_dir"',
     local_addr: str | None = None,
     memoryd: tuple[str, ...] = (),
+    node_state_command: str | None = None,
 ) -> tuple[str, ...]:
     """Return the shell words that start and watch the workers of one node.
 
@@ -34,8 +35,9 @@ def agent_command(
     `rdzv_endpoint` has the addresses of all nodes' agents, with commas between, `rdzv_attempt` is
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
-    address under which other nodes reach it (None lets the agent find it), and `memoryd` are the
-    arguments of the node's checkpoint daemon that are known at the start alone.
+    address under which other nodes reach it (None lets the agent find it), `node_state_command`
+    what says whether a silent node is off, and `memoryd` are the arguments of the node's checkpoint
+    daemon that are known at the start alone.
     """
     return (
         python,
@@ -50,6 +52,7 @@ def agent_command(
         f"--token-file={token_file}",
         f"--run-dir={run_path}",
         *(f"--memoryd={each}" for each in memoryd),
+        *((f"--node-state-command={node_state_command}",) if node_state_command else ()),
         "--preload=training.preload",
         # Spares wait with all modules imported, at the beginning of the block that is run again.
         *(("--warm=program",) if job.resilience.checkpointless else ()),

@@ -168,6 +168,7 @@ def _node_counts(job: Job) -> tuple[int, ...]:
 
 def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
     host = _shared_host(cluster)
+    state_command = f"{shlex.quote(cluster.python)} -m resilience.agent.slurm_node"
     return agent_command(
         job,
         python=shlex.quote(cluster.python),
@@ -179,6 +180,7 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host else None,
         memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_started > 1 else (),
+        node_state_command=shlex.quote(state_command) if job.resilience.checkpointless else None,
     )
 
 

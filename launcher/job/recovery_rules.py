@@ -23,6 +23,12 @@ def recovery_rules(job: JobContent) -> Iterator[str]:
             f"{settings.process_restarts_max} both say how often workers are started again; "
             "set trainer.max_restarts to 0"
         )
+    if settings.partition_patience_s < settings.lease_s:
+        yield (
+            f"{where}.partition_patience_s {settings.partition_patience_s:g} is less than "
+            f"{where}.lease_s {settings.lease_s:g}; allowed: at least that, since nobody counts as "
+            "silent before"
+        )
     if settings.standby_nodes and job.resilience.elastic:
         yield (
             f"{where}.standby_nodes {settings.standby_nodes} and resilience.elastic both say what "

@@ -20,7 +20,7 @@ from resilience.events import Event
 # Peers that lose a connection say so before the agent says who died.
 _CONSEQUENCE = "group"
 _time = attrgetter("time")
-_ROOTS = ("died", "hung", "node lost", "corrupt", "health")
+_ROOTS = ("died", "hung", "node lost", "corrupt", "health", "other shard")
 _ROOT_DELAY_S = 1.0
 
 
@@ -28,6 +28,8 @@ _ROOT_DELAY_S = 1.0
 class Generation:
     """What is known of one generation; times are the last of their kind, in unix seconds."""
 
+    opened_at: float | None = None
+    """When the first agent said that it begins."""
     injected: tuple[Event, ...] = ()
     detected: tuple[Event, ...] = ()
     changes: tuple[Event, ...] = ()
@@ -118,6 +120,9 @@ def next_generations(generations: Generations, event: Event) -> Generations:
 
 def _after(now: Generation, event: Event) -> Generation:
     match event.event:
+        case "generation_opened":
+            first = event.time if now.opened_at is None else min(now.opened_at, event.time)
+            return replace(now, opened_at=first)
         case "rank_stopped":
             return replace(now, stopped_at=_later(now.stopped_at, event))
         case "process_group_ready":
@@ -141,6 +146,11 @@ def _after_fault(now: Generation, event: Event) -> Generation:
             return replace(now, injected=(*now.injected, event))
         case "fault_detected":
             return replace(now, detected=(*now.detected, event))
+        case "coordinator_replaced":
+            lost = replace(event, event="node_lost", fields={"node": _text(event, "lost")})
+            text = f"{_text(event, 'lost')}, which coordinated the run, is gone or silent"
+            fault = replace(event, fields={"reason": "node lost", "text": text})
+            return replace(now, detected=(*now.detected, fault), changes=(*now.changes, lost))
         case "worker_replaced" | "node_lost" | "node_joined":
             return replace(now, changes=(*now.changes, event))
         case "generation_broken":
@@ -164,11 +174,25 @@ def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
     found: list[Recovery] = []
     for number, following in pairs:
         ended = generations[number]
+        if following is not None:
+            ended = _until(ended, generations[following].opened_at)
         if ended.broken or ended.detected or ended.surrender:
             after = Generation() if following is None else generations[following]
             steps = _num_steps(generations, number)
             found.append(_recovery(len(found) + 1, number, ended, after, steps))
     return tuple(found)
+
+
+def _until(ended: Generation, next_at: float | None) -> Generation:
+    """Leave out what agents say of a generation that were silent, and know of none after it."""
+    if next_at is None:
+        return ended
+    detected = tuple(each for each in ended.detected if each.time <= next_at)
+    if not detected:
+        # Clocks of nodes differ.
+        return ended
+    changes = tuple(each for each in ended.changes if each.time <= next_at)
+    return replace(ended, detected=detected, changes=changes)
 
 
 def _num_steps(generations: Generations, number: int) -> int:

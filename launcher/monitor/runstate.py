@@ -226,6 +226,9 @@ def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
         path, size = str(event.fields.get("path", "")), event.fields.get("num_bytes")
         size = size if isinstance(size, int) else None
         state = replace(state, checkpoint=path, checkpoint_bytes=size)
+    if event.generation < state.generation:
+        # Its node was silent, and the run has gone on.
+        return state
     now = state.workers[rank].phase if rank in state.workers else None
     if phase := phase_after(event.event, now):
         workers = {**state.workers, rank: Worker(node=event.node, phase=phase)}

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from resilience.agent.connections.transport import Transport
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.folder import RunFolder
 from resilience.agent.coordination.membership import Note, State
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.ending import LEFT_STATUS, Ending, end_workers
+from resilience.agent.evidence.folder import RunFolder
+from resilience.agent.evidence.node_states import NodeStates
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
@@ -42,6 +44,8 @@ from resilience.comm.messages import (
     Propose,
     Ready,
     ReplaceRank,
+    SaveState,
+    StateSaved,
     Stopped,
 )
 from resilience.comm.page import Activity, Page
@@ -74,6 +78,9 @@ class Agent:
         self._events = events
         self._folder = folder
         self._transport = transport
+        self._node_states = NodeStates(
+            options.node_state_command or (), patience_s=options.coordinator.partition_patience_s
+        )
         self._party = self._make_party()
         self._part = NodePart(
             options.node, folder.start, tell=self._party.tell, say=self._say, events=events
@@ -95,6 +102,7 @@ class Agent:
             page,
             hang_deadline_s=options.hang_deadline_s,
             stop_deadline_s=stop_deadline_s,
+            join_deadline_s=options.coordinator.join_deadline_s,
             pause_s=options.coordinator.lease_s / 2,
             say=self._say,
             leave=self._leave_run,
@@ -123,6 +131,7 @@ class Agent:
             records=self._folder,
             note=self._write_note,
             clock=time.monotonic,
+            doubt=self._doubt,
         )
 
     # ---- life
@@ -139,7 +148,8 @@ class Agent:
         """
         self._crew.watch_zygote()
         self._watch.add(self._transport, self._party.serve)
-        self._watch.add(self._folder, self._hear_folder)
+        self._watch.add(self._folder, self._hear_evidence)
+        self._watch.add(self._node_states, self._hear_evidence)
         self._watch.add(self._services, self._services.serve)
         self._services.begin(self._crew.start, self._give_up)
         options = self._options
@@ -147,7 +157,8 @@ class Agent:
         soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
         pause_s = min(0.5, max(0.02, soon_s))
         while not self._ending.is_over():
-            self._watch.serve(pause_s)
+            due_s = self._party.due_s - time.monotonic()
+            self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
         assert self._ending.end
         return self._ending.end.status
@@ -195,18 +206,24 @@ class Agent:
         )
         self._finish(End(status=1, reason=reason))
 
-    def _hear_folder(self) -> None:
-        """Take in what the folder of the run says."""
+    def _hear_evidence(self) -> None:
+        """Take in what the folder of the run says, and the platform of silent nodes."""
         was_shared = self._folder.is_shared
-        for answer in self._folder.answers():
+        for answer in (*self._folder.answers(), *self._node_states.answers()):
             self._party.answer(answer)
-        if self._is_joined and self._part.generation < 0 and was_shared != self._folder.is_shared:
+        if self._is_joined and not self._part.is_member and was_shared != self._folder.is_shared:
             self.join()
+
+    def _doubt(self, doubted: Mapping[str, frozenset[str]]) -> None:
+        """Look for evidence that silent agents have ended."""
+        self._folder.check(doubted)
+        self._node_states.ask(doubted)
 
     def leave(self) -> None:
         """Say goodbye to the others, once the workers have ended."""
         self._party.leave("the agent has ended")
         self._transport.close()
+        self._node_states.close()
         self._folder.close()
 
     def _end_as_asked(self, text: str) -> None:
@@ -238,10 +255,7 @@ class Agent:
         self._is_joined = self._part.opening is not None or self._crew.is_whole
         if not self._is_joined:
             return
-        join = self._part.standing.join(
-            node=self._options.node, address=self.address, start=self._folder.start
-        )
-        self._party.tell(replace(join, shares_folder=self._folder.is_shared or join.shares_folder))
+        self._party.tell(self._part.join(self.address, sees_folder=self._folder.is_shared))
 
     # ---- what the coordinator says
 
@@ -258,6 +272,8 @@ class Agent:
             self._break(message)
         elif isinstance(message, ReplaceRank):
             self._replace_rank(message)
+        elif isinstance(message, SaveState):
+            self._save(message)
         elif isinstance(message, End):
             self._finish(message)
 
@@ -274,7 +290,7 @@ class Agent:
             if worker is None or worker.is_condemned:
                 self._part.fail(rank, "died", f"rank {rank} ended before its generation began")
                 continue
-            worker.enter(rank, opening.generation)
+            worker.enter(rank, opening.generation, opening.layout.seat(rank).shard)
             self._page.mark(worker.slot, 0, Activity.NOWHERE)
             worker.take_turn()
             if self._part.has_lost(rank):
@@ -324,6 +340,13 @@ class Agent:
             self._say(f"replacing rank {order.rank}: {order.reason}")
             worker.condemn(signal.SIGKILL)
 
+    def _save(self, order: SaveState) -> None:
+        """Have a rank that has stopped save what it holds."""
+        worker = self._crew.ranks.get(order.rank - self._part.rank(0))
+        is_current = order.generation == self._part.generation and order.rank in self._part.reports
+        if worker is not None and is_current:
+            worker.send(order)
+
     def _finish(self, end: End, what: str = "the run ends") -> None:
         if self._ending.end is not None:
             return
@@ -341,7 +364,8 @@ class Agent:
     # ---- workers
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, Ready) and (worker.is_ready or not worker.is_condemned):
+            self._deadlines.note_ready(worker)
             worker.note_ready(has_block=message.has_block)
             self._part.note_ready(has_block=message.has_block)
             self._tries.note_ready(has_block=message.has_block)
@@ -358,6 +382,8 @@ class Agent:
         elif isinstance(message, Finished):
             worker.note_finished(is_done=message.is_done)
             self._party.tell(self._part.relabel(message))
+        elif isinstance(message, StateSaved):
+            self._party.tell(message)
 
     def _replace_missing(self) -> None:
         """Give ranks without a process to spares, which hold no state, or have some started."""
@@ -406,7 +432,7 @@ class Agent:
         elif problem:
             self._part.finish(worker.status or 1, problem, local_rank)
         elif not worker.is_condemned:
-            self._part.fail(rank, "died", f"rank {rank} {worker.describe_end()}")
+            self._part.fail(rank, worker.end_reason, f"rank {rank} {worker.describe_end()}")
         self._replace_missing()
 
     def _bury_asked(self, worker: Worker) -> None:
@@ -434,7 +460,7 @@ class Agent:
             self._part.warn(f"{text}; the run goes on without spares on this node")
             self._crew.stop_refill()
             return
-        self._give_up(text, worker.status if worker.status and worker.status > 0 else 1)
+        self._give_up(text, LEFT_STATUS if worker.is_condemned else max(1, worker.status or 1))
 
     def _give_up(self, text: str, status: int = 1) -> None:
         """End a run that has not begun; else leave the place of this node to another one."""

@@ -1,13 +1,15 @@
-"""What is due about workers that do not get on, do not stop, or do not end."""
+"""What is due about workers that do not get on, do not stop, do not end, or do not start."""
 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
 from resilience.agent.processes.hang import find_hang, is_silent
+from resilience.agent.processes.worker import Worker
 from resilience.comm.page import Page
 
 
@@ -22,6 +24,7 @@ class Deadlines:
         *,
         hang_deadline_s: float,
         stop_deadline_s: float,
+        join_deadline_s: float,
         pause_s: float,
         say: Callable[[str], None],
         leave: Callable[[str], None],
@@ -29,10 +32,18 @@ class Deadlines:
         """Take an agent that has checked nothing for `pause_s` for one that stood still."""
         self._crew, self._part, self._page = crew, part, page
         self._hang_deadline_s, self._stop_deadline_s = hang_deadline_s, stop_deadline_s
+        # The other nodes wait while a rank is to stop, and then for two starts in its place.
+        self._start_deadline_s = (join_deadline_s - stop_deadline_s) / 2
         self._pause_s = pause_s
         self._checked_s = float("inf")
         self._spared_until_s = float("-inf")
         self._say, self._leave = say, leave
+
+    def note_ready(self, worker: Worker) -> None:
+        """Note how long a start has taken: on a slow disk others may take as long."""
+        if not worker.is_ready and worker.wanted_s < float("inf"):
+            took_s = time.monotonic() - worker.wanted_s
+            self._start_deadline_s = max(self._start_deadline_s, took_s)
 
     def check(self, now_s: float) -> None:
         """Do what is due."""
@@ -45,6 +56,7 @@ class Deadlines:
             return
         self._check_progress(now_s)
         self._check_stopping(now_s)
+        self._check_starting(now_s)
         self.check_ending()
 
     def _check_progress(self, now_s: float) -> None:
@@ -85,16 +97,33 @@ class Deadlines:
             self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
             worker.condemn(signal.SIGKILL)
 
+    def _check_starting(self, now_s: float) -> None:
+        """End who does not get ready, so that another one is started, while a rank waits for it."""
+        if self._crew.is_whole or not (self._part.is_broken and self._part.is_member):
+            return
+        deadline_s = self._start_deadline_s
+        for worker in self._crew.coming:
+            if worker.outlives_kill(self._stop_deadline_s):
+                self._leave_with(worker, "that was not ready in time")
+                return
+            if not worker.is_condemned and now_s - worker.wanted_s >= deadline_s:
+                self._say(
+                    f"process {worker.pid} was not ready within {deadline_s:.3g} s of its start"
+                )
+                worker.condemn(signal.SIGKILL)
+
     def check_ending(self) -> None:
         """Have the node leave the run where one that is in a rank's place cannot be ended.
 
         Nothing of its program runs any more after SIGKILL, but it holds what it has.
         """
-        deadline_s = self._stop_deadline_s
         for local_rank, worker in self._crew.ranks.items():
-            if worker is not None and worker.outlives_kill(deadline_s):
-                self._leave(
-                    f"process {worker.pid} of rank {self._part.rank(local_rank)} has not ended "
-                    f"{deadline_s:g} s after SIGKILL: {worker.describe_stuck()}"
-                )
+            if worker is not None and worker.outlives_kill(self._stop_deadline_s):
+                self._leave_with(worker, f"of rank {self._part.rank(local_rank)}")
                 return
+
+    def _leave_with(self, worker: Worker, which: str) -> None:
+        self._leave(
+            f"process {worker.pid} {which} has not ended {self._stop_deadline_s:g} s after "
+            f"SIGKILL: {worker.describe_stuck()}"
+        )

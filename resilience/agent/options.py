@@ -3,19 +3,69 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import ipaddress
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, PlainValidator
 
+from resilience.agent.connections.address import own_address
 from resilience.agent.coordination.membership import Options
-from resilience.arguments import parse_endpoint, read_as, read_token
-from resilience.settings import Count, Seconds, Whole
+from resilience.arguments import (
+    Parser,
+    add_options,
+    is_loopback,
+    parse_endpoint,
+    read_as,
+    read_token,
+)
+from resilience.inprocess.variables import GLOO_CONNECTS_LATE
+from resilience.node_config import AgentConfig, add_config_argument, parse_config
+from resilience.settings import CheckpointlessSettings, Count, Seconds, Whole
 
+_PROG = "python -m resilience.agent"
+_DESCRIPTION = """\
+Run one node's workers: python -m resilience.agent [options] -- python PROGRAM.
+
+One agent runs on every node. Together they start the program on every rank,
+replace the processes that die or hang, and keep the others going. PROGRAM is
+`-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
+"""
 _NAME_BYTES_MAX = 255
+_JOB = {"workers_per_node": 1, "shards": None, "max_restarts": 0}
+_RECOVERY = {
+    "transfer_buffer_mib": 32,
+    "spares_per_node": None,
+    "standby_nodes": 0,
+    "hang_deadline_s": 300.0,
+    "stop_deadline_s": 15.0,
+    "join_deadline_s": 120.0,
+    "lease_s": 3.0,
+    "partition_patience_s": 600.0,
+    "process_restarts_max": 10,
+    "restart_window_s": 21600,
+    "restarts_forgiven_after_steps": 100,
+    "restarts_without_progress_max": 3,
+    "last_save_deadline_s": 300.0,
+}
+_ONLY_WITH = (*_RECOVERY, "node_state_command")
+_ALSO_WITHOUT = {"spares_per_node", "standby_nodes", "join_deadline_s", "lease_s"}
+"""Of these, those that have a use without recovery, or a message of their own."""
+_NAMES = {
+    "workers_per_node": "nproc_per_node",
+    "spares_per_node": "spares",
+    "process_restarts_max": "restarts_max",
+}
+_NOTES = {"spares_per_node": "1; without recovery 0"}
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -29,12 +79,15 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def _endpoints(text: str) -> tuple[str, ...]:
     endpoints = tuple(text.split(","))
-    for endpoint in endpoints:
-        parse_endpoint(endpoint)
+    places = [parse_endpoint(endpoint) for endpoint in endpoints]
+    for endpoint, place in zip(endpoints, places, strict=True):
+        if places.count(place) > 1:
+            raise argparse.ArgumentTypeError(f"{text!r} has {endpoint} twice; want each node once")
+        _reachable(place[0])
     return endpoints
 
 
-def _local_address(text: str) -> str:
+def _reachable(text: str) -> str:
     try:
         is_name = bool(text.encode("idna"))
     except UnicodeError:
@@ -49,13 +102,32 @@ def _local_address(text: str) -> str:
 
 
 def _node_name(text: str) -> str:
-    is_name = text.isprintable() and "/" not in text and text not in (".", "..")
+    is_name = text.isprintable() and "/" not in text and text not in ("", ".", "..")
     if not is_name or len(text.encode()) > _NAME_BYTES_MAX:
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be the name of a folder, which the node's logs are in; want at most "
+            f"{text!r} cannot be the name of a folder, which the node's logs are in; want 1 to "
             f"{_NAME_BYTES_MAX} bytes without '/'"
         )
     return text
+
+
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError(f"{text!r} names no folder; want a path, as run")
+    return Path(text)
+
+
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command line: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} begins with no program that is found; want PROGRAM ARGUMENTS, to which the "
+            "node's name is added"
+        )
+    return words
 
 
 class StartOptions(BaseModel):
@@ -70,14 +142,17 @@ class StartOptions(BaseModel):
     """Name of this run at the endpoint."""
     rdzv_attempt: Whole = 0
     """How often its scheduler has started this run again, which ends what it had started before."""
-    local_addr: Annotated[str | None, PlainValidator(_local_address)] = None
+    local_addr: Annotated[str | None, PlainValidator(_reachable)] = None
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None
     """File with the run's token, the same for all agents (default: none, and loopback alone)."""
     node_name: Annotated[str | None, PlainValidator(_node_name)] = None
     """Name of this node (default: its host name)."""
-    run_dir: Path = Path("run")
+    run_dir: Annotated[Path, PlainValidator(_folder)] = Path("run")
     """Folder for events and logs."""
+    node_state_command: Annotated[tuple[str, ...] | None, PlainValidator(_command)] = None
+    """PROGRAM ARGUMENTS to which the name of a silent node is added: it prints off, or booted and
+    the Unix seconds of the node's last boot (default: none)."""
     warm: Literal["imports", "program"] = "imports"
     """How far a spare comes: imports, or the program up to its block, which then may not read RANK
     before it."""
@@ -106,4 +181,178 @@ class AgentOptions:
     hang_deadline_s: float
     term_deadline_s: float
     """How long workers may take to end after SIGTERM."""
+    node_state_command: tuple[str, ...] | None = None
+    """Says whether a silent node is off, or has booted."""
     coordinator: Options
+
+
+def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options; ends the process with status 2 where they are wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command: list[str] = []
+    if "--" in words:
+        place = words.index("--")
+        words, command = words[:place], words[place + 1 :]
+    parser = _make_parser()
+    config = parse_config(_PROG, words)
+    parser.set_defaults(node_config=config)
+    if config.agent:
+        parser.set_defaults(**_defaults(config.agent))
+    options = parser.parse_args(words)
+    _refuse_useless(parser, options, words)
+    options.program = _program(parser, command)
+    world_size = options.nnodes[0] * options.workers_per_node
+    if options.shards and world_size % options.shards:
+        parser.error(
+            f"argument --shards: {options.shards} does not divide the world size {world_size} "
+            f"(--nnodes {options.nnodes[0]} x --nproc-per-node {options.workers_per_node})"
+        )
+    for name in options.preload:
+        _check_module(parser, "--preload", name)
+    _refuse_contradictions(parser, options)
+    _complete(parser, options)
+    return options
+
+
+def _defaults(config: AgentConfig) -> dict[str, Any]:
+    """Return what a file says by the names of options, which are those of the settings."""
+    recovery = config.checkpointless
+    return {
+        **config.model_dump(),
+        "nnodes": (config.nodes_min, config.nodes_max),
+        "recovers": recovery is not None,
+        **(recovery.model_dump() if recovery else {}),
+    }
+
+
+def _refuse_useless(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]
+) -> None:
+    """End the process where an option would change nothing."""
+    given = {each.partition("=")[0] for each in words}
+    names = [] if options.recovers else [each for each in _ONLY_WITH if each not in _ALSO_WITHOUT]
+    for name in names:
+        option = f"--{_NAMES.get(name, name)}".replace("_", "-")
+        if option in given:
+            parser.error(
+                f"argument {option}: of no use without recovery, where any fault ends all workers "
+                "and starts them again; leave it out, or --no-recovery"
+            )
+    if options.memoryd and options.node_config.memoryd is None:
+        parser.error(
+            f"argument --memoryd: {options.memoryd[0]!r} is for a checkpoint daemon that --config "
+            "describes, and there is none; leave it out, or give such a --config"
+        )
+
+
+def _refuse_recovery(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process where an option needs the recovery that there is not."""
+    low, high = options.nnodes
+    if options.warm == "program":
+        parser.error(
+            "argument --warm: program is not allowed with --no-recovery, under which no worker "
+            "waits in a block; want imports"
+        )
+    if options.standby_nodes or high > low:
+        option = "--standby-nodes" if options.standby_nodes else "--nnodes"
+        value = options.standby_nodes or f"{low}:{high}"
+        parser.error(
+            f"argument {option}: {value} lets nodes stand by, which needs recovery; leave out "
+            "--no-recovery, or start as many nodes as the job has"
+        )
+    if options.spares_per_node:
+        parser.error(
+            f"argument --spares: {options.spares_per_node} is not allowed with --no-recovery, "
+            "which starts all workers again at once; want 0"
+        )
+
+
+def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process where options do not go together."""
+    low, high = options.nnodes
+    if high < low:
+        parser.error(f"argument --config: agent.nodes_max {high} is less than nodes_min {low}")
+    if options.standby_nodes and high > low:
+        parser.error(
+            f"argument --standby-nodes: {options.standby_nodes} is not allowed with --nnodes "
+            f"{low}:{high}, whose nodes beyond {low} stand by; want one of the two"
+        )
+    if not options.recovers:
+        _refuse_recovery(parser, options)
+        return
+    if options.partition_patience_s < options.lease_s:
+        parser.error(
+            f"argument --partition-patience-s: {options.partition_patience_s:g} is less than "
+            f"--lease-s {options.lease_s:g}, before which nobody is silent; want at least that"
+        )
+    if (value := os.environ.get(GLOO_CONNECTS_LATE, "")) not in ("", "0"):
+        parser.error(
+            f"{GLOO_CONNECTS_LATE} is {value!r}: connections made later could not be broken at a "
+            "fault; unset it, or add --no-recovery"
+        )
+    if options.max_restarts:
+        parser.error(
+            f"argument --max-restarts: {options.max_restarts} counts restarts of all workers, "
+            "which a run with recovery has none of; set --restarts-max, or add --no-recovery"
+        )
+
+
+def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Fill in what depends on other options, or on this machine."""
+    options.node_name = options.node_name or socket.gethostname()
+    if options.spares_per_node is None:
+        options.spares_per_node = int(options.recovers)
+    if options.term_deadline_s is None:
+        options.term_deadline_s = 15.0 if options.recovers else 30.0
+    if options.local_addr is None:
+        hosts = (parse_endpoint(each)[0] for each in options.rdzv_endpoint)
+        options.local_addr = own_address(hosts)
+    if not options.token_file and not is_loopback(options.local_addr):
+        parser.error(
+            f"argument --token-file: none is given, and others reach {options.local_addr!r}; give "
+            "all agents of the run one file, made by (umask 077; head -c 32 /dev/urandom | base64 "
+            ">token); without it an address of loopback is allowed, as --local-addr 127.0.0.1"
+        )
+
+
+def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, ...]:
+    """Return what follows the interpreter's name."""
+    if command and Path(command[0]).name.startswith("python"):
+        command = command[1:]
+    is_module = command[:1] == ["-m"] and len(command) > 1
+    if is_module:
+        _check_module(parser, "-m", command[1])
+    files = [Path(*command[:1], name) for name in ("", "__main__.py")]
+    if not (is_module or (command and any(each.is_file() for each in files))):
+        parser.error(
+            f"no program in {' '.join(command)!r}; workers are forked from a Python process, so "
+            "after -- comes: python -m MODULE ARGUMENTS, or python SCRIPT ARGUMENTS, where SCRIPT "
+            "is a file or a folder with __main__.py"
+        )
+    return tuple(command)
+
+
+def _check_module(parser: argparse.ArgumentParser, option: str, name: str) -> None:
+    """End the process where there is no such module; a package's own is found when it is run."""
+    top = name.partition(".")[0]
+    if not top or importlib.util.find_spec(top) is None:
+        parser.error(
+            f"argument {option}: no module {top!r} for {name!r}; want one that Python finds here, "
+            "or on PYTHONPATH"
+        )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=_PROG,
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config_argument(parser)
+    add_options(parser, StartOptions, notes={"nnodes": "1"})
+    parser.add_argument("--no-recovery", dest="recovers", action="store_false",
+        help="at a fault end all workers of all nodes and start them again")  # fmt: skip
+    add_options(parser, AgentConfig, _JOB, names=_NAMES)
+    add_options(parser, CheckpointlessSettings, _RECOVERY, names=_NAMES, notes=_NOTES)
+    return parser

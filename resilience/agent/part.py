@@ -13,6 +13,7 @@ from resilience.comm.messages import (
     Break,
     Failed,
     Finished,
+    Join,
     Learn,
     Message,
     Open,
@@ -79,6 +80,12 @@ class NodePart:
             and opening.layout.index_of(self._node) == self.place
         )
 
+    def join(self, address: str, *, sees_folder: bool) -> Join:
+        """Return what a coordinator is told of the node."""
+        return self.standing.join(
+            node=self._node, address=address, start=self._start, sees_folder=sees_folder
+        )
+
     def rank(self, local_rank: int) -> int:
         """Return the rank of one of the node's places."""
         layout = self.standing.layout
@@ -113,7 +120,7 @@ class NodePart:
 
     def consider(self, proposal: Propose) -> Agree | None:
         """Agree to the members of the next generation, unless it is too late for them."""
-        self.standing, agreement = self.standing.consider(proposal, is_member=self.is_member)
+        self.standing, agreement = self.standing.consider(proposal)
         return agreement
 
     def note_ready(self, *, has_block: bool) -> None:

@@ -17,6 +17,11 @@ from resilience.validation import first_problem
 
 GAVE_UP_STATUS = 75
 """Exit status of a run that recovery has given up, for whoever may start it again."""
+OTHER_SHARD_STATUS = 72
+"""Exit status of a worker that was given another shard than its own; a fresh one takes it."""
+Ballot = tuple[StrictInt, str]
+"""A number, and the start of the agent that asks in it as coordinator: no two ask in the same."""
+NO_BALLOT: Ballot = (0, "")
 LINE_BYTES_MAX = 64 << 20
 """No honest message is longer; 1024 reports take about a megabyte."""
 
@@ -44,7 +49,7 @@ class Failed(Message):
     generation: StrictInt
     rank: StrictInt
     reason: str
-    """exception, died, hung, corrupt, group or node lost."""
+    """exception, died, hung, corrupt, group, node lost, or other shard: that is no fault."""
     text: str
     """One line for a person."""
     details: str = ""
@@ -115,6 +120,37 @@ class ReplaceRank(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveState(Message):
+    """Coordinator to agent, agent to worker: save what the rank holds, without the other ranks.
+
+    Its generation is over, and its node may not open the next one. The rank goes on holding what
+    it holds.
+    """
+
+    generation: StrictInt
+    rank: StrictInt
+    step: StrictInt
+    step_generation: StrictInt
+    """Both as the rank has reported them."""
+    name: str
+    """Of this save: what others save of the same step is another thing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSaved(Message):
+    """Worker to agent, agent to coordinator: what came of a SaveState."""
+
+    generation: StrictInt
+    rank: StrictInt
+    name: str
+    part: str = ""
+    """Where this rank's part of the state lies, which is whole where all parts are."""
+    whole: str = ""
+    """Where the whole state lies, as this rank has seen."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End(Message):
     """Coordinator to agent, agent to worker: the run is over."""
 
@@ -139,6 +175,8 @@ class Hello(Message):
     """Its place among those of that generation that may lead; the lowest does."""
     leader: str = ""
     """Address of the coordinator, which is its own where it leads; empty where it seeks one."""
+    ballot: Ballot = NO_BALLOT
+    """The newest that it takes part in, which is its own where it leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +194,16 @@ class Join(Message):
     """Who held what in it."""
     opened: StrictInt = -1
     """The newest one in which its workers were; the ones after it ended before they began."""
-    ballot: StrictInt = -1
+    promised: Ballot = NO_BALLOT
+    """It agrees to nothing any more that is asked in an earlier one."""
+    ballot: Ballot = NO_BALLOT
     """That of the newest proposal for the generation that follows, where it has agreed to one."""
     agreed: Layout | None = None
     """The members that it has agreed to."""
     shares_folder: StrictBool = False
     """Whether it sees the folder of the run that the coordinator sees."""
+    known: tuple[str, ...] = ()
+    """Names of all agents that it has ever heard of: who is silent may live on elsewhere."""
 
     @property
     def index(self) -> int:
@@ -174,8 +216,8 @@ class Propose(Message):
     """Coordinator to agent: these are to be the members of the next generation."""
 
     generation: StrictInt
-    ballot: StrictInt
-    """Higher than that of any proposal for the same generation before it."""
+    ballot: Ballot
+    """That of the coordinator, which asks for the members of a generation once in it."""
     layout: Layout
 
 
@@ -184,7 +226,7 @@ class Agree(Message):
     """Agent to coordinator: whoever asks is told that the agent has agreed to this proposal."""
 
     generation: StrictInt
-    ballot: StrictInt
+    ballot: Ballot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +254,10 @@ class Beat(Message):
 
     nodes: tuple[tuple[str, str], ...] = field(default=())
     """Name and address of every agent in order of succession; empty from an agent."""
+    starts: tuple[str, ...] = ()
+    """Random word of each one's start."""
+    ballot: Ballot = NO_BALLOT
+    """That of the coordinator: who has joined in an earlier one joins again."""
 
 
 _KINDS: dict[str, TypeAdapter[Message]] = {
@@ -224,6 +270,8 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
         Open,
         Break,
         ReplaceRank,
+        SaveState,
+        StateSaved,
         End,
         Hello,
         Join,

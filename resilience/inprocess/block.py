@@ -29,6 +29,8 @@ from resilience.comm.messages import (
     Finished,
     Open,
     Ready,
+    SaveState,
+    StateSaved,
     Stopped,
 )
 from resilience.comm.page import Activity, Page
@@ -66,6 +68,18 @@ class Reporter(Protocol):
 
     def __call__(self, *, rank: int, node: str, generation: int) -> Report:
         """Return the report; called after the block has stopped."""
+
+
+class SaveAlone(Protocol):
+    """Saves what this rank holds while no generation opens, and changes none of it."""
+
+    def __call__(self, order: SaveState, check: Callable[[], None]) -> StateSaved:
+        """Return what came of it; whatever it raises is told as the problem.
+
+        `check` is called every now and then, and raises BrokenError where something else is to be
+        done at once.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +121,12 @@ def reexecutable(
     hooks: Hooks | None = None,
     options: BlockOptions | None = None,
     enter: Callable[[Generation], None] | None = None,
+    save: SaveAlone | None = None,
 ) -> Callable[[], T]:
     """Return a function that runs the block under each generation until it ends on all ranks.
 
-    `enter` is told of each generation before anything else is done in it. The
-    function raises ResilienceError in a process that no agent has started.
+    `enter` is told of each generation before anything else is done in it, and `save` is called
+    between two. The function raises ResilienceError in a process that no agent has started.
     """
 
     def run() -> T:
@@ -128,6 +143,7 @@ def reexecutable(
             hooks=hooks or Hooks(),
             options=options or BlockOptions(),
             enter=enter,
+            save=save,
             link=AgentLink(handles.agent_file, page, handles.slot),
             page=page,
             handles=handles,
@@ -145,6 +161,7 @@ class _Loop(Generic[T]):
     hooks: Hooks
     options: BlockOptions
     enter: Callable[[Generation], None] | None
+    save: SaveAlone | None
     link: AgentLink
     page: Page
     handles: WorkerHandles
@@ -180,6 +197,23 @@ class _Loop(Generic[T]):
             if isinstance(message, End):
                 # The others have come to this end without the process, which waits for its turn.
                 os._exit(message.status)
+            if isinstance(message, SaveState) and self.save is not None:
+                self._save(message, self.save)
+
+    def _save(self, order: SaveState, save: SaveAlone) -> None:
+        try:
+            self.link.send(save(order, self.link.check_idle))
+        except BrokenError:
+            # Who asked for it wants something else by now.
+            return
+        except Exception as error:  # noqa: BLE001 - a disk or a user's view may fail in any way
+            told = StateSaved(
+                generation=order.generation,
+                rank=order.rank,
+                name=order.name,
+                problem=_one_line(error),
+            )
+            self.link.send(told)
 
     def _make(self, opening: Open) -> Generation:
         return Generation(

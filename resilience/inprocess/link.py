@@ -17,8 +17,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
-from resilience.comm.messages import Break, End, LineReader, Message, Open, encode
+from resilience.comm.messages import Break, End, LineReader, Message, Open, SaveState, encode
 from resilience.comm.page import Page
+from resilience.errors import BrokenError
 
 HEARTBEAT_S = 0.25
 AGENT_LOST_STATUS = 70
@@ -59,7 +60,7 @@ class AgentLink:
         self._socket = socket.socket(fileno=file)
         self._page = page
         self._slot = slot
-        self._messages: queue.SimpleQueue[Open | Break | End] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Open | Break | SaveState | End] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._callback: OnBreak | None = None
@@ -75,9 +76,17 @@ class AgentLink:
         except OSError:
             os._exit(AGENT_LOST_STATUS)
 
-    def wait(self) -> Open | Break | End:
-        """Block until a generation opens, the finished one is broken, or the run ends."""
+    def wait(self) -> Open | Break | SaveState | End:
+        """Block until a generation opens, the finished one is broken, or the run ends.
+
+        Or until what the rank holds is to be saved, while no generation opens.
+        """
         return self._messages.get()
+
+    def check_idle(self) -> None:
+        """Raise BrokenError where `wait` would return at once."""
+        if not self._messages.empty():
+            raise BrokenError("the agent wants something else")
 
     def on_break(self, callback: OnBreak | None) -> None:
         """Call `callback` at each break from now on, and at once where one has come already."""
@@ -102,5 +111,5 @@ class AgentLink:
                 self._last_break = message
                 if self._callback:
                     self._callback(message)
-        if isinstance(message, (Open, Break, End)):
+        if isinstance(message, (Open, Break, SaveState, End)):
             self._messages.put(message)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 
+from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
 from resilience.comm.messages import Message, Open, Stopped, decode, encode
 
@@ -340,7 +341,7 @@ class SimulatedTransport:
         assert end.other
         if end.other.owner.token != self.token:
             self._post(end, _Packet.END)
-            self._lose(end, "an agent that does not know the run's token is there")
+            self._lose(end, NO_TOKEN)
             return
         end.is_open, end.deadline_s = True, math.inf
         if end.connects:

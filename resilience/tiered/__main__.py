@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.arguments import read_as, read_token
+from resilience.arguments import Parser, read_as, read_token
 from resilience.settings import Seconds
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.memoryd.options import default_folder
@@ -68,7 +68,7 @@ def _tell_status(given: argparse.Namespace) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m resilience.tiered",
         description="Ask daemons of checkpoints.",
         allow_abbrev=False,

@@ -27,6 +27,8 @@ PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}
 # Stable since Kubernetes 1.24; a server from before does not know them.
 INDEXED_JOB_FIELDS = ("completionMode", "suspend")
 INDEXED_JOB_MINOR = 24
+# Known since 1.28.
+REPLACEMENT_MINOR, REPLACEMENT_FIELD = 28, "podReplacementPolicy"
 # A container beside the others is an ordinary one to a server that does not know it as another.
 SIDECARS_MINOR = 29
 
@@ -45,6 +47,8 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
     if job["kind"] == "Job" and minor_version(kube_config) < INDEXED_JOB_MINOR:
         for field in INDEXED_JOB_FIELDS:
             job["spec"].pop(field, None)
+    if job["kind"] == "Job" and minor_version(kube_config) < REPLACEMENT_MINOR:
+        job["spec"].pop(REPLACEMENT_FIELD, None)
     if job["kind"] == "Job" and minor_version(kube_config) < SIDECARS_MINOR:
         spec = job["spec"]["template"]["spec"]
         for container in spec.pop("initContainers", ()):

@@ -15,6 +15,8 @@ from tests.launcher.shipped import RECIPES, shipped_job
 VERSIONS = ("1.25", "1.33")
 # A container beside others that begins before them and ends after them is known from this one.
 SIDECARS_FROM = "1.29"
+# Which pods a Job replaces can be said from this one.
+REPLACEMENT_FROM = "1.28"
 JOBS = {
     **{
         f"{recipe}-{kind}": (lambda recipe=recipe, kind=kind: shipped_job(recipe, kind))
@@ -35,6 +37,8 @@ def test_documents_fit_the_schemas(name: str, version: str) -> None:
     found = documents(JOBS[name]())
     if pod(JOBS[name]())["spec"].get("initContainers"):
         version = max(version, SIDECARS_FROM)
+    elif "podReplacementPolicy" in found["job"]["spec"]:
+        version = max(version, REPLACEMENT_FROM)
 
     for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
         validate(found[kind], version)

@@ -209,6 +209,7 @@ def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
 
     assert (spec["completions"], spec["parallelism"]) == (2 + standby, 2 + standby)
     assert spec["backoffLimit"] == expected
+    assert spec["podReplacementPolicy"] == "Failed"
 
 
 def test_checkpointless_sets_the_restart_limits_of_hyperpod() -> None:

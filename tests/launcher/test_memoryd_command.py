@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.__main__ import parse_options as parse_agent_options
+from resilience.agent.options import parse_options as parse_agent_options
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.tiered.memoryd.options import MemorydOptions, parse_options
 from resilience.tiered.stores.s3 import S3Settings

@@ -171,6 +171,33 @@ def test_lost_node_and_the_one_that_takes_over_are_named() -> None:
     assert found.changes == "node-1 lost, node-2 joined"
 
 
+def test_coordinator_that_comes_back_is_the_node_that_was_lost() -> None:
+    """It has been silent: what it says of the generation that has ended is past."""
+    events = [
+        *whole_run(),
+        on_node("coordinator_replaced", 3.0, 0, lost="node-1"),
+        on_node("generation_opened", 3.2, 1),
+        on_node("node_lost", 9.0, 0, node="node-0"),
+        on_node("fault_detected", 9.0, 0, reason="node lost", text="node-0 is gone"),
+        on_node("generation_broken", 9.0, 0, reason="node-0 is gone"),
+    ]
+
+    (found,) = recoveries_of(events)
+
+    assert (found.reason, found.fault_at) == ("node lost", 3.0)
+    assert found.text == "node-1, which coordinated the run, is gone or silent"
+    assert found.changes == "node-1 lost"
+
+
+def test_run_that_has_gone_on_is_not_in_recovery_when_a_silent_node_stops_its_ranks() -> None:
+    before = state_after([*whole_run()[:-8], *recovery(10.0, 0, 3)])
+    assert (before.generation, before.phase) == (1, "training")
+
+    after = next_state(before, event("rank_stopped", 60.0, 2, generation=0))
+
+    assert after.phase == "training"
+
+
 def test_row_of_the_table() -> None:
     record = record_of(faulty_run())
     roles = "2 kept, 1 repaired from rank 1, 1 rolled forward"

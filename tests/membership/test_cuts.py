@@ -117,7 +117,8 @@ def test_half_with_the_record_goes_on(
     (winners,) = (half for half in halves if opened.node in half)
     assert ending_nodes(outcome) == winners
     records = sorted(each.name for each in (tmp_path / "generations").glob("0-*"))
-    assert records == [f"0-{opened.fields['number']}"]
+    # Of run 0, in its first attempt.
+    assert records == [f"0-0-{opened.fields['number']}"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -142,6 +143,15 @@ def processes(mark: str) -> list[int]:
     return found
 
 
+def wait_for_end(pid: int, within_s: float) -> None:
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        try:
+            select.select([process], [], [], within_s)
+        finally:
+            os.close(process)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_tests_that_are_ended_leave_nothing(
@@ -163,8 +173,8 @@ def test_tests_that_are_ended_leave_nothing(
         each.event == "step" for each in EventReader(logs[0]).read_new()
     ):
         assert time.monotonic() < deadline_s
-        assert tests.poll() is None, "the tests have ended before"
-        time.sleep(0.1)
+        with suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"the tests have ended before, with {tests.wait(0.1)}")
     ours = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid in processes(mark)} - {
         str(Path("/proc/self/ns/net").readlink())
     }
@@ -173,9 +183,9 @@ def test_tests_that_are_ended_leave_nothing(
     tests.send_signal(number)
     tests.wait(LIMIT_S)
 
-    while (left := processes(mark)) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert left == []
+    for pid in processes(mark):
+        wait_for_end(pid, LIMIT_S)
+    assert processes(mark) == []
     # A namespace is there as long as a process is in it or has it open, or it is mounted.
     mounts = Path("/proc/self/mountinfo").read_text()
     assert not [each for each in ours if each in mounts]

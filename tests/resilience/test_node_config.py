@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.__main__ import parse_options as parse_agent
+from resilience.agent.options import parse_options as parse_agent
 from resilience.tiered.memoryd.options import parse_options as parse_memoryd
 from tests.launcher.shipped import rendered, shipped_job
 
@@ -18,7 +18,7 @@ TEXT = rendered(shipped_job("llama/llama3_tiny_tiered", "local"))["node.json"]
 
 
 def agent(path: Path, *words: str) -> Any:
-    return parse_agent(["--config", str(path), *words, "--", "python", "-m", "train"])
+    return parse_agent(["--config", str(path), *words, "--", "python", "-m", "json.tool"])
 
 
 def memoryd(path: Path, *words: str) -> Any:

@@ -4,6 +4,9 @@ One file for each shard of one copy in run_dir/state/step-N, which all workers
 have to see; the manifest appears by rename when all are there, and only then is
 the older one removed. The state is written when all workers have met with it:
 each has ended the same update, so no plan of a recovery goes back behind it.
+
+Workers that cannot meet, as those of a side of a broken network, write theirs into a folder with a
+name of its own, step-N.NAME; who writes the last shard adds the manifest, and removes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,7 +95,7 @@ class EpochCheckpoints:
         with group.meet(topic, CHECKPOINT_TIMEOUT):
             self._subject.progress.check()
             if state.replica == 0:
-                problem = self._write_shard(folder)
+                problem = self._write_shard(folder, group.check)
         problem = group.first_problem(topic, problem, CHECKPOINT_TIMEOUT)
         is_leader = group.rank == 0
         # Who fails from here on has left its shard, and nobody waits for the manifest.
@@ -101,6 +105,27 @@ class EpochCheckpoints:
             if is_leader:
                 _remove_state(folder)
             raise CheckpointError(problem)
+        return True
+
+    def save_part(self, step: int, name: str, check: Callable[[], None]) -> bool:
+        """Write this worker's shard of a state that others write as well, without meeting them.
+
+        `name` is another one for every such state. Returns whether the state is whole now: that of
+        the last to write. Raises CheckpointError where the shard cannot be written, and what
+        `check` does.
+        """
+        if any(_step_of(each) == step for each in self._whole()):
+            return True
+        folder = self.folder / f"step-{step:08d}.{name}"
+        if problem := self._write_shard(folder, check):
+            raise CheckpointError(problem)
+        num_shards = self._subject.group.layout.num_shards
+        if not all((folder / _shard_name(number)).exists() for number in range(num_shards)):
+            return False
+        try:
+            self._write_manifest(folder, step)
+        except OSError as error:
+            raise CheckpointError(f"cannot write the state {folder}: {error}") from error
         return True
 
     def newest_step(self) -> int | None:
@@ -155,34 +180,45 @@ class EpochCheckpoints:
         return sorted(found)
 
     def _shard_path(self, folder: Path) -> Path:
-        return folder / f"shard-{self._subject.state.shard or 0}.safetensors"
+        return folder / _shard_name(self._subject.state.shard or 0)
 
-    def _write_shard(self, folder: Path) -> str | None:
+    def _draft_of(self, path: Path) -> Path:
+        """Return a file of this worker's own."""
+        return path.with_suffix(f".{self._subject.group.rank}.draft")
+
+    def _write_shard(self, folder: Path, check: Callable[[], None]) -> str | None:
         """Write this worker's shard; returns why it could not be written."""
         path, view = self._shard_path(folder), self._subject.view
+        draft = self._draft_of(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".draft")
             write_tensors(
                 draft,
                 view.tensors(),
                 metadata={"rest": json.dumps(view.read_rest())},
-                on_piece=self._subject.group.check,
+                on_piece=check,
             )
             _publish_file(draft, path)
         except (OSError, ValueError) as error:
             return f"cannot write the state {path}: {error}"
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
         return None
+
+    def _write_manifest(self, folder: Path, step: int) -> None:
+        """Let the state count; raises OSError where it cannot."""
+        generation = self._subject.group.generation
+        manifest = {"step": step, "generation": generation, "key": self._key}
+        draft = self._draft_of(folder / _MANIFEST)
+        draft.write_text(json.dumps(manifest) + "\n")
+        _sync(draft)
+        _publish_file(draft, folder / _MANIFEST)
 
     def _publish(self, folder: Path, step: int) -> str | None:
         """Let the state count, and no older one; returns why it cannot."""
-        generation = self._subject.group.generation
-        manifest = {"step": step, "generation": generation, "key": self._key}
         try:
-            draft = folder / f"{_MANIFEST}.draft"
-            draft.write_text(json.dumps(manifest) + "\n")
-            _sync(draft)
-            _publish_file(draft, folder / _MANIFEST)
+            self._write_manifest(folder, step)
         except OSError as error:
             return f"cannot write the state {folder}: {error}"
         for other in self.folder.glob("step-*"):
@@ -198,7 +234,11 @@ def ends_epoch(step: int, *, global_batch_size: int, num_samples: int) -> bool:
 
 
 def _step_of(name: str) -> int:
-    return int(name.rpartition("-")[2])
+    return int(name.removeprefix("step-").partition(".")[0])
+
+
+def _shard_name(shard: int | str) -> str:
+    return f"shard-{shard}.safetensors"
 
 
 def _publish_file(draft: Path, path: Path) -> None:

@@ -24,7 +24,7 @@ from resilience.tiered.saver import AbandonedError, Saver, Saving
 from training.backends.tier_loading import TierLoader
 from training.checkpoints import FINISH_TIMEOUT, Begun, CadencedCheckpoints, Subject
 from training.environment import name_run
-from training.errors import GroupError, TrainingError
+from training.errors import CheckpointError, GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT
 from training.plan import plan_device_type, plan_lineage
 
@@ -163,6 +163,32 @@ class TieredCheckpoints(CadencedCheckpoints):
             self._settle(is_final=True)
         if is_begun and self._has_store:
             self._flush(step)
+
+    def save_part(self, step: int, check: Callable[[], None]) -> bool:
+        """Save this worker's shard under the history and the generation that have made it.
+
+        So it is the same shard, byte for byte, whoever else has saved that one.
+        """
+        self.abandon()
+        saving = None
+        try:
+            saving = self._saver.start(
+                self._view, step=step, generation=self._generation, is_stable=False
+            )
+            if not saving.wait_copied(stall_s=self._subject.stall_s, pulse=check):
+                raise CheckpointError("the daemon or the copy stood still")
+            check()
+            saving.commit()
+            saving.wait_over(COMMIT_TIMEOUT_S, check=check)
+            saving.wait(0.0)
+            if self._has_store:
+                self._client.flush(step=step, generation=self._generation)
+        except (TieredError, RuntimeError) as error:
+            raise CheckpointError(f"no checkpoint of step {step}: {error}") from error
+        finally:
+            if saving is not None:
+                saving.abandon()
+        return True
 
     @property
     def _generation(self) -> int:

@@ -204,6 +204,8 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     if cluster.job_kind == "job":
         return _set(
             backoffLimit=_failed_pods_max(job, cluster),
+            # To the others an agent that comes under a node's name is the end of the one before.
+            podReplacementPolicy="Failed" if job.resilience.checkpointless else None,
             activeDeadlineSeconds=deadline_s,
             # A Job without the field is kept.
             ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,

@@ -32,6 +32,11 @@ _IPV6_PREFIX = 64
 """Of IPv6 one host has all addresses with one prefix of so many bits."""
 
 
+NO_AGENT = "something else than an agent of this version is there"
+NO_TOKEN = "an agent that does not know the run's token is there; all need one --token-file"
+"""What keeps two agents apart until a person mends it."""
+
+
 class DoorError(ValueError):
     """The other end does not come in; the message says why."""
 
@@ -62,7 +67,7 @@ class Door:
         """Take in at most `num_wanted` bytes, and return the answer; raises DoorError."""
         self._heard += data
         if not _MAGIC.startswith(self._heard[: len(_MAGIC)]):
-            raise DoorError("something else than an agent of this version is there")
+            raise DoorError(NO_AGENT)
         if self._heard.startswith(self._name, len(_MAGIC)):
             raise DoorError("this agent itself is there")
         if self.num_wanted:
@@ -73,7 +78,7 @@ class Door:
             return self._hello + self._prove(b"acceptor", hello)
         role = b"acceptor" if self._connects else b"connector"
         if not hmac.compare_digest(proof, self._prove(role, hello)):
-            raise DoorError("an agent that does not know the run's token is there")
+            raise DoorError(NO_TOKEN)
         self.is_passed = True
         return self._prove(b"connector", hello) if self._connects else b""
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from resilience.agent.coordination.counters import find_end, say_where
-from resilience.agent.coordination.founding import SILENCE_S
+from resilience.agent.coordination.counters import OTHER_SHARD, find_end, note_replaced, say_where
+from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -29,6 +29,7 @@ from resilience.agent.coordination.membership import (
     Decision,
     Event,
     Judged,
+    NodeEnded,
     NodeJoined,
     NodeLost,
     Note,
@@ -43,11 +44,13 @@ from resilience.agent.coordination.opening import (
     agree,
     ask_again,
     end_run,
-    holds_back,
     learn,
+    note_told,
     refuse,
 )
-from resilience.agent.coordination.votes import WAITS, find_verdict
+from resilience.agent.coordination.patience import wait
+from resilience.agent.coordination.side_save import note_saved
+from resilience.agent.coordination.votes import find_doubted, next_ballot
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
     Agree,
@@ -56,6 +59,7 @@ from resilience.comm.messages import (
     Finished,
     Join,
     Message,
+    StateSaved,
     Stopped,
 )
 from resilience.state.layout import Layout
@@ -70,12 +74,17 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
         return _join(state, event.join, now_s)
     if isinstance(event, NodeLost):
         return _lose(state, event, now_s)
+    if isinstance(event, NodeEnded):
+        return _note_end(state, event, now_s)
     if isinstance(event, Claimed):
         return _take_record(state, event, now_s)
     if isinstance(event, Judged):
         state = replace(state, founding=event.record, is_claiming=False)
         if event.record:
-            return advance(state, now_s)
+            # Who has left since may have begun it with others before; who has not joins again.
+            promised = [each.promised for each in state.present.values()]
+            ballot = next_ballot(max([state.ballot, *promised]), state.ballot[1])
+            return advance(replace(state, ballot=ballot), now_s)
         return refuse(replace(state, answered_s=now_s), event.reason)
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
@@ -120,7 +129,8 @@ def next_deadline_s(state: State) -> float:
     waits = {
         GATHERING: min(options.last_call_s, options.join_deadline_s),
         STOPPING: options.lease_s,
-        RUNNING: options.last_save_deadline_s if state.giving_up else options.stop_deadline_s,
+        # Looked after also where nothing happens: the record of the run is renewed then.
+        RUNNING: min(options.last_save_deadline_s, options.stop_deadline_s, RENEWAL_S),
     }
     return state.since_s + waits.get(state.stage, options.join_deadline_s)
 
@@ -129,17 +139,29 @@ def next_deadline_s(state: State) -> float:
 
 
 def _join(state: State, join: Join, now_s: float) -> Decision:
+    before = state.present.get(join.node)
+    is_again = before is not None
+    if before is not None and join.generation < before.generation:
+        # It was told of that generation meanwhile.
+        join = replace(before, promised=join.promised, shares_folder=join.shares_folder)
     state = replace(
         state,
         present={**state.present, join.node: join},
-        known=state.known | {join.node},
-        dead=state.dead - {join.node},
+        known=state.known | {join.node, *join.known},
+        starts={**state.starts, join.node: join.start},
+        # Who joins again is whom it was, and a member of its name that has ended before has ended.
+        dead=state.dead if is_again else state.dead - {join.node},
         gone=state.gone - {join.node},
     )
-    actions: list[Action] = [Note(event="node_joined", fields={"node": join.node})]
+    actions: list[Action] = []
+    if not is_again:
+        actions = [Note(event="node_joined", fields={"node": join.node})]
     if state.stage == RUNNING:
-        return state, [*actions, Send(node=join.node, message=learn(state))]
+        return note_told(state, join.node), [*actions, Send(node=join.node, message=learn(state))]
     state = ask_again(state, join.node)
+    if is_again:
+        # It tells in a later ballot what it has agreed to.
+        return advance(_note_agreed(state, join), now_s)
     joins = [join]
     if join.layout is not None and _is_newer(state, join):
         state = _adopt(state, join, now_s)
@@ -152,7 +174,11 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
 
 
 def _is_newer(state: State, join: Join) -> bool:
-    return (join.generation, join.opened) > (state.generation, state.opened)
+    if join.generation != state.generation:
+        return join.generation > state.generation
+    # Where a member that is at hand was never in it, no step was committed there.
+    has_begun = all(state.present[name].opened >= join.opened for name in state.voters)
+    return has_begun and join.opened > state.opened
 
 
 def _counts(state: State, join: Join, place: int) -> bool:
@@ -160,11 +186,18 @@ def _counts(state: State, join: Join, place: int) -> bool:
 
     That is one of the generation that has begun last, where those after it ended before.
     """
+    if _was_to_be_told(state, join):
+        return state.members.place_of(join.node, join.start) == place
     if join.layout is None or join.index != place:
         return False
     if join.generation == state.generation:
         return join.layout == state.members
     return state.opened <= join.generation < state.generation
+
+
+def _was_to_be_told(state: State, join: Join) -> bool:
+    """Return whether the agent has agreed to what ends here, and does not know that it began."""
+    return join.agreed == state.members and join.generation < state.generation
 
 
 def _adopt(state: State, join: Join, now_s: float) -> State:
@@ -181,10 +214,14 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
         generation=join.generation,
         opened=join.opened,
         layout=layout,
+        ballot=state.ballot,
+        # What was asked in this ballot is asked again, and nothing else.
+        accepted=state.accepted if join.generation == state.generation else {},
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(range(len(layout.nodes))),
         present=state.present,
         known=state.known,
+        starts=state.starts,
         gone=state.gone,
         dead=state.gone,
         shares_folder=state.shares_folder,
@@ -198,29 +235,28 @@ def _regain(state: State, join: Join) -> Decision:
     state = replace(state, awaited=state.awaited - {place})
     if place < 0:
         return state, []
-    if join.agreed == state.members and join.generation < state.generation:
-        # It was still to be told that the generation opens: without it no step was committed there.
+    if _was_to_be_told(state, join):
+        # Without it no step was committed there.
         state = replace(state, opened=min(state.opened, join.opened))
     if not _counts(state, join, place):
         # It is here, and what a member of its name held is not.
         return replace(state, dead=state.dead | {join.node}), []
-    accepted = dict(state.accepted)
-    if join.agreed is not None and join.generation == state.generation:
-        accepted[join.node] = (join.ballot, join.agreed)
     nodes = list(state.nodes)
     if nodes[place] is None:
         nodes[place] = join.node
-    state = replace(
-        state,
-        nodes=tuple(nodes),
-        voters=state.voters | {join.node},
-        accepted=accepted,
-        ballot=max(state.ballot, join.ballot),
-    )
+    state = replace(state, nodes=tuple(nodes), voters=state.voters | {join.node})
+    state = _note_agreed(state, join)
     order: Message = Break(generation=state.generation, reason="the coordinator was lost")
     if join.generation < state.generation:
         order = learn(state)
+        state = note_told(state, join.node)
     return state, [Send(node=join.node, message=order)]
+
+
+def _note_agreed(state: State, join: Join) -> State:
+    if join.agreed is None or join.node not in state.voters or join.generation != state.generation:
+        return state
+    return replace(state, accepted={**state.accepted, join.node: (join.ballot, join.agreed)})
 
 
 def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
@@ -260,6 +296,20 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
     return _after([note], advance(state, now_s))
 
 
+def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
+    """Count a silent agent as dead, unless it was heard of again since it was asked about."""
+    if find_doubted(state).get(event.node) != event.starts:
+        return state, []
+    state = replace(
+        state,
+        dead=state.dead | {event.node},
+        gone=state.gone | {event.node},
+        awaited=state.awaited - {state.members.index_of(event.node)},
+    )
+    note = Note(event="node_ended", fields={"node": event.node, "reason": event.reason})
+    return _after([note], advance(state, now_s))
+
+
 def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
     """Go by the record of the next generation, whoever has written it."""
     if event.generation != state.generation + 1:
@@ -276,6 +326,7 @@ def _failed(state: State, event: Said, now_s: float) -> Decision:
     assert isinstance(failed, Failed)
     if failed.generation != state.generation or not state.owns(event.node, failed.rank):
         return state, []
+    state = note_replaced(state, failed)
     if state.stage == RUNNING:
         return _stop(state, failed, now_s)
     # A second fault while the first is dealt with: its rank reports what it holds, as all do.
@@ -322,7 +373,7 @@ def _stop(state: State, failed: Failed, now_s: float) -> Decision:
     return state, actions
 
 
-_REPLACED = ("died", "hung", "node lost")
+_REPLACED = ("died", "hung", "node lost", OTHER_SHARD)
 _CONSEQUENCE = "group"
 """A connection has ended: the rank that says so first may be the last that holds its shard."""
 
@@ -372,7 +423,7 @@ def _finished(state: State, event: Said, now_s: float) -> Decision:
     if len(state.finished) < state.members.world_size:
         return state, []
     status = max(each.status for each in state.finished.values())
-    return end_run(state, status, "all ranks have finished")
+    return end_run(state, status, f"all ranks have {'ended' if status else 'finished'}")
 
 
 def _ignored(state: State, event: Said, now_s: float) -> Decision:
@@ -384,12 +435,17 @@ def _agree(state: State, event: Said, now_s: float) -> Decision:
     return agree(state, event.node, event.message, now_s)
 
 
+def _state_saved(state: State, event: Said, now_s: float) -> Decision:
+    assert isinstance(event.message, StateSaved)
+    return note_saved(state, event.message)
+
+
 _SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
     Agree: _agree,
     Failed: _failed,
     Stopped: _stopped,
     Finished: _finished,
-    Join: _ignored,
+    StateSaved: _state_saved,
 }
 
 
@@ -409,53 +465,10 @@ def _tick(state: State, now_s: float) -> Decision:
         return end_run(state, status, "some ranks were stopped, and the others did not follow")
     if state.stage in (GATHERING, STOPPING, AGREEING):
         state, actions = advance(state, now_s)
-        if state.stage in (GATHERING, STOPPING, AGREEING) and waited_s >= _patience_s(state):
-            reason = _missing(state) + say_where(state)
-            return _after(actions, end_run(state, GAVE_UP_STATUS, reason))
+        if state.stage in (GATHERING, STOPPING, AGREEING):
+            return _after(actions, wait(state, now_s))
         return state, actions
     return state, []
-
-
-def _patience_s(state: State) -> float:
-    options = state.options
-    if state.stage == GATHERING:
-        # The folder is waited for longer than nodes are: a record of others has time to be void.
-        has_asked = state.is_claiming or state.answered_s >= state.since_s
-        return options.join_deadline_s + (SILENCE_S if has_asked else 0.0)
-    if find_verdict(state) == WAITS or holds_back(state):
-        return 2 * options.partition_patience_s
-    return options.join_deadline_s + options.stop_deadline_s
-
-
-def _missing(state: State) -> str:
-    options, waited_s = state.options, _patience_s(state)
-    if state.stage == GATHERING:
-        names = ", ".join(state.present) or "none"
-        refusal = state.refusal or ("--run-dir does not answer" if state.is_claiming else "")
-        if refusal and len(state.present) >= options.num_nodes:
-            return f"the run was not begun within {waited_s:g} s: {refusal}"
-        return (
-            f"{len(state.present)} of {options.num_nodes} nodes joined within "
-            f"{waited_s:g} s ({names}); look at the logs of those that did not"
-        )
-    if find_verdict(state) == WAITS:
-        here = [name for name in state.members.nodes if name in state.voters]
-        away = [name for name in state.members.nodes if name not in state.voters]
-        return (
-            f"of the members of generation {state.generation} {', '.join(here) or 'none'} "
-            f"came and {', '.join(away)} did not within {waited_s:g} s; they may go on elsewhere"
-        )
-    places = [str(place) for place, node in enumerate(state.nodes) if node is None]
-    if places:
-        advice = "start more with --standby-nodes" if options.recovers else "start it again"
-        return (
-            f"no node took the place of lost node {', '.join(places)} within "
-            f"{waited_s:g} s; {advice}"
-        )
-    if state.stage == AGREEING:
-        return f"{', '.join(sorted(state.asked))} did not agree to the next generation"
-    ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]
-    return f"ranks {ranks} neither stopped nor were replaced within {waited_s:g} s"
 
 
 def _after(before: list[Action], decision: Decision) -> Decision:

@@ -3,7 +3,8 @@
 An *incident* is all that one node loses between two committed steps: whatever has
 ended its processes there, and however many they were, it is one thing to mend. Only
 what was replaced counts. A rank that comes back with its state, a node that was silent
-and is there again, an exception that its process survives: these are none.
+and is there again, an exception that its process survives, a process that makes room for
+one with another shard: these are none.
 
 Two limits hold, and the second is for what comes back at once:
 
@@ -20,11 +21,19 @@ from dataclasses import replace
 from itertools import chain
 
 from resilience.agent.coordination.membership import GATHERING, Incident, LastState, State
-from resilience.comm.messages import GAVE_UP_STATUS, End
+from resilience.comm.messages import GAVE_UP_STATUS, End, Failed
 from resilience.state.report import Phase
 
+OTHER_SHARD = "other shard"
+"""Why a process ends whose node has got another place: that is planned, and counts for nothing."""
 _NAMED_MAX = 4
 """More nodes than this make a reason no clearer."""
+
+
+def note_replaced(state: State, failed: Failed) -> State:
+    """Note whether a rank's process has ended as it was to."""
+    kept = state.planned - {failed.rank}
+    return replace(state, planned=kept | {failed.rank} if failed.reason == OTHER_SHARD else kept)
 
 
 def count(state: State, now_s: float) -> State:
@@ -39,13 +48,15 @@ def count(state: State, now_s: float) -> State:
     step = max(steps, default=state.last_step)
     lost = _find_lost(state)
     has_progressed = state.first_failure is None or step > state.last_step
+    is_planned = bool(state.planned) and not lost
+    fruitless = state.fruitless if is_planned else (*state.fruitless, lost)
     return replace(
         state,
         incidents=_count_incidents(state, lost, step, now_s),
         # A fallback has taken the run back: what it does from there on is progress.
         last_step=step,
-        saved=_find_saved(state),
-        fruitless=() if has_progressed else (*state.fruitless, lost),
+        saved=find_saved(state),
+        fruitless=() if has_progressed else fruitless,
         in_process={} if has_progressed else state.in_process,
     )
 
@@ -56,7 +67,9 @@ def _find_lost(state: State) -> frozenset[str]:
         state.members.seat(rank).node
         for rank, report in state.reports.items()
         # A process that has not come to its state yet was a member all the same.
-        if report.phase is Phase.FRESH and report.member_generation < 0
+        if report.phase is Phase.FRESH
+        and report.member_generation < 0
+        and rank not in state.planned
     )
 
 
@@ -146,7 +159,7 @@ def can_save(state: State) -> bool:
 
 def say_where(state: State) -> str:
     """Return where the newest state lies that ranks have told of; empty where none has."""
-    saved = _find_saved(state)
+    saved = find_saved(state)
     if saved is None:
         return ""
     if not saved.place:
@@ -154,7 +167,10 @@ def say_where(state: State) -> str:
     return f"; the newest state known to be saved is that of step {saved.step} in {saved.place}"
 
 
-def _find_saved(state: State) -> LastState | None:
+def find_saved(state: State) -> LastState | None:
+    """Return the newest state that ranks have told of; None where none has."""
+    if state.side_save is not None and state.side_save.saved is not None:
+        return state.side_save.saved
     told = [
         LastState(step=int(each.rest["saved"]), place=str(each.rest["place"]))
         for each in state.reports.values()

@@ -58,19 +58,23 @@ def judge(
     attempt: int = 0,
     newcomers: Collection[str],
     unchanged_s: float,
+    ended: Collection[str] = (),
 ) -> Record | str:
-    """Return the record under which the newcomers begin the run, or why they may not."""
+    """Return the record under which the newcomers begin the run, or why they may not.
+
+    `ended` are agents of the run of which it is certain that no process of theirs lives.
+    """
     agents = tuple(sorted(newcomers))
     first = Record(run=run, attempt=attempt, number=0, agents=agents, generation=-1)
     if found is None:
         return first
-    if problem := _find_others(found, first, unchanged_s):
+    if problem := _find_others(found, first, unchanged_s, ended):
         return problem
     slack = 0 if found.is_over else SLACK
     return replace(first, number=found.number + 1, generation=found.generation + slack)
 
 
-def _find_others(found: Record, own: Record, unchanged_s: float) -> str:
+def _find_others(found: Record, own: Record, unchanged_s: float, ended: Collection[str]) -> str:
     """Return who may go on with what the record is of; empty where nobody does."""
     if found.run != own.run:
         if found.is_over or unchanged_s >= OTHERS_SILENCE_S:
@@ -78,7 +82,7 @@ def _find_others(found: Record, own: Record, unchanged_s: float) -> str:
         return f"{', '.join(found.agents)} may go on with {found.run!r} in the same folder"
     if found.attempt > own.attempt:
         return f"the scheduler has started the run again, as attempt {found.attempt}"
-    left = sorted(set(found.agents) - set(own.agents))
+    left = sorted(set(found.agents) - set(own.agents) - set(ended))
     if found.is_over or found.attempt < own.attempt or not left or unchanged_s >= SILENCE_S:
         return ""
     return f"{', '.join(left)} may go on with the run"

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resilience.agent.coordination.founding import Record
-from resilience.comm.messages import End, Failed, Finished, Join, Message
+from resilience.comm.messages import (
+    NO_BALLOT,
+    Ballot,
+    End,
+    Failed,
+    Finished,
+    Join,
+    Message,
+    StateSaved,
+)
 from resilience.state.layout import Layout
 from resilience.state.report import Report
 
@@ -69,6 +78,22 @@ class LastState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SideSave:
+    """What ranks are asked to save, each for itself, while no generation may open."""
+
+    since_s: float
+    step: int = -1
+    name: str = ""
+    asked: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that save, and the shard of each."""
+    said: Mapping[int, StateSaved] = field(default_factory=dict)
+    is_over: bool = False
+    saved: LastState | None = None
+    problem: str = ""
+    """Why nothing was saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """All that the coordinator knows."""
 
@@ -91,15 +116,17 @@ class State:
     dead: frozenset[str] = frozenset()
     """Members of the generation that have ended for certain; an agent of the name may be back."""
     gone: frozenset[str] = frozenset()
-    """Agents that have said goodbye; the others that are not at hand may live on somewhere."""
+    """Agents that have ended for certain; the others that are not at hand may live on somewhere."""
     known: frozenset[str] = frozenset()
     """All agents that were ever heard of."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """Which start of each agent was heard of last."""
     present: Mapping[str, Join] = field(default_factory=dict)
     """Agents at hand, in the order in which they came."""
-    ballot: int = -1
-    """The highest for the generation that follows."""
-    accepted: Mapping[str, tuple[int, Layout]] = field(default_factory=dict)
-    """What voters have agreed to for it, or may have: their newest ballot, and its members."""
+    ballot: Ballot = NO_BALLOT
+    """In which this coordinator asks: later than all that those have promised whom it asks."""
+    accepted: Mapping[str, tuple[Ballot, Layout]] = field(default_factory=dict)
+    """What voters have agreed to for the generation that follows, or may have, and when."""
     proposal: Layout | None = None
     """The members that are being agreed to."""
     asked: frozenset[str] = frozenset()
@@ -108,6 +135,11 @@ class State:
     """Whether all members see one folder of the run, in which a tie can be broken."""
     is_claiming: bool = False
     """Whether an answer of the folder is waited for, about a record."""
+    probed: int = -1
+    """After which generation those at hand were asked for a word, before its record is asked for.
+    """
+    claimed_s: float = float("-inf")
+    """Since when the folder is asked which members come next."""
     answered_s: float = float("-inf")
     """When the folder has answered last without a record."""
     founding: Record | None = None
@@ -131,6 +163,8 @@ class State:
     """Which nodes lost processes in each generation in a row that committed no step."""
     saved: LastState | None = None
     """The newest that a rank has told of."""
+    side_save: SideSave | None = None
+    """The one since the generation has ended, once there was one."""
     giving_up: str | None = None
     """Why the run gives up, once it only saves its state."""
     first_failure: Failed | None = None
@@ -139,6 +173,8 @@ class State:
     """Faults of each rank since the last progress that its process survived."""
     ending: End | None = None
     """How the run has ended."""
+    planned: frozenset[int] = frozenset()
+    """Ranks whose process has ended since as it was to: the rank's shard is not its own."""
     replacing: frozenset[int] = frozenset()
     """Ranks whose process is being ended on purpose: what it still says does not count."""
 
@@ -167,6 +203,16 @@ class NodeLost:
     node: str
     is_dead: bool
     """Whether it has ended for certain; one that is only silent may live on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnded:
+    """There is evidence that a silent agent has ended, and all its workers."""
+
+    node: str
+    starts: frozenset[str]
+    """Of these starts of the agent."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +246,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | Claimed | Judged | Said | Tick
+Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | Said | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

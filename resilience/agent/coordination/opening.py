@@ -24,15 +24,26 @@ from resilience.agent.coordination.membership import (
 from resilience.agent.coordination.votes import (
     TIE,
     WAITS,
+    differs_from_record,
+    find_newest,
     find_verdict,
     goes_by_evidence,
     may_give_away,
+    next_ballot,
 )
-from resilience.comm.messages import GAVE_UP_STATUS, Agree, End, Learn, Open, Propose
+from resilience.comm.messages import (
+    GAVE_UP_STATUS,
+    NO_BALLOT,
+    Agree,
+    Ballot,
+    End,
+    Learn,
+    Open,
+    Propose,
+)
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import fresh_report
 
-_RECORD_BALLOT = 1 << 40
 _ASK_AGAIN_S = 1.0
 """After an answer of the folder that was none."""
 
@@ -72,9 +83,12 @@ def _found(state: State, now_s: float) -> Decision:
         state = replace(state, generation=generation, first=generation + 1)
         # Whoever finds the record waits for those that it names, and for nobody who came since.
         members = [name for name in members if name in founding.agents]
-        if len(members) < options.num_nodes:
-            away = ", ".join(sorted(set(founding.agents) - state.present.keys()))
-            return replace(state, refusal=f"its record names {away}"), []
+        away = sorted(set(founding.agents) - set(members))
+        if len(members) < options.num_nodes or len(away) >= options.num_nodes:
+            state = replace(state, founding=None, answered_s=now_s)
+            return refuse(state, f"its record names {', '.join(away)}")
+        if any(state.present[name].promised < state.ballot for name in members):
+            return state, []
     elif 2 * len(state.present) <= options.num_nodes + options.num_standby_nodes:
         total = options.num_nodes + options.num_standby_nodes
         return refuse(
@@ -82,17 +96,30 @@ def _found(state: State, now_s: float) -> Decision:
             f"{len(state.present)} of {total} nodes and standby nodes have come, and more than "
             "half have to where they see no common --run-dir: others could begin it as well",
         )
+    else:
+        # No record holds others back: all that have come are bound by what they agree to.
+        state = replace(state, voters=frozenset(members), accepted=_find_agreed(state))
     layout = make_layout(
         nodes=members[: options.num_nodes],
         num_local_ranks=options.num_local_ranks,
         num_shards=options.num_shards,
         is_sharded=options.is_sharded,
     )
-    layout = _with_starts(state, layout)
+    layout = find_newest(state) or _with_starts(state, layout)
     ranks = range(layout.world_size)
     reports = {rank: fresh_report(layout, rank, state.generation) for rank in ranks}
-    state = replace(state, layout=layout, nodes=layout.nodes, reports=reports)
-    return _ask(state, layout, now_s)
+    begun = replace(state, layout=layout, nodes=layout.nodes, reports=reports)
+    return _ask(state, begun, layout, now_s)
+
+
+def _find_agreed(state: State) -> dict[str, tuple[Ballot, Layout]]:
+    """Return what agents that have just come have agreed to under another coordinator."""
+    told = {
+        name: (join.ballot, join.agreed)
+        for name, join in state.present.items()
+        if join.agreed is not None and join.generation == state.generation
+    }
+    return {**state.accepted, **told}
 
 
 def refuse(state: State, reason: str) -> Decision:
@@ -121,6 +148,8 @@ def _is_whole(state: State) -> bool:
 def _fill_places(state: State, now_s: float) -> State:
     """Give the place of a lost node to one that waits; its ranks hold nothing."""
     standby = [name for name in state.present if name not in state.nodes]
+    # Who has still to join again would be waited for.
+    standby.sort(key=lambda name: state.present[name].promised != state.ballot)
     nodes = list(state.nodes)
     is_late = now_s - state.since_s >= state.options.partition_patience_s
     for place, node in enumerate(state.nodes):
@@ -160,44 +189,58 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
         state, more = advance(state, now_s)
         return state, [*actions, *more]
     nodes = tuple(node for node in filled.nodes if node is not None)
-    layout = _with_starts(state, replace(state.members, nodes=nodes))
-    if state.accepted:
-        # It may have come about with others: nothing else can follow this generation then.
-        layout = max(state.accepted.values(), key=lambda each: each[0])[1]
+    layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
     if verdict != TIE:
-        return _ask(filled, layout, now_s)
+        return _ask(state, filled, layout, now_s)
     if state.record is None:
+        promised = {state.present[node].promised for node in nodes}
+        if state.probed != state.generation or max(promised) > state.ballot:
+            # Who is silent by now must not be in the record: nobody could open that generation.
+            ballot = next_ballot(max(state.ballot, *promised), state.ballot[1])
+            return replace(state, ballot=ballot, probed=state.generation), []
+        if promised != {state.ballot}:
+            return state, []
         if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:
             return state, []
         claim = ClaimRecord(generation=state.generation + 1, layout=layout)
-        return replace(state, is_claiming=True), [claim]
-    if state.accepted and state.record != layout:
+        claimed_s = state.claimed_s if state.claimed_s >= state.since_s else now_s
+        return replace(state, is_claiming=True, claimed_s=claimed_s), [claim]
+    if differs_from_record(state):
         # Either may have come about, and only the other half knows.
         return state, []
-    # Two halves have no agent in common, so what has the record comes before any ballot.
-    filled = replace(filled, ballot=max(state.ballot, _RECORD_BALLOT))
-    return _ask(filled, state.record, now_s)
+    return _ask(state, filled, state.record, now_s)
 
 
-def _ask(state: State, layout: Layout, now_s: float) -> Decision:
+def _ask(before: State, state: State, layout: Layout, now_s: float) -> Decision:
+    """Ask for the members of the next generation; `before` is what stays while this has to wait.
+
+    What an agent has agreed to is known once it has promised to agree to nothing earlier.
+    """
+    asked = state.voters | (set(layout.nodes) & state.present.keys())
+    newest = max((state.present[node].promised for node in asked), default=NO_BALLOT)
+    if newest > state.ballot:
+        # They hear of it, and join again.
+        return replace(before, ballot=next_ballot(newest, state.ballot[1])), []
+    if any(state.present[node].promised != state.ballot for node in asked):
+        return before, []
     if not state.accepted and state.counted < state.opened:
         state = replace(count(state, now_s), counted=state.opened)
         if end := find_end(state):
             if end.status != GAVE_UP_STATUS or not can_save(state):
                 return end_run(state, end.status, end.reason + say_where(state))
             state = replace(state, giving_up=end.reason)
-    ballot = state.ballot + 1
-    proposal = Propose(generation=state.generation + 1, ballot=ballot, layout=layout)
-    nodes = state.voters | (set(layout.nodes) & state.present.keys())
+    proposal = Propose(generation=state.generation + 1, ballot=state.ballot, layout=layout)
     state = replace(
         state,
         stage=AGREEING,
-        ballot=ballot,
         proposal=layout,
-        asked=nodes,
-        accepted={**state.accepted, **dict.fromkeys(state.voters, (ballot, layout))},
+        asked=asked,
+        accepted={**state.accepted, **dict.fromkeys(state.voters, (state.ballot, layout))},
     )
-    return state, [Send(node=node, message=proposal) for node in sorted(nodes)]
+    if not asked:
+        # Nobody of whom it was asked before is left.
+        return advance(state, now_s)
+    return state, [Send(node=node, message=proposal) for node in sorted(asked)]
 
 
 def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
@@ -215,7 +258,10 @@ def ask_again(state: State, node: str) -> State:
     if node not in {*state.voters, *state.proposal.nodes, *state.members.nodes}:
         return state
     if state.opened < 0:
-        return replace(state, stage=GATHERING, proposal=None, layout=None, nodes=(), reports={})
+        # Others may be asked for then: in one ballot it is always the same ones.
+        ballot = next_ballot(state.ballot, state.ballot[1])
+        state = replace(state, stage=GATHERING, proposal=None, ballot=ballot)
+        return replace(state, layout=None, nodes=(), reports={})
     kept = tuple(name if name in state.voters else None for name in state.nodes)
     places = [place for place, name in enumerate(kept) if name is None]
     given = {rank for place in places for rank in state.members.ranks_of(place)}
@@ -236,14 +282,29 @@ def take_up(state: State, layout: Layout, *, generation: int, voters: Collection
         nodes=tuple(name if name in voters else None for name in layout.nodes),
         voters=frozenset(voters),
         accepted={},
-        ballot=-1,
         dead=dead,
         reports={},
         proposal=None,
         is_claiming=False,
         record=None,
     )
-    return state, [Send(node=node, message=learn(state)) for node in state.present]
+    actions: list[Action] = [Send(node=node, message=learn(state)) for node in state.present]
+    return note_told(state, *state.present), actions
+
+
+def note_told(state: State, *nodes: str) -> State:
+    """Note that agents know the newest generation: what they have said of another is past."""
+    present = dict(state.present)
+    for name in nodes:
+        present[name] = replace(
+            present[name],
+            generation=state.generation,
+            opened=state.opened,
+            layout=state.layout,
+            ballot=NO_BALLOT,
+            agreed=None,
+        )
+    return replace(state, present=present)
 
 
 def learn(state: State) -> Learn:
@@ -284,6 +345,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         opened=generation,
         layout=layout,
         is_stateless=False,
+        side_save=None,
         voters=frozenset(layout.nodes),
         shares_folder=shares_folder,
         reports={},
@@ -291,14 +353,17 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         dead=state.gone,
         awaited=frozenset(),
         accepted={},
-        ballot=-1,
         proposal=None,
         is_claiming=False,
         record=None,
+        planned=frozenset(),
         replacing=frozenset(),
     )
     others = [node for node in state.present if node not in layout.nodes]
-    return state, [*actions, *(Send(node=node, message=learn(state)) for node in others)]
+    return note_told(state, *state.present), [
+        *actions,
+        *(Send(node=node, message=learn(state)) for node in others),
+    ]
 
 
 def end_run(state: State, status: int, reason: str) -> Decision:

@@ -6,11 +6,12 @@ Whom it follows is decided in `succession`, what a coordinator opens in `coordin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from resilience.agent.connections.transport import Transport
+from resilience.agent.connections.door import NO_AGENT, NO_TOKEN
+from resilience.agent.connections.transport import Gone, Transport
 from resilience.agent.coordination import coordinator, succession
 from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
@@ -22,6 +23,7 @@ from resilience.agent.coordination.membership import (
     Event,
     FoundRun,
     Judged,
+    NodeEnded,
     NodeJoined,
     NodeLost,
     Note,
@@ -31,7 +33,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
-from resilience.agent.coordination.succession import (
+from resilience.agent.coordination.outlook import (
     NO_ORDER,
     Act,
     Coordinate,
@@ -40,6 +42,7 @@ from resilience.agent.coordination.succession import (
     Follow,
     HangUp,
     Heeded,
+    JoinAgain,
     Lead,
     Looked,
     Moved,
@@ -49,6 +52,7 @@ from resilience.agent.coordination.succession import (
     Settled,
     Tell,
 )
+from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Beat, Goodbye, Hello, Join, Message, Open, ReplaceRank
 from resilience.state.layout import Layout
 
@@ -101,6 +105,10 @@ class Records(Protocol):
         ...
 
 
+Doubt = Callable[[Mapping[str, frozenset[str]]], None]
+"""Takes the agents that are silent now, with their starts; asks whether they have ended."""
+
+
 class Party:
     """Runs in the agent's one thread; nothing in it waits."""
 
@@ -114,6 +122,7 @@ class Party:
         records: Records,
         note: Callable[[Note, int], None],
         clock: Callable[[], float],
+        doubt: Doubt,
     ) -> None:
         self._owner = owner
         self._outlook = outlook
@@ -122,6 +131,7 @@ class Party:
         self._records = records
         self._note = note
         self._clock = clock
+        self._doubt = doubt
         self._state: State | None = None
         """What is coordinated here, where this agent leads."""
         self._stores: Stores | None = None
@@ -129,8 +139,12 @@ class Party:
         self._is_busy = False
         self._told: set[int] = set()
         """Connections over which the end of the run was told."""
+        self._apart: set[str] = set()
+        """Addresses that were complained of: nobody of this run comes in there."""
         self._beat_s = self._renewed_s = float("-inf")
         self._is_closed = False
+        self.due_s = float("-inf")
+        """When the next tick is due at the latest."""
 
     @property
     def has_coordinator(self) -> bool:
@@ -144,6 +158,9 @@ class Party:
 
     def tell(self, message: Message) -> None:
         """Tell something to the coordinator; who has none is asked again by the next one."""
+        if isinstance(message, Join):
+            view = self._outlook
+            message = replace(message, promised=view.hello.ballot, known=tuple(sorted(view.known)))
         if self._state is not None:
             node = self._outlook.hello.node
             if isinstance(message, Join):
@@ -161,9 +178,10 @@ class Party:
     def tick(self) -> None:
         """Do what is due."""
         now_s = self._clock()
-        self._transport.tick(now_s)
+        self.due_s = self._transport.tick(now_s)
         self.serve()
         self._take(Looked())
+        self._doubt({} if self._state is None else find_doubted(self._state))
         if self._state is None:
             return
         if now_s - self._beat_s >= self._outlook.beat_every_s:
@@ -178,8 +196,8 @@ class Party:
         order = place if place >= 0 else self._endpoint_order()
         self._take(Moved(generation=generation, order=order))
 
-    def answer(self, event: Claimed | Judged) -> None:
-        """Take in what the folder of the run says."""
+    def answer(self, event: Claimed | Judged | NodeEnded) -> None:
+        """Take in what the folder of the run says, or whoever was asked about silent agents."""
         if self._state is not None:
             self._take(event)
 
@@ -225,7 +243,7 @@ class Party:
 
     def _decide(self, event: Heeded | Event) -> None:
         now_s = self._clock()
-        if isinstance(event, NodeJoined | Said | Claimed | Judged | Tick):
+        if isinstance(event, NodeJoined | NodeEnded | Said | Claimed | Judged | Tick):
             self._coordinate(event, now_s)
             return
         if self._is_closed and self._state is None:
@@ -233,9 +251,19 @@ class Party:
             self._beat(now_s)
             return
         assert not isinstance(event, NodeLost)
+        if isinstance(event, Gone) and event.reason in (NO_AGENT, NO_TOKEN):
+            self._complain(event)
         self._outlook, acts = succession.decide(self._outlook, event, now_s)
         for act in acts:
             self._act(act)
+
+    def _complain(self, gone: Gone) -> None:
+        """Say once of an address that no agent of the run is there."""
+        line = self._outlook.lines.get(gone.peer)
+        if line is not None and line.address is not None and line.address not in self._apart:
+            self._apart.add(line.address)
+            note = Note(event="warning", fields={"text": f"{line.address}: {gone.reason}"})
+            self._note(note, self._outlook.hello.generation)
 
     def _beat(self, now_s: float) -> None:
         link = self._outlook.link
@@ -258,7 +286,8 @@ class Party:
             self._owner.hear(act.message)
         elif isinstance(act, Lead):
             view = self._outlook
-            self._state = self._owner.make_state(act.lost, view.dead, view.known)
+            state = self._owner.make_state(act.lost, view.dead, view.known)
+            self._state = replace(state, starts=view.starts, ballot=view.hello.ballot)
             self._stores = self._make_stores()
             self._beat_s = float("-inf")
             if act.lost:
@@ -270,6 +299,8 @@ class Party:
             self._state, self._stores = None, None
         elif isinstance(act, Follow):
             self._records.look(act.start)
+            self._owner.join()
+        elif isinstance(act, JoinAgain):
             self._owner.join()
 
     def _coordinate(self, event: Event, now_s: float) -> None:
@@ -283,6 +314,11 @@ class Party:
             self._inbox.appendleft(Settled(is_open=is_open))
         for action in actions:
             self._carry_out(action)
+        if self._state.ballot != before.ballot:
+            hello = replace(self._outlook.hello, ballot=self._state.ballot)
+            self._outlook = replace(self._outlook, hello=hello)
+            self._send_roster(now_s)
+            self._owner.join()
         if before.present.keys() != self._state.present.keys():
             self._send_roster(now_s)
 
@@ -303,7 +339,12 @@ class Party:
         if isinstance(action, Note):
             self._note(action, self._state.generation)
         elif isinstance(action, ClaimRecord):
-            self._records.claim(action.generation, action.layout)
+            own = self._state.present.get(self._outlook.hello.node)
+            if own is not None and own.shares_folder:
+                self._records.claim(action.generation, action.layout)
+            else:
+                # The record of another folder would be one that each half could have.
+                self._inbox.append(Claimed(generation=action.generation, layout=None))
         elif isinstance(action, FoundRun):
             self._records.found(action.agents)
         elif isinstance(action, Replace):
@@ -333,14 +374,26 @@ class Party:
         hello, layout = self._outlook.hello, self._state.layout
         addresses = {join.node: join.address for join in self._state.present.values()}
         addresses[hello.node] = hello.address
+        starts = {join.node: join.start for join in self._state.present.values()}
+        starts[hello.node] = hello.start
         places = layout.nodes if layout else ()
         order = [*(node for node in places if node in addresses), *sorted(addresses)]
-        beat = Beat(nodes=tuple((node, addresses[node]) for node in dict.fromkeys(order)))
+        names = tuple(dict.fromkeys(order))
+        beat = Beat(
+            nodes=tuple((node, addresses[node]) for node in names),
+            starts=tuple(starts[node] for node in names),
+            ballot=hello.ballot,
+        )
         for peer, line in self._outlook.lines.items():
             if line.address is None:
                 self._transport.send(peer, beat)
-        known = self._outlook.known | addresses.keys()
-        self._outlook = replace(self._outlook, roster=beat.nodes, known=known)
+        view = self._outlook
+        self._outlook = replace(
+            view,
+            roster=beat.nodes,
+            known=view.known | addresses.keys() | self._state.known,
+            starts={**view.starts, **starts},
+        )
 
     def _tell_end(self) -> None:
         """Tell the end of the run also to agents that have not joined, or come later."""

@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from resilience.comm.messages import Agree, Failed, Finished, Join, Learn, Open, Propose, Stopped
+from resilience.comm.messages import (
+    NO_BALLOT,
+    Agree,
+    Ballot,
+    Failed,
+    Finished,
+    Join,
+    Learn,
+    Open,
+    Propose,
+    Stopped,
+)
 from resilience.state.layout import Layout
 
 Said = TypeVar("Said", Failed, Stopped, Finished)
@@ -28,15 +39,20 @@ class Standing:
     """The newest that has begun."""
     proposed: int = -1
     """The generation of the newest proposal to which it has agreed."""
-    ballot: int = -1
+    ballot: Ballot = NO_BALLOT
     agreed: Layout | None = None
     """Its ballot and its members."""
     shares_folder: bool = False
     """Whether all members see one folder of the run."""
 
-    def join(self, *, node: str, address: str, start: str) -> Join:
-        """Return what a coordinator is told."""
+    def join(self, *, node: str, address: str, start: str, sees_folder: bool) -> Join:
+        """Return what a coordinator is told, whose folder the agent `sees_folder` or does not.
+
+        A member has seen it as its generation began, and one that hangs since is the same. What a
+        standby has heard of members says nothing of its own folder.
+        """
         is_next = self.proposed == self.generation + 1
+        is_member = self.layout is not None and self.layout.place_of(node, start) >= 0
         return Join(
             node=node,
             address=address,
@@ -44,9 +60,9 @@ class Standing:
             generation=self.generation,
             layout=self.layout,
             opened=self.opened,
-            ballot=self.ballot if is_next else -1,
+            ballot=self.ballot if is_next else NO_BALLOT,
             agreed=self.agreed if is_next else None,
-            shares_folder=self.shares_folder,
+            shares_folder=sees_folder or (is_member and self.shares_folder),
         )
 
     def open(self, opening: Open) -> Standing:
@@ -69,14 +85,12 @@ class Standing:
             shares_folder=news.shares_folder,
         )
 
-    def consider(self, proposal: Propose, *, is_member: bool) -> tuple[Standing, Agree | None]:
-        """Agree to the members of the next generation, unless it is too late for them.
-
-        Members of the newest generation are bound by their agreements, of which they tell whoever
-        proposes. Nobody asks the others for theirs: a number that they know may come again.
-        """
-        is_repeated = proposal.generation == self.proposed and proposal.ballot <= self.ballot
-        if (is_member and is_repeated) or proposal.generation <= self.generation:
+    def consider(self, proposal: Propose) -> tuple[Standing, Agree | None]:
+        """Agree to the members of the next generation, unless it is too late for them."""
+        is_repeated = (self.proposed, self.ballot) == (proposal.generation, proposal.ballot)
+        if is_repeated and proposal.layout != self.agreed:
+            return self, None
+        if proposal.generation <= self.generation:
             return self, None
         standing = replace(
             self,

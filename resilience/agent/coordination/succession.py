@@ -4,7 +4,8 @@ An agent that has no coordinator asks those that would lead before it, and the o
 It follows whoever leads, and leads itself once none of them answers. A coordinator without an open
 generation goes on asking: it gives way to one of a newer generation, and to one that is earlier in
 the order. That two lead for a while does no harm: what a coordinator may open is decided by the
-members that are with it, in `opening`.
+members that are with it, in `opening`. Each asks in a ballot of its own, and an agent that has
+followed one of a later ballot agrees to nothing that is asked in an earlier one.
 
 Silence is not death: an agent that answers nothing, or whose connection has ended without a
 goodbye, may live on, and comes back to whoever leads by then.
@@ -13,18 +14,36 @@ goodbye, may live on, and comes back to whoever leads by then.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from resilience.agent.connections.transport import Arrival, Came, Gone, Reached
-from resilience.agent.coordination.membership import Event, NodeJoined, NodeLost, Said
-from resilience.comm.messages import Agree, Beat, End, Goodbye, Hello, Join, Message
+from resilience.agent.connections.transport import Came, Gone, Reached
+from resilience.agent.coordination.membership import NodeJoined, NodeLost, Said
+from resilience.agent.coordination.outlook import (
+    FOLLOWING,
+    LEADING,
+    SEEKING,
+    Act,
+    Coordinate,
+    Dial,
+    Dialed,
+    Follow,
+    HangUp,
+    Heeded,
+    JoinAgain,
+    Lead,
+    Line,
+    Looked,
+    Moved,
+    Obey,
+    Outlook,
+    Resign,
+    Result,
+    Settled,
+    Tell,
+)
+from resilience.agent.coordination.votes import next_ballot
+from resilience.comm.messages import Beat, End, Goodbye, Hello, Join, Message, Propose
 
-SEEKING = "seeking"
-FOLLOWING = "following"
-LEADING = "leading"
-
-NO_ORDER = 1 << 30
-"""The order of an agent that leads only where nobody else does."""
 TAKEN_NAME_STATUS = 2
 """Exit status of an agent whose name another one has."""
 _RETRY_S = 0.1
@@ -35,148 +54,12 @@ _CALLS_MAX = 8
 """Agents that are asked at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A connection to another agent."""
-
-    heard_s: float
-    address: str | None = None
-    """Whom this agent has called; None where the other end has."""
-    join: Join | None = None
-    """Who has joined over it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What an agent knows of the others."""
-
-    hello: Hello
-    """What it says of itself."""
-    endpoints: tuple[str, ...]
-    """Where agents of the run are found before one of them is known."""
-    lease_s: float
-    """Who was not heard for so long is silent."""
-    stage: str = SEEKING
-    lines: Mapping[int, Line] = field(default_factory=dict)
-    link: int | None = None
-    """The connection to the coordinator that is followed."""
-    roster: tuple[tuple[str, str], ...] = ()
-    """Name and address of every agent, as the last coordinator has said."""
-    known: frozenset[str] = frozenset()
-    """Names of all agents that were ever in a roster: who is silent may live on elsewhere."""
-    lost: str = ""
-    """Address of the coordinator that was followed last."""
-    dead: frozenset[str] = frozenset()
-    """Names of coordinators that have said goodbye."""
-    hints: tuple[str, ...] = ()
-    """Addresses at which somebody knows of a coordinator."""
-    cleared: frozenset[str] = frozenset()
-    """Addresses where nobody leads, or would before this agent."""
-    called_s: Mapping[str, float] = field(default_factory=dict)
-    """When each address was called last."""
-    is_settled: bool = False
-    """Whether a generation is open that this agent coordinates."""
-    tick_s: float = 0.0
-    beat_s: float = 0.0
-
-    @property
-    def beat_every_s(self) -> float:
-        """Return the seconds between two signs of life."""
-        return self.lease_s / 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dialed:
-    """What was asked for by a Dial has a number now."""
-
-    peer: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """Time has passed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """The agent's own part in the run has changed."""
-
-    generation: int
-    order: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """A generation that this agent coordinates was opened, or is over."""
-
-    is_open: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dial:
-    """Connect to an address."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """Send a message."""
-
-    peer: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangUp:
-    """End a connection."""
-
-    peer: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Join the coordinator that `link` leads to."""
-
-    start: str
-    """Which start of its agent it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """Coordinate from here on."""
-
-    lost: str
-    """Name of the coordinator before; empty where there was none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resign:
-    """Coordinate no longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinate:
-    """Have the coordinator here decide about an event."""
-
-    event: Event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Obey:
-    """Do what the coordinator says that is followed."""
-
-    message: Message
-
-
-Act = Dial | Tell | HangUp | Follow | Lead | Resign | Coordinate | Obey
-Heeded = Arrival | Dialed | Looked | Moved | Settled
-Result = tuple[Outlook, list[Act]]
-
-
 def decide(view: Outlook, event: Heeded, now_s: float) -> Result:
     """Return what the agent knows now, and what is to be done."""
+    return _admit(_heed(view, event, now_s))
+
+
+def _heed(view: Outlook, event: Heeded, now_s: float) -> Result:
     if isinstance(event, Came):
         return _with_line(view, event.peer, Line(heard_s=now_s)), []
     if isinstance(event, Dialed):
@@ -195,9 +78,10 @@ def decide(view: Outlook, event: Heeded, now_s: float) -> Result:
         return _touch(view, event.peer, now_s), [Tell(peer=event.peer, message=view.hello)]
     if isinstance(event, Gone):
         return _and_seek(_lose(view, event.peer, now_s), now_s)
-    view = _touch(view, event.peer, now_s)
+    view, acts = _refuse_others(_touch(view, event.peer, now_s), event.peer)
     answer = _ANSWERS.get(type(event.message), _pass_on)
-    return answer(view, event.peer, event.message, now_s)
+    view, more = answer(view, event.peer, event.message, now_s)
+    return view, [*acts, *more]
 
 
 # ---- lines
@@ -212,7 +96,9 @@ def _touch(view: Outlook, peer: int, now_s: float) -> Outlook:
 
 
 def _drop(view: Outlook, peer: int) -> Outlook:
-    return replace(view, lines={key: line for key, line in view.lines.items() if key != peer})
+    waiting = {key: join for key, join in view.waiting.items() if key != peer}
+    lines = {key: line for key, line in view.lines.items() if key != peer}
+    return replace(view, lines=lines, waiting=waiting)
 
 
 def _clear(view: Outlook, *addresses: str | None) -> Outlook:
@@ -276,6 +162,7 @@ def _seek_anew(
         hints=(hint,) if hint else (),
         cleared=frozenset(),
         called_s={},
+        waiting={},
         is_settled=False,
         hello=replace(view.hello, leader=""),
     )
@@ -289,7 +176,8 @@ def _and_seek(result: Result, now_s: float) -> Result:
     if view.stage == SEEKING and _may_lead(view) and view.cleared.issuperset(_earlier(view)):
         names = {address: node for node, address in view.roster}
         lost = names.get(view.lost, "")
-        hello = replace(view.hello, leader=view.hello.address)
+        ballot = next_ballot(view.hello.ballot, view.hello.start)
+        hello = replace(view.hello, leader=view.hello.address, ballot=ballot)
         view = replace(view, stage=LEADING, called_s={}, hints=(), lost="", hello=hello)
         acts = [*acts, Lead(lost=lost), *_tell_callers(view)]
     return view, [*acts, *_calls(view, now_s)]
@@ -387,7 +275,9 @@ def _weigh(view: Outlook, peer: int, hello: Hello, acts: list[Act], now_s: float
             lost="",
             hints=(),
             beat_s=now_s,
-            hello=replace(view.hello, leader=hello.address),
+            hello=replace(
+                view.hello, leader=hello.address, ballot=max(view.hello.ballot, hello.ballot)
+            ),
         )
         return view, [
             *acts,
@@ -440,12 +330,38 @@ def _hear_join(view: Outlook, peer: int, join: Message, now_s: float) -> Result:
             # The same agent on another connection: the older one has ended for it.
             view, more = _lose(view, key, now_s)
             acts += [HangUp(peer=key), *more]
-        elif other.node == join.node:
-            return view, [*acts, _refuse(peer, join.node)]
     if join.node == view.hello.node:
         return view, [*acts, _refuse(peer, join.node)]
-    view = _with_line(view, peer, replace(view.lines[peer], join=join))
-    return view, [*acts, Coordinate(event=NodeJoined(join=join))]
+    return replace(view, waiting={**view.waiting, peer: join}), acts
+
+
+def _admit(result: Result) -> Result:
+    """Let those join whose name no other connection has.
+
+    The agent that has it may have ended unheard, with its host: its next word or its lease tells.
+    """
+    view, acts = result
+    for peer, join in view.waiting.items():
+        others = (line.join for key, line in view.lines.items() if key != peer)
+        if any(other is not None and other.node == join.node for other in others):
+            continue
+        view = _with_line(view, peer, replace(view.lines[peer], join=join))
+        waiting = {key: each for key, each in view.waiting.items() if key != peer}
+        view = replace(view, waiting=waiting)
+        acts = [*acts, Coordinate(event=NodeJoined(join=join))]
+    return view, acts
+
+
+def _refuse_others(view: Outlook, peer: int) -> Result:
+    """Refuse those that would join under the name of an agent that was just heard."""
+    join = view.lines[peer].join
+    if join is None or not view.waiting:
+        return view, []
+    acts: list[Act] = [
+        _refuse(key, each.node) for key, each in view.waiting.items() if each.node == join.node
+    ]
+    waiting = {key: each for key, each in view.waiting.items() if each.node != join.node}
+    return replace(view, waiting=waiting), acts
 
 
 def _refuse(peer: int, node: str) -> Tell:
@@ -462,8 +378,23 @@ def _hear_beat(view: Outlook, peer: int, beat: Message, now_s: float) -> Result:
     assert isinstance(beat, Beat)
     if peer != view.link:
         return view, []
-    known = view.known | {name for name, _ in beat.nodes}
-    return replace(view, roster=beat.nodes or view.roster, known=known, dead=frozenset()), []
+    names = [name for name, _ in beat.nodes]
+    view = replace(
+        view,
+        roster=beat.nodes or view.roster,
+        known=view.known | set(names),
+        starts={**view.starts, **dict(zip(names, beat.starts, strict=False))},
+    )
+    view = replace(view, dead=frozenset())
+    if beat.ballot <= view.hello.ballot:
+        return view, []
+    return replace(view, hello=replace(view.hello, ballot=beat.ballot)), [JoinAgain()]
+
+
+def _hear_proposal(view: Outlook, peer: int, proposal: Message, now_s: float) -> Result:
+    assert isinstance(proposal, Propose)
+    is_promised = peer == view.link and proposal.ballot == view.hello.ballot
+    return view, [Obey(message=proposal)] if is_promised else []
 
 
 def _pass_on(view: Outlook, peer: int, message: Message, now_s: float) -> Result:
@@ -480,5 +411,5 @@ _ANSWERS: Mapping[type[Message], Callable[[Outlook, int, Message, float], Result
     Join: _hear_join,
     Goodbye: _hear_goodbye,
     Beat: _hear_beat,
-    Agree: _pass_on,
+    Propose: _hear_proposal,
 }

@@ -9,12 +9,22 @@ agent that was ever heard of has ended for certain.
 
 from __future__ import annotations
 
-from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.membership import STOPPING, State
+from resilience.comm.messages import Ballot
+from resilience.state.layout import Layout
 from resilience.state.report import Phase
 
 GOES_ON = "goes on"
 TIE = "tie"
 WAITS = "waits"
+
+HOLDS_NONE = (Phase.FRESH, Phase.TORN_UPDATE, Phase.TORN_REPAIR)
+"""Phases of ranks whose memory counts as nothing."""
+
+
+def next_ballot(newest: Ballot, start: str) -> Ballot:
+    """Return one that comes after another one, and is this agent's alone."""
+    return newest[0] + 1, start
 
 
 def find_verdict(state: State) -> str:
@@ -26,7 +36,7 @@ def find_verdict(state: State) -> str:
     here = len(members & state.voters)
     if 2 * here > len(members):
         return GOES_ON
-    away = (members - state.voters - state.dead) | (state.known - state.present.keys() - state.gone)
+    away = _find_away(state)
     if away and 2 * here < len(members):
         return WAITS
     if state.shares_folder:
@@ -34,9 +44,54 @@ def find_verdict(state: State) -> str:
     return GOES_ON if not away or state.members.nodes[0] in state.voters else WAITS
 
 
+def _find_away(state: State) -> set[str]:
+    """Return the agents that may live on, and are not at hand with what they held."""
+    members = set(state.members.nodes)
+    strangers = state.known - state.present.keys() - state.gone
+    return (members - state.voters - state.dead) | strangers
+
+
+def find_doubted(state: State) -> dict[str, frozenset[str]]:
+    """Return the silent agents of which an end would change what may be done, with their starts.
+
+    A start that is not the newest has ended where the newest has; which that is nobody may know.
+    """
+    if state.stage != STOPPING or not state.options.recovers:
+        return {}
+    layout = state.members
+    members = dict(zip(layout.nodes, layout.starts, strict=False))
+    return {
+        name: frozenset({members.get(name, ""), state.starts.get(name, "")} - {""})
+        for name in sorted(_find_away(state) - state.present.keys())
+    }
+
+
 def goes_by_evidence(state: State) -> bool:
-    """Return whether fewer go on than could refuse another successor."""
-    return state.options.recovers and 2 * len(state.voters) < len(state.members.nodes)
+    """Return whether these agents go on only because all others have ended.
+
+    They are fewer than could refuse another successor, or the half that could not have gone on.
+    """
+    if not state.options.recovers or _find_away(state):
+        return False
+    missing = len(state.members.nodes) - 2 * len(state.voters)
+    is_first_here = state.members.nodes[0] in state.voters
+    is_other_half = differs_from_record(state) if state.shares_folder else not is_first_here
+    return missing > 0 or (missing == 0 and is_other_half)
+
+
+def find_newest(state: State) -> Layout | None:
+    """Return the members that somebody has agreed to last.
+
+    They may have come about with others: nothing else can follow this generation then.
+    """
+    newest = max(state.accepted.values(), key=lambda each: each[0], default=None)
+    return None if newest is None else newest[1]
+
+
+def differs_from_record(state: State) -> bool:
+    """Return whether the record is of other members than those that somebody has agreed to."""
+    newest = find_newest(state)
+    return state.record is not None and newest is not None and state.record != newest
 
 
 def may_give_away(state: State, place: int, *, is_late: bool) -> bool:
@@ -55,10 +110,7 @@ def _hold_all_shards(state: State) -> bool:
     held = {
         report.shard
         for report in state.reports.values()
-        if report.phase not in _HOLDS_NONE and report.is_healthy
+        if report.phase not in HOLDS_NONE and report.is_healthy
     }
     layout = state.members
     return held >= {layout.seat(rank).shard for rank in range(layout.num_shards)}
-
-
-_HOLDS_NONE = (Phase.FRESH, Phase.TORN_UPDATE, Phase.TORN_REPAIR)

@@ -49,6 +49,11 @@ class Crew:
         """Return whether each local rank has a process."""
         return None not in self.ranks.values()
 
+    @property
+    def coming(self) -> list[Worker]:
+        """Return the processes that are not ready yet."""
+        return [worker for worker in self.pool.workers.values() if _is_coming(worker)]
+
     def watch_zygote(self) -> None:
         """Hear from now on what becomes of processes that are asked for."""
         self._watch.add(self.pool, self._read_zygote)
@@ -86,7 +91,7 @@ class Crew:
             worker is None and local_rank not in self.done
             for local_rank, worker in self.ranks.items()
         )
-        coming = [worker for worker in self.pool.workers.values() if _is_coming(worker)]
+        coming = self.coming
         if num_missing:
             for worker in coming:
                 worker.take_turn()

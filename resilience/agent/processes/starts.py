@@ -10,6 +10,8 @@ from resilience.agent.processes.worker import Worker
 
 _STARTS_MAX = 3
 """Starts in a row that may fail before a process is ready."""
+_LATE_STARTS_MAX = 2
+"""Starts in a row that may take too long; the other nodes do not wait for a third."""
 _BEGUN_S = 60.0
 """A program without a block that ends later than this after its start had begun its work."""
 
@@ -53,19 +55,27 @@ class Tries:
     """The failed starts of a node's processes, and of its program where that has no block."""
 
     def __init__(self) -> None:
-        self._processes, self._programs = Starts(), Starts()
+        self._processes, self._programs, self._late = Starts(), Starts(), Starts()
         self.has_begun = False
         """The program has come to a block, in some process of this node."""
 
     def note_ready(self, *, has_block: bool) -> None:
         """Note that a process is warm, or that its program has come to a block."""
         self._processes.clear()
+        self._late.clear()
         if has_block:
             self.has_begun = True
             self._programs.clear()
 
     def give_up_process(self, worker: Worker, newest: int) -> str | None:
-        """Return why no other process is started for one that has never been ready."""
+        """Return why no other process is started for one that has never been ready.
+
+        One that the agent has ended was not ready in time: it may have waited for a disk.
+        """
+        if worker.is_condemned:
+            self._late.fail(worker.number, None, "", newest=newest)
+            is_last = self._late.num >= _LATE_STARTS_MAX
+            return f"was not ready in time, {self._late.num} times in a row" if is_last else None
         starts = self._processes
         comes_again = starts.fail(worker.number, worker.status, worker.last_words, newest=newest)
         if not comes_again and starts.num < _STARTS_MAX:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.agent.processes.output import LineCutter, WorkerStream
-from resilience.comm.messages import LineReader, Message, encode
+from resilience.comm.messages import OTHER_SHARD_STATUS, LineReader, Message, encode
 
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
@@ -33,6 +33,12 @@ class Worker:
     local_rank: int | None = None
     rank: int | None = None
     generation: int = -1
+    shard: str | None = None
+    """That of the generation that was opened to it last."""
+    has_other_shard: bool = False
+    """It is not the one that the process had before, so the process ends."""
+    wanted_s: float = float("inf")
+    """Since when the process has run and somebody waits for it."""
     is_ready: bool = False
     """The program has reached its block."""
     is_attached: bool = False
@@ -85,6 +91,8 @@ class Worker:
     def note_process(self, pid: int) -> None:
         """Note which process it is; one that was to be ended before it began ends now."""
         self.pid, self.end_file = pid, os.pidfd_open(pid)
+        if not self.is_patient:
+            self.wanted_s = time.monotonic()
         if self.outlives_kill(0.0):
             self.signal(signal.SIGKILL)
 
@@ -127,9 +135,11 @@ class Worker:
         """Have one of the node's ranks from now on."""
         self.local_rank = local_rank
 
-    def enter(self, rank: int, generation: int) -> None:
-        """Have a rank in a generation, in which nothing is finished yet."""
+    def enter(self, rank: int, generation: int, shard: str | None = None) -> None:
+        """Have a rank in a generation, in which nothing is finished yet; in an open one a shard."""
         self.rank, self.generation = rank, generation
+        self.has_other_shard = shard is not None and self.shard not in (None, shard)
+        self.shard = self.shard if shard is None else shard
         self.is_finished = self.is_done = False
 
     def note_ready(self, *, has_block: bool) -> None:
@@ -170,11 +180,17 @@ class Worker:
     def take_turn(self) -> None:
         """Let a spare that has warmed up behind everybody else run as all others do."""
         if self.is_patient:
-            self.is_patient = False
+            self.is_patient, self.wanted_s = False, time.monotonic()
             own = os.getpriority(os.PRIO_PROCESS, 0)
             with suppress(OSError):
                 for thread in Path(f"/proc/{self.pid}/task").iterdir():
                     os.setpriority(os.PRIO_PROCESS, int(thread.name), own)
+
+    @property
+    def end_reason(self) -> str:
+        """Return why the coordinator is told that it has ended, as `Failed` has it."""
+        is_planned = self.has_other_shard and self.status == OTHER_SHARD_STATUS
+        return "other shard" if is_planned else "died"
 
     def describe_end(self, when: str | None = None) -> str:
         """Return how the process ended, for a person; with `when`, also its own last words."""

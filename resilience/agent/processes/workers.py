@@ -71,7 +71,7 @@ class WorkerPool:
 
     @property
     def is_zygote_ready(self) -> bool:
-        """Return whether a process that is asked for now is forked at once."""
+        """Return whether the zygote has imported everything, and has but to fork."""
         return self._zygote.is_ready
 
     @property

@@ -34,6 +34,8 @@ class Program:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the environment of each says beside its rank."""
     handles: WorkerHandles
+    lock_file: int = -1
+    """Held by the agent, the process that forks and all workers; -1 where there is none."""
 
 
 class ZygoteError(RuntimeError):
@@ -52,7 +54,8 @@ class ZygoteProcess:
         """It has imported everything, and forks at once."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         handles = program.handles
-        files = (handles.page_file, handles.transfer_file, *handles.state_files)
+        shared = (handles.page_file, handles.transfer_file, *handles.state_files)
+        files = (*shared, program.lock_file)
         inherited = [file for file in files if file >= 0]
         self._process = subprocess.Popen(
             [sys.executable, "-m", _ZYGOTE, str(theirs.fileno()), *program.preload],

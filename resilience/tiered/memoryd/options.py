@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, PlainValidator
 
-from resilience.arguments import add_options, is_loopback, parse_endpoint, read_token
+from resilience.arguments import Parser, add_options, is_loopback, parse_endpoint, read_token
 from resilience.node_config import (
     DRAIN_S,
     MemorydConfig,
@@ -225,7 +225,7 @@ class _Store(BaseModel):
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=_PROG,
         description="Keep this node's checkpoints in memory, whatever happens to its workers.",
         allow_abbrev=False,

@@ -148,6 +148,13 @@ def check_bits(folder: Path, num_standby: int, run_dir: Path) -> None:
     assert {step: loss for step, loss in found.items() if known[step] != loss} == {}
 
 
+def check_nothing_lost(folder: Path, num_standby: int) -> None:
+    events = read_events(folder / "run" / "events.jsonl")
+    assert [each for each in events if each.event == "recovery_fallback"] == []
+    check_no_step_lost(events)
+    check_bits(folder / "undisturbed", num_standby, folder / "run")
+
+
 @pytest.mark.parametrize("num_standby", [0, 1])
 @pytest.mark.parametrize("away_s", [0, 1, 20])
 def test_each_node_is_killed_and_started_again(
@@ -163,10 +170,7 @@ def test_each_node_is_killed_and_started_again(
         statuses = nodes.stop()
 
     assert statuses == [143] * len(NAMES), nodes.log()
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [each for each in events if each.event == "recovery_fallback"] == []
-    check_no_step_lost(events)
-    check_bits(tmp_path / "undisturbed", num_standby, tmp_path / "run")
+    check_nothing_lost(tmp_path, num_standby)
 
 
 @pytest.mark.parametrize("num_standby", [0, 1])
@@ -180,10 +184,7 @@ def test_all_but_one_are_killed_and_started_again(tmp_path: Path, num_standby: i
         statuses = nodes.stop()
 
     assert statuses == [143] * len(NAMES), nodes.log()
-    events = read_events(tmp_path / "run" / "events.jsonl")
-    assert [each for each in events if each.event == "recovery_fallback"] == []
-    check_no_step_lost(events)
-    check_bits(tmp_path / "undisturbed", num_standby, tmp_path / "run")
+    check_nothing_lost(tmp_path, num_standby)
 
 
 @pytest.mark.parametrize("num_standby", [0, 1])

@@ -28,7 +28,7 @@ def opened(world: RealWorld) -> list[int]:
 @pytest.mark.parametrize(
     ("size", "away_s"),
     [
-        ((2, 1), 0.0),
+        slow((2, 1), 0.0),
         *(slow(size, away_s) for size in ((4, 0), (3, 1), (2, 2)) for away_s in (0.0, 1.0, 20.0)),
     ],
 )

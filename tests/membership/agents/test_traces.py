@@ -1,7 +1,7 @@
 """Random kills, pauses, cuts and returns of four real agents, from printed seeds.
 
-A seed is played again by `pytest -m slow -k 'trace and -17-'`; what was done to the agents stands
-before what they said.
+A seed is played again by `pytest -m slow -k 'random_trace and 17'`; what was done to the agents
+stands before what they said.
 """
 
 from __future__ import annotations

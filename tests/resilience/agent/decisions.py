@@ -108,13 +108,16 @@ def all_stopped(generation: int = 0, *, but: Iterable[int] = (), step: int = 5) 
 def play(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
     """Return the state after all events, and all that was to be done.
 
-    Agents agree at once, and the folder answers at once.
+    Agents agree and promise at once, and the folder answers at once.
     """
     actions: list[Action] = []
     inbox = deque(events)
     while inbox:
-        state, more = decide(state, inbox.popleft(), now_s)
+        before = state.ballot
+        state, more = take(state, inbox.popleft(), now_s)
         actions += more
+        if state.ballot != before:
+            inbox.extendleft(promise(state, *state.present))
         inbox.extendleft(reversed([each for action in more for each in _answers(action)]))
     return state, actions
 
@@ -130,6 +133,26 @@ def _answers(action: Action) -> list[Event]:
         agreement = Agree(generation=proposal.generation, ballot=proposal.ballot)
         return [Said(node=action.node, message=agreement)]
     return []
+
+
+def take(state: State, event: Event, now_s: float) -> tuple[State, list[Action]]:
+    """Decide about an event; who joins has heard of the coordinator's ballot."""
+    if isinstance(event, NodeJoined) and event.join.promised < state.ballot:
+        event = NodeJoined(join=replace(event.join, promised=state.ballot))
+    return decide(state, event, now_s)
+
+
+def promise(state: State, *nodes: str) -> list[NodeJoined]:
+    """Return what agents say that hear of the coordinator's ballot."""
+    joins = [state.present[node] for node in nodes]
+    return [NodeJoined(join=replace(each, promised=state.ballot)) for each in joins]
+
+
+def bound(joined: NodeJoined, number: int, agreed: Layout) -> NodeJoined:
+    """Return the join of an agent that has agreed to something under another coordinator."""
+    ballot = (number, "another")
+    join = replace(joined.join, promised=ballot, ballot=ballot, agreed=agreed)
+    return NodeJoined(join=join)
 
 
 def running(options: Options = OPTIONS, *more: str) -> State:

@@ -40,6 +40,13 @@ store.set(f"who/{rank}", str(os.getpid()))
 )
 total = torch.tensor([float(rank + 1)])
 dist.all_reduce(total)
+if "idle" in kinds:
+    store.set(f"idle/{count}", "")
+    signal.pause()
+if any((each["kind"], each["count"]) == ("idle", count) for each in FAULTS):
+    store.wait([f"idle/{count}"])
+if "killed" in kinds:
+    os.kill(os.getpid(), signal.SIGKILL)
 if "end" in kinds:
     sys.exit(0)
 if "asked" in kinds:

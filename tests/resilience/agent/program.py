@@ -2,7 +2,8 @@
 
 FAULTS is a JSON list of {"kind", "at", "rank", "step"}, each of which happens once in a run.
 `at` is a place of a step (forward, reduce, gate, before_update, update, after_update), of a
-recovery (recovery) or a hook; for the last two `step` may be left out.
+recovery (recovery) or a hook; for the last two `step` may be left out. With `after` it does not
+happen before the fault of that number has.
 
 With EVENTS, the path of the run's log, rank 0 notes each step there and prints it with WORDS, and
 each step takes STEP_S longer.
@@ -59,7 +60,8 @@ def reach(at: str, step: int | None = None) -> None:
     rank = current[-1].rank if current else -1
     for number, fault in enumerate(FAULTS):
         is_here = fault["at"] == at and fault["rank"] == rank
-        if is_here and fault.get("step", step) == step and claim(number, fault):
+        is_due = "after" not in fault or (OUT / f"fault-{fault['after']}").exists()
+        if is_here and is_due and fault.get("step", step) == step and claim(number, fault):
             KINDS[fault["kind"]]()
 
 
@@ -110,6 +112,14 @@ def kill_with_child() -> None:
 
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def outlive_agent() -> None:
+    """Live on when the agent dies, as a process does that waits in the kernel for a disk."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, 0, 0, 0, 0)
+    tell_test()
+    stop()
 
 
 def hold_interpreter() -> None:
@@ -178,6 +188,7 @@ KINDS = {
     "kill_with_lock": kill_with_lock,
     "kill_with_child": kill_with_child,
     "stop": stop,
+    "outlive": outlive_agent,
     "gil": hold_interpreter,
     "sleep": sleep,
     "pipe": read_nothing,

@@ -93,7 +93,9 @@ def test_too_few_nodes_end_the_run_at_the_deadline() -> None:
     assert ends(actions) == [
         End(
             status=GAVE_UP_STATUS,
-            reason="1 of 2 nodes joined within 120 s (n1); look at the logs of those that did not",
+            reason="1 of 2 nodes joined within 120 s (n1); look at the logs of those that did "
+            "not, or set a longer join deadline: a node joins when its workers have imported what "
+            "they need",
         )
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.agent.coordination.counters import count, find_end
+from resilience.agent.coordination.counters import count, find_end, note_replaced
 from resilience.agent.coordination.membership import STOPPING, Options, State
 from resilience.comm.messages import Failed
 from resilience.state.layout import make_layout
@@ -93,6 +93,28 @@ def test_nodes_whose_workers_die_together_are_one_incident_each() -> None:
 
     assert state is not None
     assert [each.node for each in state.incidents] == [f"n{place}" for place in range(16)]
+
+
+def test_process_that_makes_room_for_one_with_another_shard_counts_for_nothing() -> None:
+    """A standby node that has had another place: its processes end, and the run waits for it."""
+    state = end_generation(begin(2), Broken(step=5, gone=node(1)))
+    for rank in node(1):
+        planned = Failed(generation=0, rank=rank, reason="other shard", text="")
+        state = note_replaced(state, planned)
+
+    after = end_generation(state, Broken(step=5, gone=node(1)))
+
+    assert (after.incidents, after.fruitless) == (state.incidents, state.fruitless)
+
+
+def test_process_that_dies_after_a_planned_end_counts() -> None:
+    state = begin(2)
+    for reason in ("other shard", "died"):
+        state = note_replaced(state, Failed(generation=0, rank=3, reason=reason, text=""))
+
+    after = end_generation(state, Broken(step=5, gone=node(0, [3])))
+
+    assert [each.node for each in after.incidents] == ["n0"]
 
 
 def test_eleven_node_losses_in_five_hours_are_no_end() -> None:

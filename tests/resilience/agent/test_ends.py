@@ -78,9 +78,7 @@ def test_run_that_has_finished_stays_so_whatever_dies_then(
 @pytest.mark.parametrize(
     ("variables", "options", "words"),
     [
-        pytest.param(
-            {"ORDERLY": 1, "STEPS": 1_000_000}, (), "all ranks have finished", id="orderly"
-        ),
+        pytest.param({"ORDERLY": 1, "STEPS": 1_000_000}, (), "all ranks have ended", id="orderly"),
         pytest.param(
             {"STEPS": 1_000_000}, (), "asked to end", id="killed-by-it", marks=pytest.mark.slow
         ),
@@ -205,8 +203,8 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
             id="address",
         ),
         pytest.param(
-            ("--preload", "no_such_module"),
-            "cannot import 'no_such_module' of --preload",
+            ("--preload", "json.no_such_module"),
+            "cannot import 'json.no_such_module' of --preload",
             id="preload",
         ),
         pytest.param(
@@ -272,13 +270,17 @@ def test_workers_that_are_killed_at_every_start_end_the_run(run: Run) -> None:
     ("program", "warm", "status", "words"),
     [
         pytest.param(
-            ("-m", "nosuchmod"), "imports", 1, "ImportError: No module named nosuchmod", id="module"
+            ("-m", "json.nosuchmod"),
+            "imports",
+            1,
+            "ImportError: No module named json.nosuchmod",
+            id="module",
         ),
         pytest.param(
-            ("-m", "nosuchmod"),
+            ("-m", "json.nosuchmod"),
             "program",
             1,
-            "ImportError: No module named nosuchmod",
+            "ImportError: No module named json.nosuchmod",
             id="module-at-once",
             marks=pytest.mark.slow,
         ),

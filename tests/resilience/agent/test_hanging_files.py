@@ -114,8 +114,12 @@ def test_console_that_nobody_reads_holds_up_nothing(run: Run) -> None:
     os.close(file)
 
     assert status == 0, said.decode()
-    assert [int(each) for each in re.findall(rb"step (\d+)", bytes(said))] == list(range(100))
-    assert [each.step for each in run.events() if each.event == "step"] == list(range(100))
+    # A step whose gate nobody but the killed rank has passed is run again.
+    steps = [int(each) for each in re.findall(rb"step (\d+)", bytes(said))]
+    assert list(dict.fromkeys(steps)) == list(range(100))
+    events = [each.step for each in run.events() if each.event == "step"]
+    assert list(dict.fromkeys(events)) == list(range(100))
+    assert len(steps) <= 101
 
 
 @pytest.mark.slow

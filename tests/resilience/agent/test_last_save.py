@@ -124,7 +124,7 @@ def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
 
 
 def test_run_without_a_node_for_a_place_says_where_its_state_lies() -> None:
-    state, _ = play(running(), lost("n1"), *(stopped("n0", rank, 0, 5, TELLS) for rank in range(2)))
+    state, _ = play(running(), lost("n1"), *(stopped("n0", rank, 0, 4, TELLS) for rank in range(2)))
 
     _, actions = play(state, Tick(), now_s=135.0)
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.coordinator import decide
 from resilience.agent.coordination.founding import SLACK, Record
 from resilience.agent.coordination.membership import (
     AGREEING,
     RUNNING,
+    STOPPING,
     Action,
     Claimed,
     ClaimRecord,
@@ -26,12 +26,12 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
-from resilience.agent.coordination.standing import Standing
-from resilience.comm.messages import Agree, Learn, Propose, Stopped
+from resilience.comm.messages import Agree, Ballot, Learn, Propose, Stopped
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.decisions import (
     OPTIONS,
     all_stopped,
+    bound,
     ends,
     failed,
     join,
@@ -41,9 +41,11 @@ from tests.resilience.agent.decisions import (
     opened,
     phases,
     play,
+    promise,
     proposed,
     running,
     stopped,
+    take,
 )
 
 THREE = replace(OPTIONS, num_nodes=3)
@@ -56,14 +58,14 @@ ONE_COPY = replace(OPTIONS, num_shards=4, is_sharded=True)
 def hear(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
     actions: list[Action] = []
     for event in events:
-        state, more = decide(state, event, now_s)
+        state, more = take(state, event, now_s)
         actions += more
     return state, actions
 
 
-def agree(node: str, proposal: Propose, *, ballot: int | None = None) -> Said:
-    number = proposal.ballot if ballot is None else ballot
-    return Said(node=node, message=Agree(generation=proposal.generation, ballot=number))
+def agree(node: str, proposal: Propose, *, ballot: Ballot | None = None) -> Said:
+    agreement = Agree(generation=proposal.generation, ballot=ballot or proposal.ballot)
+    return Said(node=node, message=agreement)
 
 
 def apart(node: str) -> NodeJoined:
@@ -119,7 +121,8 @@ def test_generation_opens_when_all_have_agreed_to_its_last_proposal() -> None:
     proposal, _ = proposed(actions)
     assert (state.stage, proposal.layout) == (AGREEING, layout("n0", "n1"))
 
-    state, actions = hear(state, agree("n0", proposal), agree("n1", proposal, ballot=-1))
+    others = [agree("n1", proposal, ballot=each) for each in ((9, "n2"), (-9, "n2"))]
+    state, actions = hear(state, agree("n0", proposal), *others)
     assert opened(actions) == []
     state, actions = hear(state, agree("n1", proposal))
 
@@ -149,7 +152,7 @@ def test_members_that_may_have_come_about_are_proposed_again() -> None:
 
     state, actions = hear(state, lost("n3"))
     again = proposed(actions)[0]
-    assert (again.ballot, again.layout) == (first.ballot + 1, first.layout)
+    assert again == first
 
     state, actions = play(state, *(agree(node, again) for node in ("n1", "n2")))
     assert (opened(actions), learned(actions)) == ([], ["n1", "n2", "n4"])
@@ -176,11 +179,49 @@ def test_who_joins_a_run_learns_how_far_it_is() -> None:
     assert Send(node="n3", message=news) in actions
 
 
+def test_coordinator_asks_in_a_later_ballot_than_any_that_was_promised() -> None:
+    """Who has joined before is asked for its agreements anew: others may have asked it since."""
+    events = [lost("n0"), *places(1, 2)]
+    state = replace(running(THREE, "n2"), ballot=(0, "own"))
+    state, actions = hear(state, *events, bound(join("n3"), 7, layout("n9")))
+    assert (state.ballot, proposed(actions)) == ((8, "own"), [])
+
+    state, actions = hear(state, *promise(state, "n1", "n3"), Tick())
+    assert (state.stage, proposed(actions)) == (STOPPING, [])
+    state, actions = hear(state, *promise(state, "n2"))
+
+    assert [each.ballot for each in proposed(actions)] == [state.ballot] * 3
+    assert proposed(actions)[0].layout == layout("n3", "n1", "n2")
+
+
+def test_ballot_of_an_agent_that_is_not_asked_holds_nobody_up() -> None:
+    other = bound(join("n4"), 7, layout("n9"))
+    state, actions = hear(running(THREE, "n2", "n3"), other, lost("n0"), *places(1, 2))
+
+    assert (state.stage, state.ballot[0]) == (AGREEING, 1)
+    assert proposed(actions)[0].layout == layout("n3", "n1", "n2")
+
+
+def test_first_members_that_somebody_has_agreed_to_are_asked_for_where_no_record_says() -> None:
+    """They may have come about with the coordinator before."""
+    first = layout("n2", "n1")
+    heard = [apart("n0"), bound(apart("n1"), 7, first), apart("n3")]
+    state, actions = play(State(options=replace(OPTIONS, num_standby_nodes=2)), *heard)
+    assert opened(actions) == []
+    state, actions = play(state, Tick(), now_s=OPTIONS.last_call_s)
+
+    assert {each.layout for each in proposed(actions)} == {first}
+    assert opened(actions) == []
+    assert (state.generation, state.members) == (0, first)
+
+
 # ---- which side goes on
 
 
 def test_half_waits_for_the_record_of_the_next_number() -> None:
-    state, actions = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+    state, before = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+    assert claims(before) == [], "n2 may be silent by now"
+    state, actions = hear(state, *promise(state, "n1", "n2"))
     (claim,) = claims(actions)
     assert (claim.generation, claim.layout) == (1, layout("n2", "n1"))
 
@@ -193,12 +234,11 @@ def test_half_waits_for_the_record_of_the_next_number() -> None:
 
     proposal = proposed(actions)[0]
     assert proposal.layout == claim.layout
-    has_agreed = Standing(generation=0, proposed=1, ballot=1000, agreed=layout("n0", "n9"))
-    assert has_agreed.consider(proposal, is_member=True)[1] is not None
 
 
 def test_half_goes_by_the_record_of_the_other_half() -> None:
     state, _ = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+    state, _ = hear(state, *promise(state, "n1", "n2"))
 
     state, actions = play(state, Claimed(generation=1, layout=layout("n0", "n3")))
 
@@ -225,6 +265,55 @@ def test_standby_alone_waits_for_whoever_may_have_gone_on() -> None:
 
     (opening,) = opened(actions)
     assert opening.generation > SLACK, "others may have opened some before they ended"
+
+
+def test_run_begins_with_agents_that_have_joined_again_since_the_record_was_written() -> None:
+    """Who has left in the meantime may have begun it with a record of its own, before this one."""
+    record = Record(run="run", number=1, agents=("n0", "n1"), generation=99)
+    one = replace(ONE, num_standby_nodes=1)
+    for left in (True, False):
+        state, actions = hear(State(options=one), join("n0"), join("n1"))
+        assert FoundRun(agents=("n0", "n1")) in actions
+        state, actions = hear(state, Judged(record=record))
+        assert proposed(actions) == []
+        state, actions = hear(state, *promise(state, "n0"))
+        assert proposed(actions) == []
+
+        more = [lost("n1", is_dead=False)] if left else promise(state, "n1")
+        state, actions = hear(state, *more, Tick(), now_s=OPTIONS.last_call_s)
+
+        assert [each.generation for each in proposed(actions)] == ([] if left else [100])
+        assert (state.founding is None) == left
+
+
+def test_standby_alone_waits_for_whom_a_member_had_heard_of() -> None:
+    told = replace(join("n2").join, known=("n0", "n9"))
+    state, actions = play(running(ONE), NodeJoined(join=told), lost("n0"))
+    assert (state.stage, opened(actions)) == (STOPPING, [])
+
+    _, actions = play(state, join("n9"))
+
+    assert opened(actions) != []
+
+
+def test_half_that_others_have_ended_beside_gives_no_number_again() -> None:
+    """Without a common folder the other half could have gone on before it ended."""
+    state = replace(running(OPTIONS, "n2"), shares_folder=False)
+
+    state, actions = play(state, lost("n0"), *places(1))
+    _, more = play(state, *places(1, generation=state.generation), Tick())
+    assert [each.generation > SLACK for each in opened([*actions, *more])] == [True, True]
+
+
+def test_half_whose_record_is_of_others_goes_on_once_the_other_half_has_ended() -> None:
+    state, _ = hear(running(OPTIONS, "n2"), lost("n0", is_dead=False), *places(1))
+    state = replace(state, accepted={"n1": ((1, "n0"), layout("n0", "n1"))})
+    state, actions = hear(state, Claimed(generation=1, layout=layout("n0", "n2")))
+    assert (proposed(actions), state.generation) == ([], 0)
+
+    state, actions = hear(state, join("n0"), lost("n0"))
+
+    assert (state.generation, state.accepted, state.record) == (SLACK, {}, None)
 
 
 def test_silent_nodes_have_no_vote() -> None:

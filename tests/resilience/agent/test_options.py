@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.__main__ import main, parse_options
+from resilience.agent import __main__
+from resilience.agent.__main__ import main
+from resilience.agent.options import parse_options
+from resilience.agent.processes.output import Output
 
 PROGRAM = ["--", "python", "train.py", "--steps", "3"]
 
@@ -37,7 +40,7 @@ def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
 @pytest.mark.parametrize(
     ("command", "program"),
     [
-        (["python", "-m", "training", "x"], ("-m", "training", "x")),
+        (["python", "-m", "json.tool", "x"], ("-m", "json.tool", "x")),
         (["/usr/bin/python3.11", "train.py"], ("train.py",)),
         (["train.py", "--", "b"], ("train.py", "--", "b")),
         (["python", "app"], ("app",)),
@@ -57,6 +60,18 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
     assert parse_options(["--nnodes", text, *PROGRAM]).nnodes == nodes
 
 
+def test_connections_that_are_made_late_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+
+    assert not parse_options(["--no-recovery", *PROGRAM]).recovers
+    with pytest.raises(SystemExit) as caught:
+        main(PROGRAM)
+    assert caught.value.code == 2
+    assert "TORCH_GLOO_LAZY_INIT is '1'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -70,6 +85,42 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             id="no-node",
         ),
         pytest.param(["--nnodes", "3:2", *PROGRAM], "'3:2' has more nodes at least", id="range"),
+        pytest.param(
+            ["--partition-patience-s", "2", *PROGRAM],
+            "--partition-patience-s: 2 is less than --lease-s 3",
+            id="no-patience",
+        ),
+        pytest.param(
+            ["--nnodes", "2:3", "--standby-nodes", "1", *PROGRAM],
+            "--standby-nodes: 1 is not allowed with --nnodes 2:3",
+            id="standbys-twice",
+        ),
+        pytest.param(
+            ["--lease-s", "0.01", *PROGRAM],
+            "--lease-s: '0.01': Input should be greater than or equal to 0.1",
+            id="no-lease",
+        ),
+        pytest.param(
+            ["--rdzv-endpoint", "a:1,b:1,a:1", *PROGRAM],
+            "--rdzv-endpoint: 'a:1,b:1,a:1' has a:1 twice",
+            id="endpoint-twice",
+        ),
+        pytest.param(["--run-dir", "", *PROGRAM], "--run-dir: '' names no folder", id="no-folder"),
+        pytest.param(
+            ["--preload", "no_such.module", *PROGRAM],
+            "--preload: no module 'no_such' for 'no_such.module'",
+            id="no-such-preload",
+        ),
+        pytest.param(
+            ["--", "python", "-m", "no_such"],
+            "argument -m: no module 'no_such'",
+            id="no-such-module",
+        ),
+        pytest.param(
+            ["--restart-window-s", "1h", *PROGRAM],
+            "--restart-window-s: '1h': Input should be a valid integer",
+            id="window",
+        ),
         pytest.param(
             ["--nnodes", "2:x", *PROGRAM],
             "'x': Input should be a valid",
@@ -86,11 +137,26 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
             id="negative",
         ),
         pytest.param(
+            ["--node-state-command", "no-such-program -x", *PROGRAM],
+            "--node-state-command: 'no-such-program -x' begins with no program that is found",
+            id="no-state-command",
+        ),
+        pytest.param(
+            ["--node-state-command", "sh -c 'x", *PROGRAM],
+            "is no command line: No closing quotation",
+            id="half-a-state-command",
+        ),
+        pytest.param(
             ["--rdzv-attempt", "-1", *PROGRAM],
             "argument --rdzv-attempt: '-1': Input should be greater",
             id="attempt",
         ),
         pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
+        pytest.param(
+            ["--rdzv-endpoint", "n0:1,0.0.0.0:1", *PROGRAM],
+            "--rdzv-endpoint: '0.0.0.0' is no address that others can reach",
+            id="every-address",
+        ),
         pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
         pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),
         pytest.param(
@@ -162,6 +228,7 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
                 ["--transfer-buffer-mib", "32"],
                 ["--restarts-max", "1"],
                 ["--restarts-without-progress-max", "1"],
+                ["--node-state-command", "true"],
             )
         ),
         pytest.param(
@@ -175,7 +242,7 @@ def test_number_of_nodes_may_be_a_range(text: str, nodes: tuple[int, int]) -> No
                 f"argument --node-name: {name!r} cannot be the name of a folder",
                 id=f"name-{number}",
             )
-            for number, name in enumerate(("a/b", "..", "a\nb", "n" * 256))
+            for number, name in enumerate(("", "a/b", "..", "a\nb", "n" * 256))
         ),
         pytest.param(
             ["--local-addr", "192.0.2.1", *PROGRAM],
@@ -227,8 +294,26 @@ def test_wrong_options_end_with_status_2_and_one_message(
         main(words)
 
     output = capsys.readouterr()
-    (line,) = [each for each in output.err.splitlines() if "error:" in each]
+    (line,) = output.err.splitlines()
     assert caught.value.code == 2
     assert any(part in line for part in message.split("|"))
     assert output.out == ""
     assert [each.name for each in folder.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(("status", "within_s"), [(0, 60.0), (75, 5.0), (143, 5.0)])
+def test_what_is_to_be_written_has_longer_where_the_run_has_ended_well(
+    status: int, within_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    close = Output.close
+
+    def note(output: Output, seconds: float) -> None:
+        asked.append(seconds)
+        close(output, seconds)
+
+    monkeypatch.setattr(Output, "close", note)
+    monkeypatch.setattr(__main__, "_run", lambda *arguments: status)
+
+    assert main(PROGRAM) == status
+    assert asked == [within_s]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.agent.processes.starts import Starts
+from resilience.agent.processes.starts import Starts, Tries
+from resilience.agent.processes.worker import Worker
 
 End = tuple[int, int | None, str]
 """The number of a process, how it ended, and its last words."""
@@ -57,3 +58,22 @@ def test_good_start_begins_the_row_anew() -> None:
 
     assert not starts.fail(1, 1, "no", newest=1)
     assert starts.num == 1
+
+
+@pytest.mark.parametrize(("age_s", "comes_again"), [(0.0, True), (59.9, True), (60.0, False)])
+def test_program_that_ran_for_a_minute_had_begun(age_s: float, comes_again: bool) -> None:
+    tries = Tries()
+    found = [tries.give_up_program(Ended(generation), age_s) for generation in range(2)]
+
+    assert found == [None, "ended in two starts, one after the other" if comes_again else None]
+
+
+class Ended(Worker):
+    """A worker whose program has ended before it came to a block."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation, self.status, self.last_words = generation, 1, "no such file"
+        self.is_attached = self.is_condemned = False
+
+    def describe_end(self, addition: str = "") -> str:
+        return f"ended{addition}"

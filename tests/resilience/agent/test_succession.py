@@ -8,18 +8,17 @@ import pytest
 
 from resilience.agent.connections.transport import Arrival, Gone, Heard
 from resilience.agent.coordination.membership import NodeJoined, NodeLost
-from resilience.agent.coordination.party import make_outlook
-from resilience.agent.coordination.succession import (
+from resilience.agent.coordination.outlook import (
     FOLLOWING,
     LEADING,
     SEEKING,
-    TAKEN_NAME_STATUS,
     Act,
     Coordinate,
     Dial,
     Dialed,
     HangUp,
     Heeded,
+    JoinAgain,
     Lead,
     Line,
     Looked,
@@ -27,9 +26,11 @@ from resilience.agent.coordination.succession import (
     Outlook,
     Resign,
     Tell,
-    decide,
 )
-from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Message
+from resilience.agent.coordination.party import make_outlook
+from resilience.agent.coordination.succession import TAKEN_NAME_STATUS, decide
+from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Message, Propose
+from resilience.state.layout import make_layout
 
 LEASE_S = 3.0
 ENDPOINTS = ("n0:1", "n1:1")
@@ -245,15 +246,45 @@ def test_only_the_coordinator_says_who_follows_it(peer: int, believes: bool) -> 
     assert view.roster == (nodes if believes else ROSTER)
 
 
-def test_second_agent_of_a_name_is_refused() -> None:
-    for taken in (join("n2", "another"), join("n1")):
-        view, acts = play(leading(), heard(OTHER, taken))
+def test_second_agent_of_a_name_is_refused_once_the_first_is_heard() -> None:
+    view, acts = play(leading(), heard(OTHER, join("n2", "another")))
+    assert acts == []
 
-        (end,) = [each.message for each in acts if isinstance(each, Tell)]
-        assert isinstance(end, End)
-        assert end.status == TAKEN_NAME_STATUS
-        assert events(acts) == []
-        assert view.lines[LINK].join == join("n2")
+    view, acts = play(view, heard(LINK, Beat()))
+
+    (told,) = [each for each in acts if isinstance(each, Tell)]
+    assert told.peer == OTHER
+    assert isinstance(told.message, End)
+    assert told.message.status == TAKEN_NAME_STATUS
+    assert events(play(view, gone(LINK))[1]) == [NodeLost(node="n2", is_dead=False)]
+
+
+def test_agent_that_comes_back_before_its_own_silence_is_noticed_waits_for_its_name() -> None:
+    """Its host was switched off and on, so its old connection has not ended."""
+    again = join("n2", "another")
+    view, acts = play(leading(), heard(OTHER, again), now_s=1.0)
+    view, more = play(replace(view, tick_s=LEASE_S), Looked(), now_s=LEASE_S)
+    assert events([*acts, *more]) == []
+
+    view, acts = play(view, Looked(), now_s=LEASE_S + 0.1)
+
+    lost = NodeLost(node="n2", is_dead=False)
+    assert events(acts) == [lost, NodeJoined(join=again)]
+    assert view.waiting == {}
+
+
+def test_agent_that_ends_while_it_waits_for_its_name_does_not_join() -> None:
+    view, _ = play(leading(), heard(OTHER, join("n2", "another")), gone(OTHER))
+
+    assert events(play(view, gone(LINK))[1]) == [NodeLost(node="n2", is_dead=False)]
+
+
+def test_name_of_the_coordinator_is_refused_at_once() -> None:
+    _, acts = play(leading(), heard(OTHER, join("n1", "another")))
+
+    (told,) = acts
+    assert isinstance(told, Tell)
+    assert isinstance(told.message, End)
 
 
 def test_agent_that_joins_over_another_connection_has_left_the_first() -> None:
@@ -289,3 +320,63 @@ def test_silent_agents_keep_nobody_from_being_asked() -> None:
                 view, _ = play(view, Dialed(peer=len(asked), address=act.address), now_s=now_s)
 
     assert set(asked) == set(addresses)
+
+
+# ---- ballots
+
+
+def promised(view: Outlook, number: int, start: str) -> Outlook:
+    return replace(view, hello=replace(view.hello, ballot=(number, start)))
+
+
+def test_coordinator_asks_in_a_ballot_of_its_own_after_all_that_it_has_heard_of() -> None:
+    asked = Dialed(peer=LINK, address="n1:1")
+
+    view, acts = play(promised(newcomer("n0"), 5, "n7"), asked, gone(LINK))
+
+    assert [type(act) for act in leads(acts)] == [Lead]
+    assert view.hello.ballot == (6, "n0")
+
+
+@pytest.mark.parametrize(
+    ("own", "newest"), [((9, "n7"), (9, "n7")), ((3, "n7"), (5, "n0")), ((5, "n7"), (5, "n7"))]
+)
+def test_follower_keeps_to_the_latest_ballot_that_it_has_heard_of(
+    own: tuple[int, str], newest: tuple[int, str]
+) -> None:
+    leader = replace(hello("n0", generation=4, leader="n0:1"), ballot=(5, "n0"))
+    calls = Dialed(peer=LINK, address="n0:1")
+
+    view, _ = play(promised(newcomer("n1"), *own), calls, heard(LINK, leader))
+
+    assert (view.stage, view.hello.ballot) == (FOLLOWING, newest)
+
+
+@pytest.mark.parametrize("ballot", [(4, "n0"), (5, "n0"), (5, "n7"), (6, "n0")])
+def test_agent_agrees_only_to_what_is_asked_in_the_ballot_in_which_it_has_joined(
+    ballot: tuple[int, str],
+) -> None:
+    members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
+    proposal = Propose(generation=5, ballot=ballot, layout=members)
+
+    _, acts = play(promised(following(), 5, "n0"), heard(LINK, proposal))
+
+    assert acts == ([Obey(message=proposal)] if ballot == (5, "n0") else [])
+
+
+def test_proposal_of_somebody_else_is_not_heard() -> None:
+    members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
+    proposal = Propose(generation=5, ballot=(5, "n0"), layout=members)
+
+    assert play(promised(following(), 5, "n0"), heard(OTHER, proposal))[1] == []
+
+
+def test_agent_joins_again_when_its_coordinator_asks_in_a_later_ballot() -> None:
+    beat = Beat(nodes=ROSTER, ballot=(6, "n0"))
+
+    view, acts = play(promised(following(), 5, "n0"), heard(LINK, beat))
+    assert (acts, view.hello.ballot) == ([JoinAgain()], (6, "n0"))
+
+    for number in (5, 6):
+        view, acts = play(view, heard(LINK, replace(beat, ballot=(number, "n0"))))
+        assert (acts, view.hello.ballot) == ([], (6, "n0"))

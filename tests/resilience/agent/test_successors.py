@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
+from resilience.agent.coordination.founding import OTHERS_SILENCE_S, RENEWAL_S, SILENCE_S
 from resilience.agent.coordination.membership import (
     GATHERING,
     RUNNING,
@@ -15,16 +16,21 @@ from resilience.agent.coordination.membership import (
     Action,
     Claimed,
     ClaimRecord,
+    NodeEnded,
     NodeJoined,
     Options,
     State,
     Tick,
 )
-from resilience.comm.messages import Join
+from resilience.agent.coordination.votes import TIE, find_doubted, find_verdict
+from resilience.comm.messages import NO_BALLOT, Join
 from resilience.state.layout import Layout
 from tests.resilience.agent.decisions import (
     OPTIONS,
+    all_stopped,
+    bound,
     broken,
+    ends,
     failed,
     join,
     layout,
@@ -33,7 +39,9 @@ from tests.resilience.agent.decisions import (
     opened,
     phases,
     play,
+    promise,
     proposed,
+    running,
     stopped,
 )
 
@@ -95,9 +103,7 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     since no step can have been committed without it."""
     members = layout("n0", "n1", "n2")
     state = follow(replace(OPTIONS, num_nodes=3), members)
-    late = join("n1", 4, members.nodes).join
-    late = replace(late, ballot=0, agreed=members)
-    state, actions = play(state, NodeJoined(join=late))
+    state, actions = play(state, bound(join("n1", 4, members.nodes), 1, members))
     state, more = play(state, join("n2", 5, members.nodes), join("n3"))
     assert (state.generation, state.opened, sorted(state.voters)) == (5, 4, ["n1", "n2"])
     assert learned(more) == ["n1"]
@@ -110,18 +116,34 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     assert phases(opening) == ["fresh"] * 2 + ["computing"] * 4
 
 
+def test_new_member_that_was_still_to_be_told_counts_as_one_that_holds_nothing() -> None:
+    members, before = layout("n0", "n3", "n2"), layout("n0", "n1", "n2")
+    state = follow(replace(OPTIONS, num_nodes=3), members, generation=5)
+    taker = bound(join("n3", 4, before.nodes), 1, members)
+    state, actions = play(state, taker, join("n2", 5, members.nodes))
+    assert (state.opened, sorted(state.voters), learned(actions)) == (4, ["n2", "n3"], ["n3"])
+
+    own = [stopped("n3", rank, 5, step=None) for rank in (2, 3)]
+    reports = [*own, *(stopped("n2", rank, 5) for rank in (4, 5))]
+    state, actions = play(state, *reports, join("n4"), lost("n0"))
+
+    opening = opened(actions)[0]
+    assert (opening.generation, opening.layout.nodes) == (6, ("n4", "n3", "n2"))
+    assert phases(opening) == ["fresh"] * 4 + ["computing"] * 2
+
+
 def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     """It may have come about with others, whom this coordinator does not see."""
     members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
     state = follow(replace(OPTIONS, num_nodes=3), members)
-    first = replace(join("n1", 4, members.nodes).join, ballot=7, agreed=agreed)
-    state, _ = play(state, NodeJoined(join=first), join("n2", 4, members.nodes), join("n4"))
+    first = bound(join("n1", 4, members.nodes), 7, agreed)
+    state, _ = play(state, first, join("n2", 4, members.nodes), join("n4"))
     ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
 
     state, actions = play(state, *ends_of_4)
 
     (proposal, *_) = proposed(actions)
-    assert (proposal.generation, proposal.ballot, proposal.layout) == (5, 8, agreed)
+    assert (proposal.generation, proposal.ballot[0], proposal.layout) == (5, 8, agreed)
     assert opened(actions) == []
     assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
     assert learned(actions) == ["n1", "n2", "n4"]
@@ -138,23 +160,72 @@ def test_newest_of_several_agreements_comes_first() -> None:
     members = layout("n0", "n1", "n2")
     state = follow(replace(OPTIONS, num_nodes=3), members)
     joins = [
-        replace(join(node, 4, members.nodes).join, ballot=ballot, agreed=layout(taker, "n1", "n2"))
+        bound(join(node, 4, members.nodes), ballot, layout(taker, "n1", "n2"))
         for node, ballot, taker in (("n1", 9, "n3"), ("n2", 7, "n4"))
     ]
     ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
 
-    _, actions = play(state, *(NodeJoined(join=each) for each in joins), join("n5"), *ends_of_4)
+    _, actions = play(state, *joins, join("n5"), *ends_of_4)
 
     proposal = proposed(actions)[0]
-    assert (proposal.ballot, proposal.layout) == (10, layout("n3", "n1", "n2"))
+    assert (proposal.ballot[0], proposal.layout) == (10, layout("n3", "n1", "n2"))
+
+
+def test_members_that_were_asked_for_are_asked_for_again_in_the_same_ballot() -> None:
+    """Also once somebody knows more of the generation that has ended: agreements name a ballot."""
+    members = layout("n0", "n1", "n2")
+    told = [stopped(f"n{rank // 2}", rank, 5) for rank in range(6)]
+    state = replace(follow(replace(OPTIONS, num_nodes=3), members, generation=5), ballot=(1, "n3"))
+    late = [
+        bound(join("n1", 4, members.nodes), 0, members),
+        join("n2", 5, members.nodes),
+        join("n4"),
+        *told[2:],
+        lost("n0"),
+    ]
+    knows_more = replace(join("n5", 5, members.nodes).join, node="n5", start="n5")
+    later = [lost("n1", is_dead=False), NodeJoined(join=knows_more), lost("n4")]
+    back = [join("n0", 5, members.nodes), *told[:2], *told[4:]]
+    actions: list[Action] = []
+    for now_s, event in [*((4.0, each) for each in (*late, *later, *back)), (9.0, Tick())]:
+        joined = isinstance(event, NodeJoined) and replace(event.join, promised=state.ballot)
+        state, more = decide(state, NodeJoined(join=joined) if joined else event, now_s)
+        actions += more
+
+    asked = {(each.generation, each.ballot): each.layout for each in proposed(actions)}
+    assert len(proposed(actions)) > 3
+    assert all(asked[each.generation, each.ballot] == each.layout for each in proposed(actions))
+
+
+def test_agreement_of_which_nobody_is_left_is_passed_over() -> None:
+    members, agreed = layout("n0", "n1", "n2"), layout("n8", "n1", "n9")
+    state = follow(
+        replace(OPTIONS, num_nodes=3), members, generation=100, known={"n8", "n9"}, dead={"n8"}
+    )
+    state, _ = play(replace(state, opened=0), join("n3"), join("n4"), join("n5"))
+    last = bound(join("n1", 100, members.nodes), 1, agreed).join
+    state, _ = play(state, NodeJoined(join=replace(last, opened=0)), lost("n1"))
+    assert state.accepted
+
+    for node in ("n0", "n2", "n9"):
+        ended = NodeEnded(node=node, starts=find_doubted(state)[node], reason="its node is off")
+        state, _ = play(state, ended)
+    state, actions = play(state, Tick(), now_s=9.0)
+
+    assert [each.layout.nodes for each in opened(actions)] == [("n3", "n4", "n5")] * 3
 
 
 def test_half_whose_agreement_is_not_what_the_record_says_goes_on_with_neither() -> None:
     """Either may have come about, and whoever knows is on the other side."""
-    first = replace(join("n1", 4, ["n0", "n1"]).join, ballot=7, agreed=layout("n3", "n1"))
-    events = [NodeJoined(join=first), join("n2"), stopped("n1", 2, 4), stopped("n1", 3, 4)]
-    state, actions = succeed(), list[Action]()
-    for event in [*events, Tick(), Claimed(generation=5, layout=layout("n0", "n4")), Tick()]:
+    first = bound(join("n1", 4, ["n0", "n1"]), 7, layout("n3", "n1"))
+    state, actions = replace(succeed(), ballot=(8, "n2")), list[Action]()
+    joined = [replace(each.join, promised=state.ballot) for each in (first, join("n2"))]
+    reports = [stopped("n1", 2, 4), stopped("n1", 3, 4)]
+    found = Claimed(generation=5, layout=layout("n0", "n4"))
+    for event in [*(NodeJoined(join=each) for each in joined), *reports, Tick()]:
+        state, more = decide(state, event, 3.0)
+        actions += more
+    for event in [*promise(state, "n1", "n2"), found, Tick()]:
         state, more = decide(state, event, 3.0)
         actions += more
 
@@ -167,12 +238,10 @@ def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> N
     members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
     agreed = replace(agreed, starts=("before", "n1", "n2"))
     state = follow(replace(OPTIONS, num_nodes=3), members)
-    first = replace(join("n1", 4, members.nodes).join, ballot=7, agreed=agreed)
+    first = bound(join("n1", 4, members.nodes), 7, agreed)
     ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
 
-    state, actions = play(
-        state, NodeJoined(join=first), join("n2", 4, members.nodes), join("n3"), *ends_of_4
-    )
+    state, actions = play(state, first, join("n2", 4, members.nodes), join("n3"), *ends_of_4)
 
     assert proposed(actions)[0].layout == agreed
     assert opened(actions) == []
@@ -231,6 +300,17 @@ def test_node_that_had_a_members_place_in_an_older_generation_does_not_end_the_w
     assert phases(opening) == ["fresh", "fresh", "computing", "computing"]
 
 
+def test_member_whose_node_has_come_anew_has_ended_also_once_that_joins_again() -> None:
+    """Without it the run would wait for a member that is gone, where no other one is at hand."""
+    state = follow(OPTIONS, layout("n0"))
+    anew = replace(join("n0").join, start="again")
+
+    for ballot in (NO_BALLOT, (3, "n1")):
+        state, _ = decide(state, NodeJoined(join=replace(anew, promised=ballot)), 0.0)
+
+        assert (state.dead, find_verdict(state)) == ({"n0"}, TIE)
+
+
 @pytest.mark.parametrize("stage", [GATHERING, RUNNING, STOPPING])
 def test_every_stage_has_a_deadline(stage: str) -> None:
     state = State(options=OPTIONS, stage=stage, since_s=7.0)
@@ -273,3 +353,31 @@ def test_late_member_of_a_newer_generation_waits_without_state_once_one_was_open
     opening = opened(actions)[0]
     assert (opening.generation, opening.layout.nodes) == (6, ("n2", "n1"))
     assert phases(opening) == ["fresh"] * 2 + ["computing"] * 2
+
+
+def test_coordinator_that_takes_over_counts_anew() -> None:
+    options = replace(OPTIONS, restarts_without_progress_max=1)
+    state, _ = play(running(options), failed("n0", 0), *all_stopped())
+    state, _ = play(state, failed("n0", 0, 1), *all_stopped(1))
+    _, actions = play(state, failed("n1", 2, 2), *all_stopped(2))
+    assert "without" in ends(actions)[0].reason
+
+    state = succeed(options, generation=2)
+    members = [join(name, 2, ["n0", "n1"]) for name in ("n0", "n1")]
+    _, actions = play(state, *members, *all_stopped(2))
+
+    assert (ends(actions), opened(actions)[0].generation) == ([], 3)
+
+
+@pytest.mark.parametrize("giving_up", [None, "it failed too often"])
+def test_record_is_renewed_in_time_also_by_a_run_that_saves_before_it_ends(
+    giving_up: str | None,
+) -> None:
+    options = replace(OPTIONS, last_save_deadline_s=300.0, stop_deadline_s=600.0)
+    state = replace(running(options), giving_up=giving_up)
+
+    assert next_deadline_s(state) <= state.since_s + RENEWAL_S
+
+
+def test_another_job_waits_for_longer_than_a_run_takes_to_renew_its_record() -> None:
+    assert (RENEWAL_S, OTHERS_SILENCE_S, SILENCE_S) == (60.0, 90.0, 180.0)

@@ -51,6 +51,7 @@ VALUES = {
     "Mapping[str, Any]": OBJECTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Mapping[str, Any], ...]": st.lists(OBJECTS, max_size=4).map(tuple),
+    "Ballot": st.tuples(st.integers(), st.text()),
     "Layout": LAYOUTS,
     "Layout | None": st.none() | LAYOUTS,
     "tuple[tuple[str, str], ...]": st.lists(st.tuples(st.text(), st.text())).map(tuple),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,13 +51,25 @@ class StoppedError(Exception):
     pass
 
 
-def test_caller_who_stops_leaves_no_thread_that_writes(num_threads: int) -> None:
+def test_caller_who_stops_leaves_no_thread_that_writes(
+    num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = np.ones(400 * CHUNK_BYTES, dtype=np.uint8)
     target = np.zeros_like(source)
+    is_stopping = threading.Event()
+    copy = direct._copy
 
     def stop(number: int) -> None:
+        is_stopping.set()
         raise StoppedError
 
+    def copy_then(*args: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            # It would copy all before the caller has copied anything.
+            assert is_stopping.wait(60)
+        copy(*args)
+
+    monkeypatch.setattr(direct, "_copy", copy_then)
     with pytest.raises(StoppedError):
         copy_chunks(source, target, stop)
     left = target[::CHUNK_BYTES].copy()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from resilience.errors import BrokenError
 from resilience.events import EventLog, read_events
 from resilience.state.view import NamedTensor, ViewWithRest
 from tests.training.groups import make_group
@@ -165,7 +166,7 @@ def test_shard_that_cannot_be_written_is_told_to_all_and_leaves_the_older_state(
 
     path = tmp_path / "state/step-00000004/shard-1.safetensors"
 
-    told = write_on_both(tmp_path, 4, spoil=take_name(path.with_suffix(".draft"), rank=1))
+    told = write_on_both(tmp_path, 4, spoil=take_name(path.with_suffix(".1.draft"), rank=1))
 
     assert told[0] == told[1]
     assert told[0].startswith(f"cannot write the state {path}: [Errno 21] Is a directory")
@@ -178,7 +179,7 @@ def test_manifest_that_cannot_be_written_leaves_the_older_state(tmp_path):
 
     folder = tmp_path / "state/step-00000004"
 
-    told = write_on_both(tmp_path, 4, spoil=take_name(folder / "manifest.json.draft", rank=0))
+    told = write_on_both(tmp_path, 4, spoil=take_name(folder / "manifest.0.draft", rank=0))
 
     assert told[0].startswith(f"cannot write the state {folder}")
     assert told[1] is True
@@ -209,3 +210,56 @@ def test_removal_that_ends_midway_leaves_no_state_that_counts(tmp_path, write, m
     assert [each.name for each in (tmp_path / "state/step-00000002").iterdir()] == [
         "shard-0.safetensors"
     ]
+
+
+def save_side(folder, name, value, ranks=(0, 1), step=4, check=lambda: None):
+    """Write as workers of two shards that do not meet; returns what each of them got."""
+    told = []
+    for rank in ranks:
+        state = SmallState(value)
+        state.shard = str(rank)
+        group = make_group(rank, num_shards=2)
+        told.append(open_checkpoints(folder, state, group=group).save_part(step, name, check))
+    return told
+
+
+def test_sides_that_do_not_meet_write_states_of_their_own(tmp_path):
+    """A side that goes on has written a state meanwhile, and each of the others its own."""
+    assert write_on_both(tmp_path, 2) == [True, True]
+
+    assert save_side(tmp_path, "0-a", 5.5, ranks=[0]) == [False]
+    assert save_side(tmp_path, "0-b", 6.5, ranks=[1]) == [False]
+    halves = {path.parent.name for path in (tmp_path / "state").glob("*/manifest.json")}
+    assert save_side(tmp_path, "0-b", 6.5, ranks=[0]) == [True]
+
+    assert halves == {"step-00000002"}
+    state = SmallState(0.0)
+    begun = open_checkpoints(tmp_path, state).load_newest()
+    assert (begun.step, state.values[1].item()) == (4, 6.5)
+    assert write_on_both(tmp_path, 6) == [True, True]
+    assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000006"]
+
+
+def test_state_that_is_whole_is_not_written_by_a_side_once_more(tmp_path):
+    assert write_on_both(tmp_path, 4) == [True, True]
+
+    assert save_side(tmp_path, "0-a", 5.5, ranks=[0]) == [True]
+
+    assert [each.name for each in (tmp_path / "state").iterdir()] == ["step-00000004"]
+
+
+def test_side_that_is_wanted_elsewhere_leaves_no_state(tmp_path):
+    def stop() -> None:
+        raise BrokenError("the agent wants something else")
+
+    with pytest.raises(BrokenError):
+        save_side(tmp_path, "0-a", 5.5, check=stop)
+
+    assert list((tmp_path / "state/step-00000004.0-a").iterdir()) == []
+
+
+def test_side_that_cannot_write_says_so(tmp_path):
+    (tmp_path / "state").write_text("no folder")
+
+    with pytest.raises(CheckpointError, match="cannot write the state"):
+        save_side(tmp_path, "0-a", 5.5)

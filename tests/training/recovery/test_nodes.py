@@ -220,7 +220,7 @@ def test_run_goes_on_where_no_state_can_be_written(tmp_path, undisturbed):
 
 def test_job_that_is_started_again_goes_on_from_its_last_epoch(tmp_path, undisturbed):
     # It is killed before it has ended.
-    wait = {"kind": "slow", "place": "forward", "step": 25, "rank": 0, "seconds": 3.0}
+    wait = {"kind": "slow", "place": "forward", "step": 25, "rank": 0, "seconds": 1.8}
     job = make_fault_job("hybrid", max_steps=NUM_EPOCH_STEPS, data=EPOCH_DATA, faults=[wait])
     with start_run(tmp_path, job) as run:
         run.wait_for_step(23)

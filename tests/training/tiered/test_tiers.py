@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from resilience.errors import CorruptionError
+from resilience.errors import BrokenError, CorruptionError
 from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
@@ -77,3 +77,27 @@ def test_last_save_is_visible_only_if_its_state_is_right(
 
     assert before == []
     assert [each.step for each in whole_steps(client)] == [4]
+
+
+def test_part_that_a_worker_saves_alone_is_visible(
+    saves: TieredCheckpoints, client: TieredClient
+) -> None:
+    saves.abandon()
+
+    assert saves.save_part(5, go_on)
+    # The same shard of the same history is the same, whoever saves it.
+    assert saves.save_part(5, go_on)
+
+    assert [each.step for each in whole_steps(client)] == [5]
+
+
+def test_part_is_given_up_where_something_else_is_to_be_done(
+    saves: TieredCheckpoints, client: TieredClient
+) -> None:
+    def stop() -> None:
+        raise BrokenError("the agent wants something else")
+
+    with pytest.raises(BrokenError):
+        saves.save_part(5, stop)
+
+    assert whole_steps(client) == []

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from resilience.agent.connections.transport import Gone, Heard
-from resilience.agent.coordination import coordinator, founding, opening, succession, votes
+from resilience.agent.coordination import founding, opening, patience, succession, votes
 from resilience.agent.coordination.founding import Record
 from resilience.agent.coordination.membership import State
+from resilience.agent.coordination.outlook import Heeded, Outlook, Result
 from resilience.agent.coordination.standing import Standing
-from resilience.agent.coordination.succession import Heeded, Outlook, Result
-from resilience.comm.messages import Goodbye, Join
+from resilience.comm.messages import NO_BALLOT, Goodbye, Join
 
 _find_verdict, _judge, _join, _succeed = (
     votes.find_verdict,
@@ -50,9 +51,8 @@ def standbys_go_on(state: State) -> str:
     return votes.GOES_ON if is_alone else verdict
 
 
-def agreements_lapse(standing: Standing, *, node: str, address: str, start: str) -> Join:
-    join = _join(standing, node=node, address=address, start=start)
-    return replace(join, ballot=-1, agreed=None)
+def agreements_lapse(standing: Standing, **words: Any) -> Join:
+    return replace(_join(standing, **words), ballot=NO_BALLOT, agreed=None)
 
 
 def any_place_is_given_away(state: State, place: int, *, is_late: bool) -> bool:
@@ -67,10 +67,10 @@ def end_of_file_is_death(view: Outlook, event: Heeded, now_s: float) -> Result:
 
 RULES: dict[str, tuple[str, Callable[..., object], tuple[object, ...]]] = {
     "the founding record": ("judge", whoever_comes_begins_a_run, (founding,)),
-    "more than half": ("find_verdict", any_member_goes_on, (opening, coordinator)),
-    "the record of a tie": ("find_verdict", half_goes_on, (opening, coordinator)),
+    "more than half": ("find_verdict", any_member_goes_on, (opening, patience)),
+    "the record of a tie": ("find_verdict", half_goes_on, (opening, patience)),
     "agreements never lapse": ("join", agreements_lapse, (Standing,)),
-    "evidence for standbys alone": ("find_verdict", standbys_go_on, (opening, coordinator)),
+    "evidence for standbys alone": ("find_verdict", standbys_go_on, (opening, patience)),
     "patience for the last holder": ("may_give_away", any_place_is_given_away, (opening,)),
     "end of file is silence": ("decide", end_of_file_is_death, (succession,)),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,9 @@ from resilience.agent.coordination import founding
 from resilience.agent.coordination.coordinator import take_over
 from resilience.agent.coordination.founding import Record
 from resilience.agent.coordination.membership import Claimed, Judged, Note, Options, State
+from resilience.agent.coordination.outlook import FOLLOWING, LEADING
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.standing import Standing
-from resilience.agent.coordination.succession import FOLLOWING, LEADING
 from resilience.comm.messages import Break, End, Failed, Learn, Message, Open, Propose, Stopped
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report, fresh_report
@@ -57,7 +57,7 @@ class SimNode:
 
     def __init__(self, world: World, name: str, start: int) -> None:
         self.world, self.name, self.start = world, name, f"{name}#{start}"
-        self.transport = world.network.node(name)
+        self.transport = world.network.node(name, world.tokens.get(name, ""))
         self.standing = Standing()
         self.opening: Open | None = None
         self.is_broken = True
@@ -82,6 +82,7 @@ class SimNode:
             records=self,
             note=self.note,
             clock=lambda: world.network.now_s,
+            doubt=lambda doubted: None,
         )
 
     def note(self, note: Note, generation: int) -> None:
@@ -136,9 +137,12 @@ class SimNode:
         )
 
     def join(self) -> None:
-        shares = self.standing.shares_folder or self.world.shares_folder
-        standing = replace(self.standing, shares_folder=shares)
-        join = standing.join(node=self.name, address=self.transport.address, start=self.start)
+        join = self.standing.join(
+            node=self.name,
+            address=self.transport.address,
+            start=self.start,
+            sees_folder=self.world.shares_folder,
+        )
         self.party.tell(join)
 
     @property
@@ -165,8 +169,7 @@ class SimNode:
             self.is_broken = True
         elif isinstance(message, Propose):
             self.world.note_decision(message.layout)
-            is_member = self.place >= 0
-            self.standing, agreement = self.standing.consider(message, is_member=is_member)
+            self.standing, agreement = self.standing.consider(message)
             if agreement:
                 self.party.tell(agreement)
         elif isinstance(message, Learn):
@@ -271,8 +274,10 @@ class World:
         num_standby: int,
         num_shards: int = 1,
         shares_folder: bool = True,
+        tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.seed = seed
+        self.tokens = tokens or {}
         self.random = random.Random(seed)
         self.network = Network(seed, lease_s=LEASE_S)
         self.options = Options(

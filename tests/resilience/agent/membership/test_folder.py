@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.coordination.folder import Answer, RunFolder
 from resilience.agent.coordination.membership import Claimed, Judged
+from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
 
 

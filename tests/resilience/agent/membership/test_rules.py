@@ -11,8 +11,12 @@ from tests.resilience.agent.membership.test_random import disturb, make_world
 SEEDS = range(200)
 
 
+# Two coordinators that ask at one moment are too rare for chance; the model finds them.
+SELDOM = {"agreements never lapse"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [each for each in RULES if each not in SELDOM])
 def test_without_a_rule_a_promise_is_broken(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     switch_off(rule, monkeypatch)
 

@@ -42,3 +42,18 @@ def test_agents_that_stand_still_lose_nothing(
             n for node in world.nodes.values() if node.party.state for n in node.party.state.present
         }
         assert present == set(names), f"{group}\n{world.describe()}"
+
+
+def test_agents_with_another_token_are_named_once_and_do_not_begin() -> None:
+    world = World(0, num_nodes=2, num_standby=1, tokens={"n1": "another"})
+    world.run(10)
+
+    assert world.steps > 10  # of n0 and n2
+    warnings = sorted(
+        f"{name} says {note.fields['text'].partition(' is there')[0]}"
+        for _, name, _, note in world.notes
+        if note.event == "warning"
+    )
+    refused = "an agent that does not know the run's token"
+    pairs = [("n0", "n1"), ("n1", "n0"), ("n1", "n2"), ("n2", "n1")]
+    assert warnings == [f"{one} says {other}:1: {refused}" for one, other in pairs]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.standing import Standing
-from resilience.comm.messages import Agree, Failed, Learn, Open, Propose, Stopped
+from resilience.comm.messages import NO_BALLOT, Agree, Ballot, Failed, Learn, Open, Propose, Stopped
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, fresh_report
 
@@ -23,71 +23,61 @@ OPENED = Standing().open(
 )
 
 
-def propose(ballot: int, *nodes: str, generation: int = 5) -> Propose:
-    return Propose(generation=generation, ballot=ballot, layout=layout(*nodes))
+def propose(number: int, *nodes: str, generation: int = 5) -> Propose:
+    return Propose(generation=generation, ballot=(number, "n0"), layout=layout(*nodes))
 
 
-def told(standing: Standing) -> tuple[int, Layout | None]:
-    join = standing.join(node="n0", address="n0:1", start="a")
+def told(standing: Standing) -> tuple[Ballot, Layout | None]:
+    join = standing.join(node="n0", address="n0:1", start="a", sees_folder=False)
     return join.ballot, join.agreed
 
 
 def test_agreement_is_told_to_every_coordinator_that_follows() -> None:
-    standing, agreement = OPENED.consider(propose(3, "n0", "n2"), is_member=True)
+    standing, agreement = OPENED.consider(propose(3, "n0", "n2"))
 
-    assert agreement == Agree(generation=5, ballot=3)
-    assert told(standing) == (3, layout("n0", "n2"))
-
-
-@pytest.mark.parametrize("ballot", [0, 3])
-def test_older_proposal_is_not_agreed_to_any_more(ballot: int) -> None:
-    standing, _ = OPENED.consider(propose(3, "n0", "n2"), is_member=True)
-
-    assert standing.consider(propose(ballot, "n0", "n3"), is_member=True) == (standing, None)
-
-
-@pytest.mark.parametrize("ballot", [0, 3])
-def test_agent_without_a_vote_agrees_to_whoever_proposes_next(ballot: int) -> None:
-    """The next coordinator does not know what number the last one has come to with it."""
-    standing, _ = OPENED.consider(propose(3, "n2", "n3"), is_member=False)
-
-    _, agreement = standing.consider(propose(ballot, "n2", "n3"), is_member=False)
-
-    assert agreement == Agree(generation=5, ballot=ballot)
+    assert agreement == Agree(generation=5, ballot=(3, "n0"))
+    assert told(standing) == ((3, "n0"), layout("n0", "n2"))
 
 
 def test_newer_proposal_takes_the_place_of_an_agreement() -> None:
-    standing, _ = OPENED.consider(propose(3, "n0", "n2"), is_member=True)
+    standing, _ = OPENED.consider(propose(3, "n0", "n2"))
 
-    standing, agreement = standing.consider(propose(4, "n0", "n3"), is_member=True)
+    standing, agreement = standing.consider(propose(4, "n0", "n3"))
 
-    assert agreement == Agree(generation=5, ballot=4)
-    assert told(standing) == (4, layout("n0", "n3"))
+    assert agreement == Agree(generation=5, ballot=(4, "n0"))
+    assert told(standing) == ((4, "n0"), layout("n0", "n3"))
+
+
+def test_in_one_ballot_an_agent_agrees_to_the_same_members_alone() -> None:
+    first, other = propose(3, "n0", "n2"), propose(3, "n0", "n3")
+    standing, _ = OPENED.consider(first)
+
+    assert standing.consider(other) == (standing, None)
+    assert standing.consider(first)[1] == Agree(generation=5, ballot=(3, "n0"))
 
 
 @pytest.mark.parametrize("generation", [3, 4])
 def test_proposal_for_a_generation_that_is_known_is_late(generation: int) -> None:
     late = propose(9, "n0", "n3", generation=generation)
 
-    for is_member in (True, False):
-        assert OPENED.consider(late, is_member=is_member) == (OPENED, None)
+    assert OPENED.consider(late) == (OPENED, None)
 
 
 def test_agreement_to_another_generation_than_the_next_is_not_told() -> None:
-    standing, _ = OPENED.consider(propose(3, "n0", "n2"), is_member=True)
+    standing, _ = OPENED.consider(propose(3, "n0", "n2"))
     news = Learn(generation=6, opened=4, layout=MEMBERS, shares_folder=True)
 
     standing = standing.learn(news)
 
-    assert told(standing) == (-1, None)
+    assert told(standing) == (NO_BALLOT, None)
     assert (standing.generation, standing.opened, standing.shares_folder) == (6, 4, True)
 
 
 def test_agreement_to_a_generation_beyond_the_next_is_not_told() -> None:
     """A coordinator would take it for one to the next."""
-    standing, _ = OPENED.consider(propose(3, "n0", "n2", generation=7), is_member=True)
+    standing, _ = OPENED.consider(propose(3, "n0", "n2", generation=7))
 
-    assert told(standing) == (-1, None)
+    assert told(standing) == (NO_BALLOT, None)
 
 
 def test_older_news_changes_nothing() -> None:
@@ -133,3 +123,26 @@ def test_what_is_said_of_another_generation_stays_so(generation: int) -> None:
     failed = Failed(generation=generation, rank=0, reason="died", text="")
 
     assert OPENED.learn(news).relabel(failed) == failed
+
+
+@pytest.mark.parametrize(
+    ("node", "is_common", "sees", "tells"),
+    [
+        pytest.param("n0", True, False, True, id="member-whose-folder-hangs"),
+        pytest.param("n0", False, False, False, id="member-without-a-common-folder"),
+        pytest.param("n2", True, False, False, id="standby-with-a-folder-of-its-own"),
+        pytest.param("n2", True, True, True, id="standby-with-the-same-folder"),
+        pytest.param("n2", False, True, True, id="standby-that-sees-the-coordinator's"),
+    ],
+)
+def test_what_a_standby_has_heard_of_members_says_nothing_of_its_own_folder(
+    node: str, *, is_common: bool, sees: bool, tells: bool
+) -> None:
+    """Half of a generation goes on with a record that all have to see."""
+    members = replace(MEMBERS, starts=MEMBERS.nodes)
+    news = Learn(generation=4, opened=4, layout=members, shares_folder=is_common)
+    standing = Standing().learn(news)
+
+    join = standing.join(node=node, address=f"{node}:1", start=node, sees_folder=sees)
+
+    assert join.shares_folder == tells

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilience.agent.connections.transport import Gone, Heard, Reached
+from resilience.agent.coordination.outlook import Act, Dial, Dialed, Heeded, Lead, Looked, Outlook
 from resilience.agent.coordination.party import make_outlook
-from resilience.agent.coordination.succession import (
-    Act,
-    Dial,
-    Dialed,
-    Heeded,
-    Lead,
-    Looked,
-    Outlook,
-    decide,
-)
+from resilience.agent.coordination.succession import decide
 from resilience.comm.messages import Beat, Hello
 
 LEASE_S = 3.0

@@ -3,6 +3,8 @@
 Each agent leaves a file there that names its address while it lives: who comes later finds the
 others by it, and agents that see each other's know that the folder is one. Half of a generation
 goes on only with the record of the next one's number, which the file system gives to one of them.
+All processes of an agent's node hold its file's lock, by which others on the same machine know that
+they live, or have ended (`evidence`).
 
 A file server may stand still: only a thread of its own waits for it, and answers when it can.
 """
@@ -15,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,14 +26,16 @@ from queue import SimpleQueue
 from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge
-from resilience.agent.coordination.membership import Claimed, Judged
+from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded
+from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.state.layout import Layout
 
 _AGENTS = "agents"
 _RECORDS = "generations"
 
 
-Answer = Claimed | Judged
+Answer = Claimed | Judged | NodeEnded
+_Found = Answer | bool | tuple[NodeEnded, ...] | None
 
 
 class RunFolder:
@@ -50,8 +54,12 @@ class RunFolder:
         self._seen: Record | None = None
         self._seen_s = time.monotonic()
         """Since when the newest record has been as it is."""
-        self._questions: SimpleQueue[Callable[[], Answer | bool | None] | None] = SimpleQueue()
-        self._answers: deque[Answer | bool | None] = deque()
+        self._lock = -1
+        self._boot = read_boot_id()
+        self._is_checking = False
+        """Whether an answer about silent agents is still to come."""
+        self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
+        self._answers: deque[_Found] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._work, name="run-folder", daemon=True)
         self._thread.start()
@@ -60,8 +68,29 @@ class RunFolder:
         """Return a descriptor that is readable while `answers` has something."""
         return self._wake
 
-    def announce(self, address: str) -> None:
+    def hold_lock(self) -> int:
+        """Hold the lock by which others on this machine know that the agent or a worker lives.
+
+        Returns the descriptor, which every process of the node is to inherit, -1 where the folder
+        takes no file. Waits for the disk.
+        """
+        try:
+            (self._path / _AGENTS).mkdir(exist_ok=True)
+            self._lock = hold_lock(self._draft)
+        except OSError:
+            self._lock = -1
+        return self._lock
+
+    @property
+    def _draft(self) -> Path:
+        """Return what the agent's file is called before it has its name."""
+        return _draft_of(self._path / _AGENTS / self.start)
+
+    def announce(self, address: str, node: str = "") -> None:
         """Let others know of this agent; a folder that takes no file is not shared."""
+        # Of an agent without a lock nobody can tell whether it has ended.
+        boot = self._boot if self._lock >= 0 else ""
+        word = {"run": self._name, "address": address, "node": node, "boot": boot}
 
         def write() -> bool:
             folder = self._path / _AGENTS
@@ -71,7 +100,8 @@ class RunFolder:
             _write_first(probe, {}, self.start)
             # A file server that fails over may do it twice.
             probe.unlink(missing_ok=True)
-            _write_whole(folder / self.start, {"run": self._name, "address": address})
+            # The file whose lock is held gets its name.
+            _write_whole(folder / self.start, word)
             return True
 
         self._questions.put(write)
@@ -93,13 +123,13 @@ class RunFolder:
             newest = self._newest_record()
             if newest != self._seen:
                 self._seen, self._seen_s = newest, time.monotonic()
-            unchanged_s = time.monotonic() - self._seen_s
             record = judge(
                 newest,
                 run=self._run,
                 attempt=self._attempt,
                 newcomers=agents,
-                unchanged_s=unchanged_s,
+                unchanged_s=time.monotonic() - self._seen_s,
+                ended=self._find_ended(newest.agents) if newest else (),
             )
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
@@ -155,6 +185,47 @@ class RunFolder:
 
         self._questions.put(write)
 
+    def check(self, doubted: Mapping[str, frozenset[str]]) -> None:
+        """Look whether silent agents have ended on this machine; `NodeEnded` follows for these."""
+        if self._is_checking or not doubted:
+            return
+        self._is_checking = True
+
+        def look() -> tuple[NodeEnded, ...]:
+            # Those of other machines need no look at the files of all agents.
+            likely = [node for node, starts in doubted.items() if all(map(self._has_ended, starts))]
+            ended = self._find_ended(likely) if likely else {}
+            reason = "all its processes on this machine have ended"
+            return tuple(
+                NodeEnded(node=node, starts=doubted[node], reason=reason)
+                for node, found in ended.items()
+                if doubted[node] and doubted[node] <= found
+            )
+
+        self._questions.put(look)
+
+    def _find_ended(self, names: Collection[str]) -> dict[str, set[str]]:
+        """Return which agents have ended for certain, however often they were started, and as what.
+
+        Of one that has been started again since it was heard of the newest start counts as well.
+        """
+        starts: dict[str, set[str]] = {}
+        with suppress(OSError):
+            for path in (self._path / _AGENTS).iterdir():
+                word = _read_word(path)
+                if word.get("run") == self._name and word.get("node") in names:
+                    starts.setdefault(word["node"], set()).add(path.name)
+        return {name: found for name, found in starts.items() if all(map(self._has_ended, found))}
+
+    def _has_ended(self, start: str) -> bool:
+        """Return whether no process lives of what an agent's start has been on this machine."""
+        path = self._path / _AGENTS / start
+        # An agent that ends in order takes its file along, and says so itself.
+        with suppress(OSError):
+            is_here = bool(self._boot) and _read_word(path).get("boot") == self._boot
+            return is_here and is_lock_free(path)
+        return False
+
     def answers(self) -> list[Answer]:
         """Return what was found out since the last call."""
         with suppress(BlockingIOError):
@@ -164,6 +235,9 @@ class RunFolder:
             answer = self._answers.popleft()
             if isinstance(answer, bool):
                 self.is_shared = answer
+            elif isinstance(answer, tuple):
+                self._is_checking = False
+                found += answer
             elif answer is not None:
                 found.append(answer)
         return found
@@ -173,10 +247,9 @@ class RunFolder:
         found = []
         with suppress(OSError):
             for path in (self._path / _AGENTS).iterdir():
-                with suppress(OSError, ValueError, TypeError, KeyError):
-                    word = json.loads(path.read_bytes())
-                    if word["run"] == self._name:
-                        found.append(str(word["address"]))
+                word = _read_word(path)
+                if word.get("run") == self._name and "address" in word:
+                    found.append(word["address"])
         return found
 
     def close(self) -> None:
@@ -189,6 +262,7 @@ class RunFolder:
 
     def _remove(self) -> bool:
         (self._path / _AGENTS / self.start).unlink(missing_ok=True)
+        self._draft.unlink(missing_ok=True)
         return False
 
     def _work(self) -> None:
@@ -204,8 +278,21 @@ class RunFolder:
 _CLOSE_S = 2.0
 
 
-def _write_whole(path: Path, data: dict[str, object]) -> None:
-    draft = path.with_name(f".{path.name}.new")
+def _read_word(path: Path) -> dict[str, str]:
+    """Return what an agent has left in a file; nothing where that is no such file."""
+    with suppress(OSError, ValueError):
+        word = json.loads(path.read_bytes())
+        if isinstance(word, dict):
+            return {str(key): str(value) for key, value in word.items()}
+    return {}
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
+def _write_whole(path: Path, data: Mapping[str, object]) -> None:
+    draft = _draft_of(path)
     draft.write_text(json.dumps(data), "utf-8")
     draft.replace(path)
 

@@ -1,0 +1,96 @@
+"""How long is waited for what a next generation lacks, and what is done and said then. Pure."""
+
+from __future__ import annotations
+
+from resilience.agent.coordination.counters import say_where
+from resilience.agent.coordination.founding import SILENCE_S
+from resilience.agent.coordination.membership import (
+    AGREEING,
+    GATHERING,
+    STOPPING,
+    Action,
+    Decision,
+    State,
+)
+from resilience.agent.coordination.opening import end_run, holds_back
+from resilience.agent.coordination.side_save import begin_save, check_save, is_saving, say_problem
+from resilience.agent.coordination.votes import WAITS, find_verdict
+from resilience.comm.messages import GAVE_UP_STATUS
+
+
+def wait(state: State, now_s: float) -> Decision:
+    """Wait on for what is missing; when it has taken long save what is held here, then end."""
+    # Until it is asked, the folder cannot say anything.
+    since_s = max(state.since_s, state.claimed_s) if _lacks_record(state) else state.since_s
+    waited_s, patience_s = now_s - since_s, _patience_s(state)
+    actions: list[Action] = []
+    if state.stage == STOPPING and state.side_save is None:
+        limit_s = state.options.partition_patience_s if _may_not_go_on(state) else patience_s
+        if waited_s >= limit_s:
+            state, actions = begin_save(state, now_s)
+    state, more = check_save(state, now_s)
+    actions += more
+    if waited_s < patience_s or is_saving(state):
+        return state, actions
+    reason = _missing(state) + say_where(state) + say_problem(state)
+    state, more = end_run(state, GAVE_UP_STATUS, reason)
+    return state, [*actions, *more]
+
+
+def _may_not_go_on(state: State) -> bool:
+    """Return whether others may go on, or nobody says that these nodes may."""
+    return find_verdict(state) == WAITS or _lacks_record(state)
+
+
+def _lacks_record(state: State) -> bool:
+    """Return whether the folder of the run was asked in vain which half goes on."""
+    return state.stage == STOPPING and _has_asked(state)
+
+
+def _has_asked(state: State) -> bool:
+    """Return whether the folder was asked, and has not answered with what was asked for."""
+    return state.is_claiming or state.answered_s >= state.since_s
+
+
+def _patience_s(state: State) -> float:
+    options = state.options
+    if state.stage == GATHERING:
+        # The folder is waited for longer than nodes are: a record of others has time to be void.
+        return options.join_deadline_s + (SILENCE_S if _has_asked(state) else 0.0)
+    if _may_not_go_on(state) or holds_back(state):
+        return 2 * options.partition_patience_s
+    return options.join_deadline_s + options.stop_deadline_s
+
+
+def _missing(state: State) -> str:
+    options, waited_s = state.options, _patience_s(state)
+    if state.stage == GATHERING:
+        names = ", ".join(state.present) or "none"
+        refusal = state.refusal or ("--run-dir does not answer" if state.is_claiming else "")
+        if refusal and len(state.present) >= options.num_nodes:
+            return f"the run was not begun within {waited_s:g} s: {refusal}"
+        return (
+            f"{len(state.present)} of {options.num_nodes} nodes joined within "
+            f"{waited_s:g} s ({names}); look at the logs of those that did not, or set a longer "
+            "join deadline: a node joins when its workers have imported what they need"
+        )
+    if find_verdict(state) == WAITS:
+        here = [name for name in state.members.nodes if name in state.voters]
+        away = [name for name in state.members.nodes if name not in state.voters]
+        return (
+            f"of the members of generation {state.generation} {', '.join(here) or 'none'} "
+            f"came and {', '.join(away)} did not within {waited_s:g} s; they may go on elsewhere"
+        )
+    if _lacks_record(state):
+        return f"the run's folder did not say within {waited_s:g} s which half of the nodes goes on"
+    places = [str(place) for place, node in enumerate(state.nodes) if node is None]
+    if places:
+        advice = "start more with --standby-nodes" if options.recovers else "start it again"
+        return (
+            f"no node took the place of lost node {', '.join(places)} within "
+            f"{waited_s:g} s; {advice}"
+        )
+    if state.stage == AGREEING:
+        return f"{', '.join(sorted(state.asked))} did not agree to the next generation"
+    ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]
+    return f"ranks {ranks} neither stopped nor were replaced within {waited_s:g} s"

@@ -1,0 +1,1 @@
+"""What tells that silent agents have ended: the folder of the run, locks, the platform."""

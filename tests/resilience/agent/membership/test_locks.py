@@ -1,0 +1,129 @@
+"""Locks by which agents on one machine know that others have ended, on a real file system."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from resilience.agent.coordination.membership import Judged, NodeEnded
+from resilience.agent.evidence.folder import Answer, RunFolder
+from resilience.agent.evidence.locks import is_lock_free
+
+
+def answer(folder: RunFolder) -> list[Answer]:
+    assert select.select([folder], [], [], 60)[0]
+    return folder.answers()
+
+
+class Node:
+    """An agent, and a worker of its that has inherited the lock."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name = name
+        self.folder = RunFolder(path, run="a")
+        self._lock = self.folder.hold_lock()
+        assert self._lock >= 0
+        self.folder.announce(f"{name}:1", name)
+        answer(self.folder)
+        self.worker = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[self._lock]
+        )
+
+    def end_agent(self) -> None:
+        """As a killed agent does, which leaves its file."""
+        os.close(self._lock)
+
+    def end_worker(self) -> None:
+        self.worker.communicate()
+
+    def end(self) -> None:
+        self.end_agent()
+        self.end_worker()
+
+    def check(self, *others: Node) -> list[Answer]:
+        """Return what is found out about others."""
+        self.folder.check({each.name: frozenset({each.folder.start}) for each in others})
+        return answer(self.folder)
+
+
+def ended(node: Node) -> NodeEnded:
+    return NodeEnded(
+        node=node.name,
+        starts=frozenset({node.folder.start}),
+        reason="all its processes on this machine have ended",
+    )
+
+
+def test_agent_has_ended_once_all_that_hold_its_lock_have(tmp_path: Path) -> None:
+    n0, n1 = Node(tmp_path, "n0"), Node(tmp_path, "n1")
+
+    assert n0.check(n1) == []
+    n1.end_agent()
+    assert n0.check(n1) == []
+    n1.end_worker()
+
+    assert n0.check(n1) == [ended(n1)]
+    n0.end()
+
+
+def test_agent_that_was_started_again_is_not_dead(tmp_path: Path) -> None:
+    """It may have become a member of what the one that asks does not see."""
+    n0, old = Node(tmp_path, "n0"), Node(tmp_path, "n1")
+    old.end()
+    new = Node(tmp_path, "n1")
+
+    assert n0.check(old) == []
+    new.end()
+
+    assert n0.check(old) == [ended(old)]
+    n0.end()
+
+
+@pytest.mark.parametrize("boot", ["", "of another machine"])
+def test_lock_of_another_machine_is_no_evidence(tmp_path: Path, boot: str) -> None:
+    n0, n1 = Node(tmp_path, "n0"), Node(tmp_path, "n1")
+    n1.end()
+    path = tmp_path / "agents" / n1.folder.start
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": boot}))
+
+    assert n0.check(n1) == []
+    n0.end()
+
+
+def test_lock_is_no_evidence_where_the_file_system_may_be_anywhere() -> None:
+    assert not is_lock_free(Path("/proc/self/stat"))
+
+
+def test_agent_without_a_file_may_live(tmp_path: Path) -> None:
+    n0, n1 = Node(tmp_path, "n0"), Node(tmp_path, "n1")
+    n1.end()
+    (tmp_path / "agents" / n1.folder.start).unlink()
+
+    assert n0.check(n1) == []
+    n0.end()
+
+
+def test_run_whose_agents_have_come_again_or_ended_is_begun_anew_at_once(tmp_path: Path) -> None:
+    first = [Node(tmp_path, name) for name in ("n0", "n1", "n2")]
+    first[0].folder.found(("n0", "n1", "n2"))
+    answer(first[0].folder)
+    for node in first[:2]:
+        node.end()
+    again = Node(tmp_path, "n0")
+
+    again.folder.found(("n0",))
+    (refused,) = answer(again.folder)
+    first[2].end()
+    again.folder.found(("n0",))
+    (begun,) = answer(again.folder)
+
+    assert refused == Judged(record=None, reason="n2 may go on with the run")
+    assert isinstance(begun, Judged)
+    assert begun.record
+    assert begun.record.number == 1
+    again.end()

@@ -1,0 +1,39 @@
+"""What an agent knows of one process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from resilience.agent.processes.worker import Worker
+from resilience.comm.messages import OTHER_SHARD_STATUS
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Worker(number=0, slot=0, socket=ours, outputs={})
+
+
+@pytest.mark.parametrize(
+    ("shards", "status", "reason"),
+    [
+        pytest.param(["a", "b"], OTHER_SHARD_STATUS, "other shard", id="another-shard"),
+        pytest.param(["a", "a"], OTHER_SHARD_STATUS, "died", id="the-same-shard"),
+        pytest.param(["a"], OTHER_SHARD_STATUS, "died", id="its-first-shard"),
+        pytest.param(["a", "b"], 1, "died", id="another-status"),
+        pytest.param(["a", "b", "b"], OTHER_SHARD_STATUS, "died", id="in-a-later-generation"),
+    ],
+)
+def test_only_a_process_with_another_shard_than_its_own_ends_as_planned(
+    worker: Worker, shards: list[str], status: int, reason: str
+) -> None:
+    """A program that ends with this status again and again is given up like any other."""
+    for generation, shard in enumerate(shards):
+        worker.enter(0, generation, shard)
+    worker.status = status
+
+    assert worker.end_reason == reason
