@@ -112,10 +112,10 @@ def _run(
     events = output.open_log()
     kept = Services(services, output.console.say, events.write)
     # These import torch, while the pool's processes do so as well.
-    from resilience.agent.agent import Agent
+    from resilience.agent.recovering import RecoveringAgent
     from resilience.agent.restarting import RestartingAgent
 
-    make_agent = Agent if options.recovers else RestartingAgent
+    make_agent = RecoveringAgent if options.recovers else RestartingAgent
     lease_s = options.lease_s
     transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=lease_s)
     # Who came before may know of a run that goes on, where the endpoints do not.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from resilience.agent.coordination.membership import Note, State
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
-from resilience.agent.ending import LEFT_STATUS, Ending, end_workers
+from resilience.agent.ending import Ending
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.node_states import NodeStates
 from resilience.agent.options import AgentOptions
@@ -33,7 +34,6 @@ from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.services.services import Services
 from resilience.agent.watch import Watch
 from resilience.comm.messages import (
-    GAVE_UP_STATUS,
     Break,
     End,
     Failed,
@@ -51,10 +51,8 @@ from resilience.comm.messages import (
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
 
-_ASKED = "asked to end"
 
-
-class Agent:
+class Agent(ABC):
     """One node of the run."""
 
     def __init__(
@@ -70,7 +68,6 @@ class Agent:
         console: Console,
     ) -> None:
         self._options = options
-        self._console = console
         self._pool, self._services = pool, services
         self._page = page
         self._watch = Watch()
@@ -95,20 +92,22 @@ class Agent:
             bury=self._bury,
             warn=self._part.warn,
         )
-        stop_deadline_s = options.coordinator.stop_deadline_s
+        self._ending = Ending(
+            self._crew,
+            self._part,
+            self._party,
+            console,
+            options=options,
+            end_workers=self._end_workers,
+        )
         self._deadlines = Deadlines(
             self._crew,
             self._part,
             page,
-            hang_deadline_s=options.hang_deadline_s,
-            stop_deadline_s=stop_deadline_s,
-            join_deadline_s=options.coordinator.join_deadline_s,
-            pause_s=options.coordinator.lease_s / 2,
+            options=options,
             say=self._say,
-            leave=self._leave_run,
+            leave=self._ending.leave,
         )
-        self._ending = Ending(pool, self._say, stop_deadline_s=stop_deadline_s)
-        self._join_limit_s = time.monotonic() + options.coordinator.join_deadline_s
         self._tries = Tries()
         self._is_joined = False
 
@@ -136,11 +135,6 @@ class Agent:
 
     # ---- life
 
-    @property
-    def address(self) -> str:
-        """Return where other agents reach this one."""
-        return self._transport.address
-
     def run(self) -> int:
         """Run until the job has ended; returns its exit status.
 
@@ -151,7 +145,7 @@ class Agent:
         self._watch.add(self._folder, self._hear_evidence)
         self._watch.add(self._node_states, self._hear_evidence)
         self._watch.add(self._services, self._services.serve)
-        self._services.begin(self._crew.start, self._give_up)
+        self._services.begin(self._crew.start, self._ending.give_up)
         options = self._options
         # An agent that looks less often takes itself for one that stood still.
         soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
@@ -176,35 +170,13 @@ class Agent:
     def _tick(self) -> None:
         now_s = time.monotonic()
         self._party.tick()
-        self._check_meeting(now_s)
         self._services.serve()
         self._pool.reap()
-        if self._ending.is_due(now_s):
-            if self._ending.end is None:
-                self._end_as_asked("workers did not stop in the grace period")
-            self._ending.kill_all()
-        elif self._ending.end is None:
-            if self._ending.stop_status and not (
-                self._part.opening and any(self._crew.ranks.values())
-            ):
-                # Told until it is heard: the coordinator may be another one by now.
-                self._end_as_asked(_ASKED)
+        self._ending.check(now_s)
+        if self._ending.end is None:
             self._check_workers(now_s)
             if not self._part.is_broken:
                 self._crew.refill(now_s, is_patient=self._part.opening is not None)
-
-    def _check_meeting(self, now_s: float) -> None:
-        """End where no other agent of the run was found in time."""
-        has_met = self._party.has_coordinator or self._part.generation >= 0
-        if has_met or now_s < self._join_limit_s or self._ending.end is not None:
-            return
-        options = self._options
-        reason = (
-            f"no rendezvous at --rdzv-endpoint {','.join(options.endpoints)} within "
-            f"{options.coordinator.join_deadline_s:g} s; start an agent on that host, or look for "
-            "a firewall"
-        )
-        self._finish(End(status=1, reason=reason))
 
     def _hear_evidence(self) -> None:
         """Take in what the folder of the run says, and the platform of silent nodes."""
@@ -226,36 +198,19 @@ class Agent:
         self._node_states.close()
         self._folder.close()
 
-    def _end_as_asked(self, text: str) -> None:
-        """End the run, or leave it where this node is no part of it."""
-        status = self._ending.stop_status or 128 + signal.SIGTERM
-        self._part.finish(status, text)
-        if self._ending.end is None and not (self._part.is_member and text == _ASKED):
-            self._finish(End(status=status, reason=text))
-
     # ---- the coordinator
 
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
         """Return what a coordinator in this process would begin with."""
-        standing = self._part.standing
-        return take_over(
-            self._options.coordinator,
-            generation=standing.generation,
-            opened=standing.opened,
-            layout=standing.layout,
-            lost=lost,
-            dead=dead,
-            known=known,
-            shares_folder=standing.shares_folder,
-            now_s=time.monotonic(),
-        )
+        options, standing, now_s = self._options.coordinator, self._part.standing, time.monotonic()
+        return take_over(options, standing, lost=lost, dead=dead, known=known, now_s=now_s)
 
     def join(self) -> None:
         """Tell the coordinator of this node; it is done once its workers are warm."""
         self._is_joined = self._part.opening is not None or self._crew.is_whole
-        if not self._is_joined:
-            return
-        self._party.tell(self._part.join(self.address, sees_folder=self._folder.is_shared))
+        if self._is_joined:
+            address = self._transport.address
+            self._party.tell(self._part.join(address, sees_folder=self._folder.is_shared))
 
     # ---- what the coordinator says
 
@@ -275,7 +230,7 @@ class Agent:
         elif isinstance(message, SaveState):
             self._save(message)
         elif isinstance(message, End):
-            self._finish(message)
+            self._ending.finish(message)
 
     def _open(self, opening: Open) -> None:
         """Take part in a generation, unless the node has heard of one after it."""
@@ -298,10 +253,6 @@ class Agent:
                 self._part.report_fresh(worker)
                 continue
             worker.send(replace(opening, rank=rank, local_rank=local_rank))
-
-    def _break(self, order: Break) -> None:
-        if order.generation == self._part.generation:
-            self._stop_workers(order.reason)
 
     def _learn(self, news: Learn) -> None:
         """Take note of a newer generation; without a place there the workers wait for one."""
@@ -347,20 +298,6 @@ class Agent:
         if worker is not None and is_current:
             worker.send(order)
 
-    def _finish(self, end: End, what: str = "the run ends") -> None:
-        if self._ending.end is not None:
-            return
-        self._party.close()
-        self._crew.close()
-        self._ending.begin(end, self._end_workers(end))
-        if end.status:
-            self._part.failures.show(self._console)
-            self._say(f"{what} with exit status {end.status}: {end.reason}")
-
-    def _end_workers(self, end: End) -> float:
-        """Have the workers end as the run does; returns how many seconds they have."""
-        return end_workers(self._pool, end, is_asked=self._ending.stop_status is not None)
-
     # ---- workers
 
     def _hear_worker(self, worker: Worker, message: Message) -> None:
@@ -400,7 +337,7 @@ class Agent:
         if self._ending.end is not None:
             self._ending.note_late(worker)
         elif self._ending.stop_status is not None:
-            self._bury_asked(worker)
+            self._ending.note_asked(worker)
         elif not worker.is_ready:
             self._fail_start(worker)
         elif self._crew.owns(worker):
@@ -417,34 +354,6 @@ class Agent:
         self._part.reports.pop(rank, None)
         self._bury_rank(worker, rank)
 
-    def _bury_rank(self, worker: Worker, rank: int) -> None:
-        """Deal with a member's process that has ended."""
-        local_rank = worker.local_rank or 0
-        if worker.status == 0 and not (worker.is_attached or self._part.is_broken):
-            # A program without a block of its own that has come to its end.
-            self._crew.done.add(local_rank)
-            self._part.finish(0, local_rank=local_rank)
-            return
-        age_s = time.monotonic() - self._part.opened_s
-        problem = self._tries.give_up_program(worker, age_s)
-        if problem and self._tries.has_begun:
-            self._leave_run(f"rank {rank} {problem}", worker.status or 1)
-        elif problem:
-            self._part.finish(worker.status or 1, problem, local_rank)
-        elif not worker.is_condemned:
-            self._part.fail(rank, worker.end_reason, f"rank {rank} {worker.describe_end()}")
-        self._replace_missing()
-
-    def _bury_asked(self, worker: Worker) -> None:
-        """Replace nobody any more; a program without a block may end in its own time."""
-        if not self._crew.owns(worker):
-            return
-        self._crew.ranks[worker.local_rank or 0] = None
-        others = [each for each in self._crew.ranks.values() if each is not None]
-        if others and not any(each.is_attached for each in others) and not worker.is_attached:
-            return
-        self._end_as_asked(_ASKED)
-
     def _fail_start(self, worker: Worker) -> None:
         """Try a start again, unless it would fail again or has too often."""
         problem = self._tries.give_up_process(worker, self._pool.newest)
@@ -453,36 +362,27 @@ class Agent:
         else:
             self._give_up_start(worker, f"a worker of {self._options.node} {problem}")
 
+    # ---- what runs that recover do otherwise than those that do not
+
+    @abstractmethod
+    def _break(self, order: Break) -> None:
+        """End the generation, as the coordinator says."""
+
+    @abstractmethod
+    def _bury_rank(self, worker: Worker, rank: int) -> None:
+        """Deal with a member's process that has ended."""
+
+    @abstractmethod
     def _give_up_start(self, worker: Worker, text: str) -> None:
-        """Do without spares, or leave the run."""
-        if self._part.opening is not None and self._crew.is_whole:
-            # The run has all that it needs now.
-            self._part.warn(f"{text}; the run goes on without spares on this node")
-            self._crew.stop_refill()
-            return
-        self._give_up(text, LEFT_STATUS if worker.is_condemned else max(1, worker.status or 1))
+        """Deal with a process that would not start at another try."""
 
-    def _give_up(self, text: str, status: int = 1) -> None:
-        """End a run that has not begun; else leave the place of this node to another one."""
-        if self._part.opening is None:
-            self._part.finish(status, text)
-            self._finish(End(status=status, reason=text))
-        else:
-            self._leave_run(text, status)
-
-    def _leave_run(self, text: str, status: int = LEFT_STATUS) -> None:
-        """Say goodbye: nobody is to wait for this node."""
-        self._part.warn(text)
-        options = self._options.coordinator
-        if options.num_nodes + options.num_standby_nodes == 1:
-            self._finish(End(status=GAVE_UP_STATUS, reason=text))
-            return
-        self._finish(End(status=status, reason=text), "this node leaves the run")
-        self._party.leave(text)
-
+    @abstractmethod
     def _check_workers(self, now_s: float) -> None:
         """Do what is due about workers that do not get on."""
-        self._deadlines.check(now_s)
+
+    @abstractmethod
+    def _end_workers(self, end: End) -> float:
+        """Have the workers end as the run does; returns how many seconds they have."""
 
     # ---- words
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
 from resilience.agent.processes.hang import find_hang, is_silent
@@ -22,19 +23,17 @@ class Deadlines:
         part: NodePart,
         page: Page,
         *,
-        hang_deadline_s: float,
-        stop_deadline_s: float,
-        join_deadline_s: float,
-        pause_s: float,
+        options: AgentOptions,
         say: Callable[[str], None],
         leave: Callable[[str], None],
     ) -> None:
-        """Take an agent that has checked nothing for `pause_s` for one that stood still."""
         self._crew, self._part, self._page = crew, part, page
-        self._hang_deadline_s, self._stop_deadline_s = hang_deadline_s, stop_deadline_s
+        self._hang_deadline_s = options.hang_deadline_s
+        self._stop_deadline_s = options.coordinator.stop_deadline_s
         # The other nodes wait while a rank is to stop, and then for two starts in its place.
-        self._start_deadline_s = (join_deadline_s - stop_deadline_s) / 2
-        self._pause_s = pause_s
+        self._start_deadline_s = (options.coordinator.join_deadline_s - self._stop_deadline_s) / 2
+        self._pause_s = options.coordinator.lease_s / 2
+        """An agent that has checked nothing for so long has stood still."""
         self._checked_s = float("inf")
         self._spared_until_s = float("-inf")
         self._say, self._leave = say, leave

@@ -6,9 +6,13 @@ import signal
 import time
 from collections.abc import Callable
 
+from resilience.agent.coordination.party import Party
+from resilience.agent.options import AgentOptions
+from resilience.agent.part import NodePart
+from resilience.agent.processes.crew import Crew
+from resilience.agent.processes.output import Console
 from resilience.agent.processes.worker import Worker
-from resilience.agent.processes.workers import WorkerPool
-from resilience.comm.messages import End
+from resilience.comm.messages import GAVE_UP_STATUS, End
 
 LEFT_STATUS = 128 + signal.SIGKILL
 """Exit status of an agent whose node leaves a run that may go on: that of one that was killed, so
@@ -17,30 +21,31 @@ LAST_WORDS_S = 5.0
 """How long workers may take to end by themselves once the run has failed."""
 GOOD_END_S = 60.0
 """How long they may take once it has ended well: what follows a block may still write."""
-
-
-def end_workers(pool: WorkerPool, end: End, *, is_asked: bool) -> float:
-    """Have workers with a block end as the run does; returns how many seconds they have.
-
-    Where the agent `is_asked` to end they know already.
-    """
-    for worker in pool.workers.values():
-        has_rank = worker.rank is not None and not worker.is_condemned
-        if worker.is_finished or (has_rank and end.status == 0):
-            worker.send(end)
-        elif not is_asked or not has_rank or worker.is_attached:
-            worker.signal(signal.SIGKILL)
-    return LAST_WORDS_S if end.status else GOOD_END_S
+ASKED = "asked to end"
 
 
 class Ending:
-    """Knows the end once there is one, and ends what is left at the end of a time limit."""
+    """Ends the run or the node's part of it, and what is left at the end of a time limit."""
 
     def __init__(
-        self, pool: WorkerPool, say: Callable[[str], None], *, stop_deadline_s: float
+        self,
+        crew: Crew,
+        part: NodePart,
+        party: Party,
+        console: Console,
+        *,
+        options: AgentOptions,
+        end_workers: Callable[[End], float],
     ) -> None:
-        self._pool, self._say = pool, say
-        self._kill_deadline_s = min(LAST_WORDS_S, stop_deadline_s)
+        """`end_workers` has the workers end as the run does, and says how long they may take."""
+        self._crew, self._pool, self._part, self._party = crew, crew.pool, part, party
+        self._console, self._say = console, console.say
+        coordinator = options.coordinator
+        self._endpoints, self._join_deadline_s = options.endpoints, coordinator.join_deadline_s
+        self._join_limit_s = time.monotonic() + self._join_deadline_s
+        self._is_alone = coordinator.num_nodes + coordinator.num_standby_nodes == 1
+        self._end_workers = end_workers
+        self._kill_deadline_s = min(LAST_WORDS_S, coordinator.stop_deadline_s)
         self.end: End | None = None
         self.stop_status: int | None = None
         """Exit status once somebody has asked the agent to end."""
@@ -52,17 +57,69 @@ class Ending:
         if self.end is None:
             self._limit(deadline_s)
 
-    def begin(self, end: End, deadline_s: float) -> None:
-        """Note how the run ends, and how long workers may take from now on."""
+    def finish(self, end: End, what: str = "the run ends") -> None:
+        """End as the run does, unless the end was known before."""
+        if self.end is not None:
+            return
+        self._party.close()
+        self._crew.close()
         self.end = end
-        self._limit(deadline_s)
+        self._limit(self._end_workers(end))
+        if end.status:
+            self._part.failures.show(self._console)
+            self._say(f"{what} with exit status {end.status}: {end.reason}")
+
+    def finish_as_asked(self, text: str = ASKED) -> None:
+        """End the run, or leave it where this node is no part of it."""
+        status = self.stop_status or 128 + signal.SIGTERM
+        self._part.finish(status, text)
+        if self.end is None and not (self._part.is_member and text == ASKED):
+            self.finish(End(status=status, reason=text))
+
+    def give_up(self, text: str, status: int = 1) -> None:
+        """End a run that has not begun; else leave the place of this node to another one."""
+        if self._part.opening is None:
+            self._part.finish(status, text)
+            self.finish(End(status=status, reason=text))
+        else:
+            self.leave(text, status)
+
+    def leave(self, text: str, status: int = LEFT_STATUS) -> None:
+        """Say goodbye: nobody is to wait for this node."""
+        self._part.warn(text)
+        if self._is_alone:
+            self.finish(End(status=GAVE_UP_STATUS, reason=text))
+            return
+        self.finish(End(status=status, reason=text), "this node leaves the run")
+        self._party.leave(text)
+
+    def check(self, now_s: float) -> None:
+        """Do what is due about the end."""
+        self._check_meeting(now_s)
+        if now_s >= self._limit_s:
+            if self.end is None:
+                self.finish_as_asked("workers did not stop in the grace period")
+            self._kill_all()
+        elif self.end is None and self.stop_status and not self._has_work():
+            # Told until it is heard: the coordinator may be another one by now.
+            self.finish_as_asked()
+
+    def _has_work(self) -> bool:
+        return self._part.opening is not None and any(self._crew.ranks.values())
+
+    def _check_meeting(self, now_s: float) -> None:
+        """End where no other agent of the run was found in time."""
+        has_met = self._party.has_coordinator or self._part.generation >= 0
+        if has_met or now_s < self._join_limit_s:
+            return
+        reason = (
+            f"no rendezvous at --rdzv-endpoint {','.join(self._endpoints)} within "
+            f"{self._join_deadline_s:g} s; start an agent on that host, or look for a firewall"
+        )
+        self.finish(End(status=1, reason=reason))
 
     def _limit(self, deadline_s: float) -> None:
         self._limit_s = min(self._limit_s, time.monotonic() + deadline_s)
-
-    def is_due(self, now_s: float) -> bool:
-        """Return whether the processes that are left have had their time."""
-        return now_s >= self._limit_s
 
     def is_over(self) -> bool:
         """Return whether nothing is left to wait for.
@@ -74,13 +131,25 @@ class Ending:
             for worker in self._pool.workers.values()
         )
 
-    def kill_all(self) -> None:
-        """End what is left."""
+    def _kill_all(self) -> None:
         for worker in self._pool.workers.values():
             if worker.rank is not None and self.end and self.end.status == 0:
                 self._say(f"rank {worker.rank} did not end within {GOOD_END_S:g} s of the run")
             worker.signal(signal.SIGKILL)
         self._limit_s = float("inf")
+
+    def note_asked(self, worker: Worker) -> None:
+        """Note that a process has ended after the agent was asked to end: nobody replaces it.
+
+        The others of a program without a block may end in their own time.
+        """
+        if not self._crew.owns(worker):
+            return
+        self._crew.ranks[worker.local_rank or 0] = None
+        others = [each for each in self._crew.ranks.values() if each is not None]
+        if others and not any(each.is_attached for each in others) and not worker.is_attached:
+            return
+        self.finish_as_asked()
 
     def note_late(self, worker: Worker) -> None:
         """Note that a rank failed after the run had ended well.

@@ -97,7 +97,7 @@ class RestartingAgent(Agent):
         """End the run: it has no spares to do without."""
         status = _shell_status(worker)
         self._part.finish(status, text)
-        self._finish(End(status=status, reason=text))
+        self._ending.finish(End(status=status, reason=text))
 
     # ---- deadlines
 

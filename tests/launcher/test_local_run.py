@@ -16,8 +16,9 @@ import pytest
 from rich.console import Console
 
 from launcher.clusters.local_nodes import node_environment
-from launcher.clusters.local_run import Happened, Outcome, decide_outcome, run_nodes
+from launcher.clusters.local_run import GRACE_S, Happened, Outcome, decide_outcome, run_nodes
 from launcher.clusters.ports import hold_port, unassigned_ports
+from resilience.agent.options import parse_options
 from resilience.events import read_events
 from tests.launcher.killed_worker import WORD
 from tests.launcher.local_job import local_job, run_scripts, write_run
@@ -281,6 +282,15 @@ def test_what_a_node_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
 
     assert status == 0
     assert not is_alive(int((tmp_path / "stray").read_text()))
+
+
+def test_agent_has_ended_its_workers_before_its_own_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+    assert parse_options(["--", "python", "train.py"]).term_deadline_s < GRACE_S
 
 
 @pytest.mark.parametrize(

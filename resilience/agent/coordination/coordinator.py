@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from resilience.agent.coordination.counters import OTHER_SHARD, find_end, note_replaced, say_where
+from resilience.agent.coordination.counters import say_where
 from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
     AGREEING,
@@ -34,10 +34,10 @@ from resilience.agent.coordination.membership import (
     NodeLost,
     Note,
     Options,
-    Replace,
     Said,
     Send,
     State,
+    after,
 )
 from resilience.agent.coordination.opening import (
     advance,
@@ -49,7 +49,9 @@ from resilience.agent.coordination.opening import (
     refuse,
 )
 from resilience.agent.coordination.patience import wait
+from resilience.agent.coordination.ranks import note_failed, note_finished, note_stopped, stop
 from resilience.agent.coordination.side_save import note_saved
+from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted, next_ballot
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
@@ -62,8 +64,6 @@ from resilience.comm.messages import (
     StateSaved,
     Stopped,
 )
-from resilience.state.layout import Layout
-from resilience.state.report import Phase, Report
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
@@ -93,33 +93,31 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
 
 def take_over(
     options: Options,
+    standing: Standing,
     *,
-    generation: int,
-    opened: int,
-    layout: Layout | None,
     lost: str,
     dead: Collection[str] = (),
     known: Collection[str] = (),
-    shares_folder: bool = False,
     now_s: float,
 ) -> State:
-    """Return the state of a coordinator that follows a lost one.
+    """Return the state of a coordinator that follows a lost one; its own agent has the standing.
 
     `dead` are agents that have said goodbye, `known` all that were ever heard of.
     """
     ended = frozenset(dead)
     state = State(options=options, since_s=now_s, dead=ended, gone=ended, known=frozenset(known))
+    layout = standing.layout
     if layout is None:
         return state
     return replace(
         state,
         stage=STOPPING,
-        generation=generation,
-        opened=opened,
+        generation=standing.generation,
+        opened=standing.opened,
         layout=layout,
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(place for place, node in enumerate(layout.nodes) if node != lost),
-        shares_folder=shares_folder,
+        shares_folder=standing.shares_folder,
     )
 
 
@@ -170,7 +168,7 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         for each in joins:
             state, more = _regain(state, each)
             actions += more
-    return _after(actions, advance(state, now_s))
+    return after(actions, advance(state, now_s))
 
 
 def _is_newer(state: State, join: Join) -> bool:
@@ -275,7 +273,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
     )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
-        return _after([note], advance(state, now_s))
+        return after([note], advance(state, now_s))
     ranks = state.members.ranks_of(state.nodes.index(event.node))
     nodes = tuple(None if name == event.node else name for name in state.nodes)
     state = replace(
@@ -291,9 +289,9 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
             reason="node lost",
             text=f"{event.node} with ranks {ranks[0]} to {ranks[-1]} is gone",
         )
-        state, actions = _stop(state, failed, now_s)
-        return _after([note, *actions], advance(state, now_s))
-    return _after([note], advance(state, now_s))
+        state, actions = stop(state, failed, now_s)
+        return after([note, *actions], advance(state, now_s))
+    return after([note], advance(state, now_s))
 
 
 def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
@@ -307,7 +305,7 @@ def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
         awaited=state.awaited - {state.members.index_of(event.node)},
     )
     note = Note(event="node_ended", fields={"node": event.node, "reason": event.reason})
-    return _after([note], advance(state, now_s))
+    return after([note], advance(state, now_s))
 
 
 def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
@@ -318,112 +316,7 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
 
 
-# ---- what ranks say
-
-
-def _failed(state: State, event: Said, now_s: float) -> Decision:
-    failed = event.message
-    assert isinstance(failed, Failed)
-    if failed.generation != state.generation or not state.owns(event.node, failed.rank):
-        return state, []
-    state = note_replaced(state, failed)
-    if state.stage == RUNNING:
-        return _stop(state, failed, now_s)
-    # A second fault while the first is dealt with: its rank reports what it holds, as all do.
-    if failed.reason in _REPLACED:
-        # What its process had reported is gone with it; the one that follows reports anew.
-        others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
-        state = replace(state, reports=others)
-    return state, [_detected(failed)]
-
-
-def _stop(state: State, failed: Failed, now_s: float) -> Decision:
-    """End the generation for everybody."""
-    in_process = dict(state.in_process)
-    is_own = failed.reason not in (*_REPLACED, _CONSEQUENCE)
-    if is_own:
-        in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
-    order = Break(generation=state.generation, reason=failed.text)
-    actions: list[Action] = [
-        _detected(failed),
-        Note(event="generation_broken", fields={"reason": failed.text}),
-        *(Send(node=node, message=order) for node in state.nodes if node is not None),
-    ]
-    place = state.members.seat(failed.rank).node_index
-    replacing: frozenset[int] = frozenset()
-    is_repeated = is_own and in_process[failed.rank] >= 2
-    if is_repeated and (node := state.nodes[place]) is not None:
-        reason = "faults again and again in one process"
-        actions.append(Replace(node=node, rank=failed.rank, reason=reason))
-        replacing = frozenset({failed.rank})
-    state = replace(
-        state,
-        replacing=replacing,
-        stage=STOPPING,
-        since_s=now_s,
-        reports={},
-        finished={},
-        in_process=in_process,
-        first_failure=failed,
-    )
-    is_over = state.giving_up is not None or not state.options.recovers
-    if is_over and (end := find_end(state)):
-        # Nobody is told to begin afresh.
-        return _after(actions[:1], end_run(state, end.status, end.reason + say_where(state)))
-    return state, actions
-
-
-_REPLACED = ("died", "hung", "node lost", OTHER_SHARD)
-_CONSEQUENCE = "group"
-"""A connection has ended: the rank that says so first may be the last that holds its shard."""
-
-
-def _detected(failed: Failed) -> Note:
-    fields = {"reason": failed.reason, "text": failed.text}
-    return Note(event="fault_detected", rank=failed.rank, fields=fields)
-
-
-def _stopped(state: State, event: Said, now_s: float) -> Decision:
-    stopped = event.message
-    assert isinstance(stopped, Stopped)
-    if stopped.generation != state.generation or not state.owns(event.node, stopped.rank):
-        return state, []
-    actions: list[Action] = []
-    if state.stage == RUNNING:
-        text = f"rank {stopped.rank} has stopped"
-        failed = Failed(
-            generation=state.generation, rank=stopped.rank, reason="exception", text=text
-        )
-        state, actions = _stop(state, failed, now_s)
-    report = Report.from_json(stopped.report)
-    # Where a rank of the first generation has no state yet, no step was committed.
-    has_none = report.phase is Phase.FRESH and not stopped.is_replaced
-    if not stopped.has_block or (has_none and stopped.generation == state.first):
-        state = replace(state, is_stateless=True)
-    if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
-        return state, actions
-    state = replace(state, reports={**state.reports, stopped.rank: report})
-    return _after(actions, advance(state, now_s))
-
-
-def _finished(state: State, event: Said, now_s: float) -> Decision:
-    finished = event.message
-    assert isinstance(finished, Finished)
-    if finished.status and finished.text:
-        if event.node in state.nodes or state.stage == GATHERING:
-            return end_run(state, finished.status, f"rank {finished.rank}: {finished.text}")
-        return state, []
-    is_current = finished.generation == state.generation and state.stage == RUNNING
-    if not is_current or not state.owns(event.node, finished.rank):
-        return state, []
-    is_first = not state.finished
-    state = replace(state, finished={**state.finished, finished.rank: finished})
-    if is_first:
-        state = replace(state, since_s=now_s)
-    if len(state.finished) < state.members.world_size:
-        return state, []
-    status = max(each.status for each in state.finished.values())
-    return end_run(state, status, f"all ranks have {'ended' if status else 'finished'}")
+# ---- what agents pass on
 
 
 def _ignored(state: State, event: Said, now_s: float) -> Decision:
@@ -442,9 +335,9 @@ def _state_saved(state: State, event: Said, now_s: float) -> Decision:
 
 _SAID: dict[type[Message], Callable[[State, Said, float], Decision]] = {
     Agree: _agree,
-    Failed: _failed,
-    Stopped: _stopped,
-    Finished: _finished,
+    Failed: note_failed,
+    Stopped: note_stopped,
+    Finished: note_finished,
     StateSaved: _state_saved,
 }
 
@@ -466,12 +359,6 @@ def _tick(state: State, now_s: float) -> Decision:
     if state.stage in (GATHERING, STOPPING, AGREEING):
         state, actions = advance(state, now_s)
         if state.stage in (GATHERING, STOPPING, AGREEING):
-            return _after(actions, wait(state, now_s))
+            return after(actions, wait(state, now_s))
         return state, actions
     return state, []
-
-
-def _after(before: list[Action], decision: Decision) -> Decision:
-    """Return a decision whose actions come after others."""
-    state, actions = decision
-    return state, [*before, *actions]

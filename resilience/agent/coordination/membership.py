@@ -292,3 +292,9 @@ class FoundRun:
 
 Action = Send | Replace | ClaimRecord | FoundRun | Note
 Decision = tuple[State, list[Action]]
+
+
+def after(before: list[Action], decision: Decision) -> Decision:
+    """Return a decision whose actions come after others."""
+    state, actions = decision
+    return state, [*before, *actions]

@@ -20,6 +20,7 @@ from resilience.agent.coordination.membership import (
     Note,
     Send,
     State,
+    after,
 )
 from resilience.agent.coordination.votes import (
     TIE,
@@ -186,8 +187,7 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
         # Others may have opened some before they ended: their numbers are not given twice.
         generation = state.generation + SLACK
         state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
-        state, more = advance(state, now_s)
-        return state, [*actions, *more]
+        return after(actions, advance(state, now_s))
     nodes = tuple(node for node in filled.nodes if node is not None)
     layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
     if verdict != TIE:

@@ -11,6 +11,7 @@ from resilience.agent.coordination.membership import (
     Action,
     Decision,
     State,
+    after,
 )
 from resilience.agent.coordination.opening import end_run, holds_back
 from resilience.agent.coordination.side_save import begin_save, check_save, is_saving, say_problem
@@ -33,8 +34,7 @@ def wait(state: State, now_s: float) -> Decision:
     if waited_s < patience_s or is_saving(state):
         return state, actions
     reason = _missing(state) + say_where(state) + say_problem(state)
-    state, more = end_run(state, GAVE_UP_STATUS, reason)
-    return state, [*actions, *more]
+    return after(actions, end_run(state, GAVE_UP_STATUS, reason))
 
 
 def _may_not_go_on(state: State) -> bool:

@@ -14,6 +14,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
+from resilience.agent.coordination.standing import Standing
 from resilience.comm.messages import GAVE_UP_STATUS, End, Failed
 from tests.resilience.agent.decisions import (
     OPTIONS,
@@ -112,9 +113,7 @@ def test_rank_that_ended_well_is_needed_once_more_after_a_fault() -> None:
 def test_successor_knows_how_often_the_workers_were_started(generation: int, opens: bool) -> None:
     state = take_over(
         NO_RECOVERY,
-        generation=generation,
-        opened=generation,
-        layout=layout("n0", "n1"),
+        Standing(generation=generation, opened=generation, layout=layout("n0", "n1")),
         lost="n0",
         now_s=0.0,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.resilience.agent.conftest import Undisturbed
-from tests.resilience.agent.runs import Run, fault, plan
+from tests.resilience.agent.runs import ROOT, Run, fault, plan
 
 RANKS = ("--nproc-per-node", "2")
 
@@ -170,6 +171,24 @@ def test_workers_live_on_without_their_zygote(run: Run, undisturbed: Undisturbed
     assert (events.count("worker_replaced"), events.count("generation_opened")) == (1, 2)
     assert [role for number, rank, role, _ in run.resumed() if (number, rank) == (1, 0)] == ["kept"]
     assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_agent_gives_up_where_three_zygotes_in_a_row_die_before_they_are_ready(
+    run: Run, tmp_path: Path
+) -> None:
+    """The second and the third are real processes, which import all anew."""
+    (tmp_path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    run.start("n0", *RANKS, "--preload", "deadly", variables={"PYTHONPATH": path})
+
+    assert run.wait() == 75, run.show()
+    assert run.text().splitlines()[-1] == (
+        "resilience.agent: the process that forks workers was killed by SIGKILL, 3 times before it "
+        "was ready"
+    )
+    assert run.text().count("another one is started") == 2
     run.assert_nothing_left()
 
 

@@ -22,6 +22,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
+from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import SaveState, StateSaved
 from resilience.state.layout import Layout, make_layout
@@ -49,12 +50,9 @@ def shut_out(*, rest: dict[str, Any] = TELLS, steps: tuple[int, int] = (5, 5)) -
 def follow(*more: str, members: Layout | None = None, options: Options = OPTIONS) -> State:
     return take_over(
         options,
-        generation=4,
-        opened=4,
-        layout=members or layout(*THREE),
+        Standing(generation=4, opened=4, layout=members or layout(*THREE), shares_folder=True),
         lost="n0",
         known={*THREE, *more},
-        shares_folder=True,
         now_s=0.0,
     )
 

@@ -22,6 +22,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
+from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import TIE, find_doubted, find_verdict
 from resilience.comm.messages import NO_BALLOT, Join
 from resilience.state.layout import Layout
@@ -54,11 +55,8 @@ def follow(options: Options, members: Layout | None, generation: int = 4, **more
     known = generation if members else -1
     return take_over(
         options,
-        generation=known,
-        opened=known,
-        layout=members,
+        Standing(generation=known, opened=known, layout=members, shares_folder=True),
         lost="n0",
-        shares_folder=True,
         now_s=0.0,
         **more,
     )

@@ -98,16 +98,13 @@ class Turn:
     # ---- whom it follows
 
     def lead(self) -> Outcome:
-        agent, standing = self._agent, self._agent.standing
+        agent = self._agent
         state = coordinator.take_over(
             agent.options,
-            generation=standing.generation,
-            opened=standing.opened,
-            layout=standing.layout,
+            agent.standing,
             lost=agent.lost,
             dead=agent.gone,
             known=agent.roster,
-            shares_folder=standing.shares_folder,
             now_s=0.0,
         )
         ballot = next_ballot(agent.ballot, agent.start)

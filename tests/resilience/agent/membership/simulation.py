@@ -126,13 +126,10 @@ class SimNode:
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
         return take_over(
             self.world.options,
-            generation=self.standing.generation,
-            opened=self.standing.opened,
-            layout=self.standing.layout,
+            self.standing,
             lost=lost,
             dead=dead,
             known=known,
-            shares_folder=self.standing.shares_folder,
             now_s=self.world.network.now_s,
         )
 

@@ -1,0 +1,130 @@
+"""What ranks say: of their faults, of what they hold once they have stopped, of their end. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from resilience.agent.coordination.counters import OTHER_SHARD, find_end, note_replaced, say_where
+from resilience.agent.coordination.membership import (
+    GATHERING,
+    RUNNING,
+    STOPPING,
+    Action,
+    Decision,
+    Note,
+    Replace,
+    Said,
+    Send,
+    State,
+    after,
+)
+from resilience.agent.coordination.opening import advance, end_run
+from resilience.comm.messages import Break, Failed, Finished, Stopped
+from resilience.state.report import Phase, Report
+
+_REPLACED = ("died", "hung", "node lost", OTHER_SHARD)
+_CONSEQUENCE = "group"
+"""A connection has ended: the rank that says so first may be the last that holds its shard."""
+
+
+def note_failed(state: State, event: Said, now_s: float) -> Decision:
+    """Break the generation where the fault is its first, and count a later one."""
+    failed = event.message
+    assert isinstance(failed, Failed)
+    if failed.generation != state.generation or not state.owns(event.node, failed.rank):
+        return state, []
+    state = note_replaced(state, failed)
+    if state.stage == RUNNING:
+        return stop(state, failed, now_s)
+    # A second fault while the first is dealt with: its rank reports what it holds, as all do.
+    if failed.reason in _REPLACED:
+        # What its process had reported is gone with it; the one that follows reports anew.
+        others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
+        state = replace(state, reports=others)
+    return state, [_detected(failed)]
+
+
+def stop(state: State, failed: Failed, now_s: float) -> Decision:
+    """End the generation for everybody."""
+    in_process = dict(state.in_process)
+    is_own = failed.reason not in (*_REPLACED, _CONSEQUENCE)
+    if is_own:
+        in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
+    order = Break(generation=state.generation, reason=failed.text)
+    actions: list[Action] = [
+        _detected(failed),
+        Note(event="generation_broken", fields={"reason": failed.text}),
+        *(Send(node=node, message=order) for node in state.nodes if node is not None),
+    ]
+    place = state.members.seat(failed.rank).node_index
+    replacing: frozenset[int] = frozenset()
+    is_repeated = is_own and in_process[failed.rank] >= 2
+    if is_repeated and (node := state.nodes[place]) is not None:
+        reason = "faults again and again in one process"
+        actions.append(Replace(node=node, rank=failed.rank, reason=reason))
+        replacing = frozenset({failed.rank})
+    state = replace(
+        state,
+        replacing=replacing,
+        stage=STOPPING,
+        since_s=now_s,
+        reports={},
+        finished={},
+        in_process=in_process,
+        first_failure=failed,
+    )
+    is_over = state.giving_up is not None or not state.options.recovers
+    if is_over and (end := find_end(state)):
+        # Nobody is told to begin afresh.
+        return after(actions[:1], end_run(state, end.status, end.reason + say_where(state)))
+    return state, actions
+
+
+def _detected(failed: Failed) -> Note:
+    fields = {"reason": failed.reason, "text": failed.text}
+    return Note(event="fault_detected", rank=failed.rank, fields=fields)
+
+
+def note_stopped(state: State, event: Said, now_s: float) -> Decision:
+    """Take what a rank holds, and go on once all have told."""
+    stopped = event.message
+    assert isinstance(stopped, Stopped)
+    if stopped.generation != state.generation or not state.owns(event.node, stopped.rank):
+        return state, []
+    actions: list[Action] = []
+    if state.stage == RUNNING:
+        text = f"rank {stopped.rank} has stopped"
+        failed = Failed(
+            generation=state.generation, rank=stopped.rank, reason="exception", text=text
+        )
+        state, actions = stop(state, failed, now_s)
+    report = Report.from_json(stopped.report)
+    # Where a rank of the first generation has no state yet, no step was committed.
+    has_none = report.phase is Phase.FRESH and not stopped.is_replaced
+    if not stopped.has_block or (has_none and stopped.generation == state.first):
+        state = replace(state, is_stateless=True)
+    if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
+        return state, actions
+    state = replace(state, reports={**state.reports, stopped.rank: report})
+    return after(actions, advance(state, now_s))
+
+
+def note_finished(state: State, event: Said, now_s: float) -> Decision:
+    """End the run once all ranks have finished, or where one says that it had better end."""
+    finished = event.message
+    assert isinstance(finished, Finished)
+    if finished.status and finished.text:
+        if event.node in state.nodes or state.stage == GATHERING:
+            return end_run(state, finished.status, f"rank {finished.rank}: {finished.text}")
+        return state, []
+    is_current = finished.generation == state.generation and state.stage == RUNNING
+    if not is_current or not state.owns(event.node, finished.rank):
+        return state, []
+    is_first = not state.finished
+    state = replace(state, finished={**state.finished, finished.rank: finished})
+    if is_first:
+        state = replace(state, since_s=now_s)
+    if len(state.finished) < state.members.world_size:
+        return state, []
+    status = max(each.status for each in state.finished.values())
+    return end_run(state, status, f"all ranks have {'ended' if status else 'finished'}")
