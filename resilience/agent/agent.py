@@ -390,8 +390,8 @@ class Agent(ABC):
         """Write what the coordinator here has noticed."""
         self._events.enter(generation)
         self._events.write(note.event, rank=note.rank, **note.fields)
-        if note.event == "warning":
-            self._say(note.fields["text"])
+        if words := note.words:
+            self._say(words)
 
     def _warn(self, text: str) -> None:
         self._events.write("warning", text=text)

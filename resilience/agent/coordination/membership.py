@@ -274,6 +274,21 @@ class Note:
     rank: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """Return what a person who looks after the run is told of it, empty where nothing is."""
+        match self.event:
+            case "warning":
+                return str(self.fields["text"])
+            case "node_lost":
+                is_dead = self.fields["is_dead"]
+                return f"node {self.fields['node']} {'has left' if is_dead else 'is silent'}"
+            case "coordinator_replaced":
+                return f"coordinates now, since node {self.fields['lost']} is not heard"
+            case "node_ended":
+                return f"node {self.fields['node']} has ended: {self.fields['reason']}"
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 
@@ -54,6 +55,8 @@ def test_standby_takes_the_place_of_a_lost_node(
     left = [node for node in run.agents if node != lost]
     assert [run.wait(node) for node in left] == [0, 0], run.show()
     assert set(run.digests().values()) == {undisturbed(2, 6)}
+    said = "".join(run.text(node) for node in left)
+    assert re.search(f"node {lost} is (silent|not heard)", said), run.show()
     run.agents[lost].kill()
     run.agents[lost].wait()
     run.assert_nothing_left()
