@@ -252,7 +252,7 @@ class Agent(ABC):
                 self._part.fail(rank, "died", f"rank {rank} was replaced as its generation began")
                 self._part.report_fresh(worker)
                 continue
-            worker.send(replace(opening, rank=rank, local_rank=local_rank))
+            worker.begin(replace(opening, rank=rank, local_rank=local_rank))
 
     def _learn(self, news: Learn) -> None:
         """Take note of a newer generation; without a place there the workers wait for one."""
@@ -314,6 +314,7 @@ class Agent(ABC):
             self._part.failures.note(message)
             self._party.tell(self._part.relabel(message))
         elif isinstance(message, Stopped):
+            worker.note_stopped()
             if message.generation == self._part.standing.opened:
                 self._part.report(self._part.relabel(message))
         elif isinstance(message, Finished):

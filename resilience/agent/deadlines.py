@@ -81,20 +81,18 @@ class Deadlines:
             workers[rank].condemn(signal.SIGKILL)
 
     def _check_stopping(self, now_s: float) -> None:
-        """Replace who does not stop: it is stuck where nothing reaches it."""
+        """Replace who does not stop: it is stuck where nothing reaches it.
+
+        Also on a node without a place, which may be given one at any time.
+        """
         deadline_s = self._stop_deadline_s
-        # Nobody waits for those of a node without a place.
-        if (
-            not (self._part.is_broken and self._part.is_member)
-            or now_s - self._part.broken_s < deadline_s
-        ):
+        if not self._part.is_broken or now_s - self._part.broken_s < deadline_s:
             return
         for local_rank, worker in self._crew.ranks.items():
-            rank = self._part.rank(local_rank)
-            if worker is None or worker.is_condemned or rank in self._part.reports:
-                continue
-            self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
-            worker.condemn(signal.SIGKILL)
+            if worker is not None and worker.is_within and not worker.is_condemned:
+                rank = self._part.rank(local_rank)
+                self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
+                worker.condemn(signal.SIGKILL)
 
     def _check_starting(self, now_s: float) -> None:
         """End who does not get ready, so that another one is started, while a rank waits for it."""

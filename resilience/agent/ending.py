@@ -133,7 +133,7 @@ class Ending:
 
     def _kill_all(self) -> None:
         for worker in self._pool.workers.values():
-            if worker.rank is not None and self.end and self.end.status == 0:
+            if worker.rank is not None and self._has_ended_well():
                 self._say(f"rank {worker.rank} did not end within {GOOD_END_S:g} s of the run")
             worker.signal(signal.SIGKILL)
         self._limit_s = float("inf")
@@ -151,13 +151,16 @@ class Ending:
             return
         self.finish_as_asked()
 
+    def _has_ended_well(self) -> bool:
+        """Return whether the run has, with a part of this node in it."""
+        return self.end is not None and self.end.status == 0 and self._part.is_member
+
     def note_late(self, worker: Worker) -> None:
         """Note that a rank failed after the run had ended well.
 
         That is a failure of the run where its program may have had more to do.
         """
-        assert self.end is not None
-        if self.end.status or not worker.status or worker.rank is None:
+        if not (self._has_ended_well() and worker.status) or worker.rank is None:
             return
         text = f"rank {worker.rank} {worker.describe_end()} after its last step"
         if worker.is_done:

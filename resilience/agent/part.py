@@ -133,7 +133,10 @@ class NodePart:
 
     def own_break(self, reason: str) -> Break:
         """Return the order that ends the generation in which the workers are."""
-        return Break(generation=self.standing.opened, reason=reason)
+        opening = self.opening
+        # A newer one, of which the node has heard since, is not theirs to leave.
+        number = self.standing.opened if opening is None else opening.generation
+        return Break(generation=number, reason=reason)
 
     def end(self) -> None:
         """Note that the generation is over: its ranks stop and report."""

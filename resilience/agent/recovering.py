@@ -27,7 +27,8 @@ class RecoveringAgent(Agent):
                 worker.send(end)
             elif not is_asked or not has_rank or worker.is_attached:
                 worker.signal(signal.SIGKILL)
-        return LAST_WORDS_S if end.status else GOOD_END_S
+        # Nobody needs those of a node without a place.
+        return GOOD_END_S if end.status == 0 and self._part.is_member else LAST_WORDS_S
 
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         local_rank = worker.local_rank or 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.agent.processes.output import LineCutter, WorkerStream
-from resilience.comm.messages import OTHER_SHARD_STATUS, LineReader, Message, encode
+from resilience.comm.messages import OTHER_SHARD_STATUS, LineReader, Message, Open, encode
 
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
@@ -49,6 +49,8 @@ class Worker:
     """When it was sent SIGKILL first."""
     is_patient: bool = False
     """It runs only where nobody else wants to, until it has a rank."""
+    is_within: bool = False
+    """It was sent into a generation, and has not told yet that it has stopped."""
     is_finished: bool = False
     """Its block has returned."""
     is_done: bool = False
@@ -141,6 +143,15 @@ class Worker:
         self.has_other_shard = shard is not None and self.shard not in (None, shard)
         self.shard = self.shard if shard is None else shard
         self.is_finished = self.is_done = False
+
+    def begin(self, opening: Open) -> None:
+        """Have the worker take part in a generation."""
+        self.is_within = True
+        self.send(opening)
+
+    def note_stopped(self) -> None:
+        """Note that it has left its generation, and waits for another one."""
+        self.is_within = False
 
     def note_ready(self, *, has_block: bool) -> None:
         """Note that the process is warm, or that its program has come to a block."""

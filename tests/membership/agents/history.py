@@ -134,6 +134,7 @@ class History:
         """Return the newest step that living members of the last generation held whole.
 
         A place that was given to another node since is not given back: who had it counts no more.
+        Who loses it now was silent, and may have passed one gate alone: that step is run again.
         """
         passes = [each for each in before if each.what == "pass" and each.generation < generation]
         last = max((each.generation for each in passes), default=-1)
@@ -150,8 +151,8 @@ class History:
             own = (each.node, starts.get(each.node))
             has_place = all(own in members[number] for number in between)
             if each.generation == last and each.pid in lived and has_place:
-                shard = self._shard(each.rank)
-                held[shard] = max(held[shard], each.fields["step"] + 1)
+                shard, is_asked = self._shard(each.rank), own in members[generation]
+                held[shard] = max(held[shard], each.fields["step"] + is_asked)
         return min(held[self._shard(rank)] for rank in range(self.num_shards))
 
     def _shard(self, rank: int) -> str:

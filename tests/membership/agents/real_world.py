@@ -138,10 +138,10 @@ class RealWorld:
             self._signal(signal.SIGSTOP, [self.run.agents[name].pid])
             self._signal(signal.SIGSTOP, self._children(name))
 
-    def kill_worker(self, name: str) -> None:
-        """Kill the oldest worker of an agent, where it has one."""
+    def kill_worker(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the oldest worker of an agent, where it has one, or send it another signal."""
         for agent in self._alive([name]):
-            self._signal(signal.SIGKILL, self._children(agent)[1:2])
+            self._signal(number, self._children(agent)[1:2])
 
     def cut(self, *names: str) -> None:
         """Let nothing pass between these agents and the others."""
@@ -262,7 +262,7 @@ class RealWorld:
             *self.history.problems(living, loses=self.is_impatient),
             *self._repeated_numbers(),
         ]
-        assert problems == [], self.show()
+        assert problems == [], "\n".join([*problems, self.show()])
         if not self.is_impatient:
             # One that gives up shows the first failure.
             assert "Traceback" not in "".join(map(self.run.text, self.run.agents)), self.show()

@@ -90,6 +90,28 @@ def test_place_that_was_given_away_is_not_given_back() -> None:
     assert told.problems("a") == []
 
 
+def test_step_that_a_silent_node_has_passed_alone_is_run_again() -> None:
+    told = Told()
+    told.begin(0, 0)
+    told.go(0, 0, 1)
+    told.note("pass", 0, 1, step=2, begun_s=told.now_s, digest=VALUES[2])
+    told.begin(1, 2)
+    told.go(1, 2)
+
+    assert told.problems() == []
+
+
+def test_step_that_a_member_has_passed_alone_is_not_run_again() -> None:
+    told = Told()
+    told.begin(0, 0)
+    told.go(0, 0, 1)
+    told.note("pass", 0, 0, step=2, begun_s=told.now_s, digest=VALUES[2])
+    told.begin(1, 2)
+
+    (problem,) = told.problems()
+    assert "generation 1 begins at step 2, and processes that lived on held step 3" in problem
+
+
 def enter_twice(told: Told) -> None:
     told.note("enter", 1, 1, nodes=["a", "b"], starts=["a", "b"])
 

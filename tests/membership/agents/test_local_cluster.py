@@ -41,6 +41,8 @@ RECIPE = (
     f"data.max_bytes={SEQ_LENGTH * BATCH * EPOCH_STEPS}",
 )
 LIMIT_S = 180.0
+WHOLE_RUN_S = 600.0
+"""A run that nobody disturbs may take as many steps as a disturbed one has taken in its waits."""
 
 
 @dataclass
@@ -82,13 +84,16 @@ class Nodes:
             each.send_signal(signal.SIGTERM)
         return [each.wait(LIMIT_S) for each in self.running.values()]
 
-    def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
+    def look(self) -> None:
+        self.seen += self.reader.read_new()
+
+    def wait_until(self, is_so: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
         def has_come() -> bool:
-            self.seen += self.reader.read_new()
+            self.look()
             return is_so()
 
         try:
-            cluster.wait_until(has_come, what, LIMIT_S)
+            cluster.wait_until(has_come, what, limit_s)
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.log()}") from error
 
@@ -102,6 +107,7 @@ class Nodes:
 
     def wait_for_steps(self, number: int) -> None:
         """Return when so many further steps have ended."""
+        self.look()
         begun = len(self.named("step"))
         self.wait_until(lambda: len(self.named("step")) >= begun + number, "the run steps on")
 
@@ -143,6 +149,7 @@ def check_bits(folder: Path, num_standby: int, run_dir: Path) -> None:
         nodes.wait_until(
             lambda: any((each.step or 0) > max(found) for each in nodes.named("step")),
             "as many steps",
+            WHOLE_RUN_S,
         )
     known = losses(folder)
     assert {step: loss for step, loss in found.items() if known[step] != loss} == {}

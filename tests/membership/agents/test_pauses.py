@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from itertools import combinations
 
 import pytest
@@ -51,6 +52,18 @@ def test_standby_node_that_loses_its_worker_meanwhile_comes_back(make_world: Mak
     world.kill_worker("n1")
     pause(3 * SHORT_S)
     world.go_on("n1")
+
+    world.finish()
+
+
+def test_worker_of_a_standby_node_that_does_not_end_fails_nothing(make_world: MakeWorld) -> None:
+    """It was a member's, and holds nothing that anybody needs."""
+    world = make_world(num_nodes=2, num_standby=1, lease_s=SHORT_S)
+    world.start(*world.names)
+    world.wait_for_progress()
+    stand_still(world, ("n0",), 3.0)
+
+    world.kill_worker("n0", signal.SIGSTOP)
 
     world.finish()
 

@@ -66,6 +66,14 @@ def test_generation_may_not_count_on_a_process_that_is_gone(
     assert part.has_lost(0) == has_lost
 
 
+@pytest.mark.parametrize("opened", [4, 6])
+def test_workers_leave_the_generation_that_they_are_in(part: NodePart, opened: int) -> None:
+    """Whichever began since: a break of another one reaches nobody."""
+    part.learn(Learn(generation=6, layout=layout("n1", "n2"), opened=opened, shares_folder=True))
+
+    assert part.own_break("over").generation == 4
+
+
 @pytest.mark.parametrize(
     ("opened", "members", "holds"),
     [
