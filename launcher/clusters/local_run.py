@@ -30,8 +30,11 @@ from launcher.report import summary_text, write_report
 from launcher.rundir import EVENTS_FILE
 from resilience.events import EventLog, EventLogError
 
-GRACE_S = 20.0
-"""How long a node may take to end after SIGTERM: its agent gives workers 15 s, and then says so."""
+GRACE_S = 25.0
+"""How long a node may take to end after SIGTERM.
+
+Where the run recovers its agent gives workers 15 s, waits for what SIGKILL ends, and says so.
+"""
 TIME_LIMIT_STATUS = 124
 KILLED_STATUS_MIN = 128
 """A node that was killed ends with this and the signal's number."""

@@ -262,10 +262,8 @@ class Agent(ABC):
         self._party.move(news.generation, news.layout)
         if self._part.opening is not None:
             self._stop_workers("the run has gone on without this node's workers")
-        if self._part.is_member and not self._part.holds_state:
-            for worker in self._crew.ranks.values():
-                if worker is not None:
-                    self._part.report_fresh(worker)
+        if self._part.is_member:
+            self._part.report_rest(self._crew.ranks)
 
     def _stop_workers(self, reason: str) -> None:
         """Have the workers stop, and tell what they hold."""
@@ -278,7 +276,10 @@ class Agent(ABC):
             rank = self._part.rank(local_rank)
             if rank in self._part.reports:
                 # A new coordinator asks for what an earlier one was told.
-                self._party.tell(self._part.reports[rank])
+                self._part.report(self._part.reports[rank])
+            elif worker and worker.within is None and worker.state() not in STOPPED_STATES:
+                # It waits for a place, and holds nothing.
+                continue
             elif worker and worker.is_attached and worker.state() not in STOPPED_STATES:
                 worker.send(order)
             elif worker:
@@ -314,7 +315,7 @@ class Agent(ABC):
             self._part.failures.note(message)
             self._party.tell(self._part.relabel(message))
         elif isinstance(message, Stopped):
-            worker.note_stopped()
+            worker.note_stopped(message.generation)
             if message.generation == self._part.standing.opened:
                 self._part.report(self._part.relabel(message))
         elif isinstance(message, Finished):
@@ -348,11 +349,11 @@ class Agent(ABC):
         """Deal with the end of a process that has one of the node's places."""
         local_rank = worker.local_rank or 0
         self._crew.ranks[local_rank] = None
+        rank = self._part.rank(local_rank)
+        self._part.reports.pop(rank, None)
         if self._part.opening is None or not self._part.is_member:
             self._replace_missing()
             return
-        rank = self._part.rank(local_rank)
-        self._part.reports.pop(rank, None)
         self._bury_rank(worker, rank)
 
     def _fail_start(self, worker: Worker) -> None:

@@ -89,10 +89,20 @@ class Deadlines:
         if not self._part.is_broken or now_s - self._part.broken_s < deadline_s:
             return
         for local_rank, worker in self._crew.ranks.items():
-            if worker is not None and worker.is_within and not worker.is_condemned:
-                rank = self._part.rank(local_rank)
-                self._say(f"rank {rank} did not stop within {deadline_s:g} s; it is replaced")
-                worker.condemn(signal.SIGKILL)
+            rank = self._part.rank(local_rank)
+            has_told = rank in self._part.reports
+            is_waited_for = self._part.is_member and not has_told
+            if worker is None or worker.is_condemned:
+                continue
+            if worker.within is None and not is_waited_for:
+                continue
+            text = f"rank {rank} did not stop within {deadline_s:g} s; it is replaced"
+            if self._part.is_member and has_told:
+                # What was told of it, that it holds nothing, is of a process that goes now.
+                self._part.fail(rank, "died", text)
+            else:
+                self._say(text)
+            worker.condemn(signal.SIGKILL)
 
     def _check_starting(self, now_s: float) -> None:
         """End who does not get ready, so that another one is started, while a rank waits for it."""

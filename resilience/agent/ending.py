@@ -18,10 +18,10 @@ LEFT_STATUS = 128 + signal.SIGKILL
 """Exit status of an agent whose node leaves a run that may go on: that of one that was killed, so
 that whoever has started it takes the node for lost."""
 LAST_WORDS_S = 5.0
-"""How long workers may take to end by themselves once the run has failed."""
+"""How long workers may take to end by themselves once the run has failed, or nobody needs them."""
 GOOD_END_S = 60.0
 """How long they may take once it has ended well: what follows a block may still write."""
-ASKED = "asked to end"
+_ASKED = "asked to end"
 
 
 class Ending:
@@ -69,11 +69,11 @@ class Ending:
             self._part.failures.show(self._console)
             self._say(f"{what} with exit status {end.status}: {end.reason}")
 
-    def finish_as_asked(self, text: str = ASKED) -> None:
+    def finish_as_asked(self, text: str = _ASKED) -> None:
         """End the run, or leave it where this node is no part of it."""
         status = self.stop_status or 128 + signal.SIGTERM
         self._part.finish(status, text)
-        if self.end is None and not (self._part.is_member and text == ASKED):
+        if self.end is None and not (self._part.is_member and text == _ASKED):
             self.finish(End(status=status, reason=text))
 
     def give_up(self, text: str, status: int = 1) -> None:
@@ -133,7 +133,7 @@ class Ending:
 
     def _kill_all(self) -> None:
         for worker in self._pool.workers.values():
-            if worker.rank is not None and self._has_ended_well():
+            if self.is_needed(worker):
                 self._say(f"rank {worker.rank} did not end within {GOOD_END_S:g} s of the run")
             worker.signal(signal.SIGKILL)
         self._limit_s = float("inf")
@@ -151,16 +151,17 @@ class Ending:
             return
         self.finish_as_asked()
 
-    def _has_ended_well(self) -> bool:
-        """Return whether the run has, with a part of this node in it."""
-        return self.end is not None and self.end.status == 0 and self._part.is_member
+    def is_needed(self, worker: Worker) -> bool:
+        """Return whether the run has ended well, and the worker was a rank of it to the end."""
+        has_ended_well = self.end is not None and self.end.status == 0
+        return has_ended_well and self._part.is_member and worker.is_finished
 
     def note_late(self, worker: Worker) -> None:
         """Note that a rank failed after the run had ended well.
 
         That is a failure of the run where its program may have had more to do.
         """
-        if not (self._has_ended_well() and worker.status) or worker.rank is None:
+        if not (self.is_needed(worker) and worker.status):
             return
         text = f"rank {worker.rank} {worker.describe_end()} after its last step"
         if worker.is_done:

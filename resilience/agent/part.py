@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from resilience.agent.coordination.standing import Said, Standing
 from resilience.agent.processes.failures import Failures
@@ -76,9 +76,13 @@ class NodePart:
         opening = self.opening
         return (
             opening is not None
-            and opening.generation == self.standing.opened
+            and not self._is_behind()
             and opening.layout.index_of(self._node) == self.place
         )
+
+    def _is_behind(self) -> bool:
+        """Return whether a generation has begun without the workers."""
+        return self.opening is None or self.opening.generation != self.standing.opened
 
     def join(self, address: str, *, sees_folder: bool) -> Join:
         """Return what a coordinator is told of the node."""
@@ -115,8 +119,11 @@ class NodePart:
         if news.generation <= self.generation:
             return
         self.standing = self.standing.learn(news)
-        reports = self.reports.values() if self.holds_state else ()
-        self.reports = {each.rank: self.relabel(each) for each in reports}
+        if self.holds_state:
+            self.reports = {each.rank: self.relabel(each) for each in self.reports.values()}
+        elif self.is_member or self._is_behind():
+            self.reports = {}
+        # Else the place may be given back before any generation begins.
 
     def consider(self, proposal: Propose) -> Agree | None:
         """Agree to the members of the next generation, unless it is too late for them."""
@@ -140,7 +147,8 @@ class NodePart:
 
     def end(self) -> None:
         """Note that the generation is over: its ranks stop and report."""
-        self.is_broken, self.broken_s = True, time.monotonic()
+        if not self.is_broken:
+            self.is_broken, self.broken_s = True, time.monotonic()
 
     def report(self, stopped: Stopped) -> None:
         """Note what a rank holds, and pass it on where the node has a place."""
@@ -164,6 +172,15 @@ class NodePart:
                 is_replaced=True,
             )
         )
+
+    def report_rest(self, workers: Mapping[int, Worker | None]) -> None:
+        """Report for those, by local rank, that hold nothing that counts."""
+        for local_rank, worker in workers.items():
+            if worker is None:
+                continue
+            will_tell = worker.within is not None or self.rank(local_rank) in self.reports
+            if not (self.holds_state and will_tell):
+                self.report_fresh(worker)
 
     def fail(self, rank: int, reason: str, text: str) -> None:
         """Tell of a fault that no worker could tell of."""

@@ -21,14 +21,14 @@ class RecoveringAgent(Agent):
     def _end_workers(self, end: End) -> float:
         # Where the agent was asked to end, workers with a block know already.
         is_asked = self._ending.stop_status is not None
-        for worker in self._pool.workers.values():
+        workers = list(self._pool.workers.values())
+        for worker in workers:
             has_rank = worker.rank is not None and not worker.is_condemned
             if worker.is_finished or (has_rank and end.status == 0):
                 worker.send(end)
             elif not is_asked or not has_rank or worker.is_attached:
                 worker.signal(signal.SIGKILL)
-        # Nobody needs those of a node without a place.
-        return GOOD_END_S if end.status == 0 and self._part.is_member else LAST_WORDS_S
+        return GOOD_END_S if any(map(self._ending.is_needed, workers)) else LAST_WORDS_S
 
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         local_rank = worker.local_rank or 0

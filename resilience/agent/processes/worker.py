@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.agent.processes.output import LineCutter, WorkerStream
-from resilience.comm.messages import OTHER_SHARD_STATUS, LineReader, Message, Open, encode
+from resilience.comm.messages import OTHER_SHARD_STATUS, Break, LineReader, Message, Open, encode
 
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
@@ -49,8 +49,8 @@ class Worker:
     """When it was sent SIGKILL first."""
     is_patient: bool = False
     """It runs only where nobody else wants to, until it has a rank."""
-    is_within: bool = False
-    """It was sent into a generation, and has not told yet that it has stopped."""
+    within: int | None = None
+    """The generation that it was sent into, until it has told that it has left it."""
     is_finished: bool = False
     """Its block has returned."""
     is_done: bool = False
@@ -145,13 +145,17 @@ class Worker:
         self.is_finished = self.is_done = False
 
     def begin(self, opening: Open) -> None:
-        """Have the worker take part in a generation."""
-        self.is_within = True
+        """Have the worker take part in a generation; it leaves an older one first."""
+        if self.within is not None:
+            reason = f"generation {opening.generation} begins"
+            self.send(Break(generation=self.within, reason=reason))
+        self.within = opening.generation
         self.send(opening)
 
-    def note_stopped(self) -> None:
-        """Note that it has left its generation, and waits for another one."""
-        self.is_within = False
+    def note_stopped(self, generation: int) -> None:
+        """Note that it has left a generation; it may have been sent into the next one since."""
+        if generation == self.within:
+            self.within = None
 
     def note_ready(self, *, has_block: bool) -> None:
         """Note that the process is warm, or that its program has come to a block."""

@@ -243,14 +243,20 @@ def listening_ports(pid: int) -> list[int]:
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Return the addresses and ports that a process listens on, the last opened first."""
-    files = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda each: -int(each.name))
-    inodes = [str(each.readlink()) for each in files]
-    lines = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
-    ]
+    """Return the addresses and ports that a process listens on, the last opened first.
+
+    Nothing for a process that has ended since.
+    """
+    lines: list[list[str]] = []
+    inodes: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        files = sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda each: -int(each.name))
+        for each in files:
+            with suppress(FileNotFoundError):
+                inodes.append(str(each.readlink()))
+        for name in ("tcp", "tcp6"):
+            text = Path(f"/proc/{pid}/net/{name}").read_text()
+            lines += [line.split() for line in text.splitlines()[1:]]
     found = {f"socket:[{line[9]}]": _read_address(line[1]) for line in lines if line[3] == "0A"}
     return [found[inode] for inode in inodes if inode in found]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilience.agent.part import NodePart
-from resilience.comm.messages import Learn, Message, Open, Stopped
+from resilience.agent.processes.worker import Worker
+from resilience.comm.messages import Break, Learn, LineReader, Message, Open, Stopped
 from resilience.events import EventLog
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, Report, fresh_report
@@ -92,3 +94,63 @@ def test_what_workers_hold_counts_until_a_generation_begins_without_them(
     assert part.holds_state == holds
     renewed = replace(HELD, generation=6, member_generation=6)
     assert part.reports == ({0: stopped(renewed, 6)} if holds else {})
+
+
+@pytest.mark.parametrize(("opened", "holds"), [(4, True), (5, False)])
+def test_place_that_is_given_back_before_any_generation_has_begun_counts_as_before(
+    part: NodePart, opened: int, holds: bool
+) -> None:
+    """What the workers hold was told once, and is not told by them again."""
+    part.report(stopped(HELD))
+    part.learn(Learn(generation=5, opened=opened, layout=layout("n2", "n1"), shares_folder=True))
+
+    part.learn(Learn(generation=6, opened=opened, layout=MEMBERS, shares_folder=True))
+
+    renewed = replace(HELD, generation=6, member_generation=6)
+    assert part.reports == ({0: stopped(renewed, 6)} if holds else {})
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Worker(number=1, slot=0, socket=ours, outputs={}, local_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("opened", "is_within", "is_fresh"),
+    [
+        pytest.param(4, True, False, id="still-to-tell"),
+        pytest.param(4, False, True, id="came-since"),
+        pytest.param(5, True, True, id="behind"),
+    ],
+)
+def test_process_is_fresh_that_holds_nothing_that_counts(
+    part: NodePart, worker: Worker, opened: int, is_within: bool, is_fresh: bool
+) -> None:
+    if is_within:
+        worker.begin(opening(4))
+    part.learn(Learn(generation=6, opened=opened, layout=MEMBERS, shares_folder=True))
+
+    part.report_rest({0: worker})
+
+    assert (0 in part.reports) == is_fresh
+
+
+def test_worker_leaves_an_older_generation_before_the_next_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(number=1, slot=0, socket=ours, outputs={})
+        worker.begin(opening(4))
+        worker.begin(opening(6))
+        worker.note_stopped(4)
+        worker.note_stopped(6)
+        worker.begin(opening(7))
+        told = LineReader().feed(theirs.recv(1 << 16))
+
+    assert [(type(each), getattr(each, "generation", None)) for each in told] == [
+        (Open, 4),
+        (Break, 4),
+        (Open, 6),
+        (Open, 7),
+    ]
