@@ -49,6 +49,8 @@ class Record:
     """Counts up as long as somebody coordinates the run."""
     is_over: bool = False
     """Whether the run has ended in order, so that nobody goes on with it."""
+    status: int = 0
+    """With which exit status it has ended then."""
 
 
 def judge(

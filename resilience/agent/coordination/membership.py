@@ -234,6 +234,15 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOver:
+    """The record of the run says that it has ended in order, for all that belong to it."""
+
+    generation: int
+    """The newest that was opened."""
+    status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """A member's agent passed something on."""
 
@@ -246,7 +255,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | Said | Tick
+Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
     ENDED,
     RUNNING,
+    STOPPING,
     Action,
     Claimed,
     ClaimRecord,
@@ -28,6 +29,7 @@ from resilience.agent.coordination.membership import (
     NodeLost,
     Note,
     Replace,
+    RunOver,
     Said,
     Send,
     State,
@@ -96,8 +98,14 @@ class Records(Protocol):
         """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
         ...
 
-    def renew(self, agents: tuple[str, ...], generation: int, *, is_over: bool) -> None:
-        """Tell who belongs to the run, and which generation it has come to."""
+    def renew(
+        self, agents: tuple[str, ...], generation: int, *, is_over: bool, status: int
+    ) -> None:
+        """Tell who belongs to the run, which generation it has come to, and how it has ended."""
+        ...
+
+    def look_for_end(self) -> None:
+        """Ask whether the run has ended without this agent; `RunOver` follows where it has."""
         ...
 
     def claim(self, generation: int, layout: Layout) -> None:
@@ -181,6 +189,9 @@ class Party:
         self.due_s = self._transport.tick(now_s)
         self.serve()
         self._take(Looked())
+        if self._state is not None and self._state.stage == STOPPING and self._state.shares_folder:
+            # Before evidence lets anybody go on alone.
+            self._records.look_for_end()
         self._doubt({} if self._state is None else find_doubted(self._state))
         if self._state is None:
             return
@@ -196,7 +207,7 @@ class Party:
         order = place if place >= 0 else self._endpoint_order()
         self._take(Moved(generation=generation, order=order))
 
-    def answer(self, event: Claimed | Judged | NodeEnded) -> None:
+    def answer(self, event: Claimed | Judged | NodeEnded | RunOver) -> None:
         """Take in what the folder of the run says, or whoever was asked about silent agents."""
         if self._state is not None:
             self._take(event)
@@ -243,7 +254,7 @@ class Party:
 
     def _decide(self, event: Heeded | Event) -> None:
         now_s = self._clock()
-        if isinstance(event, NodeJoined | NodeEnded | Said | Claimed | Judged | Tick):
+        if isinstance(event, NodeJoined | NodeEnded | RunOver | Said | Claimed | Judged | Tick):
             self._coordinate(event, now_s)
             return
         if self._is_closed and self._state is None:
@@ -332,7 +343,9 @@ class Party:
         is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
         if state.opened >= 0 and before.stage != ENDED and (is_due or is_over):
             self._renewed_s = now_s
-            self._records.renew(tuple(sorted(state.known)), state.generation, is_over=is_over)
+            status = state.ending.status if state.ending else 0
+            agents = tuple(sorted(state.known))
+            self._records.renew(agents, state.generation, is_over=is_over, status=status)
 
     def _carry_out(self, action: Action) -> None:
         assert self._state is not None

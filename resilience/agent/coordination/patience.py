@@ -56,7 +56,8 @@ def _patience_s(state: State) -> float:
     options = state.options
     if state.stage == GATHERING:
         # The folder is waited for longer than nodes are: a record of others has time to be void.
-        return options.join_deadline_s + (SILENCE_S if _has_asked(state) else 0.0)
+        has_asked = _has_asked(state) or state.founding is not None
+        return options.join_deadline_s + (SILENCE_S if has_asked else 0.0)
     if _may_not_go_on(state) or holds_back(state):
         return 2 * options.partition_patience_s
     return options.join_deadline_s + options.stop_deadline_s

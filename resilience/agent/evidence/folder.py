@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge
-from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded
+from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, RunOver
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.state.layout import Layout
 
@@ -34,8 +34,12 @@ _AGENTS = "agents"
 _RECORDS = "generations"
 
 
-Answer = Claimed | Judged | NodeEnded
+Answer = Claimed | Judged | NodeEnded | RunOver
 _Found = Answer | bool | tuple[NodeEnded, ...] | None
+
+
+class _TornError(ValueError):
+    """A record is none; the message names its file."""
 
 
 class RunFolder:
@@ -58,6 +62,8 @@ class RunFolder:
         self._boot = read_boot_id()
         self._is_checking = False
         """Whether an answer about silent agents is still to come."""
+        self._is_looking = False
+        """Whether one about the end of the run is."""
         self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
         self._answers: deque[_Found] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -116,6 +122,8 @@ class RunFolder:
         def write() -> Judged:
             try:
                 return begin()
+            except _TornError as error:
+                return Judged(record=None, reason=str(error))
             except (OSError, ValueError) as error:
                 return Judged(record=None, reason=f"{self._path} does not answer: {error}")
 
@@ -141,12 +149,22 @@ class RunFolder:
 
         self._questions.put(write)
 
-    def renew(self, agents: tuple[str, ...], generation: int, *, is_over: bool = False) -> None:
-        """Say who belongs to the run, which generation it has come to, and whether it is over."""
+    def renew(
+        self, agents: tuple[str, ...], generation: int, *, is_over: bool = False, status: int = 0
+    ) -> None:
+        """Say who belongs to the run, which generation it has come to, and how it has ended.
+
+        A run that has ended stays so, whoever wakes up later.
+        """
 
         def write() -> None:
-            record = self._record or self._newest_record()
-            if record is None or (record.run, record.attempt) != (self._run, self._attempt):
+            newest: Record | None = None
+            with suppress(_TornError):
+                newest = self._newest_record()
+            record = self._record or newest
+            if record is None or not self._is_ours(record):
+                return
+            if newest is not None and (newest.is_over or newest.number > record.number):
                 return
             self._record = replace(
                 record,
@@ -154,13 +172,36 @@ class RunFolder:
                 generation=generation,
                 renewal=record.renewal + 1,
                 is_over=is_over,
+                status=status,
             )
             _write_whole(self._path / _RECORDS / f"run-{record.number}", asdict(self._record))
 
         self._questions.put(write)
 
+    def look_for_end(self) -> None:
+        """Look whether the run has ended without this agent; `RunOver` follows where it has."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+
+        def look() -> RunOver | None:
+            try:
+                found = self._newest_record()
+            except (OSError, _TornError):
+                return None
+            finally:
+                self._is_looking = False
+            if found is None or not (found.is_over and self._is_ours(found)):
+                return None
+            return RunOver(generation=found.generation, status=found.status)
+
+        self._questions.put(look)
+
+    def _is_ours(self, record: Record) -> bool:
+        return (record.run, record.attempt) == (self._run, self._attempt)
+
     def _newest_record(self) -> Record | None:
-        """Return the last of those who have begun a run in this folder."""
+        """Return the last of those who have begun a run in this folder; TornError for no record."""
         numbers = [
             int(path.name.partition("-")[2])
             for path in (self._path / _RECORDS).glob("run-*")
@@ -168,8 +209,13 @@ class RunFolder:
         ]
         if not numbers:
             return None
-        data = (self._path / _RECORDS / f"run-{max(numbers)}").read_bytes()
-        return TypeAdapter(Record).validate_json(data)
+        path = self._path / _RECORDS / f"run-{max(numbers)}"
+        try:
+            return TypeAdapter(Record).validate_json(path.read_bytes())
+        except ValueError:
+            raise _TornError(
+                f"{path} is torn; remove it once no process of the run lives any more"
+            ) from None
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
@@ -269,7 +315,7 @@ class RunFolder:
         while (question := self._questions.get()) is not None:
             try:
                 self._answers.append(question())
-            except (OSError, ValueError, TypeError):
+            except (OSError, ValueError, TypeError, RecursionError):
                 # Who cannot write or read here shares nothing.
                 self._answers.append(False)
             os.eventfd_write(self._wake, 1)
@@ -280,7 +326,7 @@ _CLOSE_S = 2.0
 
 def _read_word(path: Path) -> dict[str, str]:
     """Return what an agent has left in a file; nothing where that is no such file."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         word = json.loads(path.read_bytes())
         if isinstance(word, dict):
             return {str(key): str(value) for key, value in word.items()}

@@ -10,7 +10,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,12 +250,14 @@ class RealWorld:
 
     # ---- the end
 
-    def finish(self) -> None:
-        """Let the run end, and hold it against its promises."""
+    def finish(self, later: Sequence[str] = ()) -> None:
+        """Let the run end, and hold it against its promises; some agents go on only after it."""
         self.wait_for_progress()
         living = {pid for name in self.starts for pid in self._children(name)}
         (self.run.folder / "out" / "finish").touch()
-        statuses = {name: self.run.wait(name) for name in self.starts}
+        statuses = {name: self.run.wait(name) for name in self.starts if name not in later}
+        self.go_on(*later)
+        statuses |= {name: self.run.wait(name) for name in later}
         self.look()
         assert statuses == dict.fromkeys(self.starts, 0), self.show()
         problems = [

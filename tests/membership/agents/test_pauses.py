@@ -68,6 +68,26 @@ def test_worker_of_a_standby_node_that_does_not_end_fails_nothing(make_world: Ma
     world.finish()
 
 
+@pytest.mark.parametrize(
+    ("num_standby", "silent"),
+    [
+        pytest.param(1, ("n0",), id="alone"),
+        pytest.param(2, ("n0", "n3"), id="enough-to-go-on"),
+    ],
+)
+def test_node_that_was_silent_as_the_run_finished_has_finished(
+    make_world: MakeWorld, num_standby: int, silent: tuple[str, ...]
+) -> None:
+    """Whether the others have ended for certain by then or not."""
+    world = make_world(num_nodes=2, num_standby=num_standby, lease_s=SHORT_S)
+    world.start(*world.names)
+    world.wait_for_progress()
+    world.stand_still(*silent)
+    world.wait_for_progress()
+
+    world.finish(later=silent)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("lease_s", [SHORT_S, REAL_S])

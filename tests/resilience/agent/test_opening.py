@@ -286,6 +286,22 @@ def test_run_begins_with_agents_that_have_joined_again_since_the_record_was_writ
         assert (state.founding is None) == left
 
 
+def test_run_that_has_its_record_at_the_join_deadline_begins() -> None:
+    """A standby node that never comes was waited for until then."""
+    record = Record(run="run", number=0, agents=("n0", "n1"), generation=-1)
+    options = replace(OPTIONS, num_nodes=2, num_standby_nodes=1, join_deadline_s=20.0)
+    state, actions = hear(State(options=options), join("n0"), join("n1"))
+    assert actions[2:] == []
+
+    state, actions = hear(state, Tick(), now_s=20.0)
+    assert actions == [FoundRun(agents=("n0", "n1"))]
+    state, actions = hear(state, Judged(record=record), Tick(), now_s=20.1)
+    assert ends(actions) == []
+    state, actions = hear(state, *promise(state, "n0", "n1"), now_s=20.2)
+
+    assert [each.generation for each in proposed(actions)] == [0, 0]
+
+
 def test_standby_alone_waits_for_whom_a_member_had_heard_of() -> None:
     told = replace(join("n2").join, known=("n0", "n9"))
     state, actions = play(running(ONE), NodeJoined(join=told), lost("n0"))

@@ -10,6 +10,7 @@ import pytest
 from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
 from resilience.agent.coordination.founding import OTHERS_SILENCE_S, RENEWAL_S, SILENCE_S
 from resilience.agent.coordination.membership import (
+    ENDED,
     GATHERING,
     RUNNING,
     STOPPING,
@@ -19,6 +20,7 @@ from resilience.agent.coordination.membership import (
     NodeEnded,
     NodeJoined,
     Options,
+    RunOver,
     State,
     Tick,
 )
@@ -379,3 +381,27 @@ def test_record_is_renewed_in_time_also_by_a_run_that_saves_before_it_ends(
 
 def test_another_job_waits_for_longer_than_a_run_takes_to_renew_its_record() -> None:
     assert (RENEWAL_S, OTHERS_SILENCE_S, SILENCE_S) == (60.0, 90.0, 180.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "status"),
+    [
+        pytest.param(4, 0, id="ended"),
+        pytest.param(9, 75, id="gave-up-later"),
+    ],
+)
+def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(generation: int, status: int) -> None:
+    state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
+
+    state, actions = play(state, RunOver(generation=generation, status=status))
+
+    assert [each.status for each in ends(actions)] == [status]
+    assert state.stage == ENDED
+
+
+def test_record_of_an_older_generation_ends_nothing() -> None:
+    state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
+
+    after, actions = play(state, RunOver(generation=3, status=0))
+
+    assert (after, actions) == (state, [])

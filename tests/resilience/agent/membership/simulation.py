@@ -111,13 +111,14 @@ class SimNode:
 
         self.world.ask_folder(self, answer)
 
-    def renew(self, agents: tuple[str, ...], generation: int, *, is_over: bool) -> None:
+    def look_for_end(self) -> None:
+        """No run of the simulation ends."""
+
+    def renew(self, agents: tuple[str, ...], generation: int, **end: Any) -> None:
         def answer() -> None:
-            record = self.world.folder.founding
-            if record is not None:
-                self.world.folder.founding = replace(
-                    record, agents=agents, generation=generation, is_over=is_over
-                )
+            if record := self.world.folder.founding:
+                own = replace(record, agents=agents, generation=generation, **end)
+                self.world.folder.founding = own
 
         self.world.ask_folder(self, answer)
 

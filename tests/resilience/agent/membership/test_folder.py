@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.agent.coordination.membership import Claimed, Judged
+from resilience.agent.coordination.membership import Claimed, Judged, RunOver
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
 
@@ -81,6 +81,55 @@ def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
     assert isinstance(again, Judged)
     assert again.record
     assert (again.record.number, again.record.generation) == (1, 5)
+    for folder in (one, other):
+        folder.close()
+
+
+def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+    one.found(("n0", "n1"))
+    answer(one)
+    other.look_for_end()
+    nothing_yet = answer(other)
+
+    one.renew(("n0", "n1"), 5, is_over=True, status=75)
+    answer(one)
+    other.renew(("n0", "n1"), 4)
+    answer(other)
+    other.look_for_end()
+
+    assert nothing_yet == []
+    assert answer(other) == [RunOver(generation=5, status=75)]
+    for folder in (one, other):
+        folder.close()
+
+
+def test_end_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+    later = RunFolder(tmp_path, run="a", attempt=1)
+    one.found(("n0", "n1"))
+    answer(one)
+    one.renew(("n0", "n1"), 5, is_over=True)
+    answer(one)
+
+    later.look_for_end()
+
+    assert answer(later) == []
+    for folder in (one, other, later):
+        folder.close()
+
+
+def test_torn_record_is_named(tmp_path: Path) -> None:
+    one, other = open_two(tmp_path)
+    one.found(("n0", "n1"))
+    answer(one)
+    record = tmp_path / "generations" / "run-0"
+    record.write_text(record.read_text()[:9])
+
+    other.found(("n0", "n1"))
+
+    reason = f"{record} is torn; remove it once no process of the run lives any more"
+    assert answer(other) == [Judged(record=None, reason=reason)]
     for folder in (one, other):
         folder.close()
 
