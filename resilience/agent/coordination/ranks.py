@@ -41,38 +41,46 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         # What its process had reported is gone with it; the one that follows reports anew.
         others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
         state = replace(state, reports=others)
-    return state, [_detected(failed)]
+    first = state.first_failure
+    if first is None or not first.reason == _CONSEQUENCE != failed.reason:
+        return state, [_detected(failed)]
+    # It was the first, and was heard after what followed from it.
+    return after([_detected(failed)], _count_own(replace(state, first_failure=failed), failed))
+
+
+def _count_own(state: State, failed: Failed) -> Decision:
+    """Count a fault that the rank's process has survived; that of a second one is replaced."""
+    if failed.reason in (*_REPLACED, _CONSEQUENCE):
+        return state, []
+    number = state.in_process.get(failed.rank, 0) + 1
+    state = replace(state, in_process={**state.in_process, failed.rank: number})
+    node = state.nodes[state.members.seat(failed.rank).node_index]
+    if number < 2 or node is None:
+        return state, []
+    reason = "faults again and again in one process"
+    state = replace(state, replacing=state.replacing | {failed.rank})
+    return state, [Replace(node=node, rank=failed.rank, reason=reason)]
 
 
 def stop(state: State, failed: Failed, now_s: float) -> Decision:
     """End the generation for everybody."""
-    in_process = dict(state.in_process)
-    is_own = failed.reason not in (*_REPLACED, _CONSEQUENCE)
-    if is_own:
-        in_process[failed.rank] = in_process.get(failed.rank, 0) + 1
     order = Break(generation=state.generation, reason=failed.text)
     actions: list[Action] = [
         _detected(failed),
         Note(event="generation_broken", fields={"reason": failed.text}),
         *(Send(node=node, message=order) for node in state.nodes if node is not None),
     ]
-    place = state.members.seat(failed.rank).node_index
-    replacing: frozenset[int] = frozenset()
-    is_repeated = is_own and in_process[failed.rank] >= 2
-    if is_repeated and (node := state.nodes[place]) is not None:
-        reason = "faults again and again in one process"
-        actions.append(Replace(node=node, rank=failed.rank, reason=reason))
-        replacing = frozenset({failed.rank})
     state = replace(
         state,
-        replacing=replacing,
+        replacing=frozenset(),
         stage=STOPPING,
         since_s=now_s,
         reports={},
         finished={},
-        in_process=in_process,
         first_failure=failed,
     )
+    state, more = _count_own(state, failed)
+    actions += more
     is_over = state.giving_up is not None or not state.options.recovers
     if is_over and (end := find_end(state)):
         # Nobody is told to begin afresh.

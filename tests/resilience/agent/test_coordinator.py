@@ -446,3 +446,29 @@ def test_nothing_happens_after_the_end() -> None:
     state, _ = play(running(), finished("n1", 2, 0, 1, "fatal"))
 
     assert play(state, join("n3"), lost("n0"), failed("n0", 0), Tick()) == (state, [])
+
+
+@pytest.mark.parametrize("reason", ["exception", "died", "hung"])
+def test_fault_that_is_heard_after_what_followed_from_it_is_the_first(reason: str) -> None:
+    state, actions = play(
+        running(), failed("n0", 0, reason="group"), failed("n1", 2, reason=reason)
+    )
+    other, _ = play(running(), failed("n1", 2, reason=reason), failed("n0", 0, reason="group"))
+
+    assert [each.rank for each in actions if isinstance(each, Note) and each.rank is not None] == [
+        0,
+        2,
+    ]
+    assert state.first_failure == other.first_failure
+    assert state.first_failure
+    assert state.first_failure.rank == 2
+    assert state.in_process == other.in_process == ({2: 1} if reason == "exception" else {})
+
+
+def test_second_own_fault_in_one_generation_replaces_nobody() -> None:
+    """Only that of the same rank in the next one does."""
+    state, actions = play(running(), failed("n0", 0), failed("n1", 2))
+
+    assert state.first_failure
+    assert (state.first_failure.rank, state.in_process) == (0, {0: 1})
+    assert [each for each in actions if isinstance(each, Replace)] == []

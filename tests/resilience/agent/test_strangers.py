@@ -191,7 +191,7 @@ def test_half_a_message_holds_nobody_up(two: Pair) -> None:
 
 
 def test_peer_that_does_not_read_is_gone_and_holds_nobody_up() -> None:
-    two = Pair(lease_s=0.3)
+    two = Pair(lease_s=2.0)
     two.a.arrived.clear()
     two.b.arrived.clear()
     with two.stranger() as friend:
