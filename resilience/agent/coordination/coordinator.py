@@ -315,7 +315,7 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
     """Go by the record of the next generation, whoever has written it."""
     if event.generation != state.generation + 1:
         return state, []
-    state = replace(state, record=event.layout, is_claiming=False)
+    state = replace(state, record=event.layout, is_claiming=False, refusal=event.reason)
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
 
 

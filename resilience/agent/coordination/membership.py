@@ -147,7 +147,7 @@ class State:
     first: int = 0
     """The generation with which the run began, as far as it is known here."""
     refusal: str = ""
-    """Why it may not begin."""
+    """Why it may not begin, or the folder does not say who goes on."""
     record: Layout | None = None
     """Whose that record is."""
     is_stateless: bool = False
@@ -222,6 +222,8 @@ class Claimed:
     generation: int
     layout: Layout | None
     """None where the folder did not say."""
+    reason: str = ""
+    """Why it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -356,6 +356,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         proposal=None,
         is_claiming=False,
         record=None,
+        refusal="",
         planned=frozenset(),
         replacing=frozenset(),
     )

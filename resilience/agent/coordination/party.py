@@ -357,7 +357,10 @@ class Party:
                 self._records.claim(action.generation, action.layout)
             else:
                 # The record of another folder would be one that each half could have.
-                self._inbox.append(Claimed(generation=action.generation, layout=None))
+                reason = "other nodes see another --run-dir"
+                self._inbox.append(
+                    Claimed(generation=action.generation, layout=None, reason=reason)
+                )
         elif isinstance(action, FoundRun):
             self._records.found(action.agents)
         elif isinstance(action, Replace):

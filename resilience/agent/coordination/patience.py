@@ -67,7 +67,7 @@ def _missing(state: State) -> str:
     options, waited_s = state.options, _patience_s(state)
     if state.stage == GATHERING:
         names = ", ".join(state.present) or "none"
-        refusal = state.refusal or ("--run-dir does not answer" if state.is_claiming else "")
+        refusal = _refusal(state)
         if refusal and len(state.present) >= options.num_nodes:
             return f"the run was not begun within {waited_s:g} s: {refusal}"
         return (
@@ -83,7 +83,8 @@ def _missing(state: State) -> str:
             f"came and {', '.join(away)} did not within {waited_s:g} s; they may go on elsewhere"
         )
     if _lacks_record(state):
-        return f"the run's folder did not say within {waited_s:g} s which half of the nodes goes on"
+        text = f"the run's folder did not say within {waited_s:g} s which half of the nodes goes on"
+        return text + (f": {refusal}" if (refusal := _refusal(state)) else "")
     places = [str(place) for place, node in enumerate(state.nodes) if node is None]
     if places:
         advice = "start more with --standby-nodes" if options.recovers else "start it again"
@@ -95,3 +96,8 @@ def _missing(state: State) -> str:
         return f"{', '.join(sorted(state.asked))} did not agree to the next generation"
     ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]
     return f"ranks {ranks} neither stopped nor were replaced within {waited_s:g} s"
+
+
+def _refusal(state: State) -> str:
+    """Return why the folder did not say what it was asked."""
+    return state.refusal or ("--run-dir does not answer" if state.is_claiming else "")

@@ -90,7 +90,7 @@ class RunFolder:
     @property
     def _draft(self) -> Path:
         """Return what the agent's file is called before it has its name."""
-        return _draft_of(self._path / _AGENTS / self.start)
+        return _draft_of(self._path / _AGENTS / self.start, self.start)
 
     def announce(self, address: str, node: str = "") -> None:
         """Let others know of this agent; a folder that takes no file is not shared."""
@@ -107,7 +107,7 @@ class RunFolder:
             # A file server that fails over may do it twice.
             probe.unlink(missing_ok=True)
             # The file whose lock is held gets its name.
-            _write_whole(folder / self.start, word)
+            _write_whole(folder / self.start, word, self.start)
             return True
 
         self._questions.put(write)
@@ -174,7 +174,8 @@ class RunFolder:
                 is_over=is_over,
                 status=status,
             )
-            _write_whole(self._path / _RECORDS / f"run-{record.number}", asdict(self._record))
+            path = self._path / _RECORDS / f"run-{record.number}"
+            _write_whole(path, asdict(self._record), self.start)
 
         self._questions.put(write)
 
@@ -225,8 +226,10 @@ class RunFolder:
             try:
                 _write_first(path, asdict(layout), self.start)
                 found = TypeAdapter(Layout).validate_json(path.read_bytes())
-            except (OSError, ValueError):
-                return Claimed(generation=generation, layout=None)
+            except OSError as error:
+                return Claimed(generation=generation, layout=None, reason=str(error))
+            except ValueError:
+                return Claimed(generation=generation, layout=None, reason=f"{path} is torn")
             return Claimed(generation=generation, layout=found)
 
         self._questions.put(write)
@@ -333,25 +336,31 @@ def _read_word(path: Path) -> dict[str, str]:
     return {}
 
 
-def _draft_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.new")
+def _draft_of(path: Path, start: str) -> Path:
+    """Return where one agent writes what gets that name when it is whole."""
+    return path.with_name(f".{path.name}.{start}")
 
 
-def _write_whole(path: Path, data: Mapping[str, object]) -> None:
-    draft = _draft_of(path)
-    draft.write_text(json.dumps(data), "utf-8")
-    draft.replace(path)
+def _write_whole(path: Path, data: Mapping[str, object], start: str) -> None:
+    draft = _draft_of(path, start)
+    try:
+        draft.write_text(json.dumps(data), "utf-8")
+        draft.replace(path)
+    except OSError:
+        # A full disk has made it, and takes nothing.
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def _write_first(path: Path, data: dict[str, object], start: str) -> bool:
     """Write a file that stays as it is; returns whether it was not there before."""
     path.parent.mkdir(exist_ok=True)
-    draft = path.with_name(f".{path.name}.{start}")
-    draft.write_text(json.dumps(data), "utf-8")
+    draft = _draft_of(path, start)
     try:
+        draft.write_text(json.dumps(data), "utf-8")
         os.link(draft, path)
     except FileExistsError:
         return False
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return True

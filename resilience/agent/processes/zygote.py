@@ -44,7 +44,7 @@ NUM_FILES = 4
 def main(arguments: Sequence[str]) -> int:
     """Serve requests until the agent closes the socket."""
     die_with_parent(int(os.environ.get(AGENT_PID, "0")))
-    # Ctrl-C and SIGTERM are the agent's business, which ends everybody in order.
+    # To end everybody in order is the agent's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     agent = socket.socket(fileno=int(arguments[0]))
@@ -170,6 +170,8 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
         status = 0
     except SystemExit as stop:
         status = _exit_status(stop)
+    except KeyboardInterrupt:  # the agent was asked to end, and says so itself
+        status = 128 + signal.SIGINT
     except BaseException:  # noqa: BLE001 - as the interpreter would end, without its destructors
         traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):

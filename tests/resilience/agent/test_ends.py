@@ -133,6 +133,18 @@ def test_ctrl_c_ends_the_run(run: Run) -> None:
 
     assert run.wait() == 130, run.show()
     assert "generation_broken" not in [each.event for each in run.events()]
+    assert "Traceback" not in run.text()
+    run.assert_nothing_left()
+
+
+def test_ctrl_c_ends_an_agent_that_waits_for_others_without_a_traceback(run: Run) -> None:
+    agent = run.start("n0", *RANKS, "--nnodes", "2", variables=plan())
+    run.wait_for(lambda event: event.event == "node_joined")
+
+    agent.send_signal(signal.SIGINT)
+
+    assert run.wait() == 130, run.show()
+    assert "Traceback" not in run.text()
     run.assert_nothing_left()
 
 

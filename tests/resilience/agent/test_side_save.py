@@ -193,7 +193,7 @@ def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -
         state, more = play_alone(state, event, now_s=3.0)
         actions += more
     assert any(isinstance(each, ClaimRecord) for each in actions)
-    for event in (Claimed(generation=5, layout=None), Tick()):
+    for event in (Claimed(generation=5, layout=None, reason="it is gone"), Tick()):
         state, actions = play_alone(state, event, now_s=50.0)
     state, actions = play_alone(state, Tick(), now_s=51.0)
     assert [isinstance(each, ClaimRecord) for each in actions] == [True]
@@ -203,7 +203,8 @@ def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -
     state, actions = play_alone(state, Tick(), now_s=203.0)
     state, more = play_alone(state, Tick(), now_s=230.0)
 
-    assert "did not say within 200 s which half" in reason([*actions, *more])
+    words = "did not say within 200 s which half of the nodes goes on: it is gone"
+    assert words in reason([*actions, *more])
 
 
 def test_folder_has_its_time_from_when_it_is_asked() -> None:

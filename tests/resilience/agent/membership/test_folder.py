@@ -104,6 +104,35 @@ def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
         folder.close()
 
 
+def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = open_two(tmp_path)
+    one.found(("n0", "n1"))
+    answer(one)
+
+    def refuse(path: Path, text: str, *words: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", refuse)
+        one.renew(("n0", "n1"), 5, is_over=True)
+        other.claim(1, make_layout(nodes=["n0"], num_local_ranks=1))
+        (claimed,) = answer(other)
+        answer(one)
+
+    assert isinstance(claimed, Claimed)
+    assert "No space left on device" in claimed.reason
+    assert [path.name for path in (tmp_path / "generations").iterdir()] == ["run-0"]
+    one.renew(("n0", "n1"), 5, is_over=True)
+    answer(one)
+    other.look_for_end()
+    assert answer(other) == [RunOver(generation=5, status=0)]
+    for folder in (one, other):
+        folder.close()
+
+
 def test_end_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
     one, other = open_two(tmp_path)
     later = RunFolder(tmp_path, run="a", attempt=1)
@@ -172,5 +201,8 @@ def test_folder_that_cannot_link_is_nobodys(
 
     assert not one.is_shared
     one.claim(4, make_layout(nodes=["n0"], num_local_ranks=1))
-    assert answer(one) == [Claimed(generation=4, layout=None)]
+    (claimed,) = answer(one)
+    assert isinstance(claimed, Claimed)
+    assert claimed.layout is None
+    assert "Operation not permitted" in claimed.reason
     one.close()
