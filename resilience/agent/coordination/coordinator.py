@@ -38,6 +38,7 @@ from resilience.agent.coordination.membership import (
     Said,
     Send,
     State,
+    StoodStill,
     after,
 )
 from resilience.agent.coordination.opening import (
@@ -89,6 +90,8 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
             ballot = next_ballot(max([state.ballot, *promised]), state.ballot[1])
             return advance(replace(state, ballot=ballot), now_s)
         return refuse(replace(state, answered_s=now_s), event.reason)
+    if isinstance(event, StoodStill):
+        return _ask_anew(state), []
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
     return _tick(state, now_s)
@@ -317,6 +320,13 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
         return state, []
     state = replace(state, record=event.layout, is_claiming=False, refusal=event.reason)
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
+
+
+def _ask_anew(state: State) -> State:
+    """Have all nodes join again before a place is given away: what they hold comes first."""
+    if state.stage != STOPPING:
+        return state
+    return replace(state, ballot=next_ballot(state.ballot, state.ballot[1]))
 
 
 def _end_late(state: State, event: RunOver) -> Decision:

@@ -253,11 +253,16 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoodStill:
+    """The coordinator's own agent has: what it was told of before may be so no longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | Tick
+Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | StoodStill | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,13 @@ from resilience.agent.coordination.membership import (
     Judged,
     NodeEnded,
     NodeJoined,
-    NodeLost,
     Note,
     Replace,
     RunOver,
     Said,
     Send,
     State,
+    StoodStill,
     Tick,
 )
 from resilience.agent.coordination.outlook import (
@@ -150,6 +150,8 @@ class Party:
         self._apart: set[str] = set()
         """Addresses that were complained of: nobody of this run comes in there."""
         self._beat_s = self._renewed_s = float("-inf")
+        self._awake_s = outlook.tick_s
+        """When this agent has taken something in last; it does so at every tick."""
         self._is_closed = False
         self.due_s = float("-inf")
         """When the next tick is due at the latest."""
@@ -239,6 +241,10 @@ class Party:
 
     def _take(self, event: Heeded | Event) -> None:
         """Decide about one event after the other; what is done about one may cause more."""
+        now_s = self._clock()
+        if now_s - self._awake_s > self._outlook.lease_s:
+            self._inbox.append(StoodStill())
+        self._awake_s = now_s
         self._inbox.append(event)
         if self._is_busy:
             return
@@ -254,14 +260,13 @@ class Party:
 
     def _decide(self, event: Heeded | Event) -> None:
         now_s = self._clock()
-        if isinstance(event, NodeJoined | NodeEnded | RunOver | Said | Claimed | Judged | Tick):
+        if isinstance(event, Event):
             self._coordinate(event, now_s)
             return
         if self._is_closed and self._state is None:
             # Until its workers have ended it is no silent node.
             self._beat(now_s)
             return
-        assert not isinstance(event, NodeLost)
         if isinstance(event, Gone) and event.reason in (NO_AGENT, NO_TOKEN):
             self._complain(event)
         self._outlook, acts = succession.decide(self._outlook, event, now_s)
@@ -357,10 +362,9 @@ class Party:
                 self._records.claim(action.generation, action.layout)
             else:
                 # The record of another folder would be one that each half could have.
-                reason = "other nodes see another --run-dir"
-                self._inbox.append(
-                    Claimed(generation=action.generation, layout=None, reason=reason)
-                )
+                reason = "others see another --run-dir"
+                none = Claimed(generation=action.generation, layout=None, reason=reason)
+                self._inbox.append(none)
         elif isinstance(action, FoundRun):
             self._records.found(action.agents)
         elif isinstance(action, Replace):

@@ -67,8 +67,7 @@ def _missing(state: State) -> str:
     options, waited_s = state.options, _patience_s(state)
     if state.stage == GATHERING:
         names = ", ".join(state.present) or "none"
-        refusal = _refusal(state)
-        if refusal and len(state.present) >= options.num_nodes:
+        if (refusal := _refusal(state)) and len(state.present) >= options.num_nodes:
             return f"the run was not begun within {waited_s:g} s: {refusal}"
         return (
             f"{len(state.present)} of {options.num_nodes} nodes joined within "
@@ -83,8 +82,8 @@ def _missing(state: State) -> str:
             f"came and {', '.join(away)} did not within {waited_s:g} s; they may go on elsewhere"
         )
     if _lacks_record(state):
-        text = f"the run's folder did not say within {waited_s:g} s which half of the nodes goes on"
-        return text + (f": {refusal}" if (refusal := _refusal(state)) else "")
+        what = "which half of the nodes goes on"
+        return f"the run's folder did not say within {waited_s:g} s {what}: {_refusal(state)}"
     places = [str(place) for place, node in enumerate(state.nodes) if node is None]
     if places:
         advice = "start more with --standby-nodes" if options.recovers else "start it again"

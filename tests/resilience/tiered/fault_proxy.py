@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -138,46 +138,53 @@ class _Link:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 each.shutdown(socket.SHUT_RDWR)
 
-    def _run(self, way: object) -> None:
-        assert callable(way)
+    def _run(self, way: Callable[[], bool]) -> None:
+        is_orderly = False
         with suppress(OSError):
-            way()
+            is_orderly = way()
         with self._lock:
             self._running -= 1
             is_last = not self._running
-        self.cut()
+        if not is_orderly:
+            self.cut()
         if is_last:
             self._proxy.forget(self)
             self._client.close()
             self._server.close()
 
-    def _pass_up(self) -> None:
+    def _pass_up(self) -> bool:
+        """Pass on what the client sends, its end as well; False where the connection is cut."""
         passed = 0
         while data := self._client.recv(_CHUNK_BYTES):
             fault = self._proxy.fault
             if fault and fault.kind == "hang" and fault.take():
                 self._proxy.wait(None)
-                return
+                return False
             if fault and fault.kind == "status" and fault.take():
                 self._answer(fault.status)
-                return
+                return False
             if fault and fault.kind == "delay":
                 self._proxy.wait(fault.delay_s)
             if _is_cut(fault, "cut_up", passed + len(data)):
                 self._server.sendall(data[: len(data) // 2])
-                return
+                return False
             self._server.sendall(data)
             passed += len(data)
             self._proxy.count_up(len(data))
+        self._server.shutdown(socket.SHUT_WR)
+        return True
 
-    def _pass_down(self) -> None:
+    def _pass_down(self) -> bool:
+        """Pass on what the server sends, its end as well; False where the connection is cut."""
         passed = 0
         while data := self._server.recv(_CHUNK_BYTES):
             if _is_cut(self._proxy.fault, "cut_down", passed + len(data)):
                 self._client.sendall(data[: len(data) // 2])
-                return
+                return False
             self._client.sendall(data)
             passed += len(data)
+        self._client.shutdown(socket.SHUT_WR)
+        return True
 
     def _answer(self, status: int) -> None:
         """Answer in place of the server, and read on until the client has had enough."""

@@ -261,3 +261,34 @@ def test_coordinator_that_sees_another_folder_has_no_record() -> None:
 
     assert world.folder.records == {}
     assert world.steps == num_steps
+
+
+def test_coordinator_that_stood_still_asks_again_what_the_others_hold() -> None:
+    """What it was told before is long past: only the silent node still holds the state."""
+    world, leader, (first, second, third, fourth, _) = begin(4, 1)
+    world.pause(third)
+    world.run(2)
+    world.pause(fourth)
+    while leader.party.state is None or len(leader.party.state.reports) < 4:
+        world.run(INSTANT_S)
+    assert not leader.party.state.nodes[2]
+    num_steps = world.steps
+    world.pause(first)
+    lose_state(world, fourth)
+    world.run(8)
+    lose_state(world, first)
+    lose_state(world, second)
+    world.resume(first)
+    world.run(1)
+
+    world.resume(third)
+    world.resume(fourth)
+
+    # Each commit is held against those before it.
+    world.run(30)
+    assert world.steps > num_steps + 10, world.describe()
+
+
+def lose_state(world: World, name: str) -> None:
+    for local_rank in range(world.options.num_local_ranks):
+        world.fail(world.nodes[name], local_rank)
