@@ -50,9 +50,6 @@ from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits where its generation is not broken."""
 
-AXES_TIMEOUT = timedelta(seconds=30)
-"""How long members of an open world may keep each other waiting for further groups."""
-
 _SWEEP_S = 0.002
 """Between two looks for sockets that a thread opens while its generation is being broken."""
 
@@ -356,7 +353,7 @@ def open_world(
 def open_axes(
     sizes: Sequence[int],
     *,
-    timeout: timedelta = AXES_TIMEOUT,
+    timeout: timedelta = COLLECTIVE_TIMEOUT,
     collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
 ) -> list[ProcessGroup]:
     """Open this rank's group along each axis of a mesh over the open world.
