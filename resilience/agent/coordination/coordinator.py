@@ -38,7 +38,6 @@ from resilience.agent.coordination.membership import (
     Said,
     Send,
     State,
-    StoodStill,
     after,
 )
 from resilience.agent.coordination.opening import (
@@ -90,8 +89,6 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
             ballot = next_ballot(max([state.ballot, *promised]), state.ballot[1])
             return advance(replace(state, ballot=ballot), now_s)
         return refuse(replace(state, answered_s=now_s), event.reason)
-    if isinstance(event, StoodStill):
-        return _ask_anew(state), []
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
     return _tick(state, now_s)
@@ -170,9 +167,12 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     if join.layout is not None and _is_newer(state, join):
         state = _adopt(state, join, now_s)
         joins = list(state.present.values())
-    if state.stage == STOPPING:
-        for each in joins:
+    for each in joins:
+        if state.stage == STOPPING:
             state, more = _regain(state, each)
+            actions += more
+        elif state.stage == AGREEING and state.opened >= 0:
+            state, more = _bring_up(state, each)
             actions += more
     return after(actions, advance(state, now_s))
 
@@ -233,27 +233,33 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
     )
 
 
+def _bring_up(state: State, join: Join) -> Decision:
+    """Tell the agent of the newest generation: only who knows of it has a vote in the next one."""
+    if join.generation >= state.generation:
+        return state, []
+    return note_told(state, join.node), [Send(node=join.node, message=learn(state))]
+
+
 def _regain(state: State, join: Join) -> Decision:
     """Count a member in that has come to this coordinator with what it holds."""
     place = state.members.index_of(join.node)
     state = replace(state, awaited=state.awaited - {place})
     if place < 0:
-        return state, []
+        return _bring_up(state, join)
     if _was_to_be_told(state, join):
         # Without it no step was committed there.
         state = replace(state, opened=min(state.opened, join.opened))
     if not _counts(state, join, place):
         # It is here, and what a member of its name held is not.
-        return replace(state, dead=state.dead | {join.node}), []
+        return _bring_up(replace(state, dead=state.dead | {join.node}), join)
     nodes = list(state.nodes)
     if nodes[place] is None:
         nodes[place] = join.node
     state = replace(state, nodes=tuple(nodes), voters=state.voters | {join.node})
     state = _note_agreed(state, join)
-    order: Message = Break(generation=state.generation, reason="the coordinator was lost")
     if join.generation < state.generation:
-        order = learn(state)
-        state = note_told(state, join.node)
+        return _bring_up(state, join)
+    order = Break(generation=state.generation, reason="the coordinator was lost")
     return state, [Send(node=join.node, message=order)]
 
 
@@ -320,13 +326,6 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
         return state, []
     state = replace(state, record=event.layout, is_claiming=False, refusal=event.reason)
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
-
-
-def _ask_anew(state: State) -> State:
-    """Have all nodes join again before a place is given away: what they hold comes first."""
-    if state.stage != STOPPING:
-        return state
-    return replace(state, ballot=next_ballot(state.ballot, state.ballot[1]))
 
 
 def _end_late(state: State, event: RunOver) -> Decision:

@@ -135,9 +135,13 @@ class State:
     """Whether all members see one folder of the run, in which a tie can be broken."""
     is_claiming: bool = False
     """Whether an answer of the folder is waited for, about a record."""
-    probed: int = -1
-    """After which generation those at hand were asked for a word, before its record is asked for.
-    """
+    probed: tuple[int, frozenset[int]] = (-1, frozenset())
+    """After which generation those at hand were asked for a last word of what they hold, before
+    these places are given away or the record is asked for."""
+    patience_s: float = 0.0
+    """How long is waited for what was missing last."""
+    patient_s: float = float("-inf")
+    """Since when that is not as long as it was before."""
     claimed_s: float = float("-inf")
     """Since when the folder is asked which members come next."""
     answered_s: float = float("-inf")
@@ -253,16 +257,11 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoodStill:
-    """The coordinator's own agent has: what it was told of before may be so no longer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | StoodStill | Tick
+Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from resilience.agent.coordination.membership import (
     after,
 )
 from resilience.agent.coordination.votes import (
+    GOES_ON,
     TIE,
     WAITS,
     differs_from_record,
@@ -156,8 +157,9 @@ def _fill_places(state: State, now_s: float) -> State:
     for place, node in enumerate(state.nodes):
         if node is None and standby and may_give_away(state, place, is_late=is_late):
             own = state.members.nodes[place]
-            nodes[place] = own if own in standby else standby[0]
-            standby.remove(str(nodes[place]))
+            if own in standby or state.options.recovers:
+                nodes[place] = own if own in standby else standby[0]
+                standby.remove(str(nodes[place]))
     fresh = {
         rank: replace(fresh_report(state.members, rank, state.generation), node=node)
         for place, node in enumerate(nodes)
@@ -190,14 +192,21 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
         return after(actions, advance(state, now_s))
     nodes = tuple(node for node in filled.nodes if node is not None)
     layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
+    # The places of members that may live on.
+    pairs = enumerate(zip(state.members.nodes, filled.nodes, strict=True))
+    given = frozenset(at for at, (old, new) in pairs if new != old and old not in state.dead)
+    promised = {state.present[node].promised for node in nodes}
+    asks_for_record = verdict == TIE and state.record is None
+    gives_away = verdict == GOES_ON and bool(given) and not state.accepted
+    is_behind = asks_for_record and max(promised) > state.ballot
+    if is_behind or ((asks_for_record or gives_away) and state.probed != (state.generation, given)):
+        # Who is silent by now must not be in the record: nobody could open that generation. And a
+        # place is given away by what the others hold now: their word comes behind all else.
+        ballot = next_ballot(max(state.ballot, *promised), state.ballot[1])
+        return replace(state, ballot=ballot, probed=(state.generation, given)), []
     if verdict != TIE:
         return _ask(state, filled, layout, now_s)
     if state.record is None:
-        promised = {state.present[node].promised for node in nodes}
-        if state.probed != state.generation or max(promised) > state.ballot:
-            # Who is silent by now must not be in the record: nobody could open that generation.
-            ballot = next_ballot(max(state.ballot, *promised), state.ballot[1])
-            return replace(state, ballot=ballot, probed=state.generation), []
         if promised != {state.ballot}:
             return state, []
         if state.is_claiming or now_s - state.answered_s < _ASK_AGAIN_S:

@@ -32,7 +32,6 @@ from resilience.agent.coordination.membership import (
     Said,
     Send,
     State,
-    StoodStill,
     Tick,
 )
 from resilience.agent.coordination.outlook import (
@@ -150,8 +149,6 @@ class Party:
         self._apart: set[str] = set()
         """Addresses that were complained of: nobody of this run comes in there."""
         self._beat_s = self._renewed_s = float("-inf")
-        self._awake_s = outlook.tick_s
-        """When this agent has taken something in last; it does so at every tick."""
         self._is_closed = False
         self.due_s = float("-inf")
         """When the next tick is due at the latest."""
@@ -241,10 +238,6 @@ class Party:
 
     def _take(self, event: Heeded | Event) -> None:
         """Decide about one event after the other; what is done about one may cause more."""
-        now_s = self._clock()
-        if now_s - self._awake_s > self._outlook.lease_s:
-            self._inbox.append(StoodStill())
-        self._awake_s = now_s
         self._inbox.append(event)
         if self._is_busy:
             return
@@ -362,8 +355,9 @@ class Party:
                 self._records.claim(action.generation, action.layout)
             else:
                 # The record of another folder would be one that each half could have.
-                reason = "others see another --run-dir"
-                none = Claimed(generation=action.generation, layout=None, reason=reason)
+                none = Claimed(
+                    generation=action.generation, layout=None, reason="others see another"
+                )
                 self._inbox.append(none)
         elif isinstance(action, FoundRun):
             self._records.found(action.agents)

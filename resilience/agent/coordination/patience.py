@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from resilience.agent.coordination.counters import say_where
 from resilience.agent.coordination.founding import SILENCE_S
 from resilience.agent.coordination.membership import (
@@ -21,9 +23,14 @@ from resilience.comm.messages import GAVE_UP_STATUS
 
 def wait(state: State, now_s: float) -> Decision:
     """Wait on for what is missing; when it has taken long save what is held here, then end."""
+    patience_s = _patience_s(state)
+    if patience_s != state.patience_s:
+        # Who may go on since just now has all the time for it that there is.
+        patient_s = now_s if patience_s < state.patience_s else float("-inf")
+        state = replace(state, patience_s=patience_s, patient_s=patient_s)
+    since_s = max(state.since_s, state.patient_s)
     # Until it is asked, the folder cannot say anything.
-    since_s = max(state.since_s, state.claimed_s) if _lacks_record(state) else state.since_s
-    waited_s, patience_s = now_s - since_s, _patience_s(state)
+    waited_s = now_s - (max(since_s, state.claimed_s) if _lacks_record(state) else since_s)
     actions: list[Action] = []
     if state.stage == STOPPING and state.side_save is None:
         limit_s = state.options.partition_patience_s if _may_not_go_on(state) else patience_s

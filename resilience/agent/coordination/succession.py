@@ -384,8 +384,8 @@ def _hear_beat(view: Outlook, peer: int, beat: Message, now_s: float) -> Result:
         roster=beat.nodes or view.roster,
         known=view.known | set(names),
         starts={**view.starts, **dict(zip(names, beat.starts, strict=False))},
+        dead=frozenset(),
     )
-    view = replace(view, dead=frozenset())
     if beat.ballot <= view.hello.ballot:
         return view, []
     return replace(view, hello=replace(view.hello, ballot=beat.ballot)), [JoinAgain()]

@@ -58,6 +58,8 @@ class RunFolder:
         self._seen: Record | None = None
         self._seen_s = time.monotonic()
         """Since when the newest record has been as it is."""
+        self._draft = _draft_of(self._path / _AGENTS / self.start, self.start)
+        """What the agent's file is called before it has its name."""
         self._lock = -1
         self._boot = read_boot_id()
         self._is_checking = False
@@ -86,11 +88,6 @@ class RunFolder:
         except OSError:
             self._lock = -1
         return self._lock
-
-    @property
-    def _draft(self) -> Path:
-        """Return what the agent's file is called before it has its name."""
-        return _draft_of(self._path / _AGENTS / self.start, self.start)
 
     def announce(self, address: str, node: str = "") -> None:
         """Let others know of this agent; a folder that takes no file is not shared."""
@@ -154,7 +151,8 @@ class RunFolder:
     ) -> None:
         """Say who belongs to the run, which generation it has come to, and how it has ended.
 
-        A run that has ended stays so, whoever wakes up later.
+        A run that has ended stays so, whoever wakes up later, and who is behind the others says
+        nothing of it. Only a later generation shows that it goes on all the same.
         """
 
         def write() -> None:
@@ -164,11 +162,12 @@ class RunFolder:
             record = self._record or newest
             if record is None or not self._is_ours(record):
                 return
-            if newest is not None and (newest.is_over or newest.number > record.number):
+            told = (record.number, generation, False)
+            if newest and (newest.number, newest.generation, newest.is_over) > told:
                 return
             self._record = replace(
                 record,
-                agents=agents,
+                agents=tuple(sorted({*agents, *(newest or record).agents})),
                 generation=generation,
                 renewal=record.renewal + 1,
                 is_over=is_over,
@@ -346,10 +345,9 @@ def _write_whole(path: Path, data: Mapping[str, object], start: str) -> None:
     try:
         draft.write_text(json.dumps(data), "utf-8")
         draft.replace(path)
-    except OSError:
+    finally:
         # A full disk has made it, and takes nothing.
         draft.unlink(missing_ok=True)
-        raise
 
 
 def _write_first(path: Path, data: dict[str, object], start: str) -> bool:

@@ -121,7 +121,7 @@ def test_successor_knows_how_often_the_workers_were_started(generation: int, ope
     state, actions = play(
         state,
         join("n1", generation, ["n0", "n1"]),
-        join("n2"),
+        join("n0"),
         *afresh(generation)[2:],
     )
 

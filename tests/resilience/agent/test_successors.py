@@ -106,7 +106,7 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     state, actions = play(state, bound(join("n1", 4, members.nodes), 1, members))
     state, more = play(state, join("n2", 5, members.nodes), join("n3"))
     assert (state.generation, state.opened, sorted(state.voters)) == (5, 4, ["n1", "n2"])
-    assert learned(more) == ["n1"]
+    assert learned(more) == ["n1", "n3"]
 
     reports = [stopped(f"n{rank // 2}", rank, 5) for rank in range(2, 6)]
     state, actions = play(state, *reports, Tick(), now_s=3.0)
@@ -191,10 +191,18 @@ def test_members_that_were_asked_for_are_asked_for_again_in_the_same_ballot() ->
         joined = isinstance(event, NodeJoined) and replace(event.join, promised=state.ballot)
         state, more = decide(state, NodeJoined(join=joined) if joined else event, now_s)
         actions += more
+        for each in late_ones(state):
+            promised = replace(state.present[each], promised=state.ballot)
+            state, more = decide(state, NodeJoined(join=promised), now_s)
+            actions += more
 
     asked = {(each.generation, each.ballot): each.layout for each in proposed(actions)}
     assert len(proposed(actions)) > 3
     assert all(asked[each.generation, each.ballot] == each.layout for each in proposed(actions))
+
+
+def late_ones(state: State) -> list[str]:
+    return [name for name, each in state.present.items() if each.promised != state.ballot]
 
 
 def test_agreement_of_which_nobody_is_left_is_passed_over() -> None:

@@ -192,6 +192,8 @@ def without_past(state: State) -> State:
         last_step=-1,
         finished={},
         refusal="",
+        patience_s=0.0,
+        patient_s=float("-inf"),
         starts={},
         counted=-1,
         saved=None,
@@ -223,6 +225,7 @@ def _state_key(state: State) -> tuple[object, ...]:
         state.first,
         state.record,
         state.is_stateless,
+        state.probed if state.probed[0] == state.generation else None,
         tuple((rank, each.node, each.phase, each.step) for rank, each in reports),
     )
 

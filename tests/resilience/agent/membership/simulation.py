@@ -116,8 +116,10 @@ class SimNode:
 
     def renew(self, agents: tuple[str, ...], generation: int, **end: Any) -> None:
         def answer() -> None:
-            if record := self.world.folder.founding:
-                own = replace(record, agents=agents, generation=generation, **end)
+            record = self.world.folder.founding
+            if record and (record.generation, record.is_over) <= (generation, False):
+                known = tuple(sorted({*agents, *record.agents}))
+                own = replace(record, agents=known, generation=generation, **end)
                 self.world.folder.founding = own
 
         self.world.ask_folder(self, answer)

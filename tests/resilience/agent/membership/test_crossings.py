@@ -10,7 +10,7 @@ import pytest
 from resilience.agent.coordination.membership import AGREEING, State
 from resilience.agent.coordination.votes import find_doubted
 from tests.resilience.agent.membership import simulation
-from tests.resilience.agent.membership.simulation import SimNode, World
+from tests.resilience.agent.membership.simulation import BrokenPromiseError, SimNode, World
 
 INSTANT_S = 0.00001
 
@@ -263,8 +263,10 @@ def test_coordinator_that_sees_another_folder_has_no_record() -> None:
     assert world.steps == num_steps
 
 
-def test_coordinator_that_stood_still_asks_again_what_the_others_hold() -> None:
-    """What it was told before is long past: only the silent node still holds the state."""
+@pytest.mark.parametrize("still_s", [2.0, 8.0])
+@pytest.mark.parametrize("who", ["coordinator", "link"])
+def test_place_is_given_away_by_what_the_others_hold_now(who: str, still_s: float) -> None:
+    """What the coordinator was told before is past: only the silent node still holds the state."""
     world, leader, (first, second, third, fourth, _) = begin(4, 1)
     world.pause(third)
     world.run(2)
@@ -273,16 +275,20 @@ def test_coordinator_that_stood_still_asks_again_what_the_others_hold() -> None:
         world.run(INSTANT_S)
     assert not leader.party.state.nodes[2]
     num_steps = world.steps
-    world.pause(first)
+    if who == "coordinator":
+        world.pause(first)
+    else:
+        world.network.cut([first], [second], is_silent=True)
     lose_state(world, fourth)
-    world.run(8)
+    world.resume(fourth)
+    world.run(still_s)
     lose_state(world, first)
     lose_state(world, second)
+    world.network.heal([first], [second])
     world.resume(first)
     world.run(1)
 
     world.resume(third)
-    world.resume(fourth)
 
     # Each commit is held against those before it.
     world.run(30)
@@ -292,3 +298,81 @@ def test_coordinator_that_stood_still_asks_again_what_the_others_hold() -> None:
 def lose_state(world: World, name: str) -> None:
     for local_rank in range(world.options.num_local_ranks):
         world.fail(world.nodes[name], local_rank)
+
+
+def begin_with_deadlines(
+    num_nodes: int, num_standby: int, **options: int
+) -> tuple[World, list[str]]:
+    """Return a world that trains, with the times of a real run, and the names of its nodes."""
+    world = World(3, num_nodes=num_nodes, num_standby=num_standby, **options)
+    times = {"join_deadline_s": 120.0, "stop_deadline_s": 15.0, "partition_patience_s": 600.0}
+    world.options = replace(world.options, **times)
+    world.run(30)
+    members = world.committed[-1][1].nodes
+    return world, [*members, *(name for name in world.names if name not in members)]
+
+
+def test_run_goes_on_when_the_last_holder_of_a_shard_was_waited_for() -> None:
+    world, (first, second, third, standby) = begin_with_deadlines(3, 1, num_shards=6)
+    world.network.cut([third], [first, second, standby], is_silent=True)
+    world.run(590)
+    num_steps = world.steps
+
+    # Nobody keeps a state beyond memory here.
+    with pytest.raises(BrokenPromiseError, match=f"begins at 0, {num_steps} was committed"):
+        world.run(60)
+
+    assert [node.end for node in world.nodes.values()] == [None] * 4
+
+
+@pytest.mark.parametrize("apart_s", [300, 900])
+def test_nodes_that_meet_again_have_all_their_time_for_the_rest(apart_s: float) -> None:
+    world, (first, second, third) = begin_with_deadlines(3, 0)
+    for one, other in ((first, second), (second, third), (first, third)):
+        world.network.cut([one], [other], is_silent=True)
+    world.run(apart_s)
+    num_steps = world.steps
+    world.network.heal([first], [second])
+    world.run(100)
+
+    world.network.heal(world.names, world.names)
+    world.run(30)
+
+    assert world.steps > num_steps
+    assert [node.end for node in world.nodes.values()] == [None] * 3
+
+
+def test_standby_node_that_came_while_ranks_stopped_has_a_vote_as_a_member() -> None:
+    world, leader, (first, second, third, standby) = begin(3, 1, shares_folder=False)
+    world.kill(standby)
+    world.network.cut([third], [first, second], is_silent=True)
+    world.run(6)
+    world.start(standby)
+    while leader.standing.generation < 1:
+        world.run(INSTANT_S)
+    world.network.cut([first], [standby], is_silent=True)
+    while world.nodes[second].standing.generation < 1:
+        world.run(INSTANT_S)
+    world.network.cut([first], [second, third, standby], is_silent=True)
+    world.network.heal([third], [second, standby])
+    num_steps = world.steps
+
+    world.run(30)
+
+    assert world.steps > num_steps + 10, world.describe()
+
+
+def test_without_recovery_nobody_takes_the_place_of_another() -> None:
+    """An agent too many has come, and each half of the members has one."""
+    world = World(3, num_nodes=2, num_standby=2)
+    world.options = replace(world.options, recovers=False)
+    world.run(30)
+    first, second = world.committed[-1][1].nodes
+    third, fourth = (name for name in world.names if name not in (first, second))
+    world.network.cut([first, third], [second, fourth], is_silent=True)
+    world.run(8)
+    num_steps = world.steps
+
+    world.run(60)
+
+    assert world.steps == num_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 from pathlib import Path
@@ -100,6 +101,32 @@ def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
 
     assert nothing_yet == []
     assert answer(other) == [RunOver(generation=5, status=75)]
+    for folder in (one, other):
+        folder.close()
+
+
+def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> None:
+    """It stood still, and ends for a cause of its own while they go on."""
+    one, other = open_two(tmp_path)
+    one.found(("n0", "n1"))
+    answer(one)
+
+    other.renew(("n1", "n2"), 5)
+    answer(other)
+    one.renew(("n0", "n1"), 4, is_over=True, status=1)
+    answer(one)
+    other.look_for_end()
+    still_goes_on = answer(other)
+    one.renew(("n0", "n1"), 5, is_over=True, status=1)
+    answer(one)
+    other.renew(("n1", "n2"), 6)
+    answer(other)
+    other.look_for_end()
+
+    assert still_goes_on == []
+    assert answer(other) == []
+    newest = json.loads((tmp_path / "generations" / "run-0").read_text())
+    assert (newest["generation"], newest["agents"]) == (6, ["n0", "n1", "n2"])
     for folder in (one, other):
         folder.close()
 
