@@ -159,10 +159,11 @@ def test_what_was_deleted_while_it_was_put_is_put_again(pair: Pair) -> None:
         deleted = delete_step(name, step, generation, **spare)
         if step == 1 and not lost:
             # As an entry of step 3 that named data which went.
-            lost.extend(each for each in store.list_steps(name) if each.step == 3)
-            metas = [meta for each in lost if (meta := store.get_meta(each))]
+            newest = [each for each in store.list_steps(name) if each.step == 3]
+            metas = [meta for each in newest if (meta := store.get_meta(each))]
             deleted |= {content_digest(each) for each in metas}
             delete_step(name, 3, generation)
+            lost.extend(newest)
         return deleted
 
     store.delete_step = delete_late  # type: ignore[method-assign]
