@@ -208,21 +208,24 @@ def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -
 
 
 def test_folder_has_its_time_from_when_it_is_asked() -> None:
-    """The node that was missing came late, and its patience is short."""
-    options = replace(OPTIONS, partition_patience_s=5.0, join_deadline_s=120.0)
+    """The node that was missing came late."""
+    options = replace(OPTIONS, partition_patience_s=100.0, join_deadline_s=120.0)
     state = follow("n3", members=layout("n0", "n1"), options=options)
     reports = [stopped("n1", rank, 4) for rank in (2, 3)]
     for event in (join("n1", 4, ("n0", "n1")), *reports):
         state, _ = play_alone(state, event)
-    state, _ = play_alone(state, Tick(), now_s=60.0)
+    state, _ = play_alone(state, Tick(), now_s=125.0)
 
-    state, actions = play_alone(state, join("n3"), now_s=61.0)
+    state, actions = play_alone(state, join("n3"), now_s=126.0)
     for event in [*promise(state, "n1", "n3"), Tick()]:
-        state, more = play_alone(state, event, now_s=61.0)
+        state, more = play_alone(state, event, now_s=126.0)
         actions += more
     (claim,) = [each for each in actions if isinstance(each, ClaimRecord)]
     assert ends(actions) == []
-    state, _ = play(state, Claimed(generation=5, layout=claim.layout), now_s=62.0)
+    for now_s in (127.0, 201.0, 220.0):
+        state, more = play_alone(state, Tick(), now_s=now_s)
+        assert ends(more) == []
+    state, _ = play(state, Claimed(generation=5, layout=claim.layout), now_s=221.0)
 
     assert state.stage == RUNNING
     assert state.members.nodes == ("n3", "n1")

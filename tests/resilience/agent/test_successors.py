@@ -185,7 +185,7 @@ def test_members_that_were_asked_for_are_asked_for_again_in_the_same_ballot() ->
     ]
     knows_more = replace(join("n5", 5, members.nodes).join, node="n5", start="n5")
     later = [lost("n1", is_dead=False), NodeJoined(join=knows_more), lost("n4")]
-    back = [join("n0", 5, members.nodes), *told[:2], *told[4:]]
+    back = [join("n0", 5, members.nodes), join("n1", 5, members.nodes), *told]
     actions: list[Action] = []
     for now_s, event in [*((4.0, each) for each in (*late, *later, *back)), (9.0, Tick())]:
         joined = isinstance(event, NodeJoined) and replace(event.join, promised=state.ballot)
