@@ -351,10 +351,7 @@ def open_world(
 
 
 def open_axes(
-    sizes: Sequence[int],
-    *,
-    timeout: timedelta = COLLECTIVE_TIMEOUT,
-    collective_timeout: timedelta = COLLECTIVE_TIMEOUT,
+    sizes: Sequence[int], *, collective_timeout: timedelta = COLLECTIVE_TIMEOUT
 ) -> list[ProcessGroup]:
     """Open this rank's group along each axis of a mesh over the open world.
 
@@ -363,19 +360,17 @@ def open_axes(
     mesh = torch.arange(dist.get_world_size()).view(*sizes)
     rows = [mesh.movedim(axis, -1).reshape(-1, size) for axis, size in enumerate(sizes)]
     with nullcontext() if _current is None else _current.opening():
-        return [_open_axis(each.tolist(), timeout, collective_timeout) for each in rows]
+        return [_open_axis(each.tolist(), collective_timeout) for each in rows]
 
 
-def _open_axis(
-    rows: list[list[int]], timeout: timedelta, collective_timeout: timedelta
-) -> ProcessGroup:
+def _open_axis(rows: list[list[int]], collective_timeout: timedelta) -> ProcessGroup:
     rank = dist.get_rank()
     own: ProcessGroup | None = None
     for ranks in rows:
         try:
-            group = dist.new_group(ranks, timeout=timeout)
+            group = dist.new_group(ranks, timeout=COLLECTIVE_TIMEOUT)
         except RuntimeError as error:
-            raise GroupOpenError(_not_met(ranks, timeout, error)) from error
+            raise GroupOpenError(_not_met(ranks, COLLECTIVE_TIMEOUT, error)) from error
         if rank in ranks:
             own = group
     assert own is not None

@@ -43,17 +43,17 @@ from resilience.agent.coordination.membership import (
 from resilience.agent.coordination.opening import (
     advance,
     agree,
-    ask_again,
     end_run,
     learn,
     note_told,
     refuse,
+    withdraw,
 )
 from resilience.agent.coordination.patience import wait
 from resilience.agent.coordination.ranks import note_failed, note_finished, note_stopped, stop
 from resilience.agent.coordination.side_save import note_saved
 from resilience.agent.coordination.standing import Standing
-from resilience.agent.coordination.votes import find_doubted, next_ballot
+from resilience.agent.coordination.votes import find_doubted, in_later_ballot
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
     Agree,
@@ -86,8 +86,7 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
         if event.record:
             # Who has left since may have begun it with others before; who has not joins again.
             promised = [each.promised for each in state.present.values()]
-            ballot = next_ballot(max([state.ballot, *promised]), state.ballot[1])
-            return advance(replace(state, ballot=ballot), now_s)
+            return advance(in_later_ballot(state, *promised), now_s)
         return refuse(replace(state, answered_s=now_s), event.reason)
     if isinstance(event, Said):
         return _SAID.get(type(event.message), _ignored)(state, event, now_s)
@@ -159,7 +158,7 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         actions = [Note(event="node_joined", fields={"node": join.node})]
     if state.stage == RUNNING:
         return note_told(state, join.node), [*actions, Send(node=join.node, message=learn(state))]
-    state = ask_again(state, join.node)
+    state = withdraw(state, join.node)
     if is_again:
         # It tells in a later ballot what it has agreed to.
         return advance(_note_agreed(state, join), now_s)
@@ -275,7 +274,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
         return state, []
     present = {name: join for name, join in state.present.items() if name != event.node}
     ended = {event.node} if event.is_dead else frozenset[str]()
-    state = ask_again(state, event.node)
+    state = withdraw(state, event.node)
     state = replace(
         state,
         present=present,

@@ -140,7 +140,7 @@ class State:
     these places are given away or the record is asked for."""
     patience_s: float = 0.0
     """How long is waited for what was missing last."""
-    patient_s: float = float("-inf")
+    shortened_s: float = float("-inf")
     """Since when that is not as long as it was before."""
     claimed_s: float = float("-inf")
     """Since when the folder is asked which members come next."""

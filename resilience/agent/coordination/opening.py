@@ -30,8 +30,8 @@ from resilience.agent.coordination.votes import (
     find_newest,
     find_verdict,
     goes_by_evidence,
+    in_later_ballot,
     may_give_away,
-    next_ballot,
 )
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
@@ -202,8 +202,7 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
     if is_behind or ((asks_for_record or gives_away) and state.probed != (state.generation, given)):
         # Who is silent by now must not be in the record: nobody could open that generation. And a
         # place is given away by what the others hold now: their word comes behind all else.
-        ballot = next_ballot(max(state.ballot, *promised), state.ballot[1])
-        return replace(state, ballot=ballot, probed=(state.generation, given)), []
+        return replace(in_later_ballot(state, *promised), probed=(state.generation, given)), []
     if verdict != TIE:
         return _ask(state, filled, layout, now_s)
     if state.record is None:
@@ -229,7 +228,7 @@ def _ask(before: State, state: State, layout: Layout, now_s: float) -> Decision:
     newest = max((state.present[node].promised for node in asked), default=NO_BALLOT)
     if newest > state.ballot:
         # They hear of it, and join again.
-        return replace(before, ballot=next_ballot(newest, state.ballot[1])), []
+        return in_later_ballot(before, newest), []
     if any(state.present[node].promised != state.ballot for node in asked):
         return before, []
     if not state.accepted and state.counted < state.opened:
@@ -260,7 +259,7 @@ def agree(state: State, node: str, agreement: Agree, now_s: float) -> Decision:
     return advance(replace(state, asked=state.asked - {node}), now_s)
 
 
-def ask_again(state: State, node: str) -> State:
+def withdraw(state: State, node: str) -> State:
     """Give a proposal up where an agent that was asked is gone, or has come anew."""
     if state.stage != AGREEING or state.proposal is None:
         return state
@@ -268,8 +267,7 @@ def ask_again(state: State, node: str) -> State:
         return state
     if state.opened < 0:
         # Others may be asked for then: in one ballot it is always the same ones.
-        ballot = next_ballot(state.ballot, state.ballot[1])
-        state = replace(state, stage=GATHERING, proposal=None, ballot=ballot)
+        state = replace(in_later_ballot(state), stage=GATHERING, proposal=None)
         return replace(state, layout=None, nodes=(), reports={})
     kept = tuple(name if name in state.voters else None for name in state.nodes)
     places = [place for place, name in enumerate(kept) if name is None]

@@ -26,9 +26,9 @@ def wait(state: State, now_s: float) -> Decision:
     patience_s = _patience_s(state)
     if patience_s != state.patience_s:
         # Who may go on since just now has all the time for it that there is.
-        patient_s = now_s if patience_s < state.patience_s else float("-inf")
-        state = replace(state, patience_s=patience_s, patient_s=patient_s)
-    since_s = max(state.since_s, state.patient_s)
+        shortened_s = now_s if patience_s < state.patience_s else float("-inf")
+        state = replace(state, patience_s=patience_s, shortened_s=shortened_s)
+    since_s = max(state.since_s, state.shortened_s)
     # Until it is asked, the folder cannot say anything.
     waited_s = now_s - (max(since_s, state.claimed_s) if _lacks_record(state) else since_s)
     actions: list[Action] = []

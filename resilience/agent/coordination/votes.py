@@ -9,6 +9,8 @@ agent that was ever heard of has ended for certain.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from resilience.agent.coordination.membership import STOPPING, State
 from resilience.comm.messages import Ballot
 from resilience.state.layout import Layout
@@ -25,6 +27,11 @@ HOLDS_NONE = (Phase.FRESH, Phase.TORN_UPDATE, Phase.TORN_REPAIR)
 def next_ballot(newest: Ballot, start: str) -> Ballot:
     """Return one that comes after another one, and is this agent's alone."""
     return newest[0] + 1, start
+
+
+def in_later_ballot(state: State, *promised: Ballot) -> State:
+    """Return the coordinator in a ballot of its own behind its last one and what was promised."""
+    return replace(state, ballot=next_ballot(max([state.ballot, *promised]), state.ballot[1]))
 
 
 def find_verdict(state: State) -> str:

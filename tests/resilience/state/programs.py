@@ -263,7 +263,7 @@ class HashedGroup:
 @program
 def killed_source(rank: Rank) -> None:
     """The source is killed when the target has its second chunk."""
-    group = rank.open_group()
+    group = rank.open_group(SOON)
     view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
     if rank.rank == 0:
         (rank.folder / "pid").write_text(str(os.getpid()))
@@ -284,7 +284,7 @@ def killed_source(rank: Rank) -> None:
 
 @program
 def killed_target(rank: Rank) -> None:
-    group = rank.open_group()
+    group = rank.open_group(SOON)
     view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
 
     def kill(chunk: int) -> None:

@@ -193,7 +193,7 @@ def without_past(state: State) -> State:
         finished={},
         refusal="",
         patience_s=0.0,
-        patient_s=float("-inf"),
+        shortened_s=float("-inf"),
         starts={},
         counted=-1,
         saved=None,

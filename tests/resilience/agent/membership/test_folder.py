@@ -28,6 +28,14 @@ def open_two(path: Path) -> tuple[RunFolder, RunFolder]:
     return one, other
 
 
+def open_founded(path: Path) -> tuple[RunFolder, RunFolder]:
+    """Return the folder as seen by the agent that has begun the run, and by another one."""
+    one, other = open_two(path)
+    one.found(("n0", "n1"))
+    answer(one)
+    return one, other
+
+
 def test_agents_find_each_other_and_leave_nothing(tmp_path: Path) -> None:
     one, other = open_two(tmp_path)
 
@@ -87,9 +95,7 @@ def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
 
 
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
-    one, other = open_two(tmp_path)
-    one.found(("n0", "n1"))
-    answer(one)
+    one, other = open_founded(tmp_path)
     other.look_for_end()
     nothing_yet = answer(other)
 
@@ -107,9 +113,7 @@ def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
 
 def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> None:
     """It stood still, and ends for a cause of its own while they go on."""
-    one, other = open_two(tmp_path)
-    one.found(("n0", "n1"))
-    answer(one)
+    one, other = open_founded(tmp_path)
 
     other.renew(("n1", "n2"), 5)
     answer(other)
@@ -134,9 +138,7 @@ def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> Non
 def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = open_two(tmp_path)
-    one.found(("n0", "n1"))
-    answer(one)
+    one, other = open_founded(tmp_path)
 
     def refuse(path: Path, text: str, *words: object) -> None:
         path.touch()
@@ -176,9 +178,7 @@ def test_end_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
 
 
 def test_torn_record_is_named(tmp_path: Path) -> None:
-    one, other = open_two(tmp_path)
-    one.found(("n0", "n1"))
-    answer(one)
+    one, other = open_founded(tmp_path)
     record = tmp_path / "generations" / "run-0"
     record.write_text(record.read_text()[:9])
 
