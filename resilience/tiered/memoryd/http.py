@@ -19,7 +19,13 @@ from pathlib import Path
 
 from resilience.tiered.errors import HeldError, StaleError, TieredError, VaultFullError
 from resilience.tiered.memoryd.http_connection import ClosedError, Connection, Limits
-from resilience.tiered.memoryd.http_messages import HttpError, Request, bad_request, format_head
+from resilience.tiered.memoryd.http_messages import (
+    HttpError,
+    Request,
+    bad_request,
+    check_sender,
+    format_head,
+)
 from resilience.tiered.memoryd.http_routes import (
     HEALTH_PATH,
     SHARD_META,
@@ -139,6 +145,8 @@ class HttpDoor:
                 return
             exchange.held.close()
             exchange.begin(request)
+            if self._credentials is None:
+                check_sender(request)
             if request.target != HEALTH_PATH:
                 self._authorize(request)
                 exchange.is_known, connection.limits = True, self._limits

@@ -6,6 +6,7 @@ refused, never guessed at: two readings of one message are how requests are smug
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _TARGET = re.compile(r"[!-~]+\Z")
 _VALUE = re.compile(r"[\t -~\x80-\xff]*\Z")
 _LENGTH = re.compile(rf"[0-9]{{1,{MAX_DIGITS}}}\Z")
+_PORT = re.compile(r":[0-9]*\Z")
+_CLUSTER_SUFFIX = ".svc.cluster.local"
 _ABSOLUTE = re.compile(r"http://[^/?#]+", re.IGNORECASE)
 
 
@@ -84,6 +87,23 @@ def parse_head(head: bytes) -> Request:
     return Request(method=method, target=target, headers=headers, is_last=is_last)
 
 
+def check_sender(request: Request) -> None:
+    """Raise HttpError with 403 for a request that a web page has a browser send.
+
+    Browsers name the page's origin, but not where they take this machine for the page's own host:
+    any name of the public DNS can be made to lead here, so none is taken for a Host.
+    """
+    headers = request.headers
+    if "origin" in headers:
+        raise _forbidden(f"Origin is {headers['origin']:.80}; web pages have no business here")
+    name = _PORT.sub("", headers.get("host", ""))
+    if "." in name and not (_is_address(name) or name.lower().endswith(_CLUSTER_SUFFIX)):
+        raise _forbidden(
+            f"Host is {name:.80}; allowed: an address, a name without a dot, or one that ends "
+            f"with {_CLUSTER_SUFFIX}"
+        )
+
+
 def format_head(status: HTTPStatus, headers: Sequence[tuple[str, str]], num_bytes: int) -> bytes:
     """Return the head of an answer with a body of so many bytes."""
     lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
@@ -122,6 +142,18 @@ def _parse_headers(lines: Sequence[str]) -> dict[str, str]:
             raise bad_request("a header comes twice")
         headers[name] = value.strip(" \t")
     return headers
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _forbidden(text: str) -> HttpError:
+    return HttpError(HTTPStatus.FORBIDDEN, text)
 
 
 def bad_request(text: str) -> HttpError:

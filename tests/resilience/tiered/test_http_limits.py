@@ -268,6 +268,44 @@ def test_random_bytes_do_not_end_the_door(opened: OpenDoor, client: Client) -> N
     assert client.create("job", 1).status == 201
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(["Host: 127.0.0.1:9200", "Origin: http://page.example"], id="another-origin"),
+        pytest.param(["Host: 127.0.0.1:9200", "Origin: null"], id="file"),
+        pytest.param(["Host: page.example:9200"], id="rebound-name"),
+        pytest.param(["Host: svc.cluster.local.page.example"], id="name-within"),
+    ],
+)
+def test_web_page_can_have_nothing_done(opened: OpenDoor, client: Client, lines: list[str]) -> None:
+    """Without a token whoever reaches the port may do all, and a browser reaches it for a page."""
+    client.create("job", 1)
+
+    with opened.client() as page:
+        for target in ("/v1/cp/cluster/reset", "/v1/cp/namespaces/job?num_ranks=9"):
+            request = [f"POST {target} HTTP/1.1", *lines, "Content-Length: 0", "", ""]
+            page.send("\r\n".join(request).encode())
+            assert page.answer().status == 403
+
+    assert client.ask("GET", "/v1/cp/namespaces/job").content["num_ranks"] == 1
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:9200",
+        "[::1]:9200",
+        "localhost",
+        "node-a:9200",
+        "ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200",
+    ],
+)
+def test_clients_name_the_door_as_they_find_it(client: Client, host: str) -> None:
+    client.send(f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+
+    assert client.answer().status == 200
+
+
 def test_who_does_not_say_the_token_takes_no_place_of_who_does(doors: Doors) -> None:
     limits = Limits(strangers_max=2, stranger_s=0.2)
     with doors.open(token="secret", limits=limits) as opened, ExitStack() as clients:
