@@ -79,10 +79,12 @@ def _check_action(request: Request) -> None:
     if action != "render":
         check_runnable(job, action, has_default_image=request.has_default_image)
     if action == "run":
+        from launcher.inputs import check_inputs
         from launcher.machine import check_machine, read_machine
 
         if not request.beside.oversubscribe:
             check_machine(job, read_machine())
+        check_inputs(job)
         check_trainer_installed()
 
 

@@ -302,11 +302,14 @@ def test_oversubscribing_starts_it_and_leaves_the_job_as_it_is(tmp_path: Path) -
     (tmp_path / "templates" / "local").mkdir(parents=True)
     (tmp_path / "templates" / "local" / "node.sh.j2").write_text("#!/bin/sh\n: {{ node }}\n")
 
-    ended = launch(*RUN, "oversubscribe=true", "run.dir=out", folder=tmp_path)
+    (tmp_path / "lines.jsonl").touch()
+    data = (f"data.path={tmp_path}/lines.jsonl", "data.tokenizer=bytes")
+
+    ended = launch(*RUN, *data, "oversubscribe=true", "run.dir=out", folder=tmp_path)
 
     assert ended.status == 0, ended.err
     assert "all nodes succeeded" in (tmp_path / "out" / "events.jsonl").read_text()
-    assert (tmp_path / "out" / "job.json").read_text() == job_of(LARGE).to_json()
+    assert (tmp_path / "out" / "job.json").read_text() == job_of(LARGE, *data).to_json()
 
 
 def test_oversubscribing_is_said_as_true_or_false(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""The files that a job reads, and whether a local run of it would find them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from launcher.errors import RecipeError
+from launcher.job import Job
+from launcher.job.workload import Jsonl, S3Jsonl
+
+_Problem = Callable[[Path], str | None]
+
+
+def check_inputs(job: Job) -> None:
+    """Raise RecipeError where this machine lacks what the workers would read, one line a field."""
+    if lines := list(_lacking(job)):
+        raise RecipeError("\n  ".join(["action 'run': this machine lacks inputs:", *lines]))
+
+
+def _lacking(job: Job) -> Iterator[str]:
+    for field, given, find_problem in _inputs(job):
+        if problem := find_problem(Path(given)):
+            yield f"{field} {given!r} {problem}"
+
+
+def _inputs(job: Job) -> Iterator[tuple[str, str, _Problem]]:
+    if job.model.weights is not None:
+        yield "model.weights", job.model.weights, _problem_of_model
+    if isinstance(job.data, Jsonl):
+        yield "data.path", job.data.path, _problem_of_file
+    if isinstance(job.data, Jsonl | S3Jsonl) and job.data.tokenizer != "bytes":
+        yield "data.tokenizer", job.data.tokenizer, _problem_of_folder
+
+
+def _problem_of_model(folder: Path) -> str | None:
+    lacks = "has no config.json; allowed: a folder as save_pretrained leaves it"
+    return _problem_of_folder(folder) or (None if (folder / "config.json").is_file() else lacks)
+
+
+def _problem_of_folder(folder: Path) -> str | None:
+    if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
+        return None
+    return f"{_what_is_at(folder)}; allowed: a folder that can be read"
+
+
+def _problem_of_file(path: Path) -> str | None:
+    if path.is_file() and os.access(path, os.R_OK):
+        return None
+    return f"{_what_is_at(path)}; allowed: a file that can be read"
+
+
+def _what_is_at(path: Path) -> str:
+    try:
+        path.stat()
+    except OSError as error:
+        return f"cannot be found: {error.strerror}"
+    if path.is_dir() or path.is_file():
+        kind = "folder" if path.is_dir() else "file"
+        return f"is a {kind}" + ("" if os.access(path, os.R_OK) else " that cannot be read")
+    return "is neither a file nor a folder"

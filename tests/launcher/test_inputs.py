@@ -1,0 +1,109 @@
+"""Files that a job reads, on the machine that is to run it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.inputs import check_inputs
+from tests.launcher.command import launch
+from tests.launcher.shipped import shipped_job
+
+RECIPE = "llama/llama3_tiny_pretrain"
+JSONL = ("data=jsonl", "data.seq_length=128")
+
+
+def check(*overrides: str) -> None:
+    check_inputs(shipped_job(RECIPE, "local", overrides))
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return a folder with all that a job may read."""
+    (tmp_path / "lines.jsonl").touch()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").touch()
+    (tmp_path / "tokenizer").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path
+
+
+def test_job_whose_files_are_there_passes(there: Path) -> None:
+    check(
+        *JSONL,
+        f"data.path={there}/lines.jsonl",
+        f"data.tokenizer={there}/tokenizer",
+        f"model.weights={there}/weights",
+    )
+
+
+def test_data_of_the_machine_itself_and_of_a_bucket_are_not_looked_for() -> None:
+    check()
+    check("data=s3_jsonl", "data.seq_length=128", "data.url=s3://bucket/p", "data.tokenizer=bytes")
+
+
+FOLDER, FILE = "allowed: a folder that can be read", "allowed: a file that can be read"
+MODEL = "allowed: a folder as save_pretrained leaves it"
+GONE = "cannot be found: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        pytest.param("data.path={}/none", f"data.path '{{}}/none' {GONE}; {FILE}", id="no-data"),
+        pytest.param("data.path={}", f"data.path '{{}}' is a folder; {FILE}", id="data-folder"),
+        pytest.param(
+            "data.path={}/fifo",
+            f"data.path '{{}}/fifo' is neither a file nor a folder; {FILE}",
+            id="data-pipe",
+        ),
+        pytest.param(
+            "data.path={}/lines.jsonl/a",
+            f"data.path '{{}}/lines.jsonl/a' cannot be found: Not a directory; {FILE}",
+            id="below-a-file",
+        ),
+        pytest.param(
+            "data.tokenizer={}/none",
+            f"data.tokenizer '{{}}/none' {GONE}; {FOLDER}",
+            id="no-tokenizer",
+        ),
+        pytest.param(
+            "data.tokenizer={}/lines.jsonl",
+            f"data.tokenizer '{{}}/lines.jsonl' is a file; {FOLDER}",
+            id="tokenizer-file",
+        ),
+        pytest.param(
+            "model.weights={}/none", f"model.weights '{{}}/none' {GONE}; {FOLDER}", id="no-weights"
+        ),
+        pytest.param(
+            "model.weights={}/tokenizer",
+            f"model.weights '{{}}/tokenizer' has no config.json; {MODEL}",
+            id="weights-without-config",
+        ),
+    ],
+)
+def test_file_that_is_not_there_is_named(there: Path, override: str, line: str) -> None:
+    given = (*JSONL, f"data.path={there}/lines.jsonl", "data.tokenizer=bytes")
+
+    with pytest.raises(RecipeError) as refused:
+        check(*given, override.format(there))
+
+    told = f"action 'run': this machine lacks inputs:\n  {line.format(there)}"
+    assert str(refused.value) == told
+
+
+def test_run_without_its_files_ends_before_anything_is_written(tmp_path: Path) -> None:
+    given = ("model.weights=/none", *JSONL, "data.path=/nowhere", "data.tokenizer=bytes")
+
+    ended = launch(f"recipe={RECIPE}", "action=run", *given, folder=tmp_path)
+
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == (
+        "action 'run': this machine lacks inputs:\n"
+        f"  model.weights '/none' {GONE}; {FOLDER}\n"
+        f"  data.path '/nowhere' {GONE}; {FILE}\n"
+    )
+    assert list(tmp_path.iterdir()) == []
