@@ -82,6 +82,7 @@ def test_workers_leave_the_generation_that_they_are_in(part: NodePart, opened: i
         pytest.param(4, layout("n0", "n2"), True, id="none-has-begun-since"),
         pytest.param(5, layout("n0", "n2"), False, id="one-has-begun-since"),
         pytest.param(4, layout("n2", "n0"), False, id="another-place"),
+        pytest.param(5, layout("n2", "n1"), False, id="no-place-where-one-has-begun"),
     ],
 )
 def test_what_workers_hold_counts_until_a_generation_begins_without_them(
