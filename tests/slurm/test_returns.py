@@ -36,7 +36,7 @@ RECIPE = (
     f"trainer.global_batch_size={BATCH}",
     "trainer.log_every_n_steps=1",
 )
-RUN_S = 600.0
+RUN_S = 900.0
 
 
 @dataclass
