@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests import budget
-from tests.cases import slow
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -69,9 +68,7 @@ def test_fails_once():
 """
 
 
-@pytest.mark.parametrize(
-    "options", [slow((), id="one-process"), pytest.param(("-n2",), id="xdist")]
-)
+@pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n2")], ids=["one-process", "xdist"])
 def test_seconds_are_judged_and_failed_tests_run_again(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -84,7 +81,8 @@ def test_seconds_are_judged_and_failed_tests_run_again(
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--judge", *options, "tests"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # No other plugin: to import Hypothesis and Hydra takes a second, in each of five processes.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=120,
