@@ -30,7 +30,8 @@ What a node agent writes:
     generation_opened (number, world_size), worker_replaced (pid),
     fault_detected (reason, text), generation_broken (reason), giving_up (reason), gave_up (reason),
     coordinator_replaced (node, lost), warning (text),
-    service_lost (service, text)
+    service_lost (service, text), store_failing (store, text), store_well (store),
+    step_stored (store)
 What the launcher writes:
     run_started (recipe, version, digest, num_nodes, num_devices),
     run_finished (exit_status, reason)

@@ -33,6 +33,8 @@ CLOSE_TIMEOUT_S = 30.0
 status 1."""
 UNDONE_STATUS = 3
 """Exit status of a daemon that has ended before the store had what it was to get."""
+UNSTORED_STATUS = 74
+"""Exit status of a run that has ended well but for that; whoever starts it again mends nothing."""
 _REMOVE_MAX_S = 120.0
 _BYTES_MAX = 1 << 20
 

@@ -214,6 +214,9 @@ class StoreTier(_Settings):
     and one of the two is null."""
     keep: Count | None
     """Complete checkpoints that stay in the store; null keeps all."""
+    required: bool
+    """Whether a run whose store has not got all that it was to get ends with status 74, and keeps
+    the rest in memory; false: it ends as it would have."""
     waiting_max: Count | None
     """Checkpoints that may wait in memory for a slow store before one is left out; null: no
     limit."""

@@ -106,8 +106,8 @@ class Checkpoints:
     def abandon(self) -> None:
         """Leave what was begun, as if it had never been: the step may have another outcome."""
 
-    def finish(self, step: int, *, is_forced: bool) -> None:
-        """Save the last state, if it is due or `is_forced`, and wait until that is done.
+    def finish(self, step: int) -> None:
+        """Save the last state, and wait until that is done.
 
         Every worker calls it, with all steps done. Raises CorruptionError where the state is
         not what its last update left; that ends the save.

@@ -388,9 +388,9 @@ class Loop:
             if self._is_recoverable and step == first and members.number > 0:
                 self._events.write("rank_resumed", step=step)
             if result.requests % SAVE:
-                self._finish(is_forced=True)
+                self._finish()
                 raise SystemExit(EXIT_STATUS)
-        self._finish(is_forced=False)
+        self._finish()
         self._stop.release()
 
     def _begin_step(self, step: int, batches: Batches) -> None:
@@ -427,17 +427,17 @@ class Loop:
     def _requests(self) -> int:
         return self._stop.is_requested + SAVE * self._saves.wants_save()
 
-    def _finish(self, *, is_forced: bool) -> None:
+    def _finish(self) -> None:
         """Let the last checkpoint end, under no deadline but its own."""
         step = self.progress.step
         self.watch.begin(step, Activity.NOWHERE)
-        self._saves.finish(step, is_forced=is_forced)
+        self._saves.finish(step)
 
     def _save_last(self, group: WorkerGroup, *, has_state: bool) -> str:
         """Save the state with which the run gives up; returns where the newest lies."""
         step, places = self.progress.step, []
         if has_state:
-            self._finish(is_forced=True)
+            self._finish()
             problem = None if self._saves.has_saved(step) else f"not by rank {group.rank}"
             if group.first_problem("last/tiers", problem, CHECKPOINT_TIMEOUT) is None:
                 places.append(self._saves.place)

@@ -29,6 +29,7 @@ from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.report import summary_text, write_report
 from launcher.rundir import EVENTS_FILE
 from resilience.events import EventLog, EventLogError
+from resilience.node_config import UNSTORED_STATUS
 
 GRACE_S = 25.0
 """How long a node may take to end after SIGTERM.
@@ -71,7 +72,8 @@ def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> 
     killed = killed_nodes(happened.ended)
     is_bearable = len({*lost, *killed}) <= job.resilience.standby_nodes
     for name, status in sorted(happened.ended.items()):
-        if status and not (is_bearable and name in killed):
+        # A node whose store lacks something says so of a run that has ended well.
+        if status not in (0, UNSTORED_STATUS) and not (is_bearable and name in killed):
             return Outcome(status, f"{name} ended with exit status {status}", name)
     if happened.is_late:
         return Outcome(TIME_LIMIT_STATUS, f"time limit {job.time_limit} reached")
@@ -83,6 +85,11 @@ def killed_nodes(ended: Mapping[str, int]) -> set[str]:
     return {name for name, status in ended.items() if status >= KILLED_STATUS_MIN}
 
 
+def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
+    """Return the nodes that have ended well, but for what the store has not got."""
+    return {name for name, status in ended.items() if status == UNSTORED_STATUS}
+
+
 def run_nodes(
     job: Job, run_dir: Path, console: Console | None = None, grace_s: float = GRACE_S
 ) -> int:
@@ -91,10 +98,11 @@ def run_nodes(
     Blocks; call it from the main thread. It writes events, logs and the report
     into `run_dir` and shows progress on the console. 0 means that every node
     succeeded, but for those that were killed and others stood in for; 124 that
-    the time limit was reached; 128 and a signal's number that the launcher was
-    asked to end; else it is that of the first node that failed. No process of
-    the run is left when it returns, nor when the launcher is killed. Raises
-    OutsideError where the nodes cannot be started.
+    the time limit was reached; 74 that the store has not got what it was to get;
+    128 and a signal's number that the launcher was asked to end; else it is that
+    of the first node that failed. No process of the run is left when it returns,
+    nor when the launcher is killed. Raises OutsideError where the nodes cannot be
+    started.
     """
     if sys.platform != "linux":
         raise OutsideError("action 'run' needs Linux; render for a cluster instead")
@@ -173,6 +181,7 @@ class _Watch:
     selector: selectors.BaseSelector
     shown: RunConsole
     lost: set[str] = field(default_factory=set)
+    unstored: set[str] = field(default_factory=set)
     deadline_s: float = float("inf")
 
     def run(self) -> Outcome:
@@ -189,10 +198,15 @@ class _Watch:
                     self._stop(outcome)
                 else:
                     self._note_lost(killed_nodes(happened.ended))
+                    self.unstored |= unstored_nodes(happened.ended)
             elif happened.signals:
                 self.nodes.kill()
             elif happened.is_late:
                 break
+        if self.unstored and not outcome:
+            names = ", ".join(sorted(self.unstored))
+            reason = f"the run has finished, but not all of it is in the store (told by {names})"
+            return Outcome(UNSTORED_STATUS, reason)
         if self.lost and not outcome:
             names = ", ".join(sorted(self.lost))
             return Outcome(0, f"all nodes succeeded but {names}, for which others stood in")

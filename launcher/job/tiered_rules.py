@@ -199,6 +199,7 @@ def _aws(job: JobContent, settings: TieredSettings) -> Iterator[str]:
     if store:
         fixed |= {
             "store.keep": (store.keep, None),
+            "store.required": (store.required, False),
             "store.waiting_max": (store.waiting_max, None),
             "store.deadline_s": (store.deadline_s, 60.0),
             "store.endpoint": (store.endpoint, None),

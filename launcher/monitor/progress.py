@@ -20,6 +20,7 @@ from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import TRAINING, RunState
+from launcher.monitor.storage import storage_text
 
 LINE_PERIOD_S = 10.0
 LINE_SHARE = 0.1
@@ -76,7 +77,7 @@ class LineDisplay:
         for recovery in recoveries[num_shown:]:
             self._print(f"{state.recipe}: {render_recovery(recovery)}")
         if is_line_due(self._last, state, now):
-            self._print(render_line(state))
+            self._print(render_line(state, now))
             self._last = Shown(state.phase, state.num_steps, now, len(recoveries))
         elif self._last:
             self._last = replace(self._last, num_recoveries=len(recoveries))
@@ -98,13 +99,13 @@ def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
     return is_first or (is_late and num_new >= max(1, LINE_SHARE * state.max_steps))
 
 
-def render_line(state: RunState) -> str:
-    """Return the state in one line."""
+def render_line(state: RunState, now: float) -> str:
+    """Return the state in one line, at `now` in unix seconds."""
     if state.phase != TRAINING or not state.num_steps:
         return (
             f"{state.recipe}: {state.phase} ({len(state.workers)} of {state.num_workers} workers)"
         )
-    return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state)}"
+    return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state, now)}"
 
 
 def render_state(state: RunState, now: float) -> RenderableType:
@@ -118,7 +119,7 @@ def render_state(state: RunState, now: float) -> RenderableType:
     )
     lines: list[RenderableType] = [title, bar]
     if state.num_steps:
-        lines.append(Text(_numbers(state)))
+        lines.append(Text(plain(_numbers(state, now))))
     if state.recoveries:
         lines.append(Text(plain(render_recovery(state.recoveries[-1])), style="yellow"))
     lines += [
@@ -141,7 +142,7 @@ def render_recovery(recovery: Recovery) -> str:
     return "; ".join([text, *(note for note in notes if note)])
 
 
-def _numbers(state: RunState) -> str:
+def _numbers(state: RunState, now: float) -> str:
     parts = []
     if state.loss is not None:
         parts.append(f"loss {state.loss:.4f}")
@@ -152,4 +153,6 @@ def _numbers(state: RunState) -> str:
         parts.append(f"{format_seconds(state.seconds_left)} left")
     if newest := newest_saved(state.tiers):
         parts.append(f"checkpoint of step {newest.step}")
+    if stored := storage_text(state.storage, newest.step if newest else None, now):
+        parts.append(stored)
     return ", ".join(parts)

@@ -19,6 +19,7 @@ from launcher.monitor.recoveries import (
     next_generations,
     seconds_lost,
 )
+from launcher.monitor.storage import Storage, next_storage
 from resilience.events import Event
 
 LAUNCHER_NODE = "launcher"
@@ -95,6 +96,8 @@ class RunState:
     checkpoint_bytes: int | None = None
     tiers: tuple[Checkpoint, ...] = ()
     """What happened to checkpoints in the memory of nodes and below it."""
+    storage: Storage = field(default_factory=Storage)
+    """What is known of the store below them."""
     losses: tuple[str, ...] = ()
     """What services of nodes did not come to: checkpoints that a store has not got."""
     exit_status: int | None = None
@@ -198,6 +201,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
         return replace(state, lost_nodes=state.lost_nodes | {node})
     if event.event == "node_joined":
         return replace(state, lost_nodes=state.lost_nodes - {node})
+    state = replace(state, storage=next_storage(state.storage, event))
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))

@@ -21,7 +21,7 @@ from launcher.report.charts import (
 )
 from launcher.report.record import RunRecord
 from launcher.report.recoveries import recoveries_card
-from launcher.report.summary import fall_percent, faults_text, result_text
+from launcher.report.summary import fall_percent, faults_text, result_text, store_text
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
@@ -122,6 +122,8 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         rows.append(("starts of the workers", str(state.generation + 1)))
     if tiers := checkpoints_text(state.tiers):
         rows.append(("tiers", tiers))
+    if stored := store_text(state, record.start + record.wall_s):
+        rows.append(("store", stored))
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
     return rows + [("lost", each) for each in state.losses]

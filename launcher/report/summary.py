@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from launcher.monitor.checkpoints import checkpoints_text
+from launcher.monitor.checkpoints import checkpoints_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.runstate import RunState
+from launcher.monitor.storage import storage_text
 
 
 def summary_text(state: RunState, report: Path | None) -> str:
@@ -21,10 +22,18 @@ def summary_text(state: RunState, report: Path | None) -> str:
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
         "lost": "; ".join(state.losses),
+        "store": store_text(state, state.finished_at),
     }
     lines = [f"{state.recipe} version {state.version}: {result_text(state)}"]
     lines += [f"  {name:<10}  {value}" for name, value in rows.items() if value]
     return "\n".join(lines)
+
+
+def store_text(state: RunState, now: float | None) -> str | None:
+    """Return how far the store was at the end of a run; None where nothing was told of it."""
+    newest = newest_saved(state.tiers)
+    at = state.storage.stored_at if now is None else now
+    return storage_text(state.storage, newest.step if newest else None, at)
 
 
 def result_text(state: RunState) -> str:

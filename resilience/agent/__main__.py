@@ -38,7 +38,7 @@ from resilience.inprocess.variables import (
     NUM_THREADS,
     RUN_ID,
 )
-from resilience.node_config import MemorydConfig
+from resilience.node_config import UNSTORED_STATUS, MemorydConfig
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
 
@@ -110,7 +110,7 @@ def _run(
         folder.close()
         return _complain(f"cannot start the process that forks workers: {error}")
     events = output.open_log()
-    kept = Services(services, output.console.say, events.write)
+    kept = Services(services, output.console.say, events.write, is_joining=folder.goes_on())
     # These import torch, while the pool's processes do so as well.
     from resilience.agent.recovering import RecoveringAgent
     from resilience.agent.restarting import RestartingAgent
@@ -139,8 +139,8 @@ def _run(
     finally:
         pool.close()
         agent.leave()
-        kept.end(removes=status == 0)
-    return status
+        is_done = kept.end(removes=status == 0)
+    return status or (0 if is_done else UNSTORED_STATUS)
 
 
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:

@@ -100,6 +100,11 @@ def _job_lines(namespace: str, job: Mapping[str, Any]) -> list[str]:
             )
     if not job["steps"]:
         return [*lines, "  no step"]
+    if job["lag"].get("store"):
+        whole = [each for each in job["steps"] if not each["is_stale"]]
+        stored = max((each["step"] for each in whole if has_stored(each)), default=None)
+        of = f"of {max(each['step'] for each in whole)}" if whole else "at all"
+        lines += [f"  in the store: {'no step' if stored is None else f'step {stored}'} {of}"]
     rows = [_TITLES, *map(_row, job["steps"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
     for row, step in zip(rows, (None, *job["steps"]), strict=True):
@@ -108,6 +113,11 @@ def _job_lines(namespace: str, job: Mapping[str, Any]) -> list[str]:
         if step and not (step["is_complete"] and not step["is_stale"]):
             lines += _wrap(f"    {step['reason']}")
     return lines
+
+
+def has_stored(step: Mapping[str, Any]) -> bool:
+    """Return whether a step is whole in the store."""
+    return bool(step["store"] == step["num_shards"] > 0)
 
 
 def _row(step: Mapping[str, Any]) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def test_summary_says_how_many_and_the_newest() -> None:
 def test_progress_names_the_newest() -> None:
     running = [each for each in tiered_run() if each.time < 108.0]
 
-    assert render_line(record_of(running).state).endswith(", checkpoint of step 3")
+    assert render_line(record_of(running).state, 108.0).endswith(", checkpoint of step 3")
 
 
 def test_fallback_names_the_tier() -> None:

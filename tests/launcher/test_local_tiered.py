@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from resilience.tiered.client import TieredClient
+from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.launcher.command import TIMEOUT_S
 from tests.launcher.local_job import local_job
 from tests.launcher.shipped import rendered
 from tests.processes import descendants, wait_for_end
+from tests.resilience.tiered.daemons import make_content, make_id, save
 
 SHM = Path("/dev/shm")
 # Starts the agents as they are, with workers that say that they are there, and do as they are told.
@@ -52,9 +55,9 @@ sys.exit(run_nodes(read_job(folder / "job.json"), folder))
 class Run:
     """A launcher in a process of its own, with the nodes it has started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *overrides: str) -> None:
         self.folder = folder
-        job = local_job("resilience/tiered=ram")
+        job = local_job(*(overrides or ("resilience/tiered=ram",)))
         (folder / "job.json").write_text(job.to_json())
         for name, text in rendered(job).items():
             (folder / name).write_text(text)
@@ -63,8 +66,9 @@ class Run:
         (folder / "python").write_text(PYTHON)
         (folder / "python").chmod(0o755)
         self._told = os.open(folder / "told", os.O_RDWR)
-        self.process = subprocess.Popen([sys.executable, "-c", RUN, str(folder)],
-                                        stdout=subprocess.DEVNULL)  # fmt: skip
+        with (folder / "console").open("wb") as console:
+            self.process = subprocess.Popen([sys.executable, "-c", RUN, str(folder)],
+                                            stdout=console)  # fmt: skip
 
     def wait_for_workers(self) -> None:
         """Block until all workers run."""
@@ -93,23 +97,33 @@ class Run:
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted((self.folder / "logs").rglob("*.log")))
 
+    def console(self) -> list[str]:
+        """Return the lines that a person has seen."""
+        return (self.folder / "console").read_text().splitlines()
+
     def daemons(self) -> list[int]:
         """Return the daemons that have said they are ready, oldest first."""
         return [int(pid) for pid in re.findall(r"memoryd (\d+) of node-\d is ready", self.log())]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    started = Run(tmp_path)
+@contextmanager
+def running(folder: Path, *overrides: str) -> Iterator[Run]:
+    started = Run(folder, *overrides)
     try:
-        started.wait_for_workers()
         yield started
     finally:
         started.close()
         started.process.kill()
         started.process.wait()
-        for folder in started.arenas():
-            shutil.rmtree(folder, ignore_errors=True)
+        for arena in started.arenas():
+            shutil.rmtree(arena, ignore_errors=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with running(tmp_path) as started:
+        started.wait_for_workers()
+        yield started
 
 
 def test_run_that_succeeds_leaves_no_memory_behind(run: Run) -> None:
@@ -123,6 +137,49 @@ def test_run_that_succeeds_leaves_no_memory_behind(run: Run) -> None:
 
     assert run.process.wait(TIMEOUT_S) == 0, run.log()
     assert not any(folder.exists() for folder in arenas)
+
+
+def of_store(store: Path, *more: str) -> tuple[str, ...]:
+    url = f"resilience.tiered.store.url=folder:{store}"
+    return "resilience/tiered=folder", url, "resilience.tiered.store.deadline_s=1", *more
+
+
+def test_run_whose_store_cannot_be_used_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(b"")
+
+    with running(tmp_path, *of_store(tmp_path / "disk" / "store")) as run:
+        assert run.process.wait(TIMEOUT_S) == 1
+
+    assert run.workers() == {}
+    assert "memoryd cannot use its store: writing " in run.log()
+    assert any("Not a directory" in line for line in run.console())
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+def test_run_whose_store_lacks_something_says_so_at_its_end(
+    tmp_path: Path, is_required: bool
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    required = f"resilience.tiered.store.required={is_required}".lower()
+    with running(tmp_path, *of_store(disk / "store", required)) as run:
+        run.wait_for_workers()
+        arenas = run.arenas()
+        shutil.rmtree(disk)
+        disk.write_bytes(b"")
+        token = (tmp_path / "run.token").read_text().strip()
+        with TieredClient(arenas[0] / SOCKET_NAME, token=token, namespace="r", job="j") as client:
+            save(client, make_id(7, name="r"), make_content(1000))
+            client.flush(step=7, generation=0)
+
+        run.tell(0)
+
+        assert run.process.wait(2 * TIMEOUT_S) == (74 if is_required else 0), run.log()
+        assert arenas[0].exists() is is_required
+    assert run.console()[-1].startswith("  store       in the store: no step of ")
+    assert any(
+        line.startswith("[node-0] ") and "the store lacks step 7" in line for line in run.console()
+    )
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_pace_and_time_left_come_from_the_newest_steps() -> None:
 def test_line_of_a_step_has_its_numbers() -> None:
     state = state_after(each for each in whole_run() if each.time <= 110.0)
 
-    assert render_line(state) == (
+    assert render_line(state, 0.0) == (
         "llama/llama3_tiny_pretrain: step 2 of 4, loss 3.0000, lr 0.001, 0.5 s a step, 1.0 s left"
     )
 
@@ -101,7 +101,7 @@ def test_line_of_a_step_has_its_numbers() -> None:
 def test_loss_that_is_no_number_is_shown_as_such() -> None:
     state = state_after([*all_ranks("model_ready", 1.0), step_event(0, 2.0, "NaN")])
 
-    assert "loss nan" in render_line(state)
+    assert "loss nan" in render_line(state, 0.0)
 
 
 def test_block_for_a_terminal_shows_run_step_and_nodes() -> None:

@@ -349,7 +349,7 @@ def test_display_shows_the_last_recovery() -> None:
         "fault 2: rank 2: died, recovered in 2.0 s; "
         "2 kept, 1 repaired from rank 1, 1 rolled forward; worker of rank 2 replaced"
     )
-    assert "recovery (4 of 4 workers)" in render_line(during)
+    assert "recovery (4 of 4 workers)" in render_line(during, 0.0)
 
 
 def test_nodes_that_stand_by_and_nodes_that_are_lost_are_shown_as_such() -> None:

@@ -115,11 +115,11 @@ class AwsCheckpoints(CadencedCheckpoints):
             self._fail(under_way.step, "it was under way when a worker failed")
         super().abandon()
 
-    def finish(self, step: int, *, is_forced: bool) -> None:
+    def finish(self, step: int) -> None:
         """Save the last state, and wait for what is under way."""
         self._await_end()
         self.begin_step(step, is_requested=False)
-        if is_forced and self._is_new and not self._is_off:
+        if self._is_new and not self._is_off:
             self._due = step
         self._subject.progress.check()
         self.keep()

@@ -104,6 +104,8 @@ class TieredCheckpoints(CadencedCheckpoints):
         self._saver: Saver
         self._under_way: _UnderWay | None = None
         self._newest = 0
+        self._loaded: tuple[int, int] | None = None
+        """Step and generation of the state that the run began with."""
 
     def bind(self, subject: Subject) -> None:
         """Take what the checkpoints are of."""
@@ -138,14 +140,14 @@ class TieredCheckpoints(CadencedCheckpoints):
             self._under_way.is_settled = True
         super().abandon()
 
-    def finish(self, step: int, *, is_forced: bool) -> None:
+    def finish(self, step: int) -> None:
         """Save the last state, stable once all workers have come to it.
 
-        The store gets it, too, whatever its cadence: memory may go with the run.
+        The store gets it, too, whatever its cadence: memory may go with the run. So it does where
+        the run has begun with that state, which an earlier one may not have brought there.
         """
         self._settle()
-        is_begun = False
-        if self._is_new and (is_forced or self._is_wanted(step, is_requested=False)):
+        if self._is_new:
             self._start(step)
             try:
                 with self._subject.group.meet(f"tiers/finish/{step}", FINISH_TIMEOUT):
@@ -157,12 +159,13 @@ class TieredCheckpoints(CadencedCheckpoints):
             self.before_update()
             self._subject.progress.check()
             self.keep()
-            is_begun = True
         if (under_way := self._under_way) is not None:
             under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
             self._settle(is_final=True)
-        if is_begun and self._has_store:
-            self._flush(step)
+        if self._has_store and self._is_new:
+            self._flush(step, self._generation)
+        elif self._has_store and self._loaded and self._loaded[0] == step:
+            self._flush(*self._loaded)
 
     def save_part(self, step: int, check: Callable[[], None]) -> bool:
         """Save this worker's shard under the history and the generation that have made it.
@@ -196,10 +199,10 @@ class TieredCheckpoints(CadencedCheckpoints):
         progress = self._subject.progress
         return int(progress.rest.get(HISTORY, 0)) + progress.step_generation
 
-    def _flush(self, step: int) -> None:
+    def _flush(self, step: int, generation: int) -> None:
         """Have this node's daemon send a step to the store before it ends."""
         try:
-            self._client.flush(step=step, generation=self._generation)
+            self._client.flush(step=step, generation=generation)
         except TieredError as error:
             self._fail(step, f"the store may not get it: {error}")
 
@@ -292,6 +295,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         self._newest = loader.newest_generation
         if loaded is None:
             return None
+        self._loaded = loaded.step, loaded.generation
         source = "+".join(
             each if each.startswith("peer:") else each.partition(":")[0]
             for each in loaded.source.split("+")

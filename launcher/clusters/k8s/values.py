@@ -31,6 +31,7 @@ from launcher.job.cluster_rules import REPLICA_NAME
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
+from resilience.node_config import UNSTORED_STATUS
 
 JOB_LABEL = "training-recipes/job"
 """Label by which the pods of one job find each other."""
@@ -205,7 +206,8 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         return _set(
             backoffLimit=_failed_pods_max(job, cluster),
             # To the others an agent that comes under a node's name is the end of the one before.
-            podReplacementPolicy="Failed" if job.resilience.checkpointless else None,
+            podReplacementPolicy="Failed" if job.resilience.checkpointless or job.memoryd else None,
+            podFailurePolicy=_failure_policy() if job.memoryd else None,
             activeDeadlineSeconds=deadline_s,
             # A Job without the field is kept.
             ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,
@@ -221,6 +223,15 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         suspend=suspend,
         workloadMode=policy.workload_mode,
     )
+
+
+def _failure_policy() -> dict[str, Any]:
+    """Return what ends a Job at once whose store lacks something: to start it again mends nothing.
+
+    Clusters that have the daemon's native sidecars know the field.
+    """
+    codes = {"containerName": "node", "operator": "In", "values": [UNSTORED_STATUS]}
+    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
 
 def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:

@@ -300,6 +300,20 @@ class RunFolder:
                     found.append(word["address"])
         return found
 
+    def goes_on(self) -> bool:
+        """Return whether a run that has begun here goes on without this agent; waits for the disk.
+
+        Not where it is certain that no agent of it lives.
+        """
+        try:
+            record = self._newest_record()
+            if record is None or record.is_over or not self._is_ours(record):
+                return False
+            has_ended = set(record.agents) <= set(self._find_ended(record.agents))
+        except (OSError, _TornError):
+            return False
+        return record.generation >= 0 and not has_ended
+
     def close(self) -> None:
         """Take this agent's word back, unless the disk stands still."""
         self._questions.put(self._remove)

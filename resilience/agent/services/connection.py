@@ -1,6 +1,7 @@
 """An agent's side of the local door: a connection held as a lease.
 
-As long as it is open the daemon has an agent. Only the newest agent of a node supervises it.
+As long as it is open the daemon has an agent. Only the newest agent of a node supervises it. On it
+the daemon says whenever something of its store changes.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ class Supervisor:
             return os.pidfd_open(pid)
         except OSError:
             return None
+
+    def ask_news(self, number: int) -> None:
+        """Ask for what is newer of the store than this; 0: for what there is. Raises OSError.
+
+        A question before the last one is answered has that one answered at once.
+        """
+        # Two at most are in the buffer of the socket: this does not wait.
+        self._frames.send({"op": "news", "number": number}, timeout_s=_FRAME_TIMEOUT_S)
+        self.num_answers += 1
 
     def read(self) -> dict[str, Any] | None:
         """Return what the daemon says, once there is something; None where it says no more."""

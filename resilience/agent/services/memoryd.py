@@ -13,6 +13,8 @@ from resilience.arguments import read_token
 from resilience.node_config import MemorydConfig
 
 _SOCKET_NAME = "memoryd.sock"
+_TRY_S = 45.0
+"""Until a daemon says whether its store can be used; it says so itself before."""
 _MARGIN_S = 5.0
 """A daemon that ends itself is not killed just before it does."""
 
@@ -60,8 +62,19 @@ def memoryd_service(
         limits=ServiceLimits(
             end_s=config.end_s(removes=False) + _MARGIN_S,
             remove_s=config.end_s(removes=True) + _MARGIN_S,
+            try_s=_TRY_S if config.store else 0.0,
             is_external=config.is_external,
         ),
         duty="bring what it holds to the store" if config.store else "end",
-        loss="what it had not brought to the store is not there" if config.store else "",
+        loss=_loss(config, folder),
+        is_required=config.store is not None and config.store.required,
     )
+
+
+def _loss(config: MemorydConfig, folder: str) -> str:
+    """Return what becomes of checkpoints that the store has not got when the daemon ends."""
+    if config.store is None:
+        return ""
+    if config.store.required:
+        return f"what it had not brought to the store stays in {folder}"
+    return "what it had not brought to the store is not there"

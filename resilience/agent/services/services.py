@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -26,10 +26,12 @@ from resilience.agent.services.supervision import (
     Announced,
     Answered,
     Asked,
+    AskNews,
     Ended,
     Event,
     Find,
     GiveUp,
+    LackTold,
     Missed,
     Outdated,
     Refused,
@@ -42,12 +44,14 @@ from resilience.agent.services.supervision import (
     TakenOver,
     TellSlowEnd,
     TimePassed,
+    Tried,
     Unstarted,
     begin,
     decide,
 )
 from resilience.agent.watch import Watch
 from resilience.tiered.errors import RefusedError, TierError
+from resilience.tiered.news import StoreNews, read_news
 from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
 
 T = TypeVar("T")
@@ -78,16 +82,27 @@ class Service:
     """What its end may take long for."""
     loss: str = ""
     """What it costs where it does not come to that; empty: nothing."""
+    is_required: bool = False
+    """A run has not succeeded before it has come to that, and what it keeps stays until then."""
 
 
 class Services:
     """All services of a node. `say` tells a person, `note` writes an event and raises nothing."""
 
     def __init__(
-        self, services: Sequence[Service], say: Callable[[str], None], note: Callable[..., None]
+        self,
+        services: Sequence[Service],
+        say: Callable[[str], None],
+        note: Callable[..., None],
+        *,
+        is_joining: bool = False,
     ) -> None:
+        """Start nothing yet. A node that `is_joining` a run starts with a bad store as well."""
         self._watch = Watch()
-        self._kept = [_Kept(each, self._watch, say, note) for each in services]
+        self._kept = []
+        for each in services:
+            limits = replace(each.limits, is_trial_binding=not is_joining)
+            self._kept.append(_Kept(replace(each, limits=limits), self._watch, say, note))
         self._told: tuple[Callable[[], None], Callable[[str], None]] | None = None
         """Who is yet to be told how the start went."""
 
@@ -109,11 +124,12 @@ class Services:
             each.feed(TimePassed())
         self._tell()
 
-    def end(self, *, removes: bool) -> None:
+    def end(self, *, removes: bool) -> bool:
         """End all and return when they are gone, with all they keep where `removes`.
 
         A job that is done needs nothing of them any more; the next start of another one does.
-        Takes at most as long as the services' limits allow.
+        Takes at most as long as the services' limits allow. Returns whether all have done what is
+        required of them; what others have not stays.
         """
         self._told = None
         for each in self._kept:
@@ -123,6 +139,7 @@ class Services:
         for each in self._kept:
             each.close(removes=removes)
         self._watch.selector.close()
+        return all(each.is_done for each in self._kept)
 
     def _tell(self) -> None:
         """Tell once how the start went."""
@@ -146,8 +163,8 @@ class _Kept:
         self._say = say
         self._note = note
         self.state = ServiceState(phase=ServicePhase.OVER, until_s=0.0)
-        self._num_answers = 0
-        """How many the connection still has to bring."""
+        self._news: StoreNews | None = None
+        """What was said last of its store."""
         self._events: deque[Event] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self._process_file: int | None = None
@@ -160,6 +177,13 @@ class _Kept:
         """Another agent has it, or somebody else ends it."""
         self.failure = ""
         """Why it never was ready."""
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether it has done what is required of it, which nobody knows of one given up."""
+        has_store = self._service.limits.try_s > 0
+        is_undone = self.state.is_undone or (has_store and self._is_given_up)
+        return not (is_undone and self._service.is_required)
 
     def begin(self) -> None:
         self.state, actions = begin(time.monotonic(), self._service.limits)
@@ -181,13 +205,16 @@ class _Kept:
         """
         self._forget_link()
         self._forget_process()
-        if removes and not self._is_others and (self.state.removes or self._is_given_up):
+        is_ours = not self._is_others and self.is_done
+        if removes and is_ours and (self.state.removes or self._is_given_up):
             shutil.rmtree(self._service.socket.parent, ignore_errors=True)
 
     def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Find):
                 self._find()
+            elif isinstance(action, AskNews):
+                self._ask_news(0)
             elif isinstance(action, StartProcess):
                 self._start(action)
             elif isinstance(action, SendSignal):
@@ -195,8 +222,11 @@ class _Kept:
             elif isinstance(action, Say):
                 self._say(f"{self._service.name} {action.text}")
             elif isinstance(action, TellSlowEnd):
-                duty = self._service.duty
-                self._warn(f"has not ended yet, and has {action.rest_s:.0f} s more to {duty}")
+                lacks = f"; the store lacks {action.lacks}" if action.lacks else ""
+                self._warn(
+                    f"has not ended yet, and has {action.rest_s:.0f} s more to "
+                    f"{self._service.duty}{lacks}"
+                )
             elif isinstance(action, GiveUp):
                 self._give_up(action.text)
             else:
@@ -329,7 +359,6 @@ class _Kept:
         except OSError:
             self._events.append(Missed())
         else:
-            self._num_answers = self._link.num_answers
             self._watch.add(self._link, self._hear)
 
     def _hear(self) -> None:
@@ -342,13 +371,17 @@ class _Kept:
             self._is_others = True
             self._forget_process()
             self.feed(TakenOver())
-        elif self._num_answers:
-            self._num_answers -= 1
-            self._answer(message)
+        elif self._link.num_answers:
+            self._link.num_answers -= 1
+            if "store" in message:
+                self._hear_news(message)
+            else:
+                self._answer(message)
 
     def _answer(self, message: dict[str, object]) -> None:
         """Take in the answer to the hello, or to the last request."""
-        if message.get("error") == "busy" and not self._num_answers:
+        assert self._link is not None
+        if message.get("error") == "busy" and not self._link.num_answers:
             self._find_process()
             self.feed(Outdated(is_ending=True))
         elif "error" in message:
@@ -356,18 +389,60 @@ class _Kept:
             if message["error"] == "busy":
                 return  # it has no room for another connection just now
             self.feed(Refused(f"refuses this agent: {message.get('message')}"))
-        elif not self._num_answers:
+        elif not self._link.num_answers:
             is_found = self._process is None
             if self._service.limits.is_external:
-                self._forget_link()
-                self.feed(Answered())
+                self._hear_ready_answer(is_found=False)
                 return
             if is_found:
                 self._find_process()
             if message.get("is_same"):
-                self.feed(Answered(is_found))
+                self._hear_ready_answer(is_found=is_found)
             else:
                 self.feed(Outdated(is_ending=False))
+
+    def _hear_ready_answer(self, *, is_found: bool) -> None:
+        self.feed(Answered(is_found))
+        if self._service.limits.try_s:
+            self._ask_news(0)
+        elif self._service.limits.is_external:
+            self._forget_link()
+
+    # ---- the store
+
+    def _ask_news(self, number: int) -> None:
+        try:
+            if self._link is not None:
+                self._link.ask_news(number)
+                return
+        except OSError:
+            self._forget_link()
+        self._events.append(Missed())
+
+    def _hear_news(self, message: dict[str, object]) -> None:
+        """Take in what the daemon says of its store, and ask for what comes next."""
+        number, news = message.get("number"), read_news(message)
+        if self._link is None or self._link.num_answers or news is None:
+            return  # there is a newer answer to come, or nothing to ask for
+        if isinstance(number, int):
+            self._ask_news(number)
+        if news.trial is not None:
+            self.feed(Tried(news.trial))
+        if self.state.was_ready:
+            self._note_news(news)
+        self.feed(LackTold(lacks_text(news)))
+
+    def _note_news(self, news: StoreNews) -> None:
+        """Write what is new of the store to the record of the run, and tell a person."""
+        before, self._news = self._news, news
+        if news.failure and not (before and before.failure):
+            self._note("store_failing", store=news.name, text=news.failure)
+            self._warn(f"cannot bring checkpoints to the store {news.name}: {news.failure}")
+        elif before and before.failure and not news.failure:
+            self._note("store_well", store=news.name)
+            self._say(f"{self._service.name}: the store {news.name} answers again")
+        if news.stored_step is not None and news.stored_step != (before and before.stored_step):
+            self._note("step_stored", step=news.stored_step, store=news.name)
 
     def _find_process(self) -> None:
         """Watch the process of a service that an earlier agent has started."""
@@ -384,6 +459,14 @@ class _Kept:
             self._watch.drop(self._link.fileno())
             self._link.close()
             self._link = None
+
+
+def lacks_text(news: StoreNews) -> str:
+    """Return what a store is to get and has not, in words; nothing where it has all."""
+    if not news.lacking:
+        return ""
+    steps = ", ".join(map(str, news.lacking))
+    return f"{'steps' if len(news.lacking) > 1 else 'step'} {steps}"
 
 
 def _open_end(path: Path) -> tuple[BinaryIO, int]:

@@ -35,6 +35,10 @@ class EndedError(TieredError):
     """The daemon ends in the middle of an upload."""
 
 
+class _UnsentError(TierError):
+    """The store has not taken what it was to get."""
+
+
 class _BadCopyError(TieredError):
     def __init__(self, shard_id: ShardId) -> None:
         super().__init__(f"{show(shard_id)} in memory is not what its checksums say")
@@ -99,6 +103,7 @@ class Carrier:
     def _serve(self) -> None:
         version = -1
         rest_s: float | None = 0.0
+        self._shelf.try_out()
         # Else it would send what others hold, too, and are sending.
         self._board.peers.wait_known()
         while not self._is_closed.is_set():
@@ -108,7 +113,7 @@ class Carrier:
             except EndedError:
                 return
             except Exception as error:  # noqa: BLE001 - a store never ends the daemon
-                rest_s = self._shelf.fail(error)
+                rest_s = self._shelf.fail(error, takes_nothing=isinstance(error, _UnsentError))
                 complain(f"the store {self._shelf.name} failed: {error}")
 
     def _work(self) -> float | None:
@@ -118,7 +123,8 @@ class Carrier:
         views = self._board.views()
         new = [each.namespace for each in views if not self._shelf.is_listed(each.namespace)]
         if new:
-            self._shelf.look(new[0], timeout_s=LOOK_TIMEOUT_S)
+            with self._shelf.asked():
+                self._shelf.look(new[0], timeout_s=LOOK_TIMEOUT_S)
             self._shelf.succeed()
             return 0.0
         plans = [(view, plan_uploads(view)) for view in views]
@@ -143,6 +149,7 @@ class Carrier:
         sending = Sending(
             tier=upload.tier, at=upload.at, digest=upload.digest, node=self._board.own.name
         )
+        has_taken = False
         try:
             with self._board.sending(view.namespace, sending):
                 # Of two that begin at once each is told, and at least one of them sees the
@@ -150,28 +157,30 @@ class Carrier:
                 self._board.peers.wait_told(_TOLD_S)
                 if self._board.is_sent_elsewhere(view.namespace, upload.digest):
                     return
-                self._put(view.namespace, upload)
+                with self._shelf.asked():
+                    has_taken = self._put(view.namespace, upload)
         except _BadCopyError as error:
             complain(str(error))
             with suppress(KeyError):  # it went meanwhile
                 if self._board.vault.check(error.shard_id):
                     raise
-        except TierError:
+        except TierError as error:
             self._failures[upload.digest] += 1
-            raise
+            raise _UnsentError(str(error)) from error
         del self._failures[upload.digest]
-        self._shelf.succeed()
+        self._shelf.succeed(has_taken=has_taken)
 
-    def _put(self, namespace: str, upload: Upload) -> None:
+    def _put(self, namespace: str, upload: Upload) -> bool:
+        """Return whether there was something to bring, which the store has taken."""
         vault, store = self._board.vault, self._shelf.store
         found = [vault.find(each) for each in upload.shard_ids]
         metas = [each for each in found if each is not None]
         if not metas:
-            return
+            return False
         try:
             reading = vault.read(metas[0].id)
         except KeyError:  # dropped since it was planned
-            return
+            return False
         with reading:
             pieces = self._pieces(reading)
             is_bad = self._shelf.is_bad(namespace, upload.digest)
@@ -185,6 +194,7 @@ class Carrier:
                 raise EndedError("the daemon ends")
             store.put_meta(each)
             self._shelf.note(each)
+        return True
 
     def _pieces(self, reading: Reading) -> Iterator[memoryview]:
         """Yield the shard's pieces, each of them checked."""
@@ -197,6 +207,7 @@ class Carrier:
             if xxhash.xxh3_64_intdigest(memory[begin:end]) != checksum:
                 raise _BadCopyError(meta.id)
             yield memory[begin:end]
+            self._shelf.get_on()
 
     def _delete(self, view: View) -> bool:
         """Delete the first step that is kept no longer, if that is this node's to do."""

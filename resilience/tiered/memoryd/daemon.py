@@ -52,6 +52,7 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
         settings=local,
         describe=keeper.describe,
         lease=lease,
+        newsroom=keeper.newsroom,
     )
     doors: list[Door] = [keeper, LocalDoor(house, options.folder / SOCKET_NAME)]
     spaces = None
@@ -75,7 +76,8 @@ def run_daemon(options: MemorydOptions) -> int:
 
     SIGINT ends it, as SIGTERM and the end of its lease do where no agent holds that. SIGUSR1 ends
     it, too, and the arena goes. Before, the store gets for some time what it has to get, for longer
-    where the arena goes. Arenas beside it that nobody has used for long go once the doors are open.
+    where the arena goes; it stays where the store is required and did not come to that. Arenas
+    beside it that nobody has used for long go once the doors are open.
 
     Says on one line of standard output when all doors are open. Raises ArenaError where
     the folder cannot be used, OSError where a door cannot be opened.
@@ -104,6 +106,8 @@ def run_daemon(options: MemorydOptions) -> int:
         watchdog.daemon = True
         watchdog.start()
         is_done = keeper.drain(drain_s)
+        # What nobody else has is not thrown away.
+        is_removed &= is_done or not options.kept.is_required
     return 0 if is_done else UNDONE_STATUS
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.carrier import Carrier
+from resilience.tiered.memoryd.newsroom import Newsroom
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.peer_server import OWNER as PEERS
 from resilience.tiered.memoryd.status import describe_board
@@ -34,7 +35,12 @@ class Keeper:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._carrier = Carrier(board, board.shelf) if board.shelf else None
+        self._carrier: Carrier | None = None
+        self.newsroom: Newsroom | None = None
+        """What agents are told of the store."""
+        if board.shelf:
+            self._carrier = Carrier(board, board.shelf)
+            self.newsroom = Newsroom(board, board.shelf, self._carrier.lacks)
         self._saves: dict[str, Save] = {}
         self.settle_others: Callable[[], None] = lambda: None
         """Drops what doors keep by rules of their own."""
@@ -46,8 +52,9 @@ class Keeper:
     def start(self) -> None:
         """Begin; what an earlier daemon has left is looked through first."""
         self._thread.start()
-        if self._carrier:
+        if self._carrier and self.newsroom:
             self._carrier.start()
+            self.newsroom.start()
 
     def drain(self, limit_s: float) -> bool:
         """Return whether the store has what it is to get, also from other nodes, in time.
@@ -71,8 +78,9 @@ class Keeper:
         self._board.wake()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_TIMEOUT_S)
-        if self._carrier:
+        if self._carrier and self.newsroom:
             self._carrier.close(CLOSE_TIMEOUT_S)
+            self.newsroom.close()
 
     def describe(self) -> dict[str, Any]:
         """Return what is where, what is waiting and what failed, as JSON data."""

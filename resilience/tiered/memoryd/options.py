@@ -55,6 +55,8 @@ class KeepOptions:
     """The lower tier; None: what no memory holds is lost."""
     drain_s: float = DRAIN_S
     """How long the end waits for what the store has to get, where the arena stays."""
+    is_required: bool = False
+    """The arena never goes before the store has what it is to get."""
 
     @property
     def remove_s(self) -> float:
@@ -237,7 +239,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_options(group, RamTier, {"keep": 1, "domains_min": None}, notes=_NOTES)
     add_options(group, _Store)
     unset = dict.fromkeys(StoreTier.model_fields.keys() - {"url"})
-    defaults = {**unset, "deadline_s": 60.0, "path_style": False}
+    defaults = {**unset, "deadline_s": 60.0, "path_style": False, "required": False}
     add_options(group, StoreTier, defaults, prefix="store_", notes=_NOTES)
     add_peer_options(parser)
     return parser
@@ -263,7 +265,7 @@ def _read_keep_options(
     changed = {name: value for name, value in told.items() if value}
     if given.store is None:
         needing = (given.store_every_n_steps, given.store_every_s, given.store_keep)
-        if changed or any(needing) or given.store_waiting_max:
+        if changed or any(needing) or given.store_waiting_max or given.store_required:
             parser.error("argument --store: has to be given with the other options of the store")
         return KeepOptions(settings=settings)
     tier, place = given.store
@@ -282,7 +284,9 @@ def _read_keep_options(
         waiting_max=given.store_waiting_max,
     )
     settings = replace(settings, lower={tier: lower})
-    return KeepOptions(settings=settings, store=store, drain_s=given.drain_s)
+    return KeepOptions(
+        settings=settings, store=store, drain_s=given.drain_s, is_required=given.store_required
+    )
 
 
 def _read_settings(

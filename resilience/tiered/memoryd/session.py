@@ -19,6 +19,7 @@ from resilience.tiered.frames import describe_error
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.listener import Listener
+from resilience.tiered.memoryd.newsroom import Newsroom
 from resilience.tiered.memoryd.offer import TieredOffer
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.status import describe_vault
@@ -62,6 +63,8 @@ class House:
     describe: Callable[[], Mapping[str, Any]]
     """Returns what else the status says, as JSON data."""
     lease: Lease
+    newsroom: Newsroom | None = None
+    """What is new of the store, where there is one."""
 
 
 class ClientProcess:
@@ -82,6 +85,12 @@ class ClientProcess:
         self._poll.register(self._socket_file, select.POLLIN)
         if self._file is not None:
             self._poll.register(self._file, select.POLLIN)
+
+    def wait_also(self, file: int) -> None:
+        """Block until a descriptor is readable, there is something to receive, or it has ended."""
+        self._poll.register(file, select.POLLIN)
+        self._poll.poll()
+        self._poll.unregister(file)
 
     def waits_for_answer(self, timeout_s: float | None) -> bool:
         """Block until there is something to receive; False where the process has ended.
@@ -121,7 +130,7 @@ class Session:
         self.is_known = False
         """A hello was accepted."""
         self.is_supervisor = False
-        """An agent is at the other end, which says no more and only stays."""
+        """An agent is at the other end, which stays."""
         self._lose = lose
         self._house = house
         self._vault = house.board.vault
@@ -144,6 +153,7 @@ class Session:
             "flush": self._flush,
             "status": self._status,
             "supervise": self._supervise,
+            "news": self._news,
         }
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
@@ -308,6 +318,17 @@ class Session:
             self._house.lease.take(self, self._lose)
             self.is_supervisor = True
         return {"is_same": is_same}, ()
+
+    def _news(self, request: Mapping[str, Any]) -> Reply:
+        """Wait until the store is not as it was at this number, or something else is asked."""
+        room, number = self._house.newsroom, _whole(request, "number")
+        if room is None:
+            return {"number": number, "store": None}, ()
+        if number:
+            with room.waiting(number) as file:
+                self._process.wait_also(file)
+        number, news = room.tell()
+        return {"number": number, "store": news.model_dump()}, ()
 
     def _own_namespace(self) -> str:
         if not self._namespace:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
@@ -78,6 +79,10 @@ class Shelf:
         self._failing_since_s: float | None = None
         self._retry_s = 0.0
         self._num_failures = 0
+        self._takes_nothing = False
+        self._trial: str | None = None
+        self._asked_s: float | None = None
+        """Since when the store has done nothing of what it is asked for."""
 
     @property
     def name(self) -> str:
@@ -182,23 +187,87 @@ class Shelf:
         with self._lock:
             return self._is_bad(namespace, digest)
 
-    def fail(self, error: BaseException) -> float:
-        """Take note of an error; returns after how many seconds to try again."""
+    def fail(self, error: BaseException, *, takes_nothing: bool = False) -> float:
+        """Take note of an error; returns after how many seconds to try again.
+
+        A store that `takes_nothing` fails until it has taken something, whatever it answers else.
+        """
         with self._lock:
             self._error = str(error)
+            self._takes_nothing |= takes_nothing
             if self._failing_since_s is None:
                 self._failing_since_s = self._clock()
             pause_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**self._num_failures)
             self._num_failures = min(self._num_failures + 1, 32)
             self._retry_s = self._clock() + pause_s
-            return pause_s
+        self.on_change()
+        return pause_s
 
-    def succeed(self) -> None:
-        """Take note that the store does what it is asked for."""
+    def succeed(self, *, has_taken: bool = False) -> None:
+        """Take note that the store does what it is asked for, or `has_taken` what it was sent."""
         with self._lock:
+            if self._takes_nothing and not has_taken:
+                return
+            self._takes_nothing = False
+            was_failing = self._failing_since_s is not None
             self._failing_since_s = None
             self._retry_s = 0.0
             self._num_failures = 0
+        if was_failing:
+            self.on_change()
+
+    def try_out(self) -> None:
+        """Find out whether the store takes, gives and deletes; `trial` then says it."""
+        words = ""
+        try:
+            with self.asked():
+                self.store.try_out()
+        except Exception as error:  # noqa: BLE001 - a store never ends the daemon
+            complain(f"the store {self.name} cannot be used: {error}")
+            words = str(error)
+            self.fail(error, takes_nothing=True)
+        with self._lock:
+            self._trial = words
+        self.on_change()
+
+    @property
+    def trial(self) -> str | None:
+        """Return what was wrong with the store at the start, nothing or the store's own words.
+
+        None as long as it is not known.
+        """
+        with self._lock:
+            return self._trial
+
+    @property
+    def failure(self) -> str:
+        """Return the store's own words where it fails, else nothing."""
+        with self._lock:
+            return self._error if self._failing_since_s is not None else ""
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Count the store as asked for something within the block; for one thread."""
+        with self._lock:
+            self._asked_s = self._clock()
+        self.on_change()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asked_s = None
+
+    def get_on(self) -> None:
+        """Take note that the store has done a part of what it is asked for."""
+        with self._lock:
+            if self._asked_s is not None:
+                self._asked_s = self._clock()
+
+    @property
+    def stalled_s(self) -> float | None:
+        """Return for how long the store has done nothing of what it is asked for, None: nothing."""
+        with self._lock:
+            return None if self._asked_s is None else self._clock() - self._asked_s
 
     def pause_s(self) -> float:
         """Return for how long the store is left alone after an error."""

@@ -253,6 +253,8 @@ def _delete(root: Path, name: str) -> None:
     with suppress(FileNotFoundError):
         path.unlink()
     with suppress(OSError):
+        (path.parent / _DRAFTS).rmdir()
+    with suppress(OSError):
         path.parent.rmdir()
 
 

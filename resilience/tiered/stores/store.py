@@ -15,6 +15,7 @@ the other, so no entry stays without its data.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ BLOCK_BYTES = 4 << 20
 """How much of a piece is handed over in one call."""
 
 NO_DIGEST = "0" * 32
+_TRIAL_BYTES = 64
 
 ORPHAN_S = 24 * 3600.0
 """Age after which data that no entry names is nobody's: its writer ended in between."""
@@ -91,6 +93,22 @@ class Store:
     def __init__(self, objects: Objects, *, orphan_s: float = ORPHAN_S) -> None:
         self._objects = objects
         self._orphan_s = orphan_s
+
+    def try_out(self) -> None:
+        """Write, read and delete an object of its own; TierError where one of them fails."""
+        name = f"trial-{secrets.token_hex(8)}/object"
+        content = secrets.token_bytes(_TRIAL_BYTES)
+        self._objects.write(name, len(content), [memoryview(content)])
+        found = bytearray(len(content))
+        try:
+            self._objects.read(name, len(content), 0, memoryview(found))
+        except TierError:
+            with suppress(TierError):  # the first of the two is told
+                self._objects.delete([name])
+            raise
+        self._objects.delete([name])
+        if found != content:
+            raise TierError(f"reading {name}: it is not what was written")
 
     def put_data(
         self,

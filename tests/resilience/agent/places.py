@@ -26,7 +26,8 @@ RAM = RamTier(
     peers_hold="copies",
 )  # fmt: skip
 STORE = StoreTier(
-    url=None, every_n_steps=1, every_s=None, keep=None, waiting_max=None, deadline_s=5.0,
+    url=None, every_n_steps=1, every_s=None, keep=None, required=True, waiting_max=None,
+    deadline_s=5.0,
     endpoint=None, region=None, path_style=False, part_size_mib=None, attempts=None,
 )  # fmt: skip
 
@@ -42,10 +43,17 @@ class Place:
     """Events that were written."""
 
     def write(
-        self, *, store: Path | None = None, deadline_s: float = 5.0, keep: int = 1, **settings: Any
+        self,
+        *,
+        store: Path | None = None,
+        deadline_s: float = 5.0,
+        is_required: bool = True,
+        keep: int = 1,
+        **settings: Any,
     ) -> MemorydConfig:
         """Write what agent and daemon are told."""
-        lower = STORE.model_copy(update={"url": f"folder:{store}", "deadline_s": deadline_s})
+        changed = {"url": f"folder:{store}", "deadline_s": deadline_s, "required": is_required}
+        lower = STORE.model_copy(update=changed)
         usual = {"is_external": False, "budget_mib": 16, "lease_s": 60.0, "drain_s": 2.0}
         config = MemorydConfig(
             ram=RAM.model_copy(update={"keep": keep}),

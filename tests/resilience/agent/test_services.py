@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +34,11 @@ def serve(services: Services, is_done: Callable[[], bool]) -> None:
         services.serve(0.5)
 
 
-def start(place: Place, service: Service) -> tuple[Services, list[str]]:
+def start(
+    place: Place, service: Service, *, is_joining: bool = False
+) -> tuple[Services, list[str]]:
     """Start a service, and return once it is ready or has failed; with what was said then."""
-    services = Services([service], place.said.append, place.note)
+    services = Services([service], place.said.append, place.note, is_joining=is_joining)
     told: list[str] = []
     services.begin(lambda: told.append("ready"), told.append)
     serve(services, lambda: bool(told))
@@ -127,43 +131,153 @@ def test_daemon_that_was_stopped_ends_in_order(place: Place, tmp_path: Path, rem
     services.end(removes=removes)
 
     assert place.daemons() == []
-    assert (place.said, place.noted) == ([], [])
+    assert (place.said, lost(place)) == ([], [])
     assert len(stored(store, "steps")) == 1
     assert place.arena.exists() is not removes
 
 
-@pytest.mark.parametrize("removes", [False, True])
+@pytest.mark.parametrize(("removes", "is_required"), [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize(
     ("drain_s", "words"),
     [
         pytest.param(60.0, "did not end in time, and was killed", id="killed"),
-        pytest.param(0.1, "ended, with work left undone", id="by-itself"),
+        pytest.param(0.1, "has ended, and the store lacks step 7", id="by-itself"),
     ],
 )
 def test_what_the_store_has_not_got_in_time_is_told(
-    place: Place, tmp_path: Path, drain_s: float, words: str, removes: bool
+    place: Place, tmp_path: Path, drain_s: float, words: str, removes: bool, is_required: bool
 ) -> None:
     """The run's end is not held up for longer, and nobody takes those steps for safe."""
-    (tmp_path / "file").write_bytes(b"")
-    config = place.write(store=tmp_path / "file" / "store", drain_s=drain_s, deadline_s=drain_s)
+    store = make_store(tmp_path)
+    config = place.write(
+        store=store, drain_s=drain_s, deadline_s=max(drain_s, 1.0), is_required=is_required
+    )
     service = place.service(config=config)
     if drain_s > 1.0:
-        service = replace(service, limits=ServiceLimits(end_s=0.5, remove_s=0.5))
-    services, _ = start(place, service)
+        service = replace(service, limits=replace(service.limits, end_s=0.5, remove_s=0.5))
+    else:
+        service = replace(service, arguments=(*service.arguments, f"--store-deadline-s={drain_s}"))
+    services, told = start(place, service)
+    assert told == ["ready"]
+    break_store(store)
     with place.client() as client:
         save(client, make_id(7), make_content(1000))
+    serve(services, lambda: "store_failing" in [each["event"] for each in place.noted])
 
-    services.end(removes=removes)
+    assert services.end(removes=removes) is not is_required
 
-    text = f"{words}; what it had not brought to the store is not there"
-    assert place.noted == [{"event": "service_lost", "service": "memoryd", "text": text}]
-    (said,) = place.said
-    assert said.startswith(f"WARNING: memoryd {text}; its last words, of ")
-    assert ("the store lacks steps [7]" in said) == (drain_s < 1.0)
+    where = f"stays in {place.arena}" if is_required else "is not there"
+    text = f"{words}; what it had not brought to the store {where}"
+    assert lost(place) == [{"event": "service_lost", "service": "memoryd", "text": text}]
+    assert place.said[0].startswith("WARNING: memoryd cannot bring checkpoints to the store ")
+    assert place.said[-1].startswith(f"WARNING: memoryd {text}; its last words, of ")
     # A launcher's console shows the lines that say so themselves.
-    assert all(line.startswith("WARNING: ") for line in said.splitlines())
+    assert all(line.startswith("WARNING: ") for said in place.said for line in said.splitlines())
     assert place.daemons() == []
-    assert place.arena.exists() is not removes
+    assert place.arena.exists() is (is_required or not removes)
+
+
+def test_store_that_cannot_be_used_ends_the_start_in_its_own_words(
+    place: Place, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path)
+    break_store(store)
+
+    services, (told,) = start(place, place.service(config=place.write(store=store)))
+
+    assert told.startswith("memoryd cannot use its store: writing ")
+    assert "Not a directory" in told
+    services.end(removes=False)
+    assert place.daemons() == []
+
+
+def test_node_of_a_run_that_goes_on_does_without_a_store_that_cannot_be_used(
+    place: Place, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path)
+    break_store(store)
+    service = place.service(config=place.write(store=store))
+
+    services, told = start(place, service, is_joining=True)
+
+    assert told == ["ready"]
+    serve(services, lambda: bool(place.noted))
+    assert place.noted[0]["event"] == "store_failing"
+    services.end(removes=False)
+
+
+def test_run_hears_that_its_store_fails_and_that_it_answers_again(
+    place: Place, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path)
+    services, _ = start(place, place.service(config=place.write(store=store)))
+    with place.client() as client:
+        save(client, make_id(7), make_content(1000))
+        serve(services, lambda: len(place.noted) == 1)
+        break_store(store)
+        save(client, make_id(8), make_content(1000, 8))
+        serve(services, lambda: len(place.noted) == 2)
+        store.parent.unlink()
+        store.parent.mkdir()
+        save(client, make_id(9), make_content(1000, 9))
+        serve(services, lambda: len(place.noted) == 4)
+
+    name = f"folder:{store}"
+    failing = place.noted.pop(1)
+    assert place.noted == [
+        {"event": "step_stored", "store": name, "step": 7},
+        {"event": "store_well", "store": name},
+        {"event": "step_stored", "store": name, "step": 9},
+    ]
+    assert (failing["event"], failing["store"]) == ("store_failing", name)
+    assert "Not a directory" in failing["text"]
+    assert services.end(removes=True)
+    assert not place.arena.exists()
+
+
+def test_external_daemon_is_waited_for_until_the_store_has_all(
+    place: Place, tmp_path: Path
+) -> None:
+    store = make_store(tmp_path)
+    theirs, _ = start(place, place.service(config=place.write(store=store)))
+    config = place.write(store=store, is_external=True)
+    services, told = start(place, place.service(config=config))
+    assert told == ["ready"]
+    break_store(store)
+    with place.client() as client:
+        save(client, make_id(7), make_content(1000))
+        client.flush(step=7, generation=0)
+    ended: list[bool] = []
+    ending = threading.Thread(target=lambda: ended.append(services.end(removes=True)))
+    ending.start()
+    ending.join(1.0)
+    assert not ended
+    store.parent.unlink()
+    store.parent.mkdir()
+
+    ending.join(LIMIT_S)
+
+    assert ended == [True]
+    assert len(stored(store, "steps")) == 1
+    assert place.daemons() == [place.pid()]
+    theirs.end(removes=True)
+
+
+def make_store(folder: Path) -> Path:
+    """Return where a store can be."""
+    (folder / "disk").mkdir()
+    return folder / "disk" / "store"
+
+
+def break_store(store: Path) -> None:
+    """Have a store refuse whatever it is asked for, as root's own rights do not."""
+    shutil.rmtree(store.parent)
+    store.parent.write_bytes(b"")
+
+
+def lost(place: Place) -> list[dict[str, object]]:
+    """Return what was said of a service that has not done its duty."""
+    return [each for each in place.noted if each["event"] == "service_lost"]
 
 
 def test_daemon_leaves_a_schedulers_sigterm_to_its_agent(place: Place) -> None:
@@ -181,25 +295,29 @@ def test_daemon_leaves_a_schedulers_sigterm_to_its_agent(place: Place) -> None:
     assert place.daemons() == []
 
 
-def test_daemon_that_was_given_up_is_told_and_nothing_is_left_of_it_when_its_job_has_succeeded(
-    place: Place, tmp_path: Path
+@pytest.mark.parametrize("is_required", [False, True])
+def test_daemon_that_was_given_up_is_told_and_leaves_what_only_it_may_have(
+    place: Place, tmp_path: Path, is_required: bool
 ) -> None:
-    config = place.write(store=tmp_path / "store")
-    service = replace(place.service(config=config), limits=ServiceLimits(short_lives_max=1))
+    """Nobody has seen that the store has all of it."""
+    config = place.write(store=tmp_path / "store", is_required=is_required)
+    service = place.service(config=config)
+    service = replace(service, limits=replace(service.limits, short_lives_max=1))
     services, _ = start(place, service)
     os.kill(place.pid(), signal.SIGKILL)
     serve(services, lambda: bool(place.noted))
 
-    services.end(removes=True)
+    assert services.end(removes=True) is not is_required
 
+    where = f"stays in {place.arena}" if is_required else "is not there"
     text = (
         "ended with SIGKILL, 1 times in a row at once, and is given up; the run goes on without "
-        "it; what it had not brought to the store is not there"
+        f"it; what it had not brought to the store {where}"
     )
     assert place.noted == [{"event": "service_lost", "service": "memoryd", "text": text}]
     assert place.said[-1].startswith(f"WARNING: memoryd {text}; its last words, of ")
     assert place.daemons() == []
-    assert not place.arena.exists()
+    assert place.arena.exists() is is_required
 
 
 def test_memory_of_a_daemon_that_just_died_is_removed_by_another(place: Place) -> None:
@@ -356,18 +474,23 @@ def test_daemon_whose_agent_does_not_come_back_ends_with_its_lease(place: Place)
     assert [each.name for each in place.arena.iterdir() if each.name != "lock"] == []
 
 
-def test_run_that_leaves_steps_behind_says_so(run: Run, place: Place, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    place.write(store=tmp_path / "file" / "store", drain_s=0.1, deadline_s=0.1)
+@pytest.mark.parametrize(("is_required", "status"), [(True, 74), (False, 0)])
+def test_run_that_leaves_steps_behind_says_so(
+    run: Run, place: Place, tmp_path: Path, is_required: bool, status: int
+) -> None:
+    store = make_store(tmp_path)
+    place.write(store=store, drain_s=0.1, deadline_s=1.0, is_required=is_required)
     gate = start_agent(run, place)
+    break_store(store)
     with place.client() as client:
         save(client, make_id(7), make_content(1000))
 
     gate.write_bytes(b"")
 
-    assert run.wait() == 0, run.show()
-    (lost,) = [each for each in run.events() if each.event == "service_lost"]
-    text = "ended, with work left undone; what it had not brought to the store is not there"
-    assert lost.fields == {"service": "memoryd", "text": text}
+    assert run.wait() == status, run.show()
+    (told,) = [each for each in run.events() if each.event == "service_lost"]
+    where = f"stays in {place.arena}" if is_required else "is not there"
+    text = f"has ended, and the store lacks step 7; what it had not brought to the store {where}"
+    assert told.fields == {"service": "memoryd", "text": text}
     assert f"resilience.agent n0: WARNING: memoryd {text}" in run.text()
-    assert "the store lacks steps [7]" in run.text()
+    assert place.arena.exists() is is_required

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -15,10 +15,12 @@ from resilience.agent.services.supervision import (
     Announced,
     Answered,
     Asked,
+    AskNews,
     Ended,
     Event,
     Find,
     GiveUp,
+    LackTold,
     Lose,
     Missed,
     Outdated,
@@ -31,6 +33,7 @@ from resilience.agent.services.supervision import (
     TakenOver,
     TellSlowEnd,
     TimePassed,
+    Tried,
     Unstarted,
     begin,
     decide,
@@ -38,6 +41,7 @@ from resilience.agent.services.supervision import (
 
 LIMITS = ServiceLimits(ready_s=60.0, end_s=65.0, remove_s=165.0)
 EXTERNAL = ServiceLimits(is_external=True)
+STORING = ServiceLimits(ready_s=60.0, end_s=65.0, remove_s=165.0, try_s=45.0)
 
 
 @dataclass
@@ -67,7 +71,7 @@ def told_to_end(number: signal.Signals) -> list[Action]:
 def ready(limits: ServiceLimits = LIMITS) -> Story:
     """Return a service that was started and answers."""
     story = Story(limits)
-    for event in (Missed(), Announced(), Answered()):
+    for event in (Missed(), Announced(), Answered(), Tried("")):
         story.tell(event)
     assert story.state.phase is ServicePhase.READY
     return story
@@ -217,8 +221,134 @@ def test_an_end_with_work_left_undone_is_told(removes: bool) -> None:
     story = ready()
     story.tell(Asked(removes))
 
-    assert story.tell(Ended(3)) == [Lose("ended, with work left undone")]
+    story.tell(LackTold("step 7"))
+
+    assert story.tell(Ended(3)) == [Lose("has ended, and the store lacks step 7")]
     assert story.state.phase is ServicePhase.OVER
+    assert story.state.is_undone
+
+
+def test_an_end_that_lacks_something_is_told_again_and_again() -> None:
+    story = ready()
+    story.tell(LackTold("steps 6, 7"))
+    story.tell(Asked(removes=True))
+
+    assert story.tell(TimePassed(), after_s=SLOW_END_S) == [TellSlowEnd(160.0, "steps 6, 7")]
+    story.tell(LackTold("step 7"))
+    assert story.tell(TimePassed(), after_s=SLOW_END_S) == [TellSlowEnd(155.0, "step 7")]
+    story.tell(LackTold(""))
+    assert story.tell(TimePassed(), after_s=SLOW_END_S) == [TellSlowEnd(150.0)]
+    assert story.tell(TimePassed(), after_s=SLOW_END_S) == []
+    assert story.tell(Ended(0)) == []
+    assert not story.state.is_undone
+
+
+@pytest.mark.parametrize("is_binding", [True, False])
+def test_a_store_is_tried_before_the_service_is_ready(is_binding: bool) -> None:
+    story = Story(replace(STORING, is_trial_binding=is_binding))
+    story.tell(Missed())
+    story.tell(Announced())
+    story.tell(Answered())
+    assert not story.state.was_ready
+
+    actions = story.tell(Tried("no such bucket"))
+
+    if is_binding:
+        give_up = GiveUp("cannot use its store: no such bucket")
+        assert actions == [give_up, SendSignal(signal.SIGKILL)]
+    else:
+        assert (actions, story.state.was_ready) == ([], True)
+
+
+def test_a_store_that_can_be_used_is_tried_once() -> None:
+    story = ready(STORING)
+    story.tell(Ended(-9))
+    story.tell(TimePassed(), after_s=RESTART_PAUSE_S)
+    story.tell(Missed())
+
+    story.tell(Answered())
+
+    assert story.state.phase is ServicePhase.READY
+    assert story.tell(Tried("no such bucket")) == []
+
+
+def test_a_trial_that_never_ends_ends_the_start() -> None:
+    story = Story(STORING)
+    for event in (Missed(), Announced(), Answered()):
+        story.tell(event)
+
+    actions = story.tell(TimePassed(), after_s=45.0)
+
+    assert actions == [
+        GiveUp("did not say within 45 s whether its store can be used"),
+        SendSignal(signal.SIGKILL),
+    ]
+
+
+def test_one_that_is_killed_with_a_store_may_have_left_something() -> None:
+    story = ready(STORING)
+    story.tell(Asked(removes=True))
+    story.tell(TimePassed(), after_s=STORING.remove_s)
+    story.tell(TimePassed(), after_s=STORING.remove_s)
+
+    story.tell(Ended(-9))
+
+    assert story.state.is_undone
+
+
+def external_ready() -> Story:
+    story = Story(replace(STORING, is_external=True))
+    for event in (Missed(), Answered(), Tried("")):
+        story.tell(event)
+    assert story.state.phase is ServicePhase.READY
+    return story
+
+
+def test_an_external_one_is_asked_again_where_it_is_not_heard_any_more() -> None:
+    story = external_ready()
+    story.tell(Missed())
+
+    assert story.tell(TimePassed(), after_s=1.0) == [Find()]
+    assert story.tell(Answered()) == []
+    assert story.state.phase is ServicePhase.READY
+
+
+def test_an_external_one_that_is_started_again_in_its_trial_is_tried_again() -> None:
+    story = Story(replace(STORING, is_external=True))
+    story.tell(Answered())
+
+    story.tell(Missed())
+
+    assert story.tell(TimePassed(), after_s=1.0) == [Find()]
+    story.tell(Answered())
+    assert story.tell(Tried("no such bucket")) == [GiveUp("cannot use its store: no such bucket")]
+
+
+def test_the_end_waits_until_the_store_of_an_external_one_has_all() -> None:
+    story = external_ready()
+
+    assert story.tell(Asked(removes=True)) == [AskNews()]
+    assert story.tell(LackTold("step 7")) == []
+    assert story.tell(TimePassed(), after_s=SLOW_END_S) == [TellSlowEnd(160.0, "step 7")]
+    assert story.tell(LackTold("")) == []
+    assert story.state.phase is ServicePhase.OVER
+    assert not story.state.is_undone
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_an_external_one_whose_store_does_not_get_all_is_not_done(is_gone: bool) -> None:
+    story = external_ready()
+    story.tell(Asked(removes=True))
+    story.tell(LackTold("step 7"))
+
+    (lose,) = story.tell(Missed() if is_gone else TimePassed(), after_s=STORING.remove_s)
+
+    assert isinstance(lose, Lose)
+    assert story.state.is_undone
+
+
+def test_an_external_one_is_not_waited_for_where_the_run_has_failed() -> None:
+    assert external_ready().tell(Asked(removes=False)) == []
 
 
 def test_a_process_that_not_even_sigkill_ends_is_left() -> None:
@@ -259,7 +389,8 @@ def test_an_external_one_is_waited_for_and_no_more() -> None:
 def test_whatever_happens_processes_are_few_and_the_end_comes(seed: int) -> None:
     """A process runs at a time, none is left at the end, and the end comes within its limits."""
     rng = random.Random(seed)
-    story = Story(LIMITS)
+    limits = replace(rng.choice([LIMITS, STORING]), is_trial_binding=rng.random() < 0.5)
+    story = Story(limits)
     world = World(rng)
     actions = story.actions
     end_s = story.now_s + rng.choice([1.0, 50.0, 500.0])
@@ -327,6 +458,10 @@ class World:
         if self.is_running and not self.is_stuck and self._rng.random() < 0.05:
             self._die(self._rng.choice([-9, 1, 1, None, 2 if self._rng.random() < 0.1 else 0]))
             return self._waiting.pop(0)
+        if self.is_running and self._rng.random() < 0.1:
+            return Tried(self._rng.choice(["", "no such bucket"]))
+        if self.is_running and self._rng.random() < 0.1:
+            return LackTold(self._rng.choice(["", "step 7"]))
         if self.is_running and self._rng.random() < 0.002:
             self.is_anothers = True
             return TakenOver()

@@ -68,6 +68,7 @@ def test_two_nodes_daemons_tell_of_a_job_once(tmp_path: Path) -> None:
         "\n"
         "namespace run of job j\n"
         "  on the way to the store: 2 shards, 1.0 GiB, for 4.2 s\n"
+        "  in the store: no step of 3\n"
         "  step  generation  complete  size     in memory of (shards)  store\n"
         "  3     0           yes       3.0 GiB  a 4/4, b 4/4           2/4\n"
     )

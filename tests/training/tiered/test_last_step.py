@@ -22,7 +22,7 @@ def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(tmp_path:
         ("every_s", "keep", "endpoint", "region", "path_style", "part_size_mib", "attempts")
     )
     store = {**unset, "url": f"folder:{disk}", "every_n_steps": 100, "waiting_max": 1,
-             "deadline_s": 60.0, "path_style": False}  # fmt: skip
+             "deadline_s": 60.0, "path_style": False, "required": True}  # fmt: skip
     job = make_job(resilience={"tiered": tiered(every_n_steps=4, store=store)})
     assert job.resilience.tiered is not None
     words = ("--store", f"folder:{disk}", "--store-every-n-steps", "100")
@@ -35,7 +35,7 @@ def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(tmp_path:
         )
         view = PlainView([torch.ones(9)], {"view": {}, "recovery": {}})
         saves.bind(make_subject(view))
-        saves.finish(7, is_forced=True)
+        saves.finish(7)
 
         assert daemon.end() == 0
 

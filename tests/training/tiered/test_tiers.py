@@ -57,7 +57,7 @@ def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: Tiere
     before = whole_steps(client)
     saves.keep()
     saves.abandon()
-    saves.finish(5, is_forced=False)
+    saves.finish(5)
 
     assert before == []
     assert [each.step for each in whole_steps(client)] == [4]
@@ -68,12 +68,12 @@ def test_last_save_is_visible_only_if_its_state_is_right(
 ) -> None:
     bind(saves, fail)
     with pytest.raises(CorruptionError):
-        saves.finish(4, is_forced=True)
+        saves.finish(4)
     saves.abandon()
     before = whole_steps(client)
     bind(saves)
 
-    saves.finish(4, is_forced=True)
+    saves.finish(4)
 
     assert before == []
     assert [each.step for each in whole_steps(client)] == [4]

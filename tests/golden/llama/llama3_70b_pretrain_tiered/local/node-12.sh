@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-12 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest cb5a4ffad67342e844c5c606d5c838f42a4cb511848bf603b17d720e2f85601c.
+# node-12 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 98aabf8b6b949f92b188fbe1885b4a66cd1d6ab64ed8036b6d9b481fc4751abe.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')

@@ -1,0 +1,67 @@
+"""What is known of a run's store: how far it is, and whether it fails. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from launcher.monitor.duration import format_seconds
+from resilience.events import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """A store that a node cannot use."""
+
+    since: float
+    """Unix seconds."""
+    text: str
+    """The store's own words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """The store as the nodes tell of it."""
+
+    stored_step: int | None = None
+    """The newest step that is whole there."""
+    stored_at: float = 0.0
+    """Unix seconds; when it was first told."""
+    failing: Mapping[str, Failing] = field(default_factory=dict)
+    """By node."""
+
+
+def next_storage(known: Storage, event: Event) -> Storage:
+    """Return what is known after an event; one that means nothing here changes nothing."""
+    if event.event == "store_failing":
+        failing = Failing(since=event.time, text=str(event.fields.get("text", "")))
+        return replace(known, failing={**known.failing, event.node: failing})
+    if event.event == "store_well":
+        left = {node: each for node, each in known.failing.items() if node != event.node}
+        return replace(known, failing=left)
+    if event.event != "step_stored" or event.step is None:
+        return known
+    if known.stored_step is not None and event.step <= known.stored_step:
+        return known
+    return replace(known, stored_step=event.step, stored_at=event.time)
+
+
+def storage_text(known: Storage, newest_step: int | None, now: float) -> str | None:
+    """Return how far the store is, of `newest_step` that is saved anywhere; None: no word of it.
+
+    `now` is in unix seconds.
+    """
+    parts = []
+    if known.stored_step is not None:
+        # A daemon may tell of a step before the event of rank 0 is read.
+        newest = max(known.stored_step, newest_step or 0)
+        ago = format_seconds(max(0.0, now - known.stored_at))
+        parts.append(f"in the store: step {known.stored_step} of {newest}, {ago} ago")
+    elif known.failing and newest_step is not None:
+        parts.append(f"in the store: no step of {newest_step}")
+    if known.failing:
+        node, first = min(known.failing.items(), key=lambda each: each[1].since)
+        others = f" and {len(known.failing) - 1} more" if len(known.failing) > 1 else ""
+        since = format_seconds(max(0.0, now - first.since))
+        parts.append(f"the store fails on {node}{others} for {since}: {first.text}")
+    return "; ".join(parts) or None

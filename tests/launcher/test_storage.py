@@ -1,0 +1,81 @@
+"""How far a run's store is, and whether it fails, as the run's events tell it."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import pytest
+
+from launcher.monitor.progress import render_line
+from launcher.monitor.storage import Storage, next_storage, storage_text
+from launcher.report import summary_text
+from launcher.report.page import summary_rows
+from launcher.report.record import build_record
+from resilience.events import Event
+from tests.launcher.local_job import local_job
+from tests.launcher.run_events import tiered_run
+
+
+def told(name: str, time: float, node: str = "node-0", *, step: int | None = None) -> Event:
+    fields = {"store": "s3:bucket", "text": "no such bucket"} if name == "store_failing" else {}
+    return Event(
+        time=time, node=node, rank=None, generation=0, step=step, event=name, fields=fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([], None),
+        ([told("step_stored", 100.0, step=20)], "in the store: step 20 of 30, 2 min 00 s ago"),
+        (
+            [told("step_stored", 100.0, step=20), told("step_stored", 180.0, "node-1", step=20)],
+            "in the store: step 20 of 30, 2 min 00 s ago",
+        ),
+        (
+            [told("step_stored", 100.0, step=20), told("step_stored", 190.0, step=10)],
+            "in the store: step 20 of 30, 2 min 00 s ago",
+        ),
+        ([told("step_stored", 210.0, step=40)], "in the store: step 40 of 40, 10 s ago"),
+        (
+            [told("store_failing", 200.0)],
+            "in the store: no step of 30; the store fails on node-0 for 20 s: no such bucket",
+        ),
+        (
+            [
+                told("step_stored", 100.0, step=20),
+                told("store_failing", 200.0, "node-1"),
+                told("store_failing", 210.0),
+            ],
+            (
+                "in the store: step 20 of 30, 2 min 00 s ago; "
+                "the store fails on node-1 and 1 more for 20 s: no such bucket"
+            ),
+        ),
+        (
+            [
+                told("step_stored", 100.0, step=20),
+                told("store_failing", 200.0),
+                told("store_well", 210.0),
+            ],
+            "in the store: step 20 of 30, 2 min 00 s ago",
+        ),
+    ],
+)
+def test_store_in_words(events: list[Event], text: str | None) -> None:
+    known = reduce(next_storage, events, Storage())
+
+    assert storage_text(known, 30, 220.0) == text
+
+
+def test_progress_report_and_last_line_say_the_same() -> None:
+    events = [*tiered_run(), told("step_stored", 107.9, step=2), told("store_failing", 107.95)]
+    running = [each for each in events if each.time < 108.0]
+    record = build_record(local_job("trainer.max_steps=4"), events)
+    state = build_record(local_job("trainer.max_steps=4"), running).state
+
+    words = "in the store: step 2 of 3, {}; the store fails on node-0 for {}: no such bucket"
+    assert render_line(state, 117.9).endswith(words.format("10 s ago", "10 s"))
+    end = words.format("12 s ago", "12 s")
+    assert dict(summary_rows(record))["store"] == end
+    assert summary_text(record.state, None).splitlines()[-1] == f"  store       {end}"

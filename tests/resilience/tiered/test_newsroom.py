@@ -1,0 +1,136 @@
+"""What a daemon says of its store to an agent that waits for news."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resilience.tiered.frames import FrameSocket
+from resilience.tiered.news import StoreNews, read_news
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, make_content, make_id, save
+
+
+class Reader:
+    """An agent's side: asks for what is newer than what it has."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.connection: FrameSocket = daemon.connect()
+        self.number = 0
+        self.ask({"op": "hello"})
+
+    def ask(self, request: dict[str, object]) -> dict[str, object]:
+        self.connection.send(request, timeout_s=LIMIT_S)
+        return self.connection.receive(timeout_s=LIMIT_S).message
+
+    def news(self) -> StoreNews:
+        """Wait for what is newer."""
+        reply = self.ask({"op": "news", "number": self.number})
+        assert isinstance(reply["number"], int)
+        assert reply["number"] > self.number
+        self.number = reply["number"]
+        news = read_news(reply)
+        assert news is not None
+        return news
+
+    def wait_for(self, **wanted: object) -> StoreNews:
+        """Wait for news that say this."""
+        end_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_s:
+            news = self.news()
+            if wanted.items() <= news.model_dump().items():
+                return news
+        raise AssertionError(f"no such news: {wanted}; the last: {news}")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, disk: Path) -> Iterator[Daemon]:
+    options = ("--store", f"folder:{disk / 'store'}", "--store-deadline-s", "5")
+    with Daemon(folder=tmp_path / "arena", options=options).start() as started:
+        yield started
+
+
+def test_news_come_when_something_changes(daemon: Daemon, disk: Path) -> None:
+    reader, client = Reader(daemon), daemon.client()
+    first = reader.wait_for(trial="")
+    assert (first.name, first.failure, first.lacking) == (f"folder:{disk / 'store'}", "", ())
+    assert (first.stored_step, first.saved_step) == (None, None)
+
+    save(client, make_id(3), make_content(MIB, 3))
+    news = reader.wait_for(stored_step=3, saved_step=3, lacking=())
+    assert news.bytes_lacking == 0
+
+    shutil.rmtree(disk)
+    disk.write_bytes(b"")
+    save(client, make_id(4), make_content(MIB, 4))
+    news = reader.wait_for(stored_step=3, saved_step=4, lacking=(4,), bytes_lacking=MIB)
+    while not news.failure:
+        news = reader.news()
+    assert "Not a directory" in news.failure
+
+    disk.unlink()
+    disk.mkdir()
+    assert reader.wait_for(stored_step=4, failure="", lacking=()).trial == ""
+
+
+def test_trial_leaves_nothing_in_the_store(daemon: Daemon, disk: Path) -> None:
+    Reader(daemon).wait_for(trial="")
+
+    assert list((disk / "store").iterdir()) == []
+
+
+def test_another_question_ends_the_wait(daemon: Daemon) -> None:
+    reader = Reader(daemon)
+    reader.wait_for(trial="")
+    waiting = {"op": "news", "number": reader.number + 100}
+
+    reader.connection.send(waiting, timeout_s=LIMIT_S)
+    reader.connection.send({"op": "news", "number": 0}, timeout_s=LIMIT_S)
+
+    for _ in range(2):
+        assert read_news(reader.connection.receive(timeout_s=LIMIT_S).message) is not None
+
+
+def test_daemon_ends_while_an_agent_waits_for_news(daemon: Daemon) -> None:
+    reader = Reader(daemon)
+    reader.wait_for(trial="")
+    reader.connection.send({"op": "news", "number": reader.number + 100}, timeout_s=LIMIT_S)
+
+    assert daemon.end(signal.SIGTERM) == 0
+
+
+def test_daemon_without_a_store_has_no_news(tmp_path: Path) -> None:
+    with Daemon(folder=tmp_path / "arena").start() as daemon:
+        reader = Reader(daemon)
+
+        assert reader.ask({"op": "news", "number": 0}) == {"number": 0, "store": None}
+
+
+@pytest.mark.parametrize("number", [None, -1, True, "1", 1.5])
+def test_wrong_number_is_refused(daemon: Daemon, number: object) -> None:
+    assert Reader(daemon).ask({"op": "news", "number": number})["error"] == "invalid"
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+def test_arena_goes_without_a_store_that_is_required_only_with_all_in_it(
+    tmp_path: Path, disk: Path, is_required: bool
+) -> None:
+    words = ("--store", f"folder:{disk / 'store'}", "--store-deadline-s", "0.2", "--drain-s", "0.2")
+    required = ("--store-required",) if is_required else ()
+    shutil.rmtree(disk)
+    with Daemon(folder=tmp_path / "arena", options=(*words, *required)).start() as daemon:
+        save(daemon.client(), make_id(3), make_content(MIB, 3))
+
+        assert daemon.end(signal.SIGUSR1) == 3
+
+    assert (tmp_path / "arena").exists() is is_required
