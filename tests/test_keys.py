@@ -30,6 +30,7 @@ STORE: dict[str, Any] = {
     "every_n_steps": 20,
     "every_s": None,
     "keep": None,
+    "required": True,
     "waiting_max": 1,
     "deadline_s": 60.0,
     "endpoint": None,

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import stat
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from resilience.tiered.client import TieredClient
+from resilience.tiered.errors import LostError, RefusedError
 from resilience.tiered.memoryd.local import SOCKET_NAME
 
 WIDTH = 100
 """Columns that no line of a table passes."""
 
 _TIMEOUT_S = 10.0
+_PAUSE_FIRST_S = 0.02
+_PAUSE_MAX_S = 0.5
 _RAM_WIDTH = 38
 _OTHERS_WIDTH = 80
 _TITLES = ("step", "generation", "complete", "size", "in memory of (shards)", "store")
@@ -51,6 +55,38 @@ def ask_daemon(folder: Path, *, token: str = "") -> Told:
     """Ask the daemon in a folder; LostError where none answers, RefusedError for a wrong token."""
     with TieredClient(folder / SOCKET_NAME, token=token) as client:
         return Told(folder=folder, reply=client.status(timeout_s=_TIMEOUT_S))
+
+
+def wait_for_daemon(folder: Path, *, timeout_s: float, token: str = "") -> None:
+    """Return as soon as the daemon in a folder answers; LostError after `timeout_s` seconds.
+
+    Without a token, a daemon that asks for one has answered with that. RefusedError where
+    the token is wrong.
+    """
+    end_s = time.monotonic() + timeout_s
+    pause_s = _PAUSE_FIRST_S
+    while True:
+        rest_s = end_s - time.monotonic()
+        try:
+            with TieredClient(folder / SOCKET_NAME, token=token) as client:
+                client.status(timeout_s=max(rest_s, _PAUSE_FIRST_S))
+        except RefusedError:
+            if token:
+                raise
+        except LostError as error:
+            rest_s = end_s - time.monotonic()
+            if rest_s <= 0:
+                raise LostError(
+                    f"no daemon has answered in {folder} within {timeout_s:g} s; "
+                    f"the last try said: {error}"
+                ) from error
+            # Nothing tells of a socket that somebody will listen on: the folder may not be
+            # there yet, and the file of a killed daemon is there already. So it is asked
+            # again, less and less often; a try costs some 0.1 ms.
+            time.sleep(min(pause_s, rest_s))
+            pause_s = min(_PAUSE_MAX_S, 1.5 * pause_s)
+            continue
+        return
 
 
 def render_status(told: Sequence[Told]) -> str:

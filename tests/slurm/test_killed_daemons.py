@@ -23,8 +23,7 @@ from resilience.tiered.errors import LostError
 from resilience.tiered.loader import whole_steps
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.shard import content_digest, is_intact, num_pieces
-from resilience.tiered.status import ask_daemon
-from resilience.tiered.wait import wait_for_daemon
+from resilience.tiered.status import ask_daemon, wait_for_daemon
 from tests.launcher.command import launch
 from tests.processes import command_of, parents, sent
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon

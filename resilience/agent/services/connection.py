@@ -77,6 +77,8 @@ class Supervisor:
             frame = self._frames.receive(timeout_s=_FRAME_TIMEOUT_S, bytes_max=_FRAME_BYTES_MAX)
         except (OSError, ValueError):
             return None
+        if not frame.message.get("is_taken_over"):
+            self.num_answers -= 1
         return frame.message
 
     def close(self) -> None:

@@ -371,12 +371,10 @@ class _Kept:
             self._is_others = True
             self._forget_process()
             self.feed(TakenOver())
-        elif self._link.num_answers:
-            self._link.num_answers -= 1
-            if "store" in message:
-                self._hear_news(message)
-            else:
-                self._answer(message)
+        elif "store" in message:
+            self._hear_news(message)
+        else:
+            self._answer(message)
 
     def _answer(self, message: dict[str, object]) -> None:
         """Take in the answer to the hello, or to the last request."""

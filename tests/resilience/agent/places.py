@@ -14,7 +14,7 @@ from resilience.agent.services.services import Service
 from resilience.node_config import MemorydConfig, NodeConfig
 from resilience.settings import RamTier, StoreTier
 from resilience.tiered.client import TieredClient
-from resilience.tiered.wait import wait_for_daemon
+from resilience.tiered.status import wait_for_daemon
 from tests.processes import command_of
 from tests.resilience.agent.runs import Run
 from tests.resilience.tiered.daemons import LIMIT_S

@@ -19,8 +19,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError
 from resilience.tiered.loader import Loaded, load
 from resilience.tiered.saver import Saver
-from resilience.tiered.status import ask_daemon
-from resilience.tiered.wait import wait_for_daemon
+from resilience.tiered.status import ask_daemon, wait_for_daemon
 from tests.processes import sent
 from tests.resilience.agent.places import Place, start_agent
 from tests.resilience.agent.runs import Run
