@@ -27,8 +27,8 @@ PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}
 # Stable since Kubernetes 1.24; a server from before does not know them.
 INDEXED_JOB_FIELDS = ("completionMode", "suspend")
 INDEXED_JOB_MINOR = 24
-# Known since 1.28.
-REPLACEMENT_MINOR, REPLACEMENT_FIELD = 28, "podReplacementPolicy"
+# Since when each is known.
+MINORS = {"podFailurePolicy": 26, "podReplacementPolicy": 28}
 # A container beside the others is an ordinary one to a server that does not know it as another.
 SIDECARS_MINOR = 29
 
@@ -47,8 +47,9 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
     if job["kind"] == "Job" and minor_version(kube_config) < INDEXED_JOB_MINOR:
         for field in INDEXED_JOB_FIELDS:
             job["spec"].pop(field, None)
-    if job["kind"] == "Job" and minor_version(kube_config) < REPLACEMENT_MINOR:
-        job["spec"].pop(REPLACEMENT_FIELD, None)
+    for field, minor in MINORS.items():
+        if job["kind"] == "Job" and minor_version(kube_config) < minor:
+            job["spec"].pop(field, None)
     if job["kind"] == "Job" and minor_version(kube_config) < SIDECARS_MINOR:
         spec = job["spec"]["template"]["spec"]
         for container in spec.pop("initContainers", ()):

@@ -176,7 +176,7 @@ def test_run_whose_store_lacks_something_says_so_at_its_end(
 
         assert run.process.wait(2 * TIMEOUT_S) == (74 if is_required else 0), run.log()
         assert arenas[0].exists() is is_required
-    assert run.console()[-1].startswith("  store       in the store: no step of ")
+    assert run.console()[-1].startswith("  store       the store fails on node-0 for ")
     assert any(
         line.startswith("[node-0] ") and "the store lacks step 7" in line for line in run.console()
     )

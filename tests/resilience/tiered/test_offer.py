@@ -40,6 +40,7 @@ from tests.resilience.tiered.daemons import (
     save,
 )
 from tests.resilience.tiered.kept import NODE, held, lose_memory, stored, wait_until, waiting
+from tests.resilience.tiered.news_reader import Reader
 from tests.resilience.tiered.s3_server import s3_server
 from tests.resilience.tiered.store_places import Shard, make_shard
 
@@ -175,6 +176,9 @@ def test_an_empty_job_is_told_from_a_store_that_does_not_answer(
     with pytest.raises(KeyError):
         load(client, make_id(1))
 
+    # The trial at the daemon's start has made the folder.
+    Reader(daemon).wait_for(trial="")
+    (tmp_path / "store").rmdir()
     (tmp_path / "store").write_bytes(b"no folder")
 
     with pytest.raises(TierError, match="Not a directory"):

@@ -24,6 +24,7 @@ LIMIT_S = 200.0
 STORE: dict[str, Any] = {
     "every_s": None,
     "keep": None,
+    "required": False,
     "waiting_max": None,
     "deadline_s": 60.0,
     "endpoint": None,

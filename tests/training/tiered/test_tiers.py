@@ -14,6 +14,7 @@ from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
 from tests.resilience.state.nodes import PlainView
+from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import Daemon
 from tests.training.jobs import make_job
 from tests.training.subjects import NoProgress, go_on, make_subject
@@ -57,10 +58,11 @@ def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: Tiere
     before = whole_steps(client)
     saves.keep()
     saves.abandon()
-    saves.finish(5)
 
     assert before == []
-    assert [each.step for each in whole_steps(client)] == [4]
+    wait_until(lambda: [each.step for each in whole_steps(client)] == [4])
+    saves.finish(5)
+    assert [each.step for each in whole_steps(client)] == [5]
 
 
 def test_last_save_is_visible_only_if_its_state_is_right(
