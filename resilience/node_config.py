@@ -94,8 +94,19 @@ class MemorydConfig(_Section):
         return drain_s + CLOSE_TIMEOUT_S
 
 
+class RunConfig(_Section):
+    """What the record of a run is told of its job."""
+
+    recipe: str
+    version: Count
+    digest: str
+    """SHA-256 of job.json in hex."""
+
+
 class NodeConfig(_Section):
     """The file; a section is null where the cluster has no use for it."""
+
+    run: RunConfig | None = None
 
     agent: AgentConfig | None
     memoryd: MemorydConfig | None

@@ -16,10 +16,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from launcher.job import Job
+from launcher.job.lineage import differing_values, fixed_values
 from resilience.events import EventLog
 from resilience.state.view import StateView
 from training.group import WorkerGroup
-from training.plan import Placement, plan_lineage
+from training.plan import Placement
 from training.progress import Progress
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
@@ -31,7 +32,7 @@ FINISH_TIMEOUT = timedelta(seconds=60)
 """How long the workers may take to have all ended their last update."""
 
 LINEAGE = "lineage"
-"""In the progress: whose state it is."""
+"""In the progress: what a job has to have for the state to fit it, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +136,12 @@ class Checkpoints:
 
 
 class SameLineage:
-    """A view that takes over no rest of a run which trains something else."""
+    """A view that takes over no rest of a run whose state does not fit the job.
 
-    def __init__(self, view: StateView, lineage: str) -> None:
+    `lineage` is what has to be equal, by key.
+    """
+
+    def __init__(self, view: StateView, lineage: Mapping[str, Any]) -> None:
         self.replica = view.replica
         self.shard = view.shard
         self.tensors = view.tensors
@@ -146,9 +150,12 @@ class SameLineage:
         self._lineage = lineage
 
     def write_rest(self, rest: Mapping[str, Any]) -> None:
-        """Take it over; raises ValueError for that of another lineage."""
-        if rest["recovery"].get(LINEAGE) != self._lineage:
-            raise ValueError("it is of another recipe: its model, data or trainer differ")
+        """Take it over; ValueError names what differs, TypeError is for no state of a run."""
+        saved = rest["recovery"].get(LINEAGE)
+        if not isinstance(saved, Mapping):
+            raise TypeError("it does not say of which model it is, as states of runs do")
+        if changes := differing_values(saved, self._lineage):
+            raise ValueError(f"it fits another job: {'; '.join(map(str, changes))}")
         self._view.write_rest(rest)
 
 
@@ -170,7 +177,7 @@ class CadencedCheckpoints(Checkpoints, ABC):
 
         self._events = events
         self._clock = clock
-        self._lineage = plan_lineage(job)
+        self._lineage = fixed_values(job)
         self._cadence = Cadence(
             every_n_steps=settings.ram.every_n_steps, every_s=settings.ram.every_s
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.run_record import START_VARIABLE
 from training.errors import PlacementError
 
 _REQUIRED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -78,6 +79,11 @@ def parse_generation(variables: Mapping[str, str]) -> int:
     num_restarts_max = int(variables.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     num_restarts = int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return num_requeues * (num_restarts_max + 1) + num_restarts
+
+
+def start_number(variables: Mapping[str, str]) -> int:
+    """Return which start of the run this is, from 0; also 0 where nobody counts them."""
+    return int(variables.get(START_VARIABLE, "0"))
 
 
 def name_run(run_dir: Path, *, within: str = "") -> str:

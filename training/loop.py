@@ -32,10 +32,11 @@ from training.checkpoints import STALL_S, Begun, Subject
 from training.coordinator import Members, open_generation
 from training.data.loading import (
     announce_samples,
-    check_begun_with,
     check_same_samples,
     open_samples,
+    place_in_data,
 )
+from training.data.position import Position
 from training.data.tokens import Samples, check_num_samples
 from training.data.worker_batches import Batches, open_batches
 from training.environment import WorkerEnvironment
@@ -190,10 +191,10 @@ class Loop:
             self._note_resumed(resumed)
             if members.is_last:
                 return self._save_last(group, has_state=resumed.role != "started")
-        self._check_samples()
+        position = self._place_in_data(self.progress.step)
         if not self._is_recoverable:
             self._note_model()
-        self._take_steps(members, group, self._open_batches(samples, group))
+        self._take_steps(members, group, self._open_batches(samples, position, group))
         self.progress.check()
         members.mark(Activity.NOWHERE, self._job.trainer.max_steps)
         self._end_run(group)
@@ -299,7 +300,7 @@ class Loop:
         self._samples = samples
         return samples
 
-    def _open_batches(self, samples: Samples, group: WorkerGroup) -> Batches:
+    def _open_batches(self, samples: Samples, position: Position, group: WorkerGroup) -> Batches:
         """Open this rank's batches, which go on where another generation ended."""
         if self._batches is None:
             self._batches = open_batches(
@@ -307,6 +308,7 @@ class Loop:
                 samples,
                 plan_placement(group.layout, group.rank),
                 first=self.progress.step,
+                position=position,
                 run_dir=self._worker.run_dir,
                 owner_pid=self._worker.owner_pid,
                 events=self._events,
@@ -329,10 +331,12 @@ class Loop:
     def _note_model(self) -> None:
         self._events.write("model_ready", num_parameters=self._trainer.num_parameters)
 
-    def _check_samples(self) -> None:
-        """Refuse data that has changed since the run began; the state knows which that was."""
+    def _place_in_data(self, step: int) -> Position:
+        """Return which samples the steps take; refuses data that have changed unasked."""
         assert self._samples is not None
-        check_begun_with(self.progress.rest, self._samples, self._worker.node)
+        return place_in_data(
+            self.progress.rest, self._samples, job=self._job, step=step, node=self._worker.node
+        )
 
     def _start(self, fallback: Fallback | None, members: Members) -> int:
         """Load the newest state that was written, or make the one before the first step."""
@@ -344,7 +348,7 @@ class Loop:
             self.progress.take_rest({})
             self._trainer.fill()
         # Before the history begins, which makes void what stands behind it.
-        self._check_samples()
+        self._place_in_data(step)
         self._note_complete(step, self._place_of(source))
         self._saves.begin_run(step)
         if members.number > 0 or (fallback is not None and source != _START):
@@ -374,8 +378,7 @@ class Loop:
     def _take_steps(self, members: Members, group: WorkerGroup, batches: Batches) -> None:
         progress = self.progress
         is_logger = group.rank == plan_log_rank(group.layout)
-        log = StepLog(self._job, self._events if is_logger else None)
-        log.go_on(progress.rest.get("last"))
+        log = StepLog(self._job, self._events if is_logger else None, progress.rest)
         self._stop.defer()
         first = progress.step
         for step in range(first, self._job.trainer.max_steps):

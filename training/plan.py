@@ -5,8 +5,6 @@ Nothing here imports torch, reads a file or knows which worker it runs in.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,17 +13,11 @@ from launcher.job import Job
 from launcher.job.workload import GptOssModel, Model, Optimizer, TorchTrainer
 from resilience.state.layout import Layout, make_layout
 from training.data.order import Split
+from training.data.position import Position
 from training.environment import WorkerEnvironment
 from training.errors import DataError, PlacementError
 
 InitialValue = Literal["ones", "zeros", "normal"]
-_NO_LINEAGE = frozenset(
-    """
-    num_nodes num_devices sharding num_replicas max_restarts threads_per_worker max_steps
-    micro_batch_size activation_checkpointing log_every_n_steps save_checkpoint non_finite
-    """.split()  # noqa: SIM905  a list would take a line each
-)
-"""Fields of the trainer that may differ between runs which go on from each other's state."""
 
 
 def check_world_size(job: Job, world_size: int) -> None:
@@ -143,12 +135,17 @@ def plan_log_rank(layout: Layout) -> int:
     return next(rank for rank in range(layout.world_size) if plan_placement(layout, rank).has_loss)
 
 
-def plan_split(job: Job, data_size: int) -> Split:
-    """Return how a step's samples are divided over so many ranks."""
+def plan_split(job: Job, data_size: int, position: Position | None = None) -> Split:
+    """Return how a step's samples are divided over so many ranks.
+
+    Without a position the run has taken its batch from the first step on.
+    """
     return Split(
         global_batch_size=job.trainer.global_batch_size,
         micro_batch_size=job.trainer.micro_batch_size,
         world_size=data_size,
+        first_step=position.step if position else 0,
+        first_sample=position.sample if position else 0,
     )
 
 
@@ -169,19 +166,6 @@ def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
     return MeshPlan(
         axes=("replicate", "shard"), sizes=(trainer.replicas, world_size // trainer.replicas)
     )
-
-
-def plan_lineage(job: Job) -> str:
-    """Return what is equal for jobs that may go on from each other's state, in 32 hex digits.
-
-    They train the same model on the same data in the same way, on any number of workers.
-    """
-    content = job.model_dump(mode="json", by_alias=True, include={"model", "data", "trainer"})
-    content["trainer"] = {
-        name: value for name, value in content["trainer"].items() if name not in _NO_LINEAGE
-    }
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def plan_model_config(model: Model) -> dict[str, Any]:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.job import Job
 from resilience.events import EventLog
+from training.data.position import read_position
+from training.environment import start_number
 from training.plan import is_logged
 from training.trainer import StepResult
 
 
 def describe_step(step: int, result: StepResult, lr: float) -> dict[str, Any]:
-    """Return what a step came to, as `StepLog.go_on` takes it."""
+    """Return what a step came to, as a `StepLog` goes on from it."""
     return {"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr}
 
 
 class StepLog:
     """Writes step events; a worker without a log writes none."""
 
-    def __init__(self, job: Job, events: EventLog | None) -> None:
+    def __init__(self, job: Job, events: EventLog | None, rest: Mapping[str, Any]) -> None:
+        """Go on from a state, of which `rest` is the small data.
+
+        Its last step is written again, as its writer may be gone.
+        """
         self._trainer = job.trainer
         self._events = events
+        self._position = read_position(rest, batch=job.trainer.global_batch_size)
+        self._start = start_number(os.environ)
         self._last_step = -1
         self._last_time_s = time.perf_counter()
+        if (last := rest.get("last")) is not None:
+            self._go_on(last)
 
     def report(self, step: int, result: StepResult, lr: float) -> None:
         """Write the step if it is one of those to be logged."""
@@ -35,14 +46,8 @@ class StepLog:
         self._write(self._events, describe_step(step, result, lr), duration_s)
         self._last_step, self._last_time_s = step, now_s
 
-    def go_on(self, last: Mapping[str, Any] | None) -> None:
-        """Go on after a recovery: write the last committed step, whose writer may be gone.
-
-        `last` is what `describe_step` returned; None where there was no step.
-        """
-        self._last_time_s = time.perf_counter()
-        if last is None:
-            return
+    def _go_on(self, last: Mapping[str, Any]) -> None:
+        """Write the last committed step, which is what `describe_step` returned."""
         self._last_step = last["step"]
         if self._events is not None and self._is_logged(self._last_step):
             self._write(self._events, last, None)
@@ -62,5 +67,6 @@ class StepLog:
             lr=last["lr"],
             grad_norm=last["grad_norm"],
             duration_s=duration_s,
-            num_samples=(last["step"] + 1) * self._trainer.global_batch_size,
+            start=self._start,
+            num_samples=self._position.sample_of(last["step"] + 1),
         )

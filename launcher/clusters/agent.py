@@ -8,7 +8,7 @@ from __future__ import annotations
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
-from resilience.node_config import AgentConfig
+from resilience.node_config import AgentConfig, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
 
@@ -81,3 +81,8 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
         max_restarts=trainer.max_restarts,
         checkpointless=job.resilience.checkpointless,
     )
+
+
+def run_config(job: Job) -> RunConfig:
+    """Return what the record of a run is told of the job that it is started with."""
+    return RunConfig(recipe=job.recipe.name, version=job.recipe.version, digest=job.digest())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from launcher.clusters.agent import agent_command, agent_config
+from launcher.clusters.agent import agent_command, agent_config, run_config
 from launcher.clusters.local_files import node_name, script_name
 from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.clusters.token import own_token_file
@@ -36,7 +36,11 @@ def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
         for index in range(job.num_nodes_started)
     }
-    config = NodeConfig(agent=agent_config(job), memoryd=memoryd_config(job, drain_s=_DRAIN_S))
+    config = NodeConfig(
+        run=run_config(job),
+        agent=agent_config(job),
+        memoryd=memoryd_config(job, drain_s=_DRAIN_S),
+    )
     return {NODE_FILE: config.to_json(), **scripts}
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import agent_command, agent_config
+from launcher.clusters.agent import agent_command, agent_config, run_config
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.clusters.token import own_token_file
@@ -70,7 +70,7 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
-    config = NodeConfig(agent=agent_config(job), memoryd=memoryd_config(job))
+    config = NodeConfig(run=run_config(job), agent=agent_config(job), memoryd=memoryd_config(job))
     return {JOB_SCRIPT: text, NODE_FILE: config.to_json()}
 
 

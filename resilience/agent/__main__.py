@@ -12,7 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,14 @@ from resilience.inprocess.variables import (
     RUN_ID,
 )
 from resilience.node_config import UNSTORED_STATUS, MemorydConfig
+from resilience.run_record import (
+    RUN_VARIABLE,
+    START_VARIABLE,
+    RecordError,
+    make_run_id,
+    note_start,
+    open_record,
+)
 from resilience.state.state_files import create_state_files
 from resilience.state.transfer_buffer import create_transfer_buffer
 
@@ -63,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         services = _services(options, log_folder)
         output = Output(options.run_dir / EVENTS_NAME, log_folder, options.node_name)
+        told = _note_start(options)
+    except RecordError as error:
+        return _complain(str(error))
     except ValueError as error:
         return _complain(str(error), 2)
     except OSError as error:
@@ -74,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 1
     try:
         with listener:
-            status = _run(options, host, (listener, endpoint), output, services)
+            status = _run(options, host, (listener, endpoint), output, services, told)
     finally:
         # Nothing presses a run that has ended well; who was asked to end is killed soon.
         output.close(_LAST_WRITES_S if status == 0 else _HASTY_WRITES_S)
@@ -87,6 +99,7 @@ def _run(
     listening: tuple[socket.socket, int | None],
     output: Output,
     services: Sequence[Service],
+    told: Mapping[str, str],
 ) -> int:
     try:
         handles = _make_handles(options)
@@ -101,7 +114,7 @@ def _run(
         preload=tuple(options.preload or _PRELOAD),
         warm=options.warm,
         handles=handles,
-        variables=_worker_variables(options),
+        variables={**_worker_variables(options), **told},
         lock_file=folder.hold_lock(),
     )
     try:
@@ -141,6 +154,21 @@ def _run(
         agent.leave()
         is_done = kept.end(removes=status == 0)
     return status or (0 if is_done else UNSTORED_STATUS)
+
+
+def _note_start(options: argparse.Namespace) -> dict[str, str]:
+    """Note in the run's record that it is started; returns what workers are told of it.
+
+    Nothing is noted of what no launcher has rendered.
+    """
+    config = options.node_config.run
+    if config is None:
+        return {}
+    run_id = make_run_id(options.token_file or "", options.rdzv_id)
+    record = open_record(options.run_dir, config, run_id=run_id, now=time.time())
+    name = attempt_name(options.rdzv_id, options.rdzv_attempt)
+    start = note_start(options.run_dir, config, name=name, now=time.time())
+    return {RUN_VARIABLE: record.run_id, START_VARIABLE: str(start.number)}
 
 
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:

@@ -137,7 +137,8 @@ def test_halves_without_standby_nodes_wait_for_each_other(
     check_outcome(outcome, bits(undisturbed, 4))
     assert ending_nodes(outcome) == set(cluster.nodes)
     roles = {each.fields["role"] for each in outcome.named("rank_recovered") if each.generation}
-    assert roles == {"kept"}
+    # A rank may have passed the gate of the step in which the cut came.
+    assert roles <= {"kept", "rolled_forward"}
 
 
 @pytest.mark.parametrize("size", [slow((2, 1), id="2+1"), slow((3, 1), id="3+1")])

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from launcher.job import Job
+from launcher.job.lineage import lineage_digest
 from resilience.events import EventLog
 from resilience.settings import TieredSettings
 from resilience.state.view import Distributed, StateView
@@ -67,7 +68,9 @@ class AwsCheckpoints(CadencedCheckpoints):
         super().__init__(job, settings, events)
         self._library = open_library()
         self._settings = settings
-        self._namespace = settings.namespace or f"run-{self._lineage[:12]}-{name_run(run_dir)}"
+        self._namespace = (
+            settings.namespace or f"run-{lineage_digest(job)[:12]}-{name_run(run_dir)}"
+        )
         self._last_store_s: float | None = None
         self._due: int | None = None
         self._under_way: _UnderWay | None = None

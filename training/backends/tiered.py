@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.job import Job
+from launcher.job.lineage import lineage_digest
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
+from resilience.run_record import RUN_VARIABLE
 from resilience.settings import TieredSettings
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import TieredError
@@ -26,7 +28,7 @@ from training.checkpoints import FINISH_TIMEOUT, Begun, CadencedCheckpoints, Sub
 from training.environment import name_run
 from training.errors import CheckpointError, GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT
-from training.plan import plan_device_type, plan_lineage
+from training.plan import plan_device_type
 
 MEMORYD_DIR = "MEMORYD_DIR"
 MEMORYD_TOKEN_FILE = "MEMORYD_TOKEN_FILE"
@@ -43,7 +45,7 @@ def open_tiers(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Tiere
     """Return a job's checkpoints through the daemon that the environment names."""
     settings = job.resilience.tiered
     assert settings is not None
-    lineage = plan_lineage(job)
+    lineage = lineage_digest(job)
     # In each namespace of a cluster pods call the folder the same.
     place = name_run(run_dir, within=os.environ.get(K8S_NAMESPACE, ""))
     path, token = _read_environment(os.environ)
@@ -51,7 +53,8 @@ def open_tiers(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Tiere
         path,
         token=token,
         namespace=settings.namespace or f"run-{lineage[:12]}-{place}",
-        job=f"{lineage}-{place}",
+        # Without our agent nobody keeps a record of the run.
+        job=os.environ.get(RUN_VARIABLE) or f"{lineage}-{place}",
         node=node,
     )
     return TieredCheckpoints(client, job, settings, events)

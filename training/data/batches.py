@@ -19,6 +19,7 @@ from launcher.job.workload import Data, StdlibText
 from resilience.data.sources import Source, Start
 from training.data.jsonl import map_token_file
 from training.data.order import Split
+from training.data.position import Position
 from training.data.rank_batches import RankBatches
 from training.data.stdlib_text import read_stdlib_tokens
 from training.data.tokens import Samples, describe_samples
@@ -28,7 +29,7 @@ ROWS = "rows"
 """Name under which a cached batch has its tokens."""
 
 
-def make_source(job: Job, samples: Samples) -> Source:
+def make_source(job: Job, samples: Samples, position: Position) -> Source:
     """Return what makes a producer read the batches of a job whose worker has these samples."""
     trainer = job.trainer
     tokens = samples.tokens
@@ -41,11 +42,13 @@ def make_source(job: Job, samples: Samples) -> Source:
             "seed": trainer.seed,
             "global_batch_size": trainer.global_batch_size,
             "micro_batch_size": trainer.micro_batch_size,
+            "first_step": position.step,
+            "first_sample": position.sample,
         },
     )
 
 
-def make_identity(job: Job, samples: Samples) -> dict[str, Any]:
+def make_identity(job: Job, samples: Samples, position: Position) -> dict[str, Any]:
     """Return everything that a batch's content depends on, beside the rank and its source."""
     return {
         "data": job.data.model_dump(mode="json"),
@@ -56,6 +59,7 @@ def make_identity(job: Job, samples: Samples) -> dict[str, Any]:
         "global_batch_size": job.trainer.global_batch_size,
         "micro_batch_size": job.trainer.micro_batch_size,
         "model_parallel_size": job.trainer.model_parallel_size,
+        "position": [position.step, position.sample],
     }
 
 
@@ -67,6 +71,8 @@ def produce(
     seed: int,
     global_batch_size: int,
     micro_batch_size: int,
+    first_step: int,
+    first_sample: int,
 ) -> Iterator[dict[str, NDArray[np.int64]]]:
     """Yield a rank's batches from a step on, for ever; for a producer of `resilience.data`."""
     samples = _map_samples(_DATA.validate_python(data), token_file)
@@ -74,6 +80,8 @@ def produce(
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
         world_size=start.size,
+        first_step=first_step,
+        first_sample=first_sample,
     )
     batches = RankBatches(samples, seed=seed, split=split, rank=start.rank)
     step = start.batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from launcher.job import Job
 from launcher.job.workload import Data, Model, StdlibText
 from training.data.jsonl import (
     CACHE_FOLDER,
@@ -14,6 +15,7 @@ from training.data.jsonl import (
     open_encoder,
     write_token_file,
 )
+from training.data.position import Position, next_position, note_position, read_position
 from training.data.stdlib_text import read_stdlib_tokens
 from training.data.tokens import NUM_BYTE_TOKENS, Samples, Tokens, describe_samples
 from training.errors import DataError
@@ -85,11 +87,26 @@ def check_same_samples(samples: Samples, group: WorkerGroup) -> None:
         )
 
 
-def check_begun_with(rest: dict[str, Any], samples: Samples, node: str) -> None:
-    """Refuse data that has changed since the run began; `rest` goes with its state."""
+def place_in_data(
+    rest: dict[str, Any], samples: Samples, *, job: Job, step: int, node: str
+) -> Position:
+    """Note in `rest`, which goes with the state, which samples the steps from `step` on take.
+
+    Raises DataError for data that have changed though the job says the same of them.
+    """
     here = describe_samples(samples)
-    if (first := rest.setdefault("samples", here)) != here:
+    batch = job.trainer.global_batch_size
+    found = next_position(
+        read_position(rest, batch=batch),
+        step=step,
+        batch=batch,
+        samples=here,
+        source=job.data.model_dump_json(),
+    )
+    if isinstance(found, str):
         raise DataError(
-            f"the data of {node} has {here}, and the run began with {first}; "
-            "leave the data as it is while a run goes on"
+            f"the data of {node} has {here}, and the run began with {found}; leave the data as it "
+            "is while a run goes on, or name other data: launcher continue RUN data.KEY=VALUE"
         )
+    note_position(rest, found)
+    return found

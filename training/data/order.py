@@ -37,6 +37,9 @@ class Split:
     global_batch_size: int
     micro_batch_size: int
     world_size: int
+    first_step: int = 0
+    """A step whose first sample is known."""
+    first_sample: int = 0
 
     @property
     def num_micro_batches(self) -> int:
@@ -46,9 +49,9 @@ class Split:
     def positions(self, *, step: int, rank: int, micro_batch: int) -> range:
         """Return the positions of the samples of one forward and backward."""
         samples_per_rank = self.global_batch_size // self.world_size
-        start = (
-            step * self.global_batch_size
-            + rank * samples_per_rank
-            + micro_batch * self.micro_batch_size
-        )
+        start = self.sample_of(step) + rank * samples_per_rank + micro_batch * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
+
+    def sample_of(self, step: int) -> int:
+        """Return the position of a step's first sample."""
+        return self.first_sample + (step - self.first_step) * self.global_batch_size

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from launcher.job import Job
 from resilience.events import EventLog
+from training.data.position import Position
 from training.data.rank_batches import RankBatches
 from training.data.tokens import Samples
 from training.environment import name_run
@@ -48,6 +49,7 @@ def open_batches(
     placement: Placement,
     *,
     first: int,
+    position: Position,
     run_dir: Path,
     owner_pid: int,
     events: EventLog,
@@ -55,12 +57,14 @@ def open_batches(
 ) -> Batches:
     """Return the batches of one rank, the first of which is to be that of step `first`.
 
+    `position` says which samples the steps take.
+
     `owner_pid` is the process that outlives the worker: what is made ahead ends with it.
     `on_wait` shows that the worker still waits, and may raise to end that.
     """
     settings = job.resilience.batches
     if settings is None:
-        split = plan_split(job, placement.data_size)
+        split = plan_split(job, placement.data_size, position)
         batches = RankBatches(samples, seed=job.trainer.seed, split=split, rank=placement.data_rank)
         return Batches(batches.read)
     # Here, as a run without the feature imports nothing of it.
@@ -68,9 +72,9 @@ def open_batches(
     from training.data.batches import make_identity, make_source
 
     loader = cached(
-        make_source(job, samples),
+        make_source(job, samples, position),
         settings,
-        identity=make_identity(job, samples),
+        identity=make_identity(job, samples, position),
         job=f"{job.name}-{name_run(run_dir)}",
         samples_per_batch=job.trainer.global_batch_size,
         samples_consumed=first * job.trainer.global_batch_size,

@@ -141,7 +141,7 @@ def describe_samples(split: Split, *, step: int, ranks: Sequence[int]) -> str:
     Without ranks those of the whole step.
     """
     if not ranks:
-        first = step * split.global_batch_size
+        first = split.sample_of(step)
         return f"on all ranks, samples {first} to {first + split.global_batch_size - 1}"
     parts = []
     for rank in ranks[:_NAMED_MAX]:

@@ -21,6 +21,7 @@ from resilience.events import EventLog
 from resilience.state.digest import digest_state
 from resilience.state.rng import seed_step
 from training.coordinator import Members
+from training.data.position import read_position
 from training.errors import DivergedError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 from training.plan import plan_log_rank, plan_placement, plan_schedule, plan_split
@@ -124,8 +125,9 @@ class Steps:
         part = self._trainer.stepper.part()
         evidence = self._exchange(step, group, first, part)
         verdict = judge(first.result, second.result, evidence)
+        position = read_position(self._progress.rest, batch=self._job.trainer.global_batch_size)
         where = describe_samples(
-            plan_split(self._job, group.world_size), step=step, ranks=verdict.ranks
+            plan_split(self._job, group.world_size, position), step=step, ranks=verdict.ranks
         )
         if verdict.outcome is Outcome.CORRUPT:
             self._tell(step, group, first.result, verdict, "corrupt", verdict.text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.clusters.agent import agent_config
+from launcher.clusters.agent import agent_config, run_config
 from launcher.clusters.k8s.check import check_manifest
 from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
 from launcher.clusters.k8s.start import start_values
@@ -42,7 +42,8 @@ def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     # On HyperPod its own agent starts the workers.
     is_ours = cluster.job_kind == "job"
     agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
-    config = NodeConfig(agent=agent, memoryd=sidecar_config(job))
+    run = run_config(job) if is_ours else None
+    config = NodeConfig(run=run, agent=agent, memoryd=sidecar_config(job))
     if config.agent or config.memoryd:
         texts[NODE_FILE] = config.to_json()
     if cluster.pre_script is not None:

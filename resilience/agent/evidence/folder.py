@@ -29,6 +29,7 @@ from resilience.agent.coordination.founding import Record, attempt_name, judge
 from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, RunOver
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.state.layout import Layout
+from resilience.whole_files import draft_of, write_first, write_whole
 
 _AGENTS = "agents"
 _RECORDS = "generations"
@@ -58,7 +59,7 @@ class RunFolder:
         self._seen: Record | None = None
         self._seen_s = time.monotonic()
         """Since when the newest record has been as it is."""
-        self._draft = _draft_of(self._path / _AGENTS / self.start, self.start)
+        self._draft = draft_of(self._path / _AGENTS / self.start, self.start)
         """What the agent's file is called before it has its name."""
         self._lock = -1
         self._boot = read_boot_id()
@@ -100,11 +101,11 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
             # A mount that cannot link gives no record to anybody: it is nobody's common folder.
             probe = folder / f".{self.start}.probe"
-            _write_first(probe, {}, self.start)
+            write_first(probe, {}, self.start)
             # A file server that fails over may do it twice.
             probe.unlink(missing_ok=True)
             # The file whose lock is held gets its name.
-            _write_whole(folder / self.start, word, self.start)
+            write_whole(folder / self.start, word, self.start)
             return True
 
         self._questions.put(write)
@@ -139,7 +140,7 @@ class RunFolder:
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
             path = self._path / _RECORDS / f"run-{record.number}"
-            if not _write_first(path, asdict(record), self.start):
+            if not write_first(path, asdict(record), self.start):
                 return Judged(record=None, reason="others have begun it")
             self._record = record
             return Judged(record=record)
@@ -174,7 +175,7 @@ class RunFolder:
                 status=status,
             )
             path = self._path / _RECORDS / f"run-{record.number}"
-            _write_whole(path, asdict(self._record), self.start)
+            write_whole(path, asdict(self._record), self.start)
 
         self._questions.put(write)
 
@@ -223,7 +224,7 @@ class RunFolder:
 
         def write() -> Claimed:
             try:
-                _write_first(path, asdict(layout), self.start)
+                write_first(path, asdict(layout), self.start)
                 found = TypeAdapter(Layout).validate_json(path.read_bytes())
             except OSError as error:
                 return Claimed(generation=generation, layout=None, reason=str(error))
@@ -347,32 +348,3 @@ def _read_word(path: Path) -> dict[str, str]:
         if isinstance(word, dict):
             return {str(key): str(value) for key, value in word.items()}
     return {}
-
-
-def _draft_of(path: Path, start: str) -> Path:
-    """Return where one agent writes what gets that name when it is whole."""
-    return path.with_name(f".{path.name}.{start}")
-
-
-def _write_whole(path: Path, data: Mapping[str, object], start: str) -> None:
-    draft = _draft_of(path, start)
-    try:
-        draft.write_text(json.dumps(data), "utf-8")
-        draft.replace(path)
-    finally:
-        # A full disk has made it, and takes nothing.
-        draft.unlink(missing_ok=True)
-
-
-def _write_first(path: Path, data: dict[str, object], start: str) -> bool:
-    """Write a file that stays as it is; returns whether it was not there before."""
-    path.parent.mkdir(exist_ok=True)
-    draft = _draft_of(path, start)
-    try:
-        draft.write_text(json.dumps(data), "utf-8")
-        os.link(draft, path)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink(missing_ok=True)
-    return True

@@ -49,7 +49,8 @@ class Moody(TieredClient):
 
 
 def view(value: float = 0.0, lineage: str = "ours") -> PlainView:
-    return PlainView([torch.full((64,), value)], {"view": {}, "recovery": {LINEAGE: lineage}})
+    rest = {"view": {}, "recovery": {LINEAGE: {"model.num_layers": lineage}}}
+    return PlainView([torch.full((64,), value)], rest)
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Workers:
         def run(rank: int) -> Loaded | CheckpointError | None:
             loader = TierLoader(
                 self.clients[rank],
-                SameLineage(view(), "ours"),
+                SameLineage(view(), {"model.num_layers": "ours"}),
                 make_group(rank, store=store, world_size=NUM_WORKERS),
                 lambda step, reason: self.failed.append((step, reason)),
             )
@@ -157,7 +158,9 @@ def test_run_does_not_begin_without_what_is_on_offer(
 def test_step_of_another_recipe_is_refused_at_once(workers: Workers) -> None:
     workers.save(4, lineage="theirs")
 
-    assert "step 4: it is of another recipe: its model, data" in workers.load_error()
+    assert (
+        'step 4: it fits another job: model.num_layers: "theirs" -> "ours"' in workers.load_error()
+    )
 
 
 def test_step_whose_only_copy_is_bad_is_no_loss_beside_another_state(workers: Workers) -> None:

@@ -1,0 +1,116 @@
+"""Which jobs may go on from each other's state, and what is said of what differs. Pure.
+
+A state fits the model's shapes, the optimizer's kind and the tokenizer, and nothing else: what
+training makes of it may change on the way, and is said and recorded. What no bit of a run depends
+on is not even said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.job.content import JobContent
+
+_FIXED = ("model", "trainer.kind", "data.tokenizer")
+"""What has to be equal, a section with all that it holds."""
+_TOLD_IN_FIXED = ("model.weights", "model.init_std", "model.router_aux_loss_coef")
+"""What of these may change: how a state began, or what its loss is made of."""
+_FREE = (
+    "name", "recipe", "time_limit", "resources", "env", "cluster", "instance", "resilience",
+    "trainer.log_every_n_steps", "trainer.save_checkpoint", "trainer.threads_per_worker",
+    "trainer.max_restarts", "trainer.activation_checkpointing",
+)  # fmt: skip
+"""What no bit of a run depends on."""
+_NO_TOKENIZER = "bytes"
+"""What data without the key has: the bytes themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key whose value is another one."""
+
+    key: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.key}: {json.dumps(self.before)} -> {json.dumps(self.after)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between two jobs."""
+
+    refused: tuple[Change, ...]
+    """No state of the one fits the other."""
+    told: tuple[Change, ...]
+    """The run goes on otherwise than it did."""
+
+
+def compare_jobs(before: JobContent, after: JobContent) -> Comparison:
+    """Return what differs between a job that has made a state and one that is to go on from it."""
+    old, new = _leaves_of(before), _leaves_of(after)
+    changes = [
+        Change(key, old.get(key), new.get(key))
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not _is_below(key, _FREE)
+    ]
+    refused = tuple(each for each in changes if _is_fixed(each.key))
+    return Comparison(refused=refused, told=tuple(each for each in changes if each not in refused))
+
+
+def fixed_values(job: JobContent) -> dict[str, Any]:
+    """Return what has to be equal for jobs that go on from each other's state, by key."""
+    return {key: value for key, value in _leaves_of(job).items() if _is_fixed(key)}
+
+
+def lineage_digest(job: JobContent) -> str:
+    """Return 32 hex digits that jobs with the same `fixed_values` have in common."""
+    text = json.dumps(fixed_values(job), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def differing_values(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[Change]:
+    """Return where a state's `fixed_values` are not the job's."""
+    keys = sorted(saved.keys() | own.keys())
+    return [
+        Change(key, saved.get(key), own.get(key)) for key in keys if saved.get(key) != own.get(key)
+    ]
+
+
+def changed_horizon(before: JobContent, after: JobContent) -> tuple[int, int] | None:
+    """Return both numbers of steps where the learning rates would follow a new one unasked.
+
+    None where the schedule has a length of its own, or stays as long as it was.
+    """
+    old, new = before.trainer, after.trainer
+    has_own = old.optimizer.decay_steps is not None or new.optimizer.decay_steps is not None
+    if has_own or old.max_steps == new.max_steps:
+        return None
+    return old.max_steps, new.max_steps
+
+
+def _is_fixed(key: str) -> bool:
+    return _is_below(key, _FIXED) and not _is_below(key, _TOLD_IN_FIXED)
+
+
+def _is_below(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == each or key.startswith(f"{each}.") for each in sections)
+
+
+def _leaves_of(job: JobContent) -> dict[str, Any]:
+    leaves = dict(_leaves("", job.model_dump(mode="json", by_alias=True)))
+    leaves.setdefault("data.tokenizer", _NO_TOKENIZER)
+    return leaves
+
+
+def _leaves(where: str, node: object) -> Iterator[tuple[str, object]]:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _leaves(f"{where}.{key}" if where else str(key), value)
+    else:
+        yield where, node

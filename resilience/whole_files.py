@@ -1,0 +1,42 @@
+"""Files that others see whole or not at all, and files that the first writer alone makes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def draft_of(path: Path, writer: str) -> Path:
+    """Return where one writer writes what gets that name when it is whole."""
+    return path.with_name(f".{path.name}.{writer}")
+
+
+def write_whole(path: Path, data: Mapping[str, object], writer: str) -> None:
+    """Write JSON data, or replace what is there. Raises OSError."""
+    draft = draft_of(path, writer)
+    try:
+        draft.write_text(json.dumps(data), "utf-8")
+        draft.replace(path)
+    finally:
+        # A full disk has made it, and takes nothing.
+        draft.unlink(missing_ok=True)
+
+
+def write_first(path: Path, data: Mapping[str, object], writer: str) -> bool:
+    """Write JSON data that stay as they are; returns whether nothing was there before.
+
+    `writer` is another one for every caller that may write at the same time. Makes the folder
+    where its own folder is there. Raises OSError.
+    """
+    path.parent.mkdir(exist_ok=True)
+    draft = draft_of(path, writer)
+    try:
+        draft.write_text(json.dumps(data), "utf-8")
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink(missing_ok=True)
+    return True

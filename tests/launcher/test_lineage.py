@@ -1,0 +1,114 @@
+"""Which jobs may go on from each other's state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher.job import Job
+from launcher.job.lineage import (
+    changed_horizon,
+    compare_jobs,
+    differing_values,
+    fixed_values,
+    lineage_digest,
+)
+from tests.launcher.shipped import RECIPES, shipped_job
+
+TINY = "llama/llama3_tiny_pretrain"
+JOB = shipped_job(TINY, "local")
+
+
+def changed(path: str, value: Any, job: Job = JOB) -> Job:
+    content = job.model_dump(mode="json", by_alias=True)
+    *sections, last = path.split(".")
+    node = content
+    for section in sections:
+        node = node[section]
+    node[last] = value
+    return Job.model_validate_json(json.dumps(content), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.num_layers", 1),
+        ("model.ffn_hidden_size", 100),
+        ("model.vocab_size", 400),
+        ("model.rope_theta", 10.0),
+        ("model.tie_embeddings", not JOB.model.tie_embeddings),
+    ],
+)
+def test_what_a_state_has_to_fit_is_refused_with_both_values(path: str, value: Any) -> None:
+    other = changed(path, value)
+
+    found = compare_jobs(JOB, other)
+
+    assert [each.key for each in found.refused] == [path]
+    assert found.told == ()
+    assert str(found.refused[0]).endswith(f" -> {json.dumps(value)}")
+    assert lineage_digest(other) != lineage_digest(JOB)
+    assert differing_values(fixed_values(JOB), fixed_values(other)) == list(found.refused)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("trainer.optimizer.lr", 0.5),
+        ("trainer.optimizer.clip_norm", None),
+        ("trainer.optimizer.beta2", 0.5),
+        ("trainer.max_steps", 1000),
+        ("trainer.global_batch_size", 64),
+        ("trainer.seed", 7),
+        ("data.max_bytes", 100_000),
+        ("model.init_std", 0.5),
+    ],
+)
+def test_what_training_makes_of_a_state_is_told(path: str, value: Any) -> None:
+    other = changed(path, value)
+
+    found = compare_jobs(JOB, other)
+
+    assert [each.key for each in found.told] == [path]
+    assert found.refused == ()
+    assert lineage_digest(other) == lineage_digest(JOB)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("name", "other"),
+        ("time_limit", "1-00:00:00"),
+        ("trainer.log_every_n_steps", 3),
+        ("trainer.max_restarts", 5),
+        ("env", {"A": "b"}),
+    ],
+)
+def test_what_no_bit_depends_on_is_not_said(path: str, value: Any) -> None:
+    found = compare_jobs(JOB, changed(path, value))
+
+    assert (found.refused, found.told) == ((), ())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_features_and_clusters_keep_the_lineage(recipe: str) -> None:
+    digests = {lineage_digest(shipped_job(recipe, kind)) for kind in ("local", "slurm", "job")}
+
+    assert len(digests) == 1
+    assert compare_jobs(shipped_job(recipe, "local"), shipped_job(recipe, "slurm")).told == ()
+
+
+def test_bytes_are_the_tokenizer_of_data_that_names_none() -> None:
+    assert fixed_values(JOB)["data.tokenizer"] == "bytes"
+
+
+def test_a_schedule_that_spans_the_run_is_asked_about() -> None:
+    longer = changed("trainer.max_steps", 1000)
+    fixed = changed("trainer.optimizer.decay_steps", 400)
+
+    assert changed_horizon(JOB, longer) == (JOB.trainer.max_steps, 1000)
+    assert changed_horizon(JOB, JOB) is None
+    assert changed_horizon(fixed, changed("trainer.max_steps", 1000, fixed)) is None
+    assert changed_horizon(JOB, changed("trainer.optimizer.decay_steps", 30, longer)) is None
