@@ -55,7 +55,9 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
-    if action == "run":
+    if action == "run" and request.beside.run.detach:
+        _start_detached(job, run_dir)
+    elif action == "run":
         from launcher.clusters.local_run import run_nodes
 
         return run_nodes(job, run_dir)
@@ -75,6 +77,11 @@ def _check_action(request: Request) -> None:
     if action == "submit" and is_local:
         raise RecipeError(
             "action 'submit' needs cluster=slurm or cluster=k8s; use action=run for this machine"
+        )
+    if request.beside.run.detach and (action != "run" or _sweep_number() is not None):
+        raise RecipeError(
+            f"run.detach true needs action=run without --multirun, not action={action}; a sweep's "
+            "runs come one after the other, and a submitted run goes on by itself"
         )
     if action != "render":
         check_runnable(job, action, has_default_image=request.has_default_image)
@@ -110,6 +117,16 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
     is_submitted = request.beside.action == "submit"
     for note in notes(job, has_default_image=request.has_default_image, is_submitted=is_submitted):
         sys.stderr.write(f"note: {note}\n")
+
+
+def _start_detached(job: Job, run_dir: Path) -> None:
+    from launcher.clusters.running.detach import start_detached
+
+    start_detached(job, run_dir)
+    sys.stdout.write(
+        f"{job.name} goes on in the background; see it with `status`, `logs -f` and `attach`, end "
+        f"it with `cancel`, each followed by {shlex.quote(str(run_dir))}\n"
+    )
 
 
 def _submit(job: Job, run_dir: Path) -> None:
