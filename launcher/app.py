@@ -15,12 +15,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from launcher.clusters.submission import Submission
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.kinds import cluster_of
 from launcher.composition.instances import check_instance
 from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
 from launcher.rundir import (
@@ -120,9 +121,7 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
 
 
 def _start_detached(job: Job, run_dir: Path) -> None:
-    from launcher.clusters.running.detach import start_detached
-
-    start_detached(job, run_dir)
+    cluster_of(job).submit(RunFolder(path=run_dir, job=job))
     sys.stdout.write(
         f"{job.name} goes on in the background; see it with `status`, `logs -f` and `attach`, end "
         f"it with `cancel`, each followed by {shlex.quote(str(run_dir))}\n"
@@ -131,19 +130,9 @@ def _start_detached(job: Job, run_dir: Path) -> None:
 
 def _submit(job: Job, run_dir: Path) -> None:
     try:
-        submission = _submit_to_cluster(job, run_dir)
+        submission = cluster_of(job).submit(RunFolder(path=run_dir, job=job))
     except OutsideError:
         free_run_dir(run_dir)
         raise
     write_submission(run_dir, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
-
-
-def _submit_to_cluster(job: Job, run_dir: Path) -> Submission:
-    if isinstance(job.cluster, K8sCluster):
-        from launcher.clusters.k8s.submit import submit_k8s
-
-        return submit_k8s(run_dir, job)
-    from launcher.clusters.slurm_submit import submit_slurm
-
-    return submit_slurm(run_dir)

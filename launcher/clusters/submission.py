@@ -20,6 +20,8 @@ class Submission:
     command: tuple[str, ...]
     job_id: str
     output: str
+    uid: str = ""
+    """What tells the job from a later one of its name, where the cluster has that."""
 
 
 def run_program(

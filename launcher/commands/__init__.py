@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
-_ON_RUNS = ("runs", "status", "logs", "cancel")
+_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean")
 
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
@@ -61,9 +61,17 @@ def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.status import print_status
 
         return print_status(arguments[0], start)
-    from launcher.commands.cancel import print_cancel
+    if command == "attach":
+        from launcher.commands.attach import attach
 
-    return print_cancel(arguments[0], start)
+        return attach(arguments[0], start)
+    if command == "cancel":
+        from launcher.commands.cancel import print_cancel
+
+        return print_cancel(arguments[0], start)
+    from launcher.commands.clean import print_clean
+
+    return print_clean(arguments[0], start)
 
 
 def _expect(arguments: Sequence[str], number: int, command: str) -> None:

@@ -41,7 +41,7 @@ def see_run(run: RunFolder, cluster: Cluster) -> Sight:
 
 def sight_of(run: RunFolder, said: JobStatus) -> Sight:
     """Return what is seen of a run of which its cluster has said something."""
-    events = read_all(run.path / EVENTS_FILE)
+    events = read_all(run.events)
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
     state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
     now = time.time()

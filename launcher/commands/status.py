@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.memory import find_memory
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
 from launcher.errors import LauncherError, RecipeError
 from launcher.monitor.checkpoints import newest_saved
@@ -43,6 +44,7 @@ def status_lines(sight: Sight) -> list[str]:
         "safe": safe_text(state, sight.time),
         "lost": "; ".join(state.losses),
         "events": _events_text(sight),
+        "left": _left(sight),
         "folder": str(run.path),
     }
     lines = [f"{run.job.name}: {standing.phase.value}{why}"]
@@ -97,6 +99,12 @@ def _events_text(sight: Sight) -> str:
     if sight.standing.phase is Phase.UNREACHABLE:
         return f"silent for {ago}"
     return f"the last {ago} ago"
+
+
+def _left(sight: Sight) -> str | None:
+    """Return what a run that has ended holds in the memory of this machine."""
+    found = [] if sight.standing.phase.is_alive else find_memory(sight.run)
+    return f"{', '.join(map(str, found))}, which `clean` removes" if found else None
 
 
 def print_runs(arguments: Sequence[str], start: Path) -> int:

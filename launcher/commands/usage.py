@@ -11,7 +11,9 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
        python -m launcher status RUN                    how a run stands
        python -m launcher logs RUN [--rank N] [-f]      what it prints
+       python -m launcher attach RUN                    its display, as where it was started
        python -m launcher cancel RUN                    end it
+       python -m launcher clean RUN                     remove what it left beside its folder
        python -m launcher completion bash|zsh|fish      completion of the script `launcher`
 
   NAME is a recipe's name or the path of a .yaml file. KEY=VALUE overrides a key, +KEY=VALUE adds
@@ -77,11 +79,27 @@ usage: python -m launcher logs RUN [--rank N] [-f]
   --rank N        of one rank alone
   -f, --follow    go on until the run has ended
 """,
+    "attach": """\
+usage: python -m launcher attach RUN
+
+  Show the display of a run that was started elsewhere, until the run has ended. Ctrl-C leaves the
+  display, and the run goes on.
+""",
     "cancel": """\
 usage: python -m launcher cancel RUN
 
   End a run: on this machine as Ctrl-C does, on a cluster by its scheduler. Waits until it has
   ended, for two minutes at most, and says how. A second time ends a run on this machine at once.
+""",
+    "clean": """\
+usage: python -m launcher clean RUN
+
+  Remove what a run that has ended has left on this machine and on its cluster: checkpoints and
+  batches in the memory of its nodes, processes that a killed launcher could not end, a job that
+  waits in the queue, and a Job, Service, ConfigMap and Secret on Kubernetes. The run's folder stays
+  as it is: its record, logs, events and written checkpoints. Refused while the run goes on.
+
+  The exit status is 1 where something could not be removed, or a node not be reached.
 """,
     "completion": """\
 usage: python -m launcher completion bash|zsh|fish

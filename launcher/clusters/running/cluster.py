@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from launcher.clusters.k8s.start import run_path
 from launcher.clusters.submission import Submission
-from launcher.errors import RecipeError
+from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
-from launcher.monitor.standing import JobStatus
+from launcher.job.cluster import K8sCluster
+from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 
 ASK_TIMEOUT_S = 30.0
@@ -33,6 +35,19 @@ class RunFolder:
     def job_id(self) -> str:
         """Return the scheduler's name of the run; empty where it has none."""
         return str(self.submitted.get("job_id", ""))
+
+    @property
+    def events(self) -> Path:
+        """Return the run's log of events, as it is seen from this machine.
+
+        Pods write theirs into a folder of the cluster, which this machine may have under its name.
+        """
+        cluster = self.job.cluster
+        own = self.path / EVENTS_FILE
+        if isinstance(cluster, K8sCluster) and not own.exists():
+            there = Path(run_path(self.job, cluster)) / EVENTS_FILE
+            return there if there.exists() else own
+        return own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +71,14 @@ class LogTail(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """What was removed of a run, and what is left and why."""
+
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
 class Cluster(Protocol):
     """Where runs are. One thread; every call ends, with a program's own deadline at the latest."""
 
@@ -77,6 +100,20 @@ class Cluster(Protocol):
         Raises OutsideError where nobody could be asked.
         """
         ...
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """Remove what a run that has ended has left beside its folder; may be called again.
+
+        A run that waits in a queue is taken out of it. Raises OutsideError.
+        """
+        ...
+
+
+def is_alive(said: JobStatus) -> bool:
+    """Return whether a run waits or goes on. Raises OutsideError where nobody says."""
+    if said.phase is Phase.UNREACHABLE:
+        raise OutsideError(said.why)
+    return said.phase.is_alive
 
 
 def read_run_folder(path: Path) -> RunFolder:

@@ -6,10 +6,12 @@ import os
 import signal
 from contextlib import suppress
 
-from launcher.clusters.running.cluster import LogTail, RunFolder
+from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
 from launcher.clusters.running.detach import LOG_FILE, start_detached
 from launcher.clusters.running.folder_logs import open_folder_logs
-from launcher.clusters.running.lock import Holder, read_lock
+from launcher.clusters.running.lock import Holder, has_lock_open, read_lock
+from launcher.clusters.running.memory import remove_memory
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError
 from launcher.monitor.standing import JobStatus, Phase
@@ -42,9 +44,10 @@ class LocalMachine:
     def cancel(self, run: RunFolder) -> None:
         """Signal the run's launcher as Ctrl-C does; a second time ends the nodes at once."""
         holder = read_lock(run.path)
-        if holder is None or not holder.is_held:
+        said = judge_lock(holder)
+        if holder is None or said.phase is Phase.FORGOTTEN:
             return
-        if not holder.is_here:
+        if said.phase is Phase.UNREACHABLE or not holder.is_here:
             raise OutsideError(f"{run.path} runs on {holder.host}; cancel it there")
         try:
             _interrupt(run, holder)
@@ -52,6 +55,21 @@ class LocalMachine:
             raise OutsideError(
                 f"cannot signal the launcher of {run.path}, process {holder.pid}: {error.strerror}"
             ) from error
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """End what a launcher that was killed has left, and remove its memory on this machine."""
+        holder = read_lock(run.path)
+        if holder is not None and not holder.is_here and holder.host != os.uname().nodename:
+            raise OutsideError(f"{run.path} was started on {holder.host}; clean it there")
+        strays: tuple[set[int], set[int]] = (set(), set())
+        if holder is not None and holder.run_id:
+            strays = end_strays(holder.run_id)
+        found, left = strays
+        memory = remove_memory(run)
+        return Cleaned(
+            removed=(*(f"process {pid}" for pid in sorted(found - left)), *memory.removed),
+            left=(*(f"process {pid}, which SIGKILL does not end" for pid in left), *memory.left),
+        )
 
 
 def judge_lock(holder: Holder | None) -> JobStatus:
@@ -79,7 +97,7 @@ def _interrupt(run: RunFolder, holder: Holder) -> None:
         # As long as the same launcher has the lock, the descriptor is of no later process.
         if read_lock(run.path) != holder:
             return
-        if file == -1:
+        if file == -1 or not has_lock_open(holder.pid, run.path):
             raise OutsideError(
                 f"the launcher of {run.path} is a process of another container; cancel it there"
             )

@@ -106,6 +106,26 @@ def read_lock(run_dir: Path) -> Holder | None:
         os.close(file)
 
 
+def has_lock_open(pid: int, run_dir: Path) -> bool:
+    """Return whether a process of this user has a run's lock open.
+
+    A number that another container has written may be anybody's here.
+    """
+    try:
+        lock = (run_dir / LOCK_FILE).stat()
+        # Opened files are looked at through their links: of a foreign process there are none.
+        return any(_is_same(path, lock) for path in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _is_same(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
 def _is_held(file: int) -> bool:
     try:
         # Shared: two that look at once do not take each other for the holder.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.clusters.running.cluster import ASK_TIMEOUT_S, LogTail, RunFolder
+from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, LogTail, RunFolder, is_alive
 from launcher.clusters.running.folder_logs import open_folder_logs
+from launcher.clusters.running.slurm_nodes import clean_nodes
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
@@ -17,9 +18,8 @@ _PHASES: Mapping[str, Phase] = {
     "COMPLETED": Phase.SUCCEEDED,
     "CANCELLED": Phase.CANCELLED,
     "REVOKED": Phase.CANCELLED,
-    **dict.fromkeys(
-        "BOOT_FAIL DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split(), Phase.FAILED
-    ),
+    **dict.fromkeys(("BOOT_FAIL", "DEADLINE", "FAILED", "NODE_FAIL"), Phase.FAILED),
+    **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"), Phase.FAILED),
 }
 """By Slurm's word; a job in any other state has its nodes."""
 _FORGOTTEN = "Invalid job id"
@@ -44,8 +44,10 @@ class SlurmRuns:
         except OutsideError as error:
             if _FORGOTTEN not in str(error):
                 return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
-        account = ("sacct", "--allocations", "--parsable2", "--noheader", "--duplicates")
-        account += (f"--format={','.join(_SACCT_FIELDS)}", f"--jobs={run.job_id}")
+        account = (
+            *("sacct", "--allocations", "--parsable2", "--noheader", "--duplicates"),
+            *(f"--format={','.join(_SACCT_FIELDS)}", f"--jobs={run.job_id}"),
+        )
         try:
             return read_account(
                 run_program(account, run.path, timeout_s=ASK_TIMEOUT_S), run.job.name
@@ -63,8 +65,17 @@ class SlurmRuns:
 
         Raises OutsideError with scancel's words.
         """
-        if self.status(run).phase.is_alive:
+        if is_alive(self.status(run)):
             run_program(("scancel", run.job_id), run.path, timeout_s=ASK_TIMEOUT_S)
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """Take the job out of the queue, and remove the run's memory on the nodes that it had."""
+        removed = []
+        if is_alive(self.status(run)):
+            run_program(("scancel", run.job_id), run.path, timeout_s=ASK_TIMEOUT_S)
+            removed.append(f"job {run.job_id} from the queue")
+        memory = clean_nodes(run)
+        return Cleaned(removed=(*removed, *memory.removed), left=memory.left)
 
 
 def read_job(text: str, name: str) -> JobStatus:

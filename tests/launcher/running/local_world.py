@@ -18,6 +18,7 @@ run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 echo "2026-11-24 10:00:0{{ num_nodes }} {{ node }} is there"
 trap 'echo "{{ node }} stops"; exit 5' TERM
 while ! [ -e "$run_dir/told" ]; do sleep 0.05; done
+echo "the reason"
 exit "$(cat "$run_dir/told")"
 """
 WORDS = ("recipe=llama/llama3_tiny_pretrain", "action=run", "run.detach=true")

@@ -113,6 +113,21 @@ def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> No
     assert cancelled.out.startswith("llama3-tiny-pretrain has ended before: succeeded")
 
 
+def test_number_that_another_container_has_written_is_never_signalled(team: Path) -> None:
+    """The lock is held, and the number is that of a process here that has nothing to do with it."""
+    run = start_run(team)
+    pid = launcher_of(run)
+    content = json.loads((run / LOCK_FILE).read_text())
+    (run / LOCK_FILE).write_text(json.dumps(content | {"pid": os.getpid()}))
+
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.status == 1
+    assert "is a process of another container; cancel it there" in cancelled.err
+    os.kill(pid, signal.SIGTERM)
+    wait_for_end(pid)
+
+
 def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
     run = start_run(team)
     pid = launcher_of(run)
@@ -161,7 +176,9 @@ def test_followed_logs_go_on_until_the_run_has_ended(team: Path) -> None:
     assert logs.status == 0
     assert sorted(logs.out.splitlines()) == [
         "node-0: 2026-11-24 10:00:02 node-0 is there",
+        "node-0: the reason",
         "node-1: 2026-11-24 10:00:02 node-1 is there",
+        "node-1: the reason",
     ]
 
 
