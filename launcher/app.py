@@ -15,12 +15,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from launcher.clusters.submission import Submission
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.kinds import cluster_of
 from launcher.composition.instances import check_instance
 from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders
 from launcher.render import render
 from launcher.rundir import (
@@ -55,7 +56,9 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
-    if action == "run":
+    if action == "run" and request.beside.run.detach:
+        _start_detached(job, run_dir)
+    elif action == "run":
         from launcher.clusters.local_run import run_nodes
 
         return run_nodes(job, run_dir)
@@ -75,6 +78,11 @@ def _check_action(request: Request) -> None:
     if action == "submit" and is_local:
         raise RecipeError(
             "action 'submit' needs cluster=slurm or cluster=k8s; use action=run for this machine"
+        )
+    if request.beside.run.detach and (action != "run" or _sweep_number() is not None):
+        raise RecipeError(
+            f"run.detach true needs action=run without --multirun, not action={action}; a sweep's "
+            "runs come one after the other, and a submitted run goes on by itself"
         )
     if action != "render":
         check_runnable(job, action, has_default_image=request.has_default_image)
@@ -112,21 +120,19 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
         sys.stderr.write(f"note: {note}\n")
 
 
+def _start_detached(job: Job, run_dir: Path) -> None:
+    cluster_of(job).submit(RunFolder(path=run_dir, job=job))
+    sys.stdout.write(
+        f"{job.name} goes on in the background; see it with `status`, `logs -f` and `attach`, end "
+        f"it with `cancel`, each followed by {shlex.quote(str(run_dir))}\n"
+    )
+
+
 def _submit(job: Job, run_dir: Path) -> None:
     try:
-        submission = _submit_to_cluster(job, run_dir)
+        submission = cluster_of(job).submit(RunFolder(path=run_dir, job=job))
     except OutsideError:
         free_run_dir(run_dir)
         raise
     write_submission(run_dir, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
-
-
-def _submit_to_cluster(job: Job, run_dir: Path) -> Submission:
-    if isinstance(job.cluster, K8sCluster):
-        from launcher.clusters.k8s.submit import submit_k8s
-
-        return submit_k8s(run_dir, job)
-    from launcher.clusters.slurm_submit import submit_slurm
-
-    return submit_slurm(run_dir)

@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 36_000
+CODE_LINES_MAX = 39_000
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -15,6 +15,10 @@ LARGE_FOLDERS = {
 }
 """Folders that are to be cut into rooms, with how many modules they hold."""
 PUBLIC_API = {
+    "launcher.clusters.running.simulated": (
+        "docs/architecture.md",
+        "launcher.clusters.running.simulated",
+    ),
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.async_messages": ("docs/architecture.md", "fakes that ship"),

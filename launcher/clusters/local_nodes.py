@@ -41,6 +41,11 @@ class LocalNodes:
         self._files: dict[str, int] = {}
 
     @property
+    def run_id(self) -> str:
+        """Return what stands in the environment of every process of the run."""
+        return self._run_id
+
+    @property
     def num_running(self) -> int:
         """Return the number of nodes that have not been seen to end."""
         return len(self._running)
@@ -143,18 +148,21 @@ def node_environment(
     return environment
 
 
-def end_strays(run_id: str, name: str) -> None:
+def end_strays(run_id: str, name: str | None = None) -> tuple[set[int], set[int]]:
     """Kill every process that carries a run's id and a node's name, until there is none.
 
-    Waits for at most ten seconds in all: a process may be stuck in the kernel.
+    Without a name: those of all nodes. Waits for at most ten seconds in all: a process may be stuck
+    in the kernel. Returns which were found, and which of them are left.
     """
-    marks = {f"{_RUN_ID}={run_id}".encode(), f"{_NODE}={name}".encode()}
+    marks = {f"{_RUN_ID}={run_id}".encode()} | ({f"{_NODE}={name}".encode()} if name else set())
     deadline = time.monotonic() + _MARGIN_S
-    while time.monotonic() < deadline:
+    found: set[int] = set()
+    while True:
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        strays = [pid for pid in pids if marks <= _variables(pid)]
-        if not strays:
-            return
+        strays = {pid for pid in pids if marks <= _variables(pid)}
+        found |= strays
+        if not strays or time.monotonic() > deadline:
+            return found, strays
         for pid in strays:
             _kill(pid, max(0.0, deadline - time.monotonic()))
 

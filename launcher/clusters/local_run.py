@@ -10,7 +10,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +21,13 @@ from launcher.clusters.local import endpoints, num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
+from launcher.clusters.running.lock import held_lock
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
 from launcher.monitor.console import RunConsole
 from launcher.monitor.runstate import LAUNCHER_NODE
+from launcher.monitor.standing import STOPPED_BY
 from launcher.report import summary_text, write_report
 from launcher.rundir import EVENTS_FILE
 from resilience.events import EventLog, EventLogError
@@ -68,7 +70,7 @@ def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> 
     goes on as long as no more were killed than stood by.
     """
     for number in happened.signals:
-        return Outcome(128 + number, f"stopped by {signal.Signals(number).name}")
+        return Outcome(128 + number, f"{STOPPED_BY}{signal.Signals(number).name}")
     killed = killed_nodes(happened.ended)
     is_bearable = len({*lost, *killed}) <= job.resilience.standby_nodes
     for name, status in sorted(happened.ended.items()):
@@ -90,13 +92,22 @@ def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
     return {name for name, status in ended.items() if status == UNSTORED_STATUS}
 
 
+def _do_nothing() -> None:
+    pass
+
+
 def run_nodes(
-    job: Job, run_dir: Path, console: Console | None = None, grace_s: float = GRACE_S
+    job: Job,
+    run_dir: Path,
+    console: Console | None = None,
+    grace_s: float = GRACE_S,
+    on_started: Callable[[], None] = _do_nothing,
 ) -> int:
     """Run the scripts in `run_dir` to their end and return the run's exit status.
 
     Blocks; call it from the main thread. It writes events, logs and the report
-    into `run_dir` and shows progress on the console. 0 means that every node
+    into `run_dir`, holds the run's lock and shows progress on the console. `on_started` is called
+    once when all nodes have been started. 0 means that every node
     succeeded, but for those that were killed and others stood in for; 124 that
     the time limit was reached; 74 that the store has not got what it was to get;
     128 and a signal's number that the launcher was asked to end; else it is that
@@ -107,7 +118,9 @@ def run_nodes(
     if sys.platform != "linux":
         raise OutsideError("action 'run' needs Linux; render for a cluster instead")
     names = [node_name(index) for index in range(job.num_nodes_started)]
+    nodes = LocalNodes(run_dir, names, grace_s=grace_s)
     with (
+        held_lock(run_dir, nodes.run_id),
         EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,
         ExitStack() as stack,
     ):
@@ -116,7 +129,7 @@ def run_nodes(
         _write_started(events, job)
         outcome = Outcome(1, "the launcher failed")
         try:
-            outcome = _watch(job, LocalNodes(run_dir, names, grace_s=grace_s), shown)
+            outcome = _watch(job, nodes, shown, on_started)
         finally:
             _write_finished(events, outcome, shown)
         if outcome.exit_status == 0 and not (run_dir / EVENTS_FILE).exists():
@@ -158,7 +171,9 @@ def _write_report(run_dir: Path, shown: RunConsole) -> Path | None:
         return None
 
 
-def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
+def _watch(
+    job: Job, nodes: LocalNodes, shown: RunConsole, on_started: Callable[[], None]
+) -> Outcome:
     with (
         _caught_signals() as signals,
         selectors.DefaultSelector() as selector,
@@ -168,6 +183,7 @@ def _watch(job: Job, nodes: LocalNodes, shown: RunConsole) -> Outcome:
     ):
         selector.register(signals, selectors.EVENT_READ)
         nodes.start(endpoints(ports), selector, peer_ports)
+        on_started()
         return _Watch(job, nodes, signals, selector, shown).run()
 
 

@@ -20,12 +20,16 @@ class Submission:
     command: tuple[str, ...]
     job_id: str
     output: str
+    uid: str = ""
+    """What tells the job from a later one of its name, where the cluster has that."""
 
 
-def run_program(command: Sequence[str], folder: Path, text: str = "") -> str:
+def run_program(
+    command: Sequence[str], folder: Path, text: str = "", timeout_s: float = _SUBMIT_TIMEOUT_S
+) -> str:
     """Run a cluster's command in a folder, with a text as its input; return what it printed.
 
-    Blocks for at most two minutes. Raises OutsideError with the program's own
+    Blocks until the deadline at most. Raises OutsideError with the program's own
     words where it is missing, fails, or does not end.
     """
     shown = shlex.join(command)
@@ -37,7 +41,7 @@ def run_program(command: Sequence[str], folder: Path, text: str = "") -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_SUBMIT_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except FileNotFoundError as error:
         raise OutsideError(
@@ -47,7 +51,7 @@ def run_program(command: Sequence[str], folder: Path, text: str = "") -> str:
     except OSError as error:
         raise OutsideError(f"cannot run {shown}: {error}") from error
     except subprocess.TimeoutExpired as error:
-        raise OutsideError(f"{shown} did not end within {_SUBMIT_TIMEOUT_S:.0f} s") from error
+        raise OutsideError(f"{shown} did not end within {timeout_s:.0f} s") from error
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()) or "it printed nothing"
         raise OutsideError(f"{shown} ended with exit status {done.returncode}:\n{words}")

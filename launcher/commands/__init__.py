@@ -1,4 +1,4 @@
-"""The commands beside `recipe=`: list, show, schema, report and completion.
+"""The commands beside `recipe=`: on recipes, and on runs that have been started.
 
 Each imports what it needs when it is run: Hydra takes longer than a help text.
 """
@@ -12,6 +12,8 @@ from pathlib import Path
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
+_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean")
+
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
     """Run one command in the folder `start`. Raises RecipeError and OutsideError."""
@@ -19,6 +21,8 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.listing import print_list
 
         return print_list(arguments, start)
+    if command in _ON_RUNS:
+        return _run_on_run(command, arguments, start)
     if command == "show":
         _print_recipe(arguments, start)
     elif command == "schema":
@@ -38,6 +42,36 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
         _expect(arguments, 1, "report")
         sys.stdout.write(f"{write_report(start / arguments[0])}\n")
     return 0
+
+
+def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:
+    if command == "runs":
+        from launcher.commands.status import print_runs
+
+        return print_runs(arguments, start)
+    if command == "logs":
+        from launcher.commands.logs import parse_log_options, print_logs
+
+        return print_logs(parse_log_options(arguments), start)
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise RecipeError(
+            f"{command} takes one run, its folder or its name below ./runs; `runs` shows them"
+        )
+    if command == "status":
+        from launcher.commands.status import print_status
+
+        return print_status(arguments[0], start)
+    if command == "attach":
+        from launcher.commands.attach import attach
+
+        return attach(arguments[0], start)
+    if command == "cancel":
+        from launcher.commands.cancel import print_cancel
+
+        return print_cancel(arguments[0], start)
+    from launcher.commands.clean import print_clean
+
+    return print_clean(arguments[0], start)
 
 
 def _expect(arguments: Sequence[str], number: int, command: str) -> None:

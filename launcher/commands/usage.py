@@ -8,10 +8,17 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher show NAME [KEY=VALUE ...]     a recipe, resolved
        python -m launcher schema                        JSON Schema of a recipe, for editors
        python -m launcher report FOLDER                 make a run's report again
+       python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
+       python -m launcher status RUN                    how a run stands
+       python -m launcher logs RUN [--rank N] [-f]      what it prints
+       python -m launcher attach RUN                    its display, as where it was started
+       python -m launcher cancel RUN                    end it
+       python -m launcher clean RUN                     remove what it left beside its folder
        python -m launcher completion bash|zsh|fish      completion of the script `launcher`
 
   NAME is a recipe's name or the path of a .yaml file. KEY=VALUE overrides a key, +KEY=VALUE adds
   one to an open mapping such as env, GROUP=OPTION chooses another model, trainer, data or instance.
+  RUN is a run's folder, or its name below ./runs.
   Quote a value that holds more than a word: "run.dir='a=b'".
 
   --cfg job          print the config instead        --info defaults-tree   show what includes what
@@ -46,6 +53,53 @@ usage: python -m launcher schema
 usage: python -m launcher report FOLDER
 
   Make report.html of the run whose events.jsonl lies in FOLDER again, and print its path.
+""",
+    "runs": """\
+usage: python -m launcher runs [FOLDER]
+
+  Show the runs below FOLDER, or below ./runs: name, state, steps, cluster, and why. The states are
+  those of `status`, and so is the exit status.
+""",
+    "status": """\
+usage: python -m launcher status RUN
+
+  Show how a run stands: queued (and why), running, succeeded, failed (and the first error),
+  cancelled, forgotten (the scheduler knows nothing of it any more, and its events tell of no end),
+  or unreachable. RUN is a run's folder, or its name below ./runs.
+
+  The exit status is 0 whatever the state, and 1 where the scheduler gives no answer: the events
+  then say how long nothing was heard of the run.
+""",
+    "logs": """\
+usage: python -m launcher logs RUN [--rank N] [-f]
+
+  Print what a run's processes have printed, by time. Of a run that has failed, the first error
+  comes first. Lines without a time of their own stay behind the line before them.
+
+  --rank N        of one rank alone
+  -f, --follow    go on until the run has ended
+""",
+    "attach": """\
+usage: python -m launcher attach RUN
+
+  Show the display of a run that was started elsewhere, until the run has ended. Ctrl-C leaves the
+  display, and the run goes on.
+""",
+    "cancel": """\
+usage: python -m launcher cancel RUN
+
+  End a run: on this machine as Ctrl-C does, on a cluster by its scheduler. Waits until it has
+  ended, for two minutes at most, and says how. A second time ends a run on this machine at once.
+""",
+    "clean": """\
+usage: python -m launcher clean RUN
+
+  Remove what a run that has ended has left on this machine and on its cluster: checkpoints and
+  batches in the memory of its nodes, processes that a killed launcher could not end, a job that
+  waits in the queue, and a Job, Service, ConfigMap and Secret on Kubernetes. The run's folder stays
+  as it is: its record, logs, events and written checkpoints. Refused while the run goes on.
+
+  The exit status is 1 where something could not be removed, or a node not be reached.
 """,
     "completion": """\
 usage: python -m launcher completion bash|zsh|fish

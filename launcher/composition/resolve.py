@@ -35,6 +35,8 @@ _JOB_KEYS = tuple(name for name in Job.model_fields if name != "name")
 class _Run(Section):
     name: str | None
     dir: OneLine | None
+    detach: bool
+    """Whether action=run returns once the run has started."""
 
 
 class Beside(Section):

@@ -23,9 +23,10 @@ _TAIL_BYTES = 1 << 20
 class LogReader:
     """Reads the lines that are appended to a log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        """Begin at the log's end as it is now, or at its beginning."""
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = path.stat().st_size if path.exists() and not from_start else 0
 
     def read_new(self) -> list[str]:
         """Return the lines that ended since the last call; none while there is no file."""

@@ -193,6 +193,25 @@ def remove_expired(root: Path, *, clock: Clock = time.time) -> tuple[Path, ...]:
     return tuple(removed)
 
 
+def remove_root(root: Path, job: str) -> bool:
+    """Remove the caches of a job that has ended, whatever their keep time.
+
+    Returns False where the folder is no root of this job, or a process uses it. Raises
+    CacheFolderError.
+    """
+    with explaining(root):
+        marker = read_marker(root)
+        if marker is None or marker.job != job:
+            return False
+        with _locked(root / ALIVE_NAME, os.O_RDWR | os.O_CREAT) as file:
+            if file is None:
+                return False
+            hidden = _hide_all(root)
+        for path in hidden:
+            _remove(path)
+    return True
+
+
 def _hold_root(root: Path, marker: Marker) -> int:
     """Return a descriptor with the lock of a root that is this job's, or nobody's yet."""
     while True:

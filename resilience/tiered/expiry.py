@@ -35,7 +35,16 @@ def remove_expired(own: Path, *, expire_s: float) -> list[Path]:
     return gone
 
 
-def _remove(path: Path, expire_s: float) -> bool:
+def remove_arena(path: Path) -> bool:
+    """Remove the arena of a daemon that has ended, whenever it was used last.
+
+    Returns False for a folder that is no arena of this user. Raises BlockingIOError where a daemon
+    has it, and OSError where something in it is somebody else's, or nothing can be removed.
+    """
+    return _remove(path, None)
+
+
+def _remove(path: Path, expire_s: float | None) -> bool:
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
@@ -43,7 +52,8 @@ def _remove(path: Path, expire_s: float) -> bool:
         with _opened(LOCK_NAME, os.O_RDWR, folder=folder) as lock:
             used_s = max(status.st_mtime, os.fstat(lock).st_mtime)
             is_arena = os.pread(lock, len(LOCK_TEXT), 0) == LOCK_TEXT
-            if not is_arena or not 0 <= expire_s < time.time() - used_s:
+            is_due = expire_s is None or 0 <= expire_s < time.time() - used_s
+            if not is_arena or not is_due:
                 return False
             # Its daemon lives, if there is one: BlockingIOError, and nothing is removed.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands.usage import COMMANDS as COMMANDS_OF_LAUNCHER
 from tests.launcher.command import launch
 
 SCRIPTS = Path(sys.executable).parent
@@ -103,7 +104,7 @@ def test_fish_keeps_its_own_completion_of_python(tmp_path: Path) -> None:
     assert completed == ["complete -c launcher -x -a '(hydra_fish_completion)'"]
 
 
-@pytest.mark.parametrize("command", ["list", "show", "schema", "report", "completion"])
+@pytest.mark.parametrize("command", [*COMMANDS_OF_LAUNCHER])
 @pytest.mark.parametrize("order", ["{} --help", "{} -h", "{} something --help", "help {}"])
 def test_each_command_has_a_help(tmp_path: Path, command: str, order: str) -> None:
     ended = launch(*order.format(command).split(), folder=tmp_path)

@@ -51,5 +51,10 @@ if does == "die on the second node":
     sys.exit(0)
 if does == "finish" or (does == "finish when restarted" and restart):
     sys.exit(0)
+if does == "as told":
+    while not Path("told").exists():
+        time.sleep(0.05)
+    sys.stdout.write("the reason\n")
+    sys.exit(int(Path("told").read_text()))
 while True:
     signal.pause()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
     """
     cluster = job.cluster
     assert isinstance(cluster, K8sCluster)
-    kubectl = ("kubectl", f"--namespace={cluster.namespace}", "--request-timeout=30s")
+    kubectl = kubectl_command(cluster)
     command = (*kubectl, "create", f"--filename={MANIFEST}")
     try:
         run_program((*command, "--dry-run=server"), run_dir)
@@ -44,20 +45,34 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
             f"{shlex.join(remove)}"
         ) from error
     output = run_program(command, run_dir)
+    owner: dict[str, str] = {}
     job_id = f"{_KINDS[cluster.job_kind]}/{job.name}"
     if token_secret_name(job):
-        _create_token(kubectl, job_id, job, run_dir)
-    return Submission(command=command, job_id=job_id, output=output)
+        owner = _create_token(kubectl, job_id, job, run_dir)
+    else:
+        with contextlib.suppress(OutsideError, ValueError):
+            owner = _read_owner(kubectl, job_id, run_dir)
+    return Submission(command=command, job_id=job_id, output=output, uid=owner.get("uid", ""))
 
 
-def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path) -> None:
-    """Create the Secret that the pods wait for; it goes with the job that exists by now."""
+def kubectl_command(cluster: K8sCluster) -> tuple[str, ...]:
+    """Return how kubectl is called for a cluster: it gives up by itself."""
+    return ("kubectl", f"--namespace={cluster.namespace}", "--request-timeout=30s")
+
+
+def _read_owner(kubectl: tuple[str, ...], job_id: str, run_dir: Path) -> dict[str, str]:
+    """Return by what other objects name the job that they belong to."""
     fields = ("apiVersion", "kind", "metadata.name", "metadata.uid")
     path = "{'\\n'}".join(f"{{.{field}}}" for field in fields)
+    found = run_program((*kubectl, "get", job_id, f"--output=jsonpath={path}"), run_dir)
+    return dict(zip(("apiVersion", "kind", "name", "uid"), found.split(), strict=True))
+
+
+def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path) -> dict[str, str]:
+    """Create the Secret that the pods wait for; it goes with the job that exists by now."""
     end_s = time.monotonic() + _OLD_SECRET_S
     try:
-        found = run_program((*kubectl, "get", job_id, f"--output=jsonpath={path}"), run_dir)
-        owner = dict(zip(("apiVersion", "kind", "name", "uid"), found.split(), strict=True))
+        owner = _read_owner(kubectl, job_id, run_dir)
         while not _has_token(kubectl, owner, job, run_dir):
             if time.monotonic() >= end_s:
                 raise OutsideError(  # noqa: TRY301
@@ -71,6 +86,7 @@ def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path
         raise OutsideError(
             f"{job_id} exists, but its pods wait for a token: {error}\nremove it: {remove}"
         ) from error
+    return owner
 
 
 def _has_token(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run_dir: Path) -> bool:

@@ -1,0 +1,139 @@
+"""The seam behind the commands on runs: what every cluster can be asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from launcher.clusters.k8s.start import run_path
+from launcher.clusters.submission import Submission
+from launcher.errors import OutsideError, RecipeError
+from launcher.job import Job, read_job
+from launcher.job.cluster import K8sCluster
+from launcher.monitor.standing import JobStatus, Phase
+from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
+
+ASK_TIMEOUT_S = 30.0
+"""How long a scheduler may take for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """A run's folder, and what is written there of how it was started."""
+
+    path: Path
+    job: Job
+    submitted: Mapping[str, Any] = field(default_factory=dict)
+    """The content of submitted.json; nothing of a run on this machine."""
+
+    @property
+    def job_id(self) -> str:
+        """Return the scheduler's name of the run; empty where it has none."""
+        return str(self.submitted.get("job_id", ""))
+
+    @property
+    def events(self) -> Path:
+        """Return the run's log of events, as it is seen from this machine.
+
+        Pods write theirs into a folder of the cluster, which this machine may have under its name.
+        """
+        cluster = self.job.cluster
+        own = self.path / EVENTS_FILE
+        if isinstance(cluster, K8sCluster) and not own.exists():
+            there = Path(run_path(self.job, cluster)) / EVENTS_FILE
+            return there if there.exists() else own
+        return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line that a process of the run has printed."""
+
+    time: float
+    """Unix seconds, as near as it is known: the line's own, or that of what was before it."""
+    source: str
+    text: str
+
+
+class LogTail(Protocol):
+    """The lines of a run, as they come."""
+
+    def read_new(self) -> Sequence[LogLine]:
+        """Return the lines since the last call; never waits for more.
+
+        Raises OutsideError where they cannot be had now; a later call goes on from there.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaned:
+    """What was removed of a run, and what is left and why."""
+
+    removed: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+class Cluster(Protocol):
+    """Where runs are. One thread; every call ends, with a program's own deadline at the latest."""
+
+    def submit(self, run: RunFolder) -> Submission:
+        """Start the rendered run; each call starts another. Raises OutsideError."""
+        ...
+
+    def status(self, run: RunFolder) -> JobStatus:
+        """Return what is known of the run now; never raises: no answer is Phase.UNREACHABLE."""
+        ...
+
+    def logs(self, run: RunFolder, rank: int | None) -> LogTail:
+        """Return what the run prints, from the beginning; of one rank, or of all."""
+        ...
+
+    def cancel(self, run: RunFolder) -> None:
+        """Ask for the run's end and return at once; of a run that has ended it is nothing.
+
+        Raises OutsideError where nobody could be asked.
+        """
+        ...
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """Remove what a run that has ended has left beside its folder; may be called again.
+
+        A run that waits in a queue is taken out of it. Raises OutsideError.
+        """
+        ...
+
+
+def is_alive(said: JobStatus) -> bool:
+    """Return whether a run waits or goes on. Raises OutsideError where nobody says."""
+    if said.phase is Phase.UNREACHABLE:
+        raise OutsideError(said.why)
+    return said.phase.is_alive
+
+
+def read_run_folder(path: Path) -> RunFolder:
+    """Read what is written in a run's folder. Raises RecipeError where it holds no run."""
+    try:
+        job = read_job(path / JOB_FILE)
+    except OSError as error:
+        raise RecipeError(f"no run in {path}: it has no {JOB_FILE} ({error.strerror})") from error
+    except ValidationError as error:
+        raise RecipeError(
+            f"{path / JOB_FILE} is no job of this version: {error.errors()[0]['msg']}"
+        ) from error
+    submitted = path / SUBMITTED_FILE
+    if not submitted.exists():
+        if not (path / EVENTS_FILE).exists():
+            raise RecipeError(f"{path} holds files of a run that was never started")
+        return RunFolder(path=path, job=job)
+    try:
+        # Empty while the submission goes on.
+        content = json.loads(submitted.read_text() or "{}")
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{submitted} cannot be read: {error}") from error
+    return RunFolder(path=path, job=job, submitted=content if isinstance(content, dict) else {})

@@ -1,0 +1,252 @@
+"""Runs on a Kubernetes cluster, by kubectl: an Indexed Job, or HyperPod's own kind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.clusters.k8s.submit import kubectl_command, submit_k8s
+from launcher.clusters.k8s.values import JOB_LABEL
+from launcher.clusters.running.cluster import (
+    ASK_TIMEOUT_S,
+    Cleaned,
+    LogLine,
+    LogTail,
+    RunFolder,
+    is_alive,
+)
+from launcher.clusters.running.lines import merge_lines, timed_lines
+from launcher.clusters.submission import Submission, run_program
+from launcher.clusters.token import token_secret_name
+from launcher.errors import OutsideError, RecipeError
+from launcher.job.cluster import K8sCluster
+from launcher.monitor.logs import plain
+from launcher.monitor.standing import JobStatus, Phase
+
+# What a Job and HyperPod's operator call the ends of a job.
+_SUCCEEDED = {"Complete", "Completed", "Succeeded"}
+_FAILED = {"Failed"}
+_LINES_MAX = 10_000
+"""Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
+
+_GONE_S = 90.0
+"""How long objects may take to go: pods have their grace period."""
+_PAUSE_S = 0.5
+
+
+class KubernetesRuns:
+    """The cluster that kubectl points at."""
+
+    def submit(self, run: RunFolder) -> Submission:
+        """Create what the run's manifest holds. Raises OutsideError with kubectl's words."""
+        return submit_k8s(run.path, run.job)
+
+    def status(self, run: RunFolder) -> JobStatus:
+        """Return what the API server says of the job and its pods."""
+        if not run.job_id:
+            return JobStatus(phase=Phase.FORGOTTEN, why="it was not submitted")
+        try:
+            job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
+            pods = self.ask(run, "get", "pods", _selector(run), "--output=json") if job else ""
+            return read_objects(job, pods, str(run.submitted.get("uid", "")))
+        except OutsideError as error:
+            return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+
+    def logs(self, run: RunFolder, rank: int | None) -> LogTail:
+        """Return what the pods print; one rank's lines are in its node's alone."""
+        if rank is not None:
+            raise RecipeError(
+                f"--rank {rank}: on Kubernetes a rank's own log lies in the run's folder there; "
+                "allowed: logs without --rank, which has the lines of all ranks"
+            )
+        return PodTail(self, run)
+
+    def cancel(self, run: RunFolder) -> None:
+        """Delete the job, with which its pods end; its ConfigMap stays for `clean`.
+
+        Raises OutsideError with kubectl's words.
+        """
+        if is_alive(self.status(run)):
+            self.delete(run, run.job_id)
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """Delete what the run's manifest and submission have made, and see it go.
+
+        Raises OutsideError where an object of another run has the name by now.
+        """
+        job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
+        uid = str(run.submitted.get("uid", ""))
+        if job and uid and _read(job)["metadata"]["uid"] != uid:
+            raise OutsideError(
+                f"{run.job_id} is another run's, which was created later; nothing was removed"
+            )
+        names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
+        if secret := token_secret_name(run.job):
+            names += self._own_secret(run, f"secret/{secret}", uid)
+        removed = [words for name in names if (words := self.delete(run, name).strip())]
+        left = self._wait_until_gone(run, names)
+        return Cleaned(
+            removed=tuple(each for each in removed if each not in left),
+            left=tuple(f"{each}, which is still being deleted" for each in left),
+        )
+
+    def _own_secret(self, run: RunFolder, name: str, uid: str) -> list[str]:
+        """Return a Secret's name if it is there and the run's: one without an owner is a user's."""
+        text = self.ask(run, "get", name, "--ignore-not-found", "--output=json")
+        owners = _read(text)["metadata"].get("ownerReferences", ()) if text.strip() else ()
+        return [name] if any(uid in ("", owner["uid"]) for owner in owners) else []
+
+    def _wait_until_gone(self, run: RunFolder, names: Sequence[str]) -> list[str]:
+        """Return what is still there after a while, the run's pods among it."""
+        end_s = time.monotonic() + _GONE_S
+        while True:
+            pods = self.ask(run, "get", "pods", _selector(run), "--output=name")
+            found = self.ask(run, "get", *names, "--ignore-not-found", "--output=name")
+            left = [*found.split(), *pods.split()]
+            if not left or time.monotonic() >= end_s:
+                return left
+            time.sleep(_PAUSE_S)
+
+    def delete(self, run: RunFolder, name: str) -> str:
+        """Have an object removed once what belongs to it is; returns kubectl's words, if any."""
+        words = ("--ignore-not-found", "--cascade=foreground", "--wait=false", "--output=name")
+        return self.ask(run, "delete", name, *words)
+
+    def ask(self, run: RunFolder, *words: str) -> str:
+        """Return what kubectl prints. Raises OutsideError with its words."""
+        cluster = run.job.cluster
+        assert isinstance(cluster, K8sCluster)
+        command = (*kubectl_command(cluster), *words)
+        return run_program(command, run.path, timeout_s=ASK_TIMEOUT_S)
+
+
+class PodTail:
+    """The lines of a run's pods, by the times that their nodes give them."""
+
+    def __init__(self, cluster: KubernetesRuns, run: RunFolder) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._last: dict[str, str] = {}
+        """The last line that was seen of each pod, with its time."""
+
+    def read_new(self) -> Sequence[LogLine]:
+        """Return the lines since the last call. Raises OutsideError where no pod answers."""
+        names = self._cluster.ask(self._run, "get", "pods", _selector(self._run), "--output=name")
+        found = []
+        for pod in names.split():
+            since = self._last.get(pod, "").partition(" ")[0]
+            words = (f"--since-time={since}",) if since else (f"--tail={_LINES_MAX}",)
+            try:
+                text = self._cluster.ask(
+                    self._run, "logs", pod, "--container=node", "--timestamps", *words
+                )
+            except OutsideError as error:
+                if "waiting to start" in str(error) or "not have a host" in str(error):
+                    continue
+                raise
+            lines = new_lines(text, self._last.get(pod))
+            self._last[pod] = lines[-1] if lines else self._last.get(pod, "")
+            shown = [plain(line) for line in lines]
+            found.append(timed_lines(pod.partition("/")[2], shown, 0.0))
+        return [
+            LogLine(time=line.time, source=line.source, text=line.text.partition(" ")[2])
+            for line in merge_lines(found)
+        ]
+
+
+def new_lines(text: str, last: str | None) -> list[str]:
+    """Return the lines behind the last one that was seen: kubectl knows whole seconds alone."""
+    lines = text.splitlines()
+    if last and last in lines:
+        place = len(lines) - 1 - lines[::-1].index(last)
+        return lines[place + 1 :]
+    return lines
+
+
+def read_objects(job_text: str, pods_text: str, uid: str) -> JobStatus:
+    """Return what a job and its pods, as kubectl prints them, say of a run.
+
+    An empty text is a job that is not there. Raises OutsideError where a text is no JSON.
+    """
+    if not job_text.strip():
+        return JobStatus(phase=Phase.FORGOTTEN, why="the cluster has no such job any more")
+    job = _read(job_text)
+    metadata = job.get("metadata", {})
+    if uid and metadata.get("uid") != uid:
+        why = "the cluster has a job of this name that was created later"
+        return JobStatus(phase=Phase.FORGOTTEN, why=why)
+    pods = _read(pods_text).get("items", [])
+    place = ",".join(sorted({name for pod in pods if (name := pod["spec"].get("nodeName"))}))
+    if metadata.get("deletionTimestamp"):
+        return JobStatus(phase=Phase.RUNNING, why="it is being deleted", place=place)
+    conditions = {
+        each["type"]: each
+        for each in job.get("status", {}).get("conditions") or ()
+        if each.get("status") == "True"
+    }
+    if _SUCCEEDED & set(conditions):
+        return JobStatus(phase=Phase.SUCCEEDED, place=place)
+    if failed := _FAILED & set(conditions):
+        parts = [_words(conditions[failed.pop()]), *map(_exit_words, pods)]
+        why = "; ".join(dict.fromkeys(filter(None, parts)))
+        return JobStatus(phase=Phase.FAILED, why=why, place=place)
+    return _judge_pods(pods, place, is_suspended="Suspended" in conditions)
+
+
+def _judge_pods(pods: Sequence[Mapping[str, Any]], place: str, *, is_suspended: bool) -> JobStatus:
+    phases = {pod.get("status", {}).get("phase", "Pending") for pod in pods}
+    if phases - {"Pending"}:
+        ends = [] if "Running" in phases else ["its pods have ended"]
+        why = "; ".join(dict.fromkeys(filter(None, [*ends, *map(_exit_words, pods)])))
+        return JobStatus(phase=Phase.RUNNING, why=why, place=place)
+    if is_suspended:
+        return JobStatus(phase=Phase.QUEUED, why="it is suspended, as by a queue")
+    if not pods:
+        return JobStatus(phase=Phase.QUEUED, why="no pod has been made yet")
+    waits = [words for pod in pods if (words := _waiting_words(pod))]
+    why = waits[0] if waits else "its pods have not started"
+    return JobStatus(phase=Phase.QUEUED, why=why, place=place)
+
+
+def _waiting_words(pod: Mapping[str, Any]) -> str:
+    """Return why a pod does not run yet, as its scheduler or its node says; else nothing."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return _words(condition)
+    for container in _containers(status):
+        if waiting := container.get("state", {}).get("waiting"):
+            return _words(waiting)
+    return ""
+
+
+def _exit_words(pod: Mapping[str, Any]) -> str:
+    """Return how a container of a pod failed; nothing where none has."""
+    for container in _containers(pod.get("status", {})):
+        ended = container.get("state", {}).get("terminated")
+        if ended and ended.get("exitCode"):
+            reason = f" ({ended['reason']})" if ended.get("reason") else ""
+            return f"{pod['metadata']['name']} ended with exit status {ended['exitCode']}{reason}"
+    return ""
+
+
+def _containers(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
+
+
+def _selector(run: RunFolder) -> str:
+    return f"--selector={JOB_LABEL}={run.job.name}"
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise OutsideError(f"kubectl printed no JSON but {text.strip()[:200]!r}") from error
+    return content if isinstance(content, dict) else {}

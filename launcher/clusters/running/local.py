@@ -1,0 +1,108 @@
+"""Runs on this machine, each with a launcher that lives as long as it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
+from launcher.clusters.running.detach import LOG_FILE, start_detached
+from launcher.clusters.running.folder_logs import open_folder_logs
+from launcher.clusters.running.lock import Holder, has_lock_open, read_lock
+from launcher.clusters.running.memory import remove_memory
+from launcher.clusters.submission import Submission
+from launcher.errors import OutsideError
+from launcher.monitor.standing import JobStatus, Phase
+
+
+class LocalMachine:
+    """This machine, as a cluster without a queue."""
+
+    def submit(self, run: RunFolder) -> Submission:
+        """Start the run in the background; returns once its nodes have been started.
+
+        Raises OutsideError with the launcher's words where it ends before that.
+        """
+        start_detached(run.job, run.path)
+        holder = read_lock(run.path)
+        run_id = holder.run_id if holder else ""
+        return Submission(command=(), job_id=run_id, output="")
+
+    def status(self, run: RunFolder) -> JobStatus:
+        """Return whether the run's launcher lives; its events tell the rest."""
+        try:
+            return judge_lock(read_lock(run.path))
+        except OSError as error:
+            return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+
+    def logs(self, run: RunFolder, rank: int | None) -> LogTail:
+        """Return what the nodes' processes print."""
+        return open_folder_logs(run.path, "*.log", rank, but=(LOG_FILE,))
+
+    def cancel(self, run: RunFolder) -> None:
+        """Signal the run's launcher as Ctrl-C does; a second time ends the nodes at once."""
+        holder = read_lock(run.path)
+        said = judge_lock(holder)
+        if holder is None or said.phase is Phase.FORGOTTEN:
+            return
+        if said.phase is Phase.UNREACHABLE or not holder.is_here:
+            raise OutsideError(f"{run.path} runs on {holder.host}; cancel it there")
+        try:
+            _interrupt(run, holder)
+        except OSError as error:
+            raise OutsideError(
+                f"cannot signal the launcher of {run.path}, process {holder.pid}: {error.strerror}"
+            ) from error
+
+    def clean(self, run: RunFolder) -> Cleaned:
+        """End what a launcher that was killed has left, and remove its memory on this machine."""
+        holder = read_lock(run.path)
+        if holder is not None and not holder.is_here and holder.host != os.uname().nodename:
+            raise OutsideError(f"{run.path} was started on {holder.host}; clean it there")
+        strays: tuple[set[int], set[int]] = (set(), set())
+        if holder is not None and holder.run_id:
+            strays = end_strays(holder.run_id)
+        found, left = strays
+        memory = remove_memory(run)
+        return Cleaned(
+            removed=(*(f"process {pid}" for pid in sorted(found - left)), *memory.removed),
+            left=(*(f"process {pid}, which SIGKILL does not end" for pid in left), *memory.left),
+        )
+
+
+def judge_lock(holder: Holder | None) -> JobStatus:
+    """Return what a run's lock says of it."""
+    if holder is None:
+        return JobStatus(phase=Phase.FORGOTTEN, why="no launcher has taken it up")
+    if holder.is_held:
+        return JobStatus(phase=Phase.RUNNING, place=holder.host)
+    if holder.is_here:
+        return JobStatus(phase=Phase.FORGOTTEN, why="its launcher was killed")
+    if holder.host == os.uname().nodename:
+        return JobStatus(phase=Phase.FORGOTTEN, why=f"{holder.host} has been started again")
+    return JobStatus(
+        phase=Phase.UNREACHABLE,
+        why=f"it was started on {holder.host}; ask there",
+        place=holder.host,
+    )
+
+
+def _interrupt(run: RunFolder, holder: Holder) -> None:
+    file = -1
+    with suppress(ProcessLookupError):
+        file = os.pidfd_open(holder.pid)
+    try:
+        # As long as the same launcher has the lock, the descriptor is of no later process.
+        if read_lock(run.path) != holder:
+            return
+        if file == -1 or not has_lock_open(holder.pid, run.path):
+            raise OutsideError(
+                f"the launcher of {run.path} is a process of another container; cancel it there"
+            )
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(file, signal.SIGINT)
+    finally:
+        if file != -1:
+            os.close(file)

@@ -1,0 +1,136 @@
+"""The lock by which it is known whether a run on this machine lives.
+
+The launcher of a run holds it as long as it is there. The kernel lets it go with the process, in
+whatever way that ends; a process number alone may be another process's by now. The file stays, and
+says who had it last.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from launcher.errors import OutsideError
+from resilience.agent.evidence.locks import read_boot_id
+
+LOCK_FILE = "launcher.lock"
+_TAKE_S = 1.0
+"""Whoever only looks has the lock for a moment."""
+_PAUSE_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The launcher that has a run's lock, or had it last."""
+
+    pid: int
+    run_id: str
+    """In the environment of every process of the run."""
+    host: str
+    boot_id: str
+    """Of the machine's start, where it is known."""
+    is_held: bool = True
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether it is, or was, a process of this machine since its last start."""
+        return self.boot_id == read_boot_id()
+
+
+@contextmanager
+def held_lock(run_dir: Path, run_id: str) -> Iterator[None]:
+    """Hold a run's lock within the block. Raises OutsideError where another launcher has it."""
+    path = run_dir / LOCK_FILE
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise OutsideError(f"cannot make {path}: {error.strerror}") from error
+    try:
+        _take(file, run_dir)
+        holder = asdict(
+            Holder(
+                pid=os.getpid(), run_id=run_id, host=socket.gethostname(), boot_id=read_boot_id()
+            )
+        )
+        del holder["is_held"]
+        os.ftruncate(file, 0)
+        os.pwrite(file, json.dumps(holder).encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+def _take(file: int, run_dir: Path) -> None:
+    end_s = time.monotonic() + _TAKE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > end_s:
+                raise OutsideError(f"another launcher runs in {run_dir}") from error
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def read_lock(run_dir: Path) -> Holder | None:
+    """Return who holds a run's lock or had it last; None where nobody ever had.
+
+    Raises OSError where the file cannot be read.
+    """
+    try:
+        file = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        is_held = _is_held(file)
+        content = json.loads(os.pread(file, 1 << 12, 0))
+        return Holder(
+            pid=int(content["pid"]),
+            run_id=str(content["run_id"]),
+            host=str(content["host"]),
+            boot_id=str(content["boot_id"]),
+            is_held=is_held,
+        )
+    except (ValueError, LookupError, TypeError):
+        # Its launcher is writing it, or was killed over that.
+        return Holder(pid=0, run_id="", host="", boot_id=read_boot_id(), is_held=is_held)
+    finally:
+        os.close(file)
+
+
+def has_lock_open(pid: int, run_dir: Path) -> bool:
+    """Return whether a process of this user has a run's lock open.
+
+    A number that another container has written may be anybody's here.
+    """
+    try:
+        lock = (run_dir / LOCK_FILE).stat()
+        # Opened files are looked at through their links: of a foreign process there are none.
+        return any(_is_same(path, lock) for path in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _is_same(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), status)
+    except OSError:
+        return False
+
+
+def _is_held(file: int) -> bool:
+    try:
+        # Shared: two that look at once do not take each other for the holder.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(file, fcntl.LOCK_UN)
+    return False

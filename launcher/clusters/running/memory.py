@@ -1,0 +1,56 @@
+"""What a run keeps in a node's memory under names of its own: checkpoints and batches.
+
+The names are those of the scripts in templates/ and of the workers; a test holds them together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from launcher.clusters.running.cluster import Cleaned, RunFolder
+from resilience.data.errors import CacheFolderError
+from resilience.data.folder import remove_root
+from resilience.tiered.expiry import remove_arena
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def arena_prefix(run_dir: Path) -> str:
+    """Return how the folder of each of the run's checkpoint daemons begins; then comes the node."""
+    place = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:10]
+    return f"memoryd-{os.getuid()}-{place}-"
+
+
+def batch_folder(run: RunFolder) -> Path | None:
+    """Return the folder of the run's batches on each node, None where it has none."""
+    settings = run.job.resilience.batches
+    if settings is None:
+        return None
+    digest = hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=6).hexdigest()
+    return Path(settings.folder or SHARED_MEMORY) / f"{run.job.name}-{digest}"
+
+
+def find_memory(run: RunFolder) -> list[Path]:
+    """Return what is there of the run in the memory of this machine."""
+    found = sorted(SHARED_MEMORY.glob(f"{arena_prefix(run.path)}*"))
+    batches = batch_folder(run)
+    return [*found, batches] if batches and batches.exists() else found
+
+
+def remove_memory(run: RunFolder) -> Cleaned:
+    """Remove what the run has in the memory of this machine, but for what a process still uses."""
+    removed, left = [], []
+    batches = batch_folder(run)
+    for path in find_memory(run):
+        try:
+            is_gone = remove_root(path, path.name) if path == batches else remove_arena(path)
+        except (OSError, CacheFolderError) as error:
+            left.append(f"{path}: {error}")
+            continue
+        if is_gone:
+            removed.append(str(path))
+        else:
+            left.append(f"{path}, which is in use or not of this run")
+    return Cleaned(removed=tuple(removed), left=tuple(left))

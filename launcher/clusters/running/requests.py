@@ -1,0 +1,53 @@
+"""The file in a run's folder that says who has asked the launcher for the run's end."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.lock import read_lock
+from launcher.errors import OutsideError
+from launcher.monitor.standing import CancelRequest
+from launcher.rundir import write_whole
+
+CANCELLED_FILE = "cancelled.json"
+
+
+def write_request(run: RunFolder) -> None:
+    """Note that this start of the run is asked to end, now. Raises OutsideError."""
+    content = {"job_id": _start_of(run), "user": _user(), "time": time.time()}
+    try:
+        write_whole(run.path / CANCELLED_FILE, json.dumps(content) + "\n")
+    except OSError as error:
+        raise OutsideError(
+            f"cannot write to {run.path}: {error.strerror}; nothing was cancelled"
+        ) from error
+
+
+def read_request(run: RunFolder) -> CancelRequest | None:
+    """Return who has asked for the end of this start of the run, None where nobody has."""
+    try:
+        content = json.loads((run.path / CANCELLED_FILE).read_text())
+        if content["job_id"] != _start_of(run):
+            return None
+        return CancelRequest(user=str(content["user"]), time=float(content["time"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _start_of(run: RunFolder) -> str:
+    """Return what names a start of the run: another has another."""
+    if run.job_id:
+        return run.job_id
+    holder = read_lock(run.path)
+    return holder.run_id if holder else ""
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        # A number without a name, as in a container.
+        return "somebody"

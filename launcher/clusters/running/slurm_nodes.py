@@ -1,0 +1,96 @@
+"""A run's memory on the nodes of a Slurm cluster, removed by a short step on each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from launcher.clusters.running.cluster import Cleaned, RunFolder
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix, batch_folder
+from launcher.clusters.submission import run_program
+from launcher.errors import OutsideError
+from launcher.job.cluster import SlurmCluster
+
+_LOG = re.compile(r"slurm-(\d+)\.(\d+)\.(.+)\.log")
+_STEP_S = 60.0
+_IMMEDIATE_S = 30
+"""How long a step waits for its node: one that is down, or another job's alone, is not reached."""
+_NUM_AT_ONCE = 8
+# The lock is that of the daemon, or of those who use the batches: while somebody has it, the folder
+# is in use. Only what is this user's own, and no link, is looked at.
+_SCRIPT = r"""
+remove() { # LOCK FOLDER
+  if [ ! -d "$2" ] || [ -L "$2" ] || [ ! -O "$2" ]; then return; fi
+  if flock --nonblock "$1" rm --recursive --force --one-file-system -- "$2"; then
+    echo "removed $2"
+  else
+    echo "left $2"
+  fi
+}
+remove "$1$SLURMD_NODENAME/lock" "$1$SLURMD_NODENAME"
+if [ -n "$2" ] && [ -f "$2/batch-cache.json" ]; then remove "$2/alive.lock" "$2"; fi
+"""
+
+
+def clean_nodes(run: RunFolder) -> Cleaned:
+    """Remove the run's memory on every node that it had; what is not reached is left."""
+    if run.job.memoryd is None and run.job.resilience.batches is None:
+        return Cleaned()
+    nodes = find_nodes(run)
+    with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
+        answers = list(pool.map(lambda node: _clean_node(run, node), nodes))
+    return Cleaned(
+        removed=tuple(each for answer in answers for each in answer.removed),
+        left=tuple(each for answer in answers for each in answer.left),
+    )
+
+
+def find_nodes(run: RunFolder) -> list[str]:
+    """Return the nodes that any start of the run had, by the logs that they wrote."""
+    return sorted(newest_logs(run))
+
+
+def newest_logs(run: RunFolder) -> dict[str, Path]:
+    """Return the log of the last start of each node that the run has had, by the node's name."""
+    found: dict[str, tuple[int, int, Path]] = {}
+    for path in (run.path / "logs").glob("slurm-*.log"):
+        if name := _LOG.fullmatch(path.name):
+            new = (int(name[1]), int(name[2]), path)
+            found[name[3]] = max(found.get(name[3], new), new)
+    return {node: path for node, (_, _, path) in found.items()}
+
+
+def _clean_node(run: RunFolder, node: str) -> Cleaned:
+    cluster = run.job.cluster
+    assert isinstance(cluster, SlurmCluster)
+    given = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "reservation": cluster.reservation,
+    }
+    command = (
+        *("srun", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--time=2"),
+        *("--input=none", f"--immediate={_IMMEDIATE_S}", f"--job-name=clean-{run.job.name}"),
+        *(f"--{name}={value}" for name, value in given.items() if value),
+        *("bash", "-c", _SCRIPT, "clean", f"{SHARED_MEMORY}/{arena_prefix(run.path)}"),
+        str(batch_folder(run) or ""),
+    )
+    try:
+        return read_answer(run_program(command, run.path, timeout_s=_STEP_S).splitlines(), node)
+    except OutsideError as error:
+        words = str(error).splitlines()[-1]
+        return Cleaned(left=(f"{node} was not reached, and may hold memory of the run: {words}",))
+
+
+def read_answer(lines: Sequence[str], node: str) -> Cleaned:
+    """Return what a node's step says that it has done."""
+    said = [line.partition(" ") for line in lines]
+    return Cleaned(
+        removed=tuple(f"{path} on {node}" for word, _, path in said if word == "removed"),
+        left=tuple(
+            f"{path} on {node}, which is in use" for word, _, path in said if word == "left"
+        ),
+    )

@@ -1,0 +1,57 @@
+"""The command `cancel`: ask a run for its end, and see it end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from launcher.clusters.running.cluster import Cluster, RunFolder
+from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.requests import write_request
+from launcher.commands.sight import Sight, find_run, see_run
+from launcher.errors import OutsideError
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.standing import Phase
+
+END_S = 120.0
+"""How long a run may take to end: what agents and daemons have for it, and their schedulers."""
+_PAUSE_S = 0.25
+
+
+def print_cancel(word: str, start: Path) -> int:
+    """End a run and say what happened. Raises OutsideError where it goes on."""
+    run = find_run(word, start)
+    cluster = cluster_of(run.job)
+    began_s = time.monotonic()
+    sight = see_run(run, cluster)
+    if sight.standing.phase is Phase.UNREACHABLE:
+        raise OutsideError(f"{run.job.name} was not cancelled: {sight.standing.why}")
+    if not sight.standing.phase.is_alive:
+        sys.stdout.write(f"{run.job.name} has ended before: {_text(sight)}\n")
+        return 0
+    write_request(run)
+    cluster.cancel(run)
+    sight = wait_for_end(run, cluster, END_S)
+    took = format_seconds(time.monotonic() - began_s)
+    if sight.standing.phase.is_alive or sight.standing.phase is Phase.UNREACHABLE:
+        raise OutsideError(
+            f"{run.job.name} was asked to end and has not within {took}: {_text(sight)}"
+        )
+    sys.stdout.write(f"{run.job.name} has ended after {took}: {_text(sight)}\n")
+    return 0
+
+
+def wait_for_end(run: RunFolder, cluster: Cluster, timeout_s: float) -> Sight:
+    """Return how the run stands once it has ended, or the time is over."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        sight = see_run(run, cluster)
+        if not sight.standing.phase.is_alive or time.monotonic() >= end_s:
+            return sight
+        time.sleep(_PAUSE_S)
+
+
+def _text(sight: Sight) -> str:
+    standing = sight.standing
+    return f"{standing.phase.value}{f', {standing.why}' if standing.why else ''}"

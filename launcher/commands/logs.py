@@ -1,0 +1,98 @@
+"""The command `logs`: what a run has printed, by time, the first error first."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.clusters.running.cluster import LogLine
+from launcher.clusters.running.kinds import cluster_of
+from launcher.commands.sight import Sight, find_run, see_run
+from launcher.composition.choice import nearest
+from launcher.errors import RecipeError
+from launcher.monitor.logs import failure_lines, plain
+from launcher.monitor.standing import Phase, first_error
+
+_PAUSE_S = 0.5
+_ASK_S = 5.0
+"""How often the cluster is asked whether a run that is followed goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """What `logs` is asked for."""
+
+    run: str
+    rank: int | None = None
+    follows: bool = False
+
+
+def parse_log_options(arguments: Sequence[str]) -> LogOptions:
+    """Read the command line of `logs`. Raises RecipeError."""
+    words, rank, follows = [], None, False
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.partition("=")
+        if argument in ("-f", "--follow"):
+            follows = True
+        elif name == "--rank":
+            value = value if equals else next(waiting, "")
+            if not value.isdecimal():
+                raise RecipeError(f"--rank {value!r}: allowed: the number of a rank, from 0")
+            rank = int(value)
+        elif argument.startswith("-"):
+            near = nearest(argument, ("--rank", "-f", "--follow"))
+            raise RecipeError(f"logs has no option {argument!r}; {near}")
+        else:
+            words.append(argument)
+    if len(words) != 1:
+        raise RecipeError(f"logs takes one run, not {len(words)}; `runs` shows them")
+    return LogOptions(run=words[0], rank=rank, follows=follows)
+
+
+def print_logs(options: LogOptions, start: Path) -> int:
+    """Print the lines of a run, and go on until its end where that is asked for."""
+    run = find_run(options.run, start)
+    world_size = run.job.trainer.world_size
+    if options.rank is not None and options.rank >= world_size:
+        raise RecipeError(
+            f"--rank {options.rank}: the run has {world_size} ranks; allowed: 0 to {world_size - 1}"
+        )
+    cluster = cluster_of(run.job)
+    tail = cluster.logs(run, options.rank)
+    lines = tail.read_new()
+    sight = see_run(run, cluster)
+    _print_failure(sight, lines)
+    _print_lines(lines)
+    if not options.follows:
+        return 0
+    asked_s = time.monotonic()
+    while sight.standing.phase.is_alive:
+        time.sleep(_PAUSE_S)
+        if time.monotonic() - asked_s > _ASK_S:
+            sight, asked_s = see_run(run, cluster), time.monotonic()
+        _print_lines(tail.read_new())
+    _print_lines(tail.read_new())
+    return 0
+
+
+def _print_failure(sight: Sight, lines: Sequence[LogLine]) -> None:
+    """Print why the run failed, if it did: by its events, and the first traceback."""
+    if sight.standing.phase is not Phase.FAILED:
+        return
+    failure = sight.state.failure
+    message = None if failure is None else str(failure.fields.get("message", ""))
+    shown = [first_error(sight.state) or sight.standing.why]
+    shown += failure_lines([line.text for line in lines], message)
+    for text in shown:
+        sys.stdout.write(f"first error: {plain(text)}\n")
+    sys.stdout.write("\n")
+
+
+def _print_lines(lines: Sequence[LogLine]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line.source}: {plain(line.text)}\n")
+    sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""Find the run that a person means, and see how it stands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+from launcher.clusters.running.cluster import Cluster, RunFolder, read_run_folder
+from launcher.clusters.running.folder_logs import read_all
+from launcher.clusters.running.requests import read_request
+from launcher.composition.choice import nearest
+from launcher.errors import RecipeError
+from launcher.monitor.runstate import LAUNCHER_NODE, RunState, next_state, start_state
+from launcher.monitor.standing import JobStatus, Standing, decide_standing
+from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
+
+RUNS_FOLDER = "runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """A run as it is seen at one moment."""
+
+    run: RunFolder
+    standing: Standing
+    state: RunState
+    time: float
+    """Unix seconds of the moment."""
+    last_event: float | None
+    """Unix seconds; None where no event can be read."""
+
+
+def see_run(run: RunFolder, cluster: Cluster) -> Sight:
+    """Ask the cluster and read the events."""
+    return sight_of(run, cluster.status(run))
+
+
+def sight_of(run: RunFolder, said: JobStatus) -> Sight:
+    """Return what is seen of a run of which its cluster has said something."""
+    events = read_all(run.events)
+    nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
+    state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
+    now = time.time()
+    return Sight(
+        run=run,
+        standing=decide_standing(said, state, read_request(run), now),
+        state=state,
+        time=now,
+        last_event=max((event.time for event in events), default=None),
+    )
+
+
+def find_run(word: str, start: Path) -> RunFolder:
+    """Return the run of a folder, or of a name below ./runs.
+
+    Raises RecipeError that names the runs whose names are near.
+    """
+    for folder in (start / word, start / RUNS_FOLDER / word):
+        if word and (folder / JOB_FILE).is_file():
+            return read_run_folder(folder.absolute())
+    names = [
+        str(path.relative_to(start / RUNS_FOLDER)) for path in run_folders(start / RUNS_FOLDER)
+    ]
+    if not names:
+        raise RecipeError(
+            f"no run {word!r}, and none below {start / RUNS_FOLDER}; allowed: a run's folder, or "
+            "its name below ./runs"
+        )
+    raise RecipeError(f"no run {word!r}; {nearest(word, names)}")
+
+
+def run_folders(parent: Path) -> Iterator[Path]:
+    """Yield the folders of runs that were started below a folder, by name; none within a run."""
+    for place, folders, files in os.walk(parent):
+        folders.sort()
+        if JOB_FILE in files:
+            folders.clear()
+            if EVENTS_FILE in files or SUBMITTED_FILE in files:
+                yield Path(place)

@@ -1,0 +1,141 @@
+"""The commands `status` and `runs`: how one run stands, or all below a folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.clusters.running.cluster import read_run_folder
+from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.memory import find_memory
+from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
+from launcher.errors import LauncherError, RecipeError
+from launcher.monitor.checkpoints import newest_saved
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.logs import plain
+from launcher.monitor.progress import render_recovery
+from launcher.monitor.runstate import RunState
+from launcher.monitor.standing import JobStatus, Phase
+from launcher.monitor.storage import storage_text
+
+UNREACHABLE_STATUS = 1
+
+
+def print_status(word: str, start: Path) -> int:
+    """Print how a run stands; returns 1 where its cluster gives no answer, else 0."""
+    run = find_run(word, start)
+    sight = see_run(run, cluster_of(run.job))
+    for line in status_lines(sight):
+        sys.stdout.write(f"{plain(line)}\n")
+    return UNREACHABLE_STATUS if sight.standing.phase is Phase.UNREACHABLE else 0
+
+
+def status_lines(sight: Sight) -> list[str]:
+    """Return a run's standing as a person reads it."""
+    run, standing, state = sight.run, sight.standing, sight.state
+    why = f": {standing.why}" if standing.why else ""
+    rows = {
+        "recipe": f"{state.recipe} version {state.version}",
+        "where": _where(sight),
+        "doing": _doing(sight),
+        "steps": _steps(sight),
+        "faults": _faults(state),
+        "safe": safe_text(state, sight.time),
+        "lost": "; ".join(state.losses),
+        "events": _events_text(sight),
+        "left": _left(sight),
+        "folder": str(run.path),
+    }
+    lines = [f"{run.job.name}: {standing.phase.value}{why}"]
+    return lines + [f"  {name:<8}  {text}" for name, text in rows.items() if text]
+
+
+def _where(sight: Sight) -> str:
+    kind, job_id = sight.run.job.cluster.kind, sight.run.job_id
+    place = f" on {sight.standing.place}" if sight.standing.place else ""
+    return f"{kind}{f', job {job_id}' if job_id else ''}{place}"
+
+
+def _doing(sight: Sight) -> str | None:
+    if sight.standing.phase is not Phase.RUNNING:
+        return None
+    state = sight.state
+    return f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
+
+
+def _steps(sight: Sight) -> str:
+    state = sight.state
+    parts = [f"{state.num_steps} of {state.max_steps}"]
+    if state.num_steps and state.loss is not None:
+        parts.append(f"loss {state.loss:.4f}")
+    is_running = sight.standing.phase is Phase.RUNNING
+    if is_running and state.seconds_per_step is not None and state.seconds_left is not None:
+        parts.append(f"{state.seconds_per_step:.3g} s a step")
+        parts.append(f"{format_seconds(state.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def _faults(state: RunState) -> str | None:
+    recoveries = state.recoveries
+    if not recoveries:
+        return None
+    return f"{len(recoveries)}, the last: {render_recovery(recoveries[-1])}"
+
+
+def safe_text(state: RunState, now: float) -> str | None:
+    """Return the newest step that is kept, and where; None where nothing is."""
+    newest = newest_saved(state.tiers)
+    parts = [f"checkpoint of step {newest.step}" if newest else None]
+    parts.append(storage_text(state.storage, newest.step if newest else None, now))
+    parts.append(f"written to {state.checkpoint}" if state.checkpoint else None)
+    return ", ".join(filter(None, parts)) or None
+
+
+def _events_text(sight: Sight) -> str:
+    if sight.last_event is None:
+        return "none that can be read from here"
+    ago = format_seconds(max(0.0, sight.time - sight.last_event))
+    if sight.standing.phase is Phase.UNREACHABLE:
+        return f"silent for {ago}"
+    return f"the last {ago} ago"
+
+
+def _left(sight: Sight) -> str | None:
+    """Return what a run that has ended holds in the memory of this machine."""
+    found = [] if sight.standing.phase.is_alive else find_memory(sight.run)
+    return f"{', '.join(map(str, found))}, which `clean` removes" if found else None
+
+
+def print_runs(arguments: Sequence[str], start: Path) -> int:
+    """Print a line for each run below ./runs or a folder; returns as print_status does."""
+    if len(arguments) > 1:
+        raise RecipeError("runs takes a folder, or nothing for ./runs")
+    parent = start / (arguments[0] if arguments else RUNS_FOLDER)
+    if arguments and not parent.is_dir():
+        raise RecipeError(f"no folder {arguments[0]!r}")
+    silent: dict[str, JobStatus] = {}
+    rows = [(str(path.relative_to(parent)), *_row(path, silent)) for path in run_folders(parent)]
+    if not rows:
+        sys.stdout.write(f"no runs below {parent}\n")
+        return 0
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)]
+        sys.stdout.write(f"{plain('  '.join(cells).rstrip())}\n")
+    return UNREACHABLE_STATUS if silent else 0
+
+
+def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
+    """Return state, steps, cluster and reason; a cluster that is silent is not asked again."""
+    try:
+        run = read_run_folder(path)
+    except LauncherError as error:
+        return "?", "", "", str(error)
+    kind = run.job.cluster.kind
+    said = silent.get(kind) or cluster_of(run.job).status(run)
+    if said.phase is Phase.UNREACHABLE and kind != "local":
+        silent[kind] = said
+    sight = sight_of(run, said)
+    steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
+    return sight.standing.phase.value, steps, kind, sight.standing.why.partition("\n")[0]

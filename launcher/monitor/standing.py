@@ -1,0 +1,114 @@
+"""How a run stands, by what its cluster says of it and what its events say. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from launcher.monitor.duration import format_seconds
+from launcher.monitor.runstate import RunState
+
+STOPPED_BY = "stopped by "
+"""How the reason of a run on this machine begins that somebody has ended."""
+
+
+class Phase(Enum):
+    """Where a run is on its way."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    FORGOTTEN = "forgotten"
+    """The cluster knows nothing of it any more."""
+    UNREACHABLE = "unreachable"
+    """The cluster gives no answer."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the run waits or goes on."""
+        return self in (Phase.QUEUED, Phase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """What a cluster says of a run."""
+
+    phase: Phase
+    why: str = ""
+    """In the cluster's own words."""
+    place: str = ""
+    """The nodes, where the cluster names them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequest:
+    """Somebody has asked the launcher to end the run."""
+
+    user: str
+    time: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a run stands, and why."""
+
+    phase: Phase
+    why: str
+    place: str = ""
+
+
+def decide_standing(
+    said: JobStatus, seen: RunState, asked: CancelRequest | None, now: float
+) -> Standing:
+    """Return how a run stands at `now`, in unix seconds.
+
+    `said` is the cluster's word, `seen` what the events amount to, `asked` the last request to end
+    this start of the run. A cluster that knows of the job is believed; where it has forgotten the
+    job, or gives no answer, the events tell of an end, if there was one.
+    """
+    phase, why = said.phase, said.why
+    if phase in (Phase.FORGOTTEN, Phase.UNREACHABLE) and (ended := _end_by_events(said, seen)):
+        phase, why = ended
+    if phase is Phase.CANCELLED and asked is None:
+        why = f"not by this launcher; {why}" if why else "not by this launcher"
+    elif asked is not None and phase in (Phase.FAILED, Phase.CANCELLED, Phase.FORGOTTEN):
+        # What a run ends with that is asked to end is the answer to that.
+        phase, why = Phase.CANCELLED, "; ".join(filter(None, (_asked_text(asked, now), why)))
+    elif asked is not None and phase is Phase.RUNNING:
+        why = "; ".join(filter(None, (f"{_asked_text(asked, now)}, and is ending", why)))
+    elif phase is Phase.FAILED:
+        why = "; ".join(dict.fromkeys(filter(None, (why, first_error(seen)))))
+    return Standing(phase=phase, why=why, place=said.place)
+
+
+def first_error(seen: RunState) -> str | None:
+    """Return what failed first, as the events tell; None where they tell of nothing."""
+    if seen.failure is not None:
+        message = str(seen.failure.fields.get("message", "")).splitlines() or [""]
+        return f"rank {seen.failure.rank} on {seen.failure.node}: {message[0]}"
+    if seen.death is not None:
+        event, worker = seen.death
+        return f"{worker.node}: {event.fields.get('text', '')}"
+    if seen.recoveries and (surrender := seen.recoveries[-1].surrender):
+        return surrender
+    return None
+
+
+def _end_by_events(said: JobStatus, seen: RunState) -> tuple[Phase, str] | None:
+    if seen.exit_status == 0:
+        return Phase.SUCCEEDED, seen.reason or ""
+    if seen.exit_status is not None:
+        reason = seen.reason or f"exit status {seen.exit_status}"
+        is_stopped = reason.startswith(STOPPED_BY)
+        return (Phase.CANCELLED if is_stopped else Phase.FAILED), reason
+    if said.phase is Phase.FORGOTTEN and seen.phase == "finished":
+        return Phase.SUCCEEDED, "by its events"
+    return None
+
+
+def _asked_text(asked: CancelRequest, now: float) -> str:
+    ago = format_seconds(max(0.0, now - asked.time))
+    return f"{asked.user} asked for its end with `launcher cancel`, {ago} ago"

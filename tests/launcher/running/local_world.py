@@ -1,0 +1,71 @@
+"""Runs on this machine whose nodes do as a test says, started as a person starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.running.lock import read_lock
+from tests.launcher.command import Ended, launch
+
+# Stands in for the recipe's own: a node that ends with the number that it reads, as `told` has it.
+NODE = """#!/usr/bin/env bash
+{# job, node #}
+run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+echo "2026-11-24 10:00:0{{ num_nodes }} {{ node }} is there"
+trap 'echo "{{ node }} stops"; exit 5' TERM
+while ! [ -e "$run_dir/told" ]; do sleep 0.05; done
+echo "the reason"
+exit "$(cat "$run_dir/told")"
+"""
+WORDS = ("recipe=llama/llama3_tiny_pretrain", "action=run", "run.detach=true")
+
+
+def prepare(folder: Path, node: str = NODE) -> None:
+    """Have the launcher take this script for a node's, when it is started in the folder."""
+    template = folder / "templates" / "local" / "node.sh.j2"
+    template.parent.mkdir(parents=True, exist_ok=True)
+    template.write_text(node)
+
+
+def start_run(folder: Path, *words: str) -> Path:
+    """Start a run in the background, and return its folder."""
+    before = set((folder / "runs").glob("*"))
+    ended = launch(*WORDS, *words, folder=folder)
+    assert ended.status == 0, ended.err
+    (run,) = set((folder / "runs").glob("*")) - before
+    return run
+
+
+def tell(run: Path, status: int) -> None:
+    """Have every node of a run end."""
+    partial = run / "told.new"
+    partial.write_text(str(status))
+    partial.rename(run / "told")
+
+
+def status_of(run: Path) -> Ended:
+    return launch("status", str(run), folder=run.parent)
+
+
+def launcher_of(run: Path) -> int:
+    holder = read_lock(run)
+    assert holder is not None
+    assert holder.is_held
+    return holder.pid
+
+
+def end_all(folder: Path) -> None:
+    """Leave no process of the runs below a folder."""
+    for lock in (path for path in folder.rglob("launcher.lock") if path.is_file()):
+        holder = read_lock(lock.parent)
+        if holder is None:
+            continue
+        if holder.is_held:
+            with suppress(ProcessLookupError):
+                os.kill(holder.pid, signal.SIGKILL)
+        if holder.run_id:
+            end_strays(holder.run_id)

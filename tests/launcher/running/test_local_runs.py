@@ -1,0 +1,218 @@
+"""Runs on this machine that go on in the background: look at them, and end them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.running.lock import LOCK_FILE, read_lock
+from tests.launcher.command import launch, refuse
+from tests.launcher.running.local_world import (
+    WORDS,
+    launcher_of,
+    prepare,
+    start_run,
+    status_of,
+    tell,
+)
+from tests.processes import descendants, wait_for_end
+
+
+def test_detached_run_goes_on_in_a_session_of_its_own_and_ends_by_itself(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    assert os.getsid(pid) == pid
+    assert status_of(run).out.startswith("llama3-tiny-pretrain: running\n")
+
+    tell(run, 0)
+    wait_for_end(pid)
+
+    ended = status_of(run)
+    assert ended.status == 0
+    assert ended.out.startswith("llama3-tiny-pretrain: succeeded: all nodes succeeded\n")
+    assert "version 1: finished" in (run / "logs/launcher.log").read_text()
+
+
+def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) -> None:
+    (team / "taken").mkdir()
+    (team / "taken" / LOCK_FILE).mkdir()
+
+    ended = launch(*WORDS, "run.dir=taken", folder=team)
+
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1].startswith("the run was not started: cannot make ")
+
+
+def test_second_launcher_in_a_runs_folder_is_refused(team: Path) -> None:
+    run = start_run(team)
+
+    again = launch(*WORDS, f"run.dir={run}", folder=team)
+    (run / "events.jsonl").unlink()
+    by_force = launch(*WORDS, f"run.dir={run}", folder=team)
+
+    assert again.status == 2
+    assert by_force.status == 1
+    assert "another launcher runs in" in by_force.err
+
+
+def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
+    run = start_run(team)
+    started = {launcher_of(run), *descendants(launcher_of(run))}
+    assert len(started) >= 3
+
+    cancelled = launch("cancel", run.name, folder=team)
+
+    assert cancelled.status == 0, cancelled.err
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
+    for pid in started:
+        wait_for_end(pid)
+    assert "asked for its end with `launcher cancel`" in status_of(run).out
+    assert "stopped by SIGINT" in status_of(run).out
+    again = launch("cancel", run.name, folder=team)
+    assert (again.status, "has ended before" in again.out) == (0, True)
+
+
+def test_run_that_somebody_else_ends_says_so(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    os.kill(pid, signal.SIGTERM)
+    wait_for_end(pid)
+
+    out = status_of(run).out
+    assert out.startswith(
+        "llama3-tiny-pretrain: cancelled: not by this launcher; stopped by SIGTERM\n"
+    )
+
+
+def test_run_whose_launcher_was_killed_is_forgotten(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+
+    assert status_of(run).out.startswith("llama3-tiny-pretrain: forgotten: its launcher was killed")
+
+
+def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> None:
+    """The number in the lock's file may be another process's by now: here it is this one's."""
+    run = start_run(team)
+    tell(run, 0)
+    wait_for_end(launcher_of(run))
+    content = json.loads((run / LOCK_FILE).read_text())
+    (run / LOCK_FILE).write_text(json.dumps(content | {"pid": os.getpid()}))
+
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended before: succeeded")
+
+
+def test_number_that_another_container_has_written_is_never_signalled(team: Path) -> None:
+    """The lock is held, and the number is that of a process here that has nothing to do with it."""
+    run = start_run(team)
+    pid = launcher_of(run)
+    content = json.loads((run / LOCK_FILE).read_text())
+    (run / LOCK_FILE).write_text(json.dumps(content | {"pid": os.getpid()}))
+
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.status == 1
+    assert "is a process of another container; cancel it there" in cancelled.err
+    os.kill(pid, signal.SIGTERM)
+    wait_for_end(pid)
+
+
+def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    content = json.loads((run / LOCK_FILE).read_text())
+    (run / LOCK_FILE).write_text(json.dumps(content | {"host": "far", "boot_id": "other"}))
+
+    ended = status_of(run)
+
+    assert ended.status == 1
+    assert ended.out.startswith(
+        "llama3-tiny-pretrain: unreachable: it was started on far; ask there"
+    )
+    assert "events    silent for " in ended.out
+    assert launch("cancel", str(run), folder=team).status == 1
+
+
+def test_failed_run_says_its_first_error_first(team: Path) -> None:
+    prepare(
+        team,
+        "#!/bin/sh\n{# job #}\n"
+        "{% if node == 'node-0' %}echo the reason for it; exit 7{% endif %}\n\nsleep 1000000\n",
+    )
+    run = start_run(team)
+    holder = read_lock(run)
+    assert holder is not None
+    wait_for_end(holder.pid)
+
+    assert status_of(run).out.startswith(
+        "llama3-tiny-pretrain: failed: node-0 ended with exit status 7\n"
+    )
+    logs = launch("logs", run.name, folder=team)
+    first, second, *_ = logs.out.splitlines()
+    assert first == "first error: node-0 ended with exit status 7"
+    assert second == "first error: the reason for it"
+    assert logs.out.endswith("\nnode-0: the reason for it\n")
+
+
+def test_followed_logs_go_on_until_the_run_has_ended(team: Path) -> None:
+    run = start_run(team, "trainer.num_nodes=2", "trainer.global_batch_size=16")
+    tell(run, 0)
+
+    logs = launch("logs", run.name, "-f", folder=team)
+
+    assert logs.status == 0
+    assert sorted(logs.out.splitlines()) == [
+        "node-0: 2026-11-24 10:00:02 node-0 is there",
+        "node-0: the reason",
+        "node-1: 2026-11-24 10:00:02 node-1 is there",
+        "node-1: the reason",
+    ]
+
+
+def test_runs_are_listed_with_how_they_stand(team: Path) -> None:
+    (team / "runs").mkdir()
+    one = start_run(team)
+    two = start_run(team, "run.name=another")
+    tell(one, 0)
+    wait_for_end(launcher_of(one))
+
+    listed = launch("runs", folder=team)
+
+    assert listed.status == 0
+    assert [line.split()[:5] for line in listed.out.splitlines()] == [
+        ["another", "running", "step", "0", "of"],
+        ["llama3-tiny-pretrain", "succeeded", "step", "0", "of"],
+    ]
+    assert launch("cancel", str(two), folder=team).status == 0
+
+
+def test_mistyped_run_is_told_the_nearest_names(team: Path) -> None:
+    run = start_run(team)
+
+    for command in ("status", "logs", "cancel"):
+        assert refuse(team, command, "llama3-tiny-pretrian") == (
+            "no run 'llama3-tiny-pretrian'; closest: 'llama3-tiny-pretrain'\n"
+        )
+    assert "allowed: 0 to 3" in refuse(team, "logs", run.name, "--rank", "9")
+    assert "no option '--rnak'" in refuse(team, "logs", run.name, "--rnak")
+
+
+@pytest.mark.parametrize("words", [("action=render",), ("action=run", "--multirun")])
+def test_only_one_run_of_this_machine_can_be_detached(tmp_path: Path, words: tuple[str]) -> None:
+    ended = launch("recipe=llama/llama3_tiny_pretrain", "run.detach=true", *words, folder=tmp_path)
+
+    assert ended.status == 2
+    assert "run.detach true needs action=run without --multirun" in ended.err

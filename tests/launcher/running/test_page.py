@@ -1,0 +1,38 @@
+"""What docs/runs.md has a person type, typed as it stands, one block after the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "runs.md").read_text("utf-8")
+SECTIONS = ("Start", "Look", "Stop", "Clean")
+
+
+def block_of(section: str) -> str:
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return str(block)
+
+
+def test_a_run_is_started_looked_at_stopped_and_cleaned_as_the_page_says(team: Path) -> None:
+    text = "\n".join(f"echo '## {section}'\n{block_of(section)}" for section in SECTIONS)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", text],
+        cwd=team, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    _, started, looked, stopped, cleaned = done.stdout.split("## ")
+    assert " goes on in the background; " in started
+    assert "llama3-tiny-pretrain  running  step 0 of 200  local\n" in looked
+    assert "llama3-tiny-pretrain: running\n" in looked
+    assert "node-0: 2026-11-24 10:00:02 node-0 is there\n" in looked
+    assert " has ended after " in stopped
+    assert "has left nothing beside " in cleaned

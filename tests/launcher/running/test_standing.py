@@ -1,0 +1,95 @@
+"""How a run stands, by what its cluster and its events say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from launcher.monitor.runstate import RunState, next_state, start_state
+from launcher.monitor.standing import CancelRequest, JobStatus, Phase, decide_standing
+from resilience.events import Event
+from tests.launcher.shipped import shipped_job
+
+NOW = 1000.0
+ASKED = CancelRequest(user="ada", time=NOW - 60)
+ASKED_TEXT = "ada asked for its end with `launcher cancel`, 1 min 00 s ago"
+
+
+def state(*events: tuple[str, int | None, Mapping[str, Any]]) -> RunState:
+    job = shipped_job("llama/llama3_tiny_pretrain", "local")
+    found = (
+        Event(
+            time=NOW,
+            node="launcher" if rank is None else "node-0",
+            rank=rank,
+            generation=0,
+            step=None,
+            event=event,
+            fields=fields,
+        )
+        for event, rank, fields in events
+    )
+    return reduce(next_state, found, start_state(job, ()))
+
+
+def finished(status: int, reason: str) -> tuple[str, None, dict[str, Any]]:
+    return ("run_finished", None, {"exit_status": status, "reason": reason})
+
+
+NOTHING = state()
+FAILED = state(("worker_failed", 1, {"message": "ValueError: no\nmore"}))
+ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "asked", "expected"),
+    [
+        pytest.param((Phase.QUEUED, "Priority"), NOTHING, None, (Phase.QUEUED, "Priority"),
+                     id="queued"),
+        pytest.param((Phase.RUNNING, ""), NOTHING, None, (Phase.RUNNING, ""), id="running"),
+        pytest.param((Phase.RUNNING, ""), NOTHING, ASKED,
+                     (Phase.RUNNING, f"{ASKED_TEXT}, and is ending"), id="ending"),
+        pytest.param((Phase.RUNNING, ""), state(finished(1, "node-0 failed")), None,
+                     (Phase.RUNNING, ""), id="started-again-after-a-failure"),
+        pytest.param((Phase.FAILED, "exit status 1"), FAILED, None,
+                     (Phase.FAILED, "exit status 1; rank 1 on node-0: ValueError: no"),
+                     id="first-error"),
+        pytest.param((Phase.FAILED, "exit status 5"), NOTHING, ASKED,
+                     (Phase.CANCELLED, f"{ASKED_TEXT}; exit status 5"), id="ended-as-we-asked"),
+        pytest.param((Phase.SUCCEEDED, ""), NOTHING, ASKED, (Phase.SUCCEEDED, ""),
+                     id="was-faster-than-we"),
+        pytest.param((Phase.CANCELLED, ""), NOTHING, None,
+                     (Phase.CANCELLED, "not by this launcher"), id="by-somebody-else"),
+        pytest.param((Phase.FORGOTTEN, "gone"), NOTHING, None, (Phase.FORGOTTEN, "gone"),
+                     id="forgotten"),
+        pytest.param((Phase.FORGOTTEN, "gone"), NOTHING, ASKED,
+                     (Phase.CANCELLED, f"{ASKED_TEXT}; gone"), id="deleted-as-we-asked"),
+        pytest.param((Phase.FORGOTTEN, "gone"), ALL_DONE, None,
+                     (Phase.SUCCEEDED, "by its events"), id="forgotten-after-its-end"),
+        pytest.param((Phase.FORGOTTEN, "gone"), state(finished(0, "well")), None,
+                     (Phase.SUCCEEDED, "well"), id="local-end"),
+        pytest.param((Phase.FORGOTTEN, "gone"), state(finished(7, "node-0 failed")), None,
+                     (Phase.FAILED, "node-0 failed"), id="local-failure"),
+        pytest.param((Phase.FORGOTTEN, "gone"), state(finished(130, "stopped by SIGINT")), None,
+                     (Phase.CANCELLED, "not by this launcher; stopped by SIGINT"),
+                     id="local-interrupt"),
+        pytest.param((Phase.UNREACHABLE, "refused"), ALL_DONE, None,
+                     (Phase.UNREACHABLE, "refused"), id="unreachable"),
+        pytest.param((Phase.UNREACHABLE, "far"), state(finished(0, "well")), None,
+                     (Phase.SUCCEEDED, "well"), id="ended-on-another-machine"),
+    ],
+)  # fmt: skip
+def test_how_a_run_stands(
+    said: tuple[Phase, str],
+    seen: RunState,
+    asked: CancelRequest | None,
+    expected: tuple[Phase, str],
+) -> None:
+    phase, why = said
+
+    standing = decide_standing(JobStatus(phase=phase, why=why), seen, asked, NOW)
+
+    assert (standing.phase, standing.why) == expected

@@ -1,0 +1,136 @@
+"""The commands on runs, typed on a real Slurm."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from tests.launcher.command import Ended, launch
+from tests.slurm.jobs import Slurm, stand_in
+
+
+@pytest.fixture
+def submitted(slurm: Slurm, tmp_path: Path) -> Path:
+    """A run that was submitted from a folder, whose agents go on until they are told."""
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "resilience/tiered=ram", f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=as told",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 2, "both agents")
+    return run
+
+
+def ask(run: Path, *words: str) -> Ended:
+    return launch(*words, folder=run.parents[1])
+
+
+def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
+    job_id = json.loads((submitted / "submitted.json").read_text())["job_id"]
+    # As its nodes' agents would: the newest step, and what the store has of it.
+    for number, event in enumerate(("step", "checkpoint_saved", "step_stored")):
+        record = {"time": 1e9 + number, "node": "n1", "rank": 0, "generation": 0, "step": 4}
+        record |= {"event": event, "fields": {"loss": 2.5, "duration_s": 0.5, "num_bytes": 8}}
+        if event == "step_stored":
+            record["rank"] = None
+        with (submitted / "events.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    status = ask(submitted, "status", submitted.name)
+    listed = ask(submitted, "runs")
+    logs = ask(submitted, "logs", submitted.name)
+    cancelled = ask(submitted, "cancel", submitted.name)
+    after = ask(submitted, "status", submitted.name)
+
+    lines = status.out.splitlines()
+    assert lines[0] == "llama3-tiny-pretrain: running"
+    assert f"  where     slurm, job {job_id} on n[1-2]" in lines
+    assert "  steps     5 of 200, loss 2.5000, 0.5 s a step, 1 min 38 s left" in lines
+    assert any(line.startswith("  safe      checkpoint of step 4, in the store: step 4 of 4, ")
+               for line in lines)  # fmt: skip
+    assert listed.out.split()[:2] == ["llama3-tiny-pretrain", "running"]
+    assert "agent of n1 start 0\n" in logs.out
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert " has ended after " in cancelled.out
+    assert "cancelled: " in after.out.splitlines()[0]
+
+
+def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_heard(
+    submitted: Path, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"time": 1e9, "node": "n1", "rank": 0, "generation": 0, "step": 4}
+    record |= {"event": "step", "fields": {"loss": 2.5}}
+    (submitted / "events.jsonl").write_text(json.dumps(record) + "\n")
+    text = (slurm.folder / "slurm.conf").read_text().replace("SlurmctldPort=", "SlurmctldPort=1#")
+    (tmp_path / "cut.conf").write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "cut.conf"))
+
+    status = ask(submitted, "status", submitted.name)
+
+    assert status.status == 1
+    assert "unreachable: scontrol show job" in status.out
+    assert "Unable to contact slurm controller" in status.out
+    assert "events    silent for " in status.out
+    assert sys.executable not in status.out
+
+
+def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> None:
+    """One node's daemon still has its arena, and one node takes no step any more."""
+    arenas = [SHARED_MEMORY / f"{arena_prefix(submitted)}n{number}" for number in (1, 2)]
+    refused = ask(submitted, "clean", submitted.name)
+    ask(submitted, "cancel", submitted.name)
+    try:
+        for arena in arenas:
+            arena.mkdir(mode=0o700)
+            (arena / "lock").write_bytes(b"memoryd 1")
+        with (arenas[0] / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            used = ask(submitted, "clean", submitted.name)
+
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        for arena in arenas:
+            shutil.rmtree(arena, ignore_errors=True)
+
+    assert refused.status == 2
+    assert (used.status, used.out) == (1, f"removed {arenas[1]} on n2\n")
+    assert used.err == f"left: {arenas[0]} on n1, which is in use\n"
+    assert (cleaned.status, cleaned.out) == (0, f"removed {arenas[0]} on n1\n")
+    assert slurm.ask("squeue", "--noheader") == ""
+
+
+@pytest.mark.slow
+def test_node_that_takes_no_step_is_named(submitted: Path, slurm: Slurm) -> None:
+    ask(submitted, "cancel", submitted.name)
+    slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    try:
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+
+    assert cleaned.status == 1
+    assert cleaned.err.startswith("left: n2 was not reached, and may hold memory of the run: ")
+
+
+def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "+cluster.extra_options.hold='true'", folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+
+    cleaned = launch("clean", "llama3-tiny-pretrain", folder=tmp_path)
+
+    assert cleaned.status == 0, cleaned.err
+    assert cleaned.out.startswith("removed job ")
+    assert slurm.ask("squeue", "--noheader") == ""
+    status = launch("status", "llama3-tiny-pretrain", folder=tmp_path)
+    assert status.out.startswith("llama3-tiny-pretrain: cancelled: ")
