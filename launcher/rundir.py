@@ -7,12 +7,15 @@ rendering can change what a run's record says it was.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import OutsideError, RecipeError
+from resilience.run_record import RECORD_FOLDER
 
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
@@ -102,6 +105,45 @@ def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
         (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
         write_whole(folder / name, text)
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold a run's folder within the block, so that one launcher at a time goes on with the run.
+
+    Raises OutsideError where another one does, or the folder cannot be opened.
+    """
+    try:
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutsideError(f"cannot open {folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise OutsideError(f"another launcher goes on with {folder}") from error
+    finally:
+        os.close(file)
+
+
+def replace_job(folder: Path, files: Mapping[str, str]) -> None:
+    """Put the files of the job with which a run goes on in the place of those before.
+
+    What the run's start before was made of stays in its record, as job-N.json and submitted-N.json.
+    Raises OutsideError where the folder cannot be written.
+    """
+    record = folder / RECORD_FOLDER
+    try:
+        record.mkdir(exist_ok=True)
+        number = sum(1 for _ in record.glob("job-*.json"))
+        for name in (JOB_FILE, SUBMITTED_FILE):
+            if (folder / name).exists():
+                kept = record / f"{name.removesuffix('.json')}-{number}.json"
+                write_whole(kept, (folder / name).read_text("utf-8"))
+        (folder / SUBMITTED_FILE).unlink(missing_ok=True)
+        _replace_files(folder, files)
+    except OSError as error:
+        raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
 def _claim(path: Path) -> None:

@@ -101,6 +101,8 @@ class RunConfig(_Section):
     version: Count
     digest: str
     """SHA-256 of job.json in hex."""
+    goes_on: bool = False
+    """The run has saved its state, and never begins anew without it."""
 
 
 class NodeConfig(_Section):

@@ -24,6 +24,8 @@ RUN_VARIABLE = "RESILIENCE_RUN"
 """Tells a worker the run's id."""
 START_VARIABLE = "RESILIENCE_START"
 """Tells a worker which start of the run it belongs to."""
+GOES_ON_VARIABLE = "RESILIENCE_GOES_ON"
+"""Tells a worker, as 1, that the run never begins without a state that it has saved."""
 _RUN_FILE = "run.json"
 _START = "start-"
 

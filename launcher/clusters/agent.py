@@ -83,6 +83,8 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
     )
 
 
-def run_config(job: Job) -> RunConfig:
+def run_config(job: Job, *, goes_on: bool) -> RunConfig:
     """Return what the record of a run is told of the job that it is started with."""
-    return RunConfig(recipe=job.recipe.name, version=job.recipe.version, digest=job.digest())
+    return RunConfig(
+        recipe=job.recipe.name, version=job.recipe.version, digest=job.digest(), goes_on=goes_on
+    )

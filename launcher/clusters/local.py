@@ -27,7 +27,9 @@ _DRAIN_S = 5
 _FIRST_PORT = 29500
 
 
-def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+def render_local(
+    job: Job, templates: Mapping[str, str], *, goes_on: bool = False
+) -> dict[str, str]:
     """Return the script of each node by its file name, and the one file for all of them.
 
     Raises RecipeError where the template fails.
@@ -37,7 +39,7 @@ def render_local(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
         for index in range(job.num_nodes_started)
     }
     config = NodeConfig(
-        run=run_config(job),
+        run=run_config(job, goes_on=goes_on),
         agent=agent_config(job),
         memoryd=memoryd_config(job, drain_s=_DRAIN_S),
     )

@@ -39,7 +39,9 @@ _PEER_WORDS = (
 _TEXT_FIELDS = ("partition", "account", "qos", "reservation", "constraint", "exclude", "comment")
 
 
-def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+def render_slurm(
+    job: Job, templates: Mapping[str, str], *, goes_on: bool = False
+) -> dict[str, str]:
     """Return the batch script and the file for all nodes by their names; job.json lies beside them.
 
     Pure. No path of this machine is in it: the run's folder is the one that
@@ -70,7 +72,9 @@ def render_slurm(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
-    config = NodeConfig(run=run_config(job), agent=agent_config(job), memoryd=memoryd_config(job))
+    config = NodeConfig(
+        run=run_config(job, goes_on=goes_on), agent=agent_config(job), memoryd=memoryd_config(job)
+    )
     return {JOB_SCRIPT: text, NODE_FILE: config.to_json()}
 
 

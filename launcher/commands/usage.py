@@ -13,6 +13,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher logs RUN [--rank N] [-f]      what it prints
        python -m launcher attach RUN                    its display, as where it was started
        python -m launcher cancel RUN                    end it
+       python -m launcher continue RUN [KEY=VALUE ...]  go on from its newest state
        python -m launcher clean RUN                     remove what it left beside its folder
        python -m launcher completion bash|zsh|fish      completion of the script `launcher`
 
@@ -90,6 +91,20 @@ usage: python -m launcher cancel RUN
 
   End a run: on this machine as Ctrl-C does, on a cluster by its scheduler. Waits until it has
   ended, for two minutes at most, and says how. A second time ends a run on this machine at once.
+""",
+    "continue": """\
+usage: python -m launcher continue RUN [KEY=VALUE ...]
+
+  Go on with a run that has ended, in its folder, from the newest whole state that any tier has. It
+  is the run's own job, as it was resolved at its start. KEY=VALUE gives a key another value: what
+  the state has to fit (the model's shapes, the tokenizer) may not change; what training makes of it
+  may, and is said and noted. Groups cannot be chosen.
+
+  A run whose learning rates decay over all its steps (trainer.optimizer.decay_steps=null) is given
+  another trainer.max_steps together with one of:
+
+    trainer.schedule=keep      the decay ends where it was to end
+    trainer.schedule=stretch   the decay spans the new number of steps, from now on
 """,
     "clean": """\
 usage: python -m launcher clean RUN

@@ -210,7 +210,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
 
 def _after_launcher(state: RunState, event: Event) -> RunState:
     if event.event == "run_started":
-        return replace(state, started_at=event.time)
+        return _begun_again(state, event.time)
     if event.event == "run_finished":
         return replace(
             state,
@@ -219,6 +219,22 @@ def _after_launcher(state: RunState, event: Event) -> RunState:
             reason=str(event.fields.get("reason", "")),
         )
     return state
+
+
+def _begun_again(state: RunState, time: float) -> RunState:
+    """Return the state of a start of the run, which knows of the ones before what was saved."""
+    return RunState(
+        recipe=state.recipe,
+        version=state.version,
+        max_steps=state.max_steps,
+        nodes=state.nodes,
+        num_devices=state.num_devices,
+        num_workers=state.num_workers,
+        keeps_state=state.keeps_state,
+        started_at=time,
+        tiers=state.tiers,
+        storage=state.storage,
+    )
 
 
 def _after_worker(state: RunState, event: Event, rank: int) -> RunState:

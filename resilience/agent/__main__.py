@@ -41,6 +41,7 @@ from resilience.inprocess.variables import (
 )
 from resilience.node_config import UNSTORED_STATUS, MemorydConfig
 from resilience.run_record import (
+    GOES_ON_VARIABLE,
     RUN_VARIABLE,
     START_VARIABLE,
     RecordError,
@@ -168,7 +169,11 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
     record = open_record(options.run_dir, config, run_id=run_id, now=time.time())
     name = attempt_name(options.rdzv_id, options.rdzv_attempt)
     start = note_start(options.run_dir, config, name=name, now=time.time())
-    return {RUN_VARIABLE: record.run_id, START_VARIABLE: str(start.number)}
+    return {
+        RUN_VARIABLE: record.run_id,
+        START_VARIABLE: str(start.number),
+        GOES_ON_VARIABLE: str(int(config.goes_on)),
+    }
 
 
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:

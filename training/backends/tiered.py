@@ -17,7 +17,7 @@ from launcher.job import Job
 from launcher.job.lineage import lineage_digest
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
-from resilience.run_record import RUN_VARIABLE
+from resilience.run_record import GOES_ON_VARIABLE, RUN_VARIABLE
 from resilience.settings import TieredSettings
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import TieredError
@@ -297,6 +297,11 @@ class TieredCheckpoints(CadencedCheckpoints):
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
         if loaded is None:
+            if newer_than is None and os.environ.get(GOES_ON_VARIABLE) == "1":
+                raise CheckpointError(
+                    "the run was to go on from its newest checkpoint, and no tier has one now; "
+                    "start its recipe again in a folder of its own to begin at step 0"
+                )
             return None
         self._loaded = loaded.step, loaded.generation
         source = "+".join(

@@ -30,7 +30,7 @@ _JOIN_DEADLINE_S = 1800.0
 _PLAIN_TEXT = re.compile(r"[!-~][\t -~]*\n([\t -~]*\n)*(?<!\n\n)")
 
 
-def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
+def render_k8s(job: Job, templates: Mapping[str, str], *, goes_on: bool = False) -> dict[str, str]:
     """Return the manifest of a job under the name it is written by.
 
     Raises RecipeError where a template fails, or what came out breaks a rule.
@@ -42,7 +42,7 @@ def render_k8s(job: Job, templates: Mapping[str, str]) -> dict[str, str]:
     # On HyperPod its own agent starts the workers.
     is_ours = cluster.job_kind == "job"
     agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
-    run = run_config(job) if is_ours else None
+    run = run_config(job, goes_on=goes_on) if is_ours else None
     config = NodeConfig(run=run, agent=agent, memoryd=sidecar_config(job))
     if config.agent or config.memoryd:
         texts[NODE_FILE] = config.to_json()
