@@ -15,6 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.composition.instances import check_instance
@@ -51,7 +52,8 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
     job, action = request.job, request.beside.action
     check_instance(job.instance, folders.conf)
     _check_action(request)
-    files = render(job, read_templates(folders.templates, job.cluster.kind))
+    intent = Intent(takes_over=request.beside.run.take_over)
+    files = render(job, read_templates(folders.templates, job.cluster.kind), intent)
     claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.clusters.agent import NO_INTENT, Intent
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, SlurmCluster
 from launcher.rundir import JOB_FILE
 
 
-def render(job: Job, templates: Mapping[str, str], *, goes_on: bool = False) -> dict[str, str]:
+def render(job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT) -> dict[str, str]:
     """Return the text of each file by its name below the run's folder.
 
-    A run that `goes_on` has saved its state, and does not begin without it.
     Raises RecipeError where a template fails or what came out breaks a rule.
     """
-    return {JOB_FILE: job.to_json(), **_render_cluster(job, templates, goes_on)}
+    return {JOB_FILE: job.to_json(), **_render_cluster(job, templates, intent)}
 
 
-def _render_cluster(job: Job, templates: Mapping[str, str], goes_on: bool) -> dict[str, str]:
+def _render_cluster(job: Job, templates: Mapping[str, str], intent: Intent) -> dict[str, str]:
     # Each kind is imported when it is asked for, which halves the launcher's start-up.
     if isinstance(job.cluster, SlurmCluster):
         from launcher.clusters.slurm import render_slurm
 
-        return render_slurm(job, templates, goes_on=goes_on)
+        return render_slurm(job, templates, intent)
     if isinstance(job.cluster, K8sCluster):
         from launcher.clusters.k8s.manifest import render_k8s
 
-        return render_k8s(job, templates, goes_on=goes_on)
+        return render_k8s(job, templates, intent)
     from launcher.clusters.local import render_local
 
-    return render_local(job, templates, goes_on=goes_on)
+    return render_local(job, templates, intent)

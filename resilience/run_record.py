@@ -26,6 +26,8 @@ START_VARIABLE = "RESILIENCE_START"
 """Tells a worker which start of the run it belongs to."""
 GOES_ON_VARIABLE = "RESILIENCE_GOES_ON"
 """Tells a worker, as 1, that the run never begins without a state that it has saved."""
+TAKES_OVER_VARIABLE = "RESILIENCE_TAKES_OVER"
+"""Tells a worker, as 1, that the run takes its namespace from another."""
 _RUN_FILE = "run.json"
 _START = "start-"
 

@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
             if not isinstance(error, (TrainingError, EventLogError)):
                 raise
             _say(str(error))
-            return 1
+            return error.exit_status if isinstance(error, TrainingError) else 1
     return 0
 
 

@@ -6,10 +6,11 @@ TrainingError
 |-- WeightsError     the weights to start from do not fit the model
 |-- GroupError       the workers did not find each other in time
 |-- CheckpointError  a checkpoint could not be written, or not be read again
+|-- OwnedError       the checkpoints' namespace is another run's (status 2)
 `-- DivergedError    a step is not finite, and would not be when it is run again
 
-Each ends the worker with one line on stderr and status 1; everything else is a
-bug and keeps its traceback.
+Each ends the worker with one line on stderr and status 1, unless it says another; everything else
+is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 class TrainingError(Exception):
     """Root of the errors that end a worker without a traceback."""
+
+    exit_status = 1
 
 
 class PlacementError(TrainingError):
@@ -37,6 +40,12 @@ class GroupError(TrainingError):
 
 class CheckpointError(TrainingError):
     """A checkpoint cannot be written, and an older one is still there; or it cannot be read."""
+
+
+class OwnedError(TrainingError):
+    """The namespace belongs to another run, and nobody has said what to do about that."""
+
+    exit_status = 2
 
 
 class DivergedError(TrainingError):

@@ -5,12 +5,27 @@ This is the one place that knows what an agent is called with.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """What a person wants with a start of a run, which is no part of its job."""
+
+    goes_on: bool = False
+    """The run has saved its state, and does not begin without it."""
+    takes_over: bool = False
+    """The run takes the namespace of its store from another run."""
+
+
+NO_INTENT = Intent()
 
 
 def agent_command(
@@ -83,8 +98,12 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
     )
 
 
-def run_config(job: Job, *, goes_on: bool) -> RunConfig:
+def run_config(job: Job, intent: Intent) -> RunConfig:
     """Return what the record of a run is told of the job that it is started with."""
     return RunConfig(
-        recipe=job.recipe.name, version=job.recipe.version, digest=job.digest(), goes_on=goes_on
+        recipe=job.recipe.name,
+        version=job.recipe.version,
+        digest=job.digest(),
+        goes_on=intent.goes_on,
+        takes_over=intent.takes_over,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from launcher.clusters.agent import agent_command, agent_config, run_config
+from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
 from launcher.clusters.local_files import node_name, script_name
 from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.clusters.token import own_token_file
@@ -28,7 +28,7 @@ _FIRST_PORT = 29500
 
 
 def render_local(
-    job: Job, templates: Mapping[str, str], *, goes_on: bool = False
+    job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT
 ) -> dict[str, str]:
     """Return the script of each node by its file name, and the one file for all of them.
 
@@ -39,7 +39,7 @@ def render_local(
         for index in range(job.num_nodes_started)
     }
     config = NodeConfig(
-        run=run_config(job, goes_on=goes_on),
+        run=run_config(job, intent),
         agent=agent_config(job),
         memoryd=memoryd_config(job, drain_s=_DRAIN_S),
     )

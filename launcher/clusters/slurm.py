@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import agent_command, agent_config, run_config
+from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.clusters.token import own_token_file
@@ -40,7 +40,7 @@ _TEXT_FIELDS = ("partition", "account", "qos", "reservation", "constraint", "exc
 
 
 def render_slurm(
-    job: Job, templates: Mapping[str, str], *, goes_on: bool = False
+    job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT
 ) -> dict[str, str]:
     """Return the batch script and the file for all nodes by their names; job.json lies beside them.
 
@@ -73,7 +73,7 @@ def render_slurm(
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
     config = NodeConfig(
-        run=run_config(job, goes_on=goes_on), agent=agent_config(job), memoryd=memoryd_config(job)
+        run=run_config(job, intent), agent=agent_config(job), memoryd=memoryd_config(job)
     )
     return {JOB_SCRIPT: text, NODE_FILE: config.to_json()}
 

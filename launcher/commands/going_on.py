@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import find_run, see_run
@@ -48,7 +49,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         folders = find_folders(start)
         _check_job(run.job, changed.job, folders)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
-        files = render(changed.job, templates, goes_on=_may_have_saved(run, cluster))
+        files = render(changed.job, templates, Intent(goes_on=_may_have_saved(run, cluster)))
         replace_job(run.path, files)
         _tell(run, changed)
         return _start(RunFolder(path=run.path, job=changed.job), cluster)

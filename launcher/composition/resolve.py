@@ -37,6 +37,8 @@ class _Run(Section):
     dir: OneLine | None
     detach: bool
     """Whether action=run returns once the run has started."""
+    take_over: bool
+    """Whether the run takes the namespace of its store from another run."""
 
 
 class Beside(Section):

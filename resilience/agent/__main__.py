@@ -44,6 +44,7 @@ from resilience.run_record import (
     GOES_ON_VARIABLE,
     RUN_VARIABLE,
     START_VARIABLE,
+    TAKES_OVER_VARIABLE,
     RecordError,
     make_run_id,
     note_start,
@@ -173,6 +174,7 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
         RUN_VARIABLE: record.run_id,
         START_VARIABLE: str(start.number),
         GOES_ON_VARIABLE: str(int(config.goes_on)),
+        TAKES_OVER_VARIABLE: str(int(config.takes_over)),
     }
 
 

@@ -180,6 +180,11 @@ class TieredClient:
         """Return the namespace that the client's shards are in; empty without one."""
         return str(self._hello.get("namespace", ""))
 
+    @property
+    def job(self) -> str:
+        """Return the job that has the namespace."""
+        return str(self._hello.get("job", ""))
+
     def begin(
         self,
         *,
@@ -269,6 +274,24 @@ class TieredClient:
         a daemon that is told to end sends it first, for a while. A no-op without a store.
         """
         self._request({"op": "flush", "step": step, "generation": generation}, timeout_s)
+
+    def own(
+        self,
+        *,
+        run: str,
+        name: str,
+        takes_over: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        check: Check | None = None,
+    ) -> None:
+        """Have the store keep the namespace for one run; to be called before anything is loaded.
+
+        `run` is the run's id, of letters and digits, `name` what a person knows it by. Idempotent.
+        A run that `takes_over` gets the namespace from another, which must have ended. Raises
+        RefusedError that names the run that has it, and TierError where the store fails.
+        """
+        request = {"op": "own", "run": run, "name": name, "takes_over": takes_over}
+        self._request(request, timeout_s, check)
 
     def status(self, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return what the daemon says of itself: node, budget, and what it holds of whom."""

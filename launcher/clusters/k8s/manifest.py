@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.clusters.agent import agent_config, run_config
+from launcher.clusters.agent import NO_INTENT, Intent, agent_config, run_config
 from launcher.clusters.k8s.check import check_manifest
 from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
 from launcher.clusters.k8s.start import start_values
@@ -30,7 +30,9 @@ _JOIN_DEADLINE_S = 1800.0
 _PLAIN_TEXT = re.compile(r"[!-~][\t -~]*\n([\t -~]*\n)*(?<!\n\n)")
 
 
-def render_k8s(job: Job, templates: Mapping[str, str], *, goes_on: bool = False) -> dict[str, str]:
+def render_k8s(
+    job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT
+) -> dict[str, str]:
     """Return the manifest of a job under the name it is written by.
 
     Raises RecipeError where a template fails, or what came out breaks a rule.
@@ -42,7 +44,7 @@ def render_k8s(job: Job, templates: Mapping[str, str], *, goes_on: bool = False)
     # On HyperPod its own agent starts the workers.
     is_ours = cluster.job_kind == "job"
     agent = agent_config(job, join_deadline_s=_JOIN_DEADLINE_S) if is_ours else None
-    run = run_config(job, goes_on=goes_on) if is_ours else None
+    run = run_config(job, intent) if is_ours else None
     config = NodeConfig(run=run, agent=agent, memoryd=sidecar_config(job))
     if config.agent or config.memoryd:
         texts[NODE_FILE] = config.to_json()

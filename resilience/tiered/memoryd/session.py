@@ -27,6 +27,7 @@ from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, decode_meta, encode_meta
+from resilience.tiered.stores.owner import Owner
 from resilience.tiered.vault import Reading, Writing, show
 
 VERSION = 1
@@ -151,6 +152,7 @@ class Session:
             "bad": self._bad,
             "go_back": self._go_back,
             "flush": self._flush,
+            "own": self._own,
             "status": self._status,
             "supervise": self._supervise,
             "news": self._news,
@@ -299,6 +301,20 @@ class Session:
     def _flush(self, request: Mapping[str, Any]) -> Reply:
         step, generation = _whole(request, "step"), _whole(request, "generation")
         self._house.board.flush(self._own_namespace(), StepAt(step=step, generation=generation))
+        return {}, ()
+
+    def _own(self, request: Mapping[str, Any]) -> Reply:
+        """Have the store's namespace be the run's own; waits for the store."""
+        namespace, shelf = self._own_namespace(), self._house.board.shelf
+        owner = Owner(run=_text(request, "run"), name=_text(request, "name"))
+        takes_over = bool(request.get("takes_over"))
+        if shelf is None:
+            return {}, ()
+        if others := shelf.store.claim(namespace, owner, takes_over=takes_over):
+            names = ", ".join(f"{each.name} (run {each.run[:12]})" for each in others)
+            raise RefusedError(
+                f"the namespace {namespace!r} of the store {shelf.name} belongs to {names}"
+            )
         return {}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:

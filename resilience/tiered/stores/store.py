@@ -8,6 +8,8 @@ digest behind the shard, so that a listing shows which data is in use:
     <namespace>/data/<digest>
     <namespace>/steps/<step>-g<generation>/<shard>.<digest>.json
 
+A namespace belongs to one run (`owner`).
+
 There are no locks: whoever deletes data looks for entries again afterwards, and
 whoever writes an entry looks for its data again afterwards. One of the two sees
 the other, so no entry stays without its data.
@@ -33,6 +35,7 @@ from resilience.tiered.paths import (
     steps_prefix,
 )
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest, decode_meta, encode_meta
+from resilience.tiered.stores.owner import Owner, claim_namespace
 
 BLOCK_BYTES = 4 << 20
 """How much of a piece is handed over in one call."""
@@ -109,6 +112,10 @@ class Store:
         self._objects.delete([name])
         if found != content:
             raise TierError(f"reading {name}: it is not what was written")
+
+    def claim(self, namespace: str, owner: Owner, *, takes_over: bool) -> tuple[Owner, ...]:
+        """Have a namespace be a run's own; see `owner.claim_namespace`."""
+        return claim_namespace(self._objects, namespace, owner, takes_over=takes_over)
 
     def put_data(
         self,

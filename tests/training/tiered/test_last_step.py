@@ -32,6 +32,7 @@ def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(tmp_path:
             job,
             job.resilience.tiered,
             EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0),
+            run_dir=tmp_path,
         )
         view = PlainView([torch.ones(9)], {"view": {}, "recovery": {}})
         saves.bind(make_subject(view))

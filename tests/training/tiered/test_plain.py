@@ -130,9 +130,10 @@ def test_namespace_of_another_job_is_a_users_error(tmp_path: Path, workers: Work
         job = plain_job(10, namespace="taken")
         outcome = train(workers, nodes, tmp_path / "run", job, is_success_expected=False)
 
-    assert 1 in outcome.statuses
+    assert outcome.statuses == [2, 2]
     text = outcome.log()
-    assert "cannot tell which checkpoints there are: the namespace 'taken' belongs to" in text
+    assert "training: the namespace 'taken' belongs to the job 'job'" in text
+    assert "to begin anew: resilience.tiered.namespace=NAME" in text
     assert "Traceback" not in text
 
 

@@ -37,6 +37,7 @@ def saves(tmp_path: Path, client: TieredClient) -> TieredCheckpoints:
         job,
         job.resilience.tiered,
         EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0),
+        run_dir=tmp_path,
     )
     bind(saves)
     return saves
