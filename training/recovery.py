@@ -23,6 +23,7 @@ from training.errors import (
     CheckpointError,
     DataError,
     DivergedError,
+    OwnedError,
     PlacementError,
     WeightsError,
 )
@@ -35,6 +36,7 @@ _FATAL = (
     DataError,
     WeightsError,
     CheckpointError,
+    OwnedError,
     DivergedError,
     StateError,
 )

@@ -47,11 +47,7 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
             schedule = value
         else:
             _set(content, key, value)
-    try:
-        after = Job.model_validate_json(json.dumps(content), strict=True)
-    except ValidationError as error:
-        raise RecipeError("\n".join(validation_problems(error, Job))) from error
-    after = _with_schedule(before, after, schedule)
+    after = _with_schedule(before, _validate(content), schedule)
     found = compare_jobs(before, after)
     if found.refused:
         lines = [f"{each}: no state of the run fits that" for each in found.refused]
@@ -81,7 +77,14 @@ def _with_schedule(before: Job, after: Job, schedule: object) -> Job:
         return after
     content = after.model_dump(mode="json", by_alias=True)
     content["trainer"]["optimizer"]["decay_steps"] = horizon[0]
-    return Job.model_validate_json(json.dumps(content), strict=True)
+    return _validate(content)
+
+
+def _validate(content: dict[str, Any]) -> Job:
+    try:
+        return Job.model_validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        raise RecipeError("\n".join(validation_problems(error, Job))) from error
 
 
 def _parse(overrides: Sequence[str]) -> Iterator[tuple[str, object]]:

@@ -108,7 +108,7 @@ class BlockOptions:
     collective_deadline: timedelta = COLLECTIVE_DEADLINE
     """The time-out of collectives; hangs are found earlier, by their lack of progress."""
     fatal: tuple[type[BaseException], ...] = ()
-    """Errors that would come again: they end the run with status 1."""
+    """Errors that would come again: they end the run with their `exit_status`, or 1."""
     is_all: bool = False
     """Nothing that anybody needs comes after the block. Once it has returned on all ranks the run
     has succeeded, whatever then ends a process; else each process has to end with status 0."""
@@ -254,7 +254,7 @@ class _Loop(Generic[T]):
         elif isinstance(error, KeyboardInterrupt):
             status = 128 + signal.SIGINT
         elif error is not None:
-            status, text = 1, _one_line(error)
+            status, text = getattr(error, "exit_status", 1), _one_line(error)
         number, rank = generation.number, generation.rank
         is_done = self.options.is_all and error is None
         self.link.send(

@@ -33,6 +33,8 @@ from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
 from resilience.node_config import UNSTORED_STATUS
 
+_REFUSED_STATUS = 2
+"""Exit status of a run whose checkpoints' namespace is another run's."""
 JOB_LABEL = "training-recipes/job"
 """Label by which the pods of one job find each other."""
 
@@ -226,11 +228,12 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
 
 
 def _failure_policy() -> dict[str, Any]:
-    """Return what ends a Job at once whose store lacks something: to start it again mends nothing.
+    """Return what ends a Job at once that would end the same again: whose store lacks something.
 
     Clusters that have the daemon's native sidecars know the field.
     """
-    codes = {"containerName": "node", "operator": "In", "values": [UNSTORED_STATUS]}
+    statuses = [_REFUSED_STATUS, UNSTORED_STATUS]
+    codes = {"containerName": "node", "operator": "In", "values": statuses}
     return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
 
