@@ -133,9 +133,10 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     except LauncherError as error:
         return "?", "", "", str(error)
     kind = run.job.cluster.kind
-    said = silent.get(kind) or cluster_of(run.job).status(run)
+    cluster = cluster_of(run.job)
+    said = silent.get(kind) or cluster.status(run)
     if said.phase is Phase.UNREACHABLE and kind != "local":
         silent[kind] = said
-    sight = sight_of(run, said)
+    sight = sight_of(run, cluster, said)
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
     return sight.standing.phase.value, steps, kind, sight.standing.why.partition("\n")[0]

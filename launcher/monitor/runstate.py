@@ -210,7 +210,10 @@ def _after_node(state: RunState, event: Event) -> RunState:
 
 def _after_launcher(state: RunState, event: Event) -> RunState:
     if event.event == "run_started":
-        return replace(state, started_at=event.time)
+        # Another start of a run that had ended goes on.
+        return replace(
+            state, started_at=event.time, finished_at=None, exit_status=None, reason=None
+        )
     if event.event == "run_finished":
         return replace(
             state,

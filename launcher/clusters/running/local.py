@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
@@ -36,6 +37,10 @@ class LocalMachine:
             return judge_lock(read_lock(run.path))
         except OSError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+
+    def events(self, run: RunFolder) -> Path:
+        """Return the file in the run's folder."""
+        return run.events
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes' processes print."""

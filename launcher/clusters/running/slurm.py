@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, LogTail, RunFolder, is_alive
 from launcher.clusters.running.folder_logs import open_folder_logs
@@ -55,6 +56,10 @@ class SlurmRuns:
         except OutsideError:
             # Many clusters keep no accounts.
             return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {run.job_id} any more")
+
+    def events(self, run: RunFolder) -> Path:
+        """Return the file in the run's folder."""
+        return run.events
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes of the job print, in all its starts, and its script."""
