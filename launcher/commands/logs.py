@@ -17,6 +17,8 @@ from launcher.monitor.logs import failure_lines, plain
 from launcher.monitor.standing import Phase, first_error
 
 _PAUSE_S = 0.5
+_FAR_PAUSE_S = 2.0
+"""Where each look asks a server for every pod."""
 _ASK_S = 5.0
 """How often the cluster is asked whether a run that is followed goes on."""
 
@@ -74,7 +76,7 @@ def print_logs(options: LogOptions, start: Path) -> int:
         raise OutsideError(sight.standing.why)
     goes_on = sight.standing.phase.is_alive
     while goes_on:
-        time.sleep(_PAUSE_S)
+        time.sleep(_FAR_PAUSE_S if run.job.cluster.kind == "k8s" else _PAUSE_S)
         if time.monotonic() - asked_s > _ASK_S:
             phase, asked_s = cluster.status(run).phase, time.monotonic()
             # A scheduler that is away for a while says nothing of the run.
