@@ -124,6 +124,28 @@ def test_node_that_takes_no_step_is_named(submitted: Path, slurm: Slurm) -> None
     assert cleaned.err.startswith("left: n2 was not reached, and may hold memory of the run: ")
 
 
+def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
+    """Before any agent is started: nothing but the script's own output tells of it."""
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "cluster.modules=[cuda]", folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+
+    status = ask(run, "status", run.name)
+    logs = ask(run, "logs", run.name)
+
+    why = "failed: Slurm's state is FAILED, exit status 1"
+    assert status.out.startswith(f"llama3-tiny-pretrain: {why}")
+    said = "cluster.modules is set and this node has no command module"
+    assert [line.partition(": ")[0] for line in logs.out.splitlines() if said in line] == [
+        "first error",
+        next(run.glob("*.log")).stem,
+    ]
+
+
 def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     ended = launch(
         "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",

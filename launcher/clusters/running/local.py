@@ -44,7 +44,7 @@ class LocalMachine:
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes' processes print."""
-        return open_folder_logs(run.path, "*.log", rank, but=(LOG_FILE,))
+        return open_folder_logs(run.path, ("logs/*.log",), rank, but=(LOG_FILE,))
 
     def cancel(self, run: RunFolder) -> None:
         """Signal the run's launcher as Ctrl-C does; a second time ends the nodes at once."""

@@ -63,7 +63,8 @@ class SlurmRuns:
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes of the job print, in all its starts, and its script."""
-        return open_folder_logs(run.path, f"slurm-{run.job_id}.*.log", rank)
+        names = (f"{run.job.name}-{run.job_id}.log", f"logs/slurm-{run.job_id}.*.log")
+        return open_folder_logs(run.path, names, rank)
 
     def cancel(self, run: RunFolder) -> None:
         """Have Slurm end the job: SIGTERM to what runs, and SIGKILL after the cluster's KillWait.
