@@ -9,11 +9,13 @@ from pathlib import Path
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.requests import read_request
 from launcher.clusters.running.slurm_nodes import newest_logs
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.job.cluster import LocalCluster, SlurmCluster
 from launcher.monitor.console import RunConsole
-from launcher.monitor.standing import Phase
+from launcher.monitor.runstate import RunState
+from launcher.monitor.standing import Phase, Standing, decide_standing
 from launcher.report.summary import summary_text
 
 _ASK_S = 2.0
@@ -48,20 +50,25 @@ def _await_begin(run: RunFolder, cluster: Cluster) -> Sight:
 
 def _show(run: RunFolder, cluster: Cluster, sight: Sight) -> None:
     logs = _node_logs(run)
-    with RunConsole(run.job, run.events, logs, None) as shown:
+    standing = sight.standing
+    with RunConsole(run.job, cluster.events(run), logs, None) as shown:
         is_silent = False
-        while sight.standing.phase in (Phase.RUNNING, Phase.UNREACHABLE):
-            if sight.standing.phase is Phase.UNREACHABLE and not is_silent:
-                shown.say(f"the cluster gives no answer: {sight.standing.why}")
-            is_silent = sight.standing.phase is Phase.UNREACHABLE
+        while standing.phase is Phase.UNREACHABLE or standing.phase.is_alive:
+            if standing.phase is Phase.UNREACHABLE and not is_silent:
+                shown.say(f"the cluster gives no answer: {standing.why}")
+            is_silent = standing.phase is Phase.UNREACHABLE
             end_s = time.monotonic() + _ASK_S
             while time.monotonic() < end_s:
                 shown.refresh()
                 time.sleep(shown.refresh_s)
-            sight = see_run(run, cluster)
-        shown.finish(_failed_node(sight, logs))
-        why = f": {sight.standing.why}" if sight.standing.why else ""
-        shown.say(f"{run.job.name} has ended: {sight.standing.phase.value}{why}")
+            # Before the events are read a last time: what they tell of an end is then seen.
+            said = cluster.status(run)
+            cluster.events(run)
+            shown.refresh()
+            standing = decide_standing(said, shown.state, read_request(run), time.time())
+        shown.finish(_failed_node(standing, shown.state, logs))
+        why = f": {standing.why}" if standing.why else ""
+        shown.say(f"{run.job.name} has ended: {standing.phase.value}{why}")
         shown.say(summary_text(shown.state, None))
 
 
@@ -73,10 +80,10 @@ def _node_logs(run: RunFolder) -> dict[str, Path]:
     return newest_logs(run) if isinstance(run.job.cluster, SlurmCluster) else {}
 
 
-def _failed_node(sight: Sight, logs: dict[str, Path]) -> str | None:
+def _failed_node(standing: Standing, state: RunState, logs: dict[str, Path]) -> str | None:
     """Return the node that failed first, where the run has failed and its log lies here."""
-    if sight.standing.phase is not Phase.FAILED:
+    if standing.phase is not Phase.FAILED:
         return None
-    if sight.state.failure is not None and sight.state.failure.node in logs:
-        return sight.state.failure.node
-    return next((name for name in logs if sight.standing.why.startswith(f"{name} ")), None)
+    if state.failure is not None and state.failure.node in logs:
+        return state.failure.node
+    return next((name for name in logs if standing.why.startswith(f"{name} ")), None)

@@ -16,7 +16,8 @@ from launcher.monitor.standing import Phase
 
 END_S = 120.0
 """How long a run may take to end: what agents and daemons have for it, and their schedulers."""
-_PAUSE_S = 0.25
+_PAUSE_MIN_S = 0.1
+_PAUSE_MAX_S = 2.0
 
 
 def print_cancel(word: str, start: Path) -> int:
@@ -44,12 +45,11 @@ def print_cancel(word: str, start: Path) -> int:
 
 def wait_for_end(run: RunFolder, cluster: Cluster, timeout_s: float) -> Sight:
     """Return how the run stands once it has ended, or the time is over."""
-    end_s = time.monotonic() + timeout_s
-    while True:
-        sight = see_run(run, cluster)
-        if not sight.standing.phase.is_alive or time.monotonic() >= end_s:
-            return sight
-        time.sleep(_PAUSE_S)
+    end_s, pause_s = time.monotonic() + timeout_s, _PAUSE_MIN_S
+    while cluster.status(run).phase.is_alive and time.monotonic() < end_s:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+    return see_run(run, cluster)
 
 
 def _text(sight: Sight) -> str:

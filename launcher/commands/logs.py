@@ -12,11 +12,13 @@ from launcher.clusters.running.cluster import LogLine
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.composition.choice import nearest
-from launcher.errors import RecipeError
+from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.logs import failure_lines, plain
 from launcher.monitor.standing import Phase, first_error
 
 _PAUSE_S = 0.5
+_FAR_PAUSE_S = 2.0
+"""Where each look asks a server for every pod."""
 _ASK_S = 5.0
 """How often the cluster is asked whether a run that is followed goes on."""
 
@@ -70,10 +72,15 @@ def print_logs(options: LogOptions, start: Path) -> int:
     if not options.follows:
         return 0
     asked_s = time.monotonic()
-    while sight.standing.phase.is_alive:
-        time.sleep(_PAUSE_S)
+    if sight.standing.phase is Phase.UNREACHABLE:
+        raise OutsideError(sight.standing.why)
+    goes_on = sight.standing.phase.is_alive
+    while goes_on:
+        time.sleep(_FAR_PAUSE_S if run.job.cluster.kind == "k8s" else _PAUSE_S)
         if time.monotonic() - asked_s > _ASK_S:
-            sight, asked_s = see_run(run, cluster), time.monotonic()
+            phase, asked_s = cluster.status(run).phase, time.monotonic()
+            # A scheduler that is away for a while says nothing of the run.
+            goes_on = phase.is_alive or phase is Phase.UNREACHABLE
         _print_lines(tail.read_new())
     _print_lines(tail.read_new())
     return 0

@@ -114,6 +114,7 @@ def _launcher_properties() -> _Node:
         "name": "Name of the job; null takes the last part of recipe.name, with - for _.",
         "dir": "Folder that the files of this run go to; null takes runs/NAME.",
     }
+    detach = "Whether action=run returns once the run has started, which goes on in the background."
     return {
         "defaults": {
             "type": "array",
@@ -123,12 +124,13 @@ def _launcher_properties() -> _Node:
         },
         "run": {
             "type": "object",
-            "description": "How this run is called, and where its files go.",
+            "description": "How this run is called, where its files go, and who waits for it.",
             "additionalProperties": False,
             "properties": {
                 name: {"type": ["string", "null"], "description": text}
                 for name, text in texts.items()
-            },
+            }
+            | {"detach": {"type": "boolean", "description": detach}},
         },
     }
 

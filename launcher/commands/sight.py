@@ -36,12 +36,13 @@ class Sight:
 
 def see_run(run: RunFolder, cluster: Cluster) -> Sight:
     """Ask the cluster and read the events."""
-    return sight_of(run, cluster.status(run))
+    return sight_of(run, cluster, cluster.status(run))
 
 
-def sight_of(run: RunFolder, said: JobStatus) -> Sight:
+def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     """Return what is seen of a run of which its cluster has said something."""
-    events = read_all(run.events)
+    # Behind the status: what the run has said of its end is then there.
+    events = read_all(cluster.events(run))
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
     state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
     now = time.time()

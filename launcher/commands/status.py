@@ -41,7 +41,7 @@ def status_lines(sight: Sight) -> list[str]:
         "doing": _doing(sight),
         "steps": _steps(sight),
         "faults": _faults(state),
-        "safe": safe_text(state, sight.time),
+        "safe": _safe(sight),
         "lost": "; ".join(state.losses),
         "events": _events_text(sight),
         "left": _left(sight),
@@ -83,12 +83,19 @@ def _faults(state: RunState) -> str | None:
     return f"{len(recoveries)}, the last: {render_recovery(recoveries[-1])}"
 
 
-def safe_text(state: RunState, now: float) -> str | None:
+def _safe(sight: Sight) -> str | None:
     """Return the newest step that is kept, and where; None where nothing is."""
-    newest = newest_saved(state.tiers)
-    parts = [f"checkpoint of step {newest.step}" if newest else None]
-    parts.append(storage_text(state.storage, newest.step if newest else None, now))
-    parts.append(f"written to {state.checkpoint}" if state.checkpoint else None)
+    state, newest = sight.state, newest_saved(sight.state.tiers)
+    parts = []
+    if newest and sight.standing.phase.is_alive:
+        parts.append(f"checkpoint of step {newest.step}")
+    elif newest and sight.run.job.cluster.kind != "local":
+        # The memory of other machines is not seen from here.
+        parts.append(f"checkpoint of step {newest.step} when it ended")
+    elif newest and find_memory(sight.run):
+        parts.append(f"checkpoint of step {newest.step} in memory")
+    parts.append(storage_text(state.storage, newest.step if newest else None, sight.time) or "")
+    parts.append(f"written to {state.checkpoint}" if state.checkpoint else "")
     return ", ".join(filter(None, parts)) or None
 
 
@@ -133,9 +140,10 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     except LauncherError as error:
         return "?", "", "", str(error)
     kind = run.job.cluster.kind
-    said = silent.get(kind) or cluster_of(run.job).status(run)
+    cluster = cluster_of(run.job)
+    said = silent.get(kind) or cluster.status(run)
     if said.phase is Phase.UNREACHABLE and kind != "local":
         silent[kind] = said
-    sight = sight_of(run, said)
+    sight = sight_of(run, cluster, said)
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
     return sight.standing.phase.value, steps, kind, sight.standing.why.partition("\n")[0]

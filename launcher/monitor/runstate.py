@@ -222,7 +222,7 @@ def _after_launcher(state: RunState, event: Event) -> RunState:
 
 
 def _begun_again(state: RunState, time: float) -> RunState:
-    """Return the state of a start of the run, which knows of the ones before what was saved."""
+    """Return the state of a start of the run, which knows how far the ones before it came."""
     return RunState(
         recipe=state.recipe,
         version=state.version,
@@ -232,6 +232,9 @@ def _begun_again(state: RunState, time: float) -> RunState:
         num_workers=state.num_workers,
         keeps_state=state.keeps_state,
         started_at=time,
+        num_steps=state.num_steps,
+        first_loss=state.first_loss,
+        loss=state.loss,
         tiers=state.tiers,
         storage=state.storage,
     )

@@ -12,7 +12,11 @@ import pytest
 
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from tests.launcher.command import Ended, launch
+from tests.processes import command_of, parents
 from tests.slurm.jobs import Slurm, stand_in
+from tests.slurm.test_tiered import arenas as arenas_of
+from tests.slurm.test_tiered import submit as submit_tiered
+from tests.slurm.test_tiered import wait_for_checkpoints
 
 
 @pytest.fixture
@@ -120,6 +124,28 @@ def test_node_that_takes_no_step_is_named(submitted: Path, slurm: Slurm) -> None
     assert cleaned.err.startswith("left: n2 was not reached, and may hold memory of the run: ")
 
 
+def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
+    """Before any agent is started: nothing but the script's own output tells of it."""
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "cluster.modules=[cuda]", folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+
+    status = ask(run, "status", run.name)
+    logs = ask(run, "logs", run.name)
+
+    why = "failed: Slurm's state is FAILED, exit status 1"
+    assert status.out.startswith(f"llama3-tiny-pretrain: {why}")
+    said = "cluster.modules is set and this node has no command module"
+    assert [line.partition(": ")[0] for line in logs.out.splitlines() if said in line] == [
+        "first error",
+        next(run.glob("*.log")).stem,
+    ]
+
+
 def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
     ended = launch(
         "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
@@ -134,3 +160,30 @@ def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) 
     assert slurm.ask("squeue", "--noheader") == ""
     status = launch("status", "llama3-tiny-pretrain", folder=tmp_path)
     assert status.out.startswith("llama3-tiny-pretrain: cancelled: ")
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_job_of_which_everything_was_killed(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """Real agents, workers and daemons: all of them end at once, and nothing is tidied up."""
+    run = tmp_path / "run"
+    job_id = submit_tiered(run, "trainer.max_steps=5000")
+    wait_for_checkpoints(slurm, run, 1)
+    folders = arenas_of(run)
+    assert sorted(folders) == ["n1", "n2"]
+
+    slurm.ask("scancel", "--signal=KILL", job_id)
+    slurm.wait_for_end(job_id)
+    assert all(path.is_dir() for path in folders.values())
+    cleaned = launch("clean", str(run), folder=tmp_path)
+
+    assert (cleaned.status, cleaned.err) == (0, "")
+    assert sorted(cleaned.out.splitlines()) == sorted(
+        f"removed {path} on {node}" for node, path in folders.items()
+    )
+    assert not any(path.exists() for path in folders.values())
+    assert [pid for pid in parents() if str(run).encode() in command_of(pid)] == []
+    assert slurm.ask("squeue", "--noheader") == ""
+    assert (run / "events.jsonl").is_file()
+    assert list(run.glob("logs/*.log"))

@@ -10,11 +10,9 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from launcher.clusters.k8s.start import run_path
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
-from launcher.job.cluster import K8sCluster
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 
@@ -38,16 +36,8 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """Return the run's log of events, as it is seen from this machine.
-
-        Pods write theirs into a folder of the cluster, which this machine may have under its name.
-        """
-        cluster = self.job.cluster
-        own = self.path / EVENTS_FILE
-        if isinstance(cluster, K8sCluster) and not own.exists():
-            there = Path(run_path(self.job, cluster)) / EVENTS_FILE
-            return there if there.exists() else own
-        return own
+        """Return the run's log of events, where the folder is that of its nodes."""
+        return self.path / EVENTS_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +78,10 @@ class Cluster(Protocol):
 
     def status(self, run: RunFolder) -> JobStatus:
         """Return what is known of the run now; never raises: no answer is Phase.UNREACHABLE."""
+        ...
+
+    def events(self, run: RunFolder) -> Path:
+        """Return the file of the run's events, with what can be had of them now; never raises."""
         ...
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:

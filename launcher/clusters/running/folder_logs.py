@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,19 +15,19 @@ _RANK_LOG = re.compile(r"rank-(\d+)\.generation-(\d+)")
 
 
 def open_folder_logs(
-    run_dir: Path, pattern: str, rank: int | None, but: Collection[str] = ()
+    run_dir: Path, patterns: Sequence[str], rank: int | None, but: Collection[str] = ()
 ) -> FolderTail:
-    """Return the lines of the nodes' logs of this pattern, or those of one rank.
+    """Return the lines of the logs of these patterns below the run's folder, or of one rank.
 
     A node's log has the lines of its ranks, too. `but` are names that are none of a node.
     """
-    logs = run_dir / "logs"
     began = _read_beginnings(run_dir / EVENTS_FILE)
     first = min(began.values(), default=0.0)
 
     def find() -> Iterator[Path]:
-        found = logs.glob(pattern if rank is None else f"*/rank-{rank}.generation-*.log")
-        return (path for path in found if path.name not in but)
+        ranks = f"logs/*/rank-{rank}.generation-*.log"
+        for pattern in patterns if rank is None else (ranks,):
+            yield from (path for path in run_dir.glob(pattern) if path.name not in but)
 
     def begin(path: Path) -> float:
         name = _RANK_LOG.fullmatch(path.stem)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from launcher.clusters.k8s.start import run_path
 from launcher.clusters.k8s.submit import kubectl_command, submit_k8s
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import (
@@ -24,6 +27,7 @@ from launcher.errors import OutsideError, RecipeError
 from launcher.job.cluster import K8sCluster
 from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
+from launcher.rundir import EVENTS_FILE
 
 # What a Job and HyperPod's operator call the ends of a job.
 _SUCCEEDED = {"Complete", "Completed", "Succeeded"}
@@ -31,6 +35,7 @@ _FAILED = {"Failed"}
 _LINES_MAX = 10_000
 """Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
 
+_EVENTS_COPY = "events.copy.jsonl"
 _GONE_S = 90.0
 """How long objects may take to go: pods have their grace period."""
 _PAUSE_S = 0.5
@@ -53,6 +58,34 @@ class KubernetesRuns:
             return read_objects(job, pods, str(run.submitted.get("uid", "")))
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+
+    def events(self, run: RunFolder) -> Path:
+        """Return the pods' file where this machine has their folder, else a copy in the run's.
+
+        What is new is fetched from a pod that runs; without one the copy stays as it is.
+        """
+        cluster = run.job.cluster
+        assert isinstance(cluster, K8sCluster)
+        there = Path(run_path(run.job, cluster)) / EVENTS_FILE
+        if found := next((path for path in (run.events, there) if path.exists()), None):
+            return found
+        copy = run.path / _EVENTS_COPY
+        with suppress(OutsideError, OSError):
+            self._fetch(run, there, copy)
+        return copy
+
+    def _fetch(self, run: RunFolder, there: Path, copy: Path) -> None:
+        running = "--field-selector=status.phase=Running"
+        pods = self.ask(run, "get", "pods", _selector(run), running, "--output=name").split()
+        if not pods:
+            return
+        begin = copy.stat().st_size + 1 if copy.exists() else 1
+        # Events are ASCII, and a line that is still being written is left for the next time.
+        words = ("--container=node", "--", "tail", "-c", f"+{begin}", str(there))
+        lines, _, _ = self.ask(run, "exec", pods[0], *words).rpartition("\n")
+        if lines:
+            with copy.open("a", encoding="ascii") as file:
+                file.write(f"{lines}\n")
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the pods print; one rank's lines are in its node's alone."""

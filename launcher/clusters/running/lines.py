@@ -75,4 +75,4 @@ class FolderTail:
 
 def source_name(path: Path) -> str:
     """Return by what a log is named beside its lines."""
-    return path.stem if path.parent.name == "logs" else f"{path.parent.name} {path.stem}"
+    return f"{path.parent.name} {path.stem}" if path.parent.parent.name == "logs" else path.stem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
@@ -37,9 +38,13 @@ class LocalMachine:
         except OSError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
 
+    def events(self, run: RunFolder) -> Path:
+        """Return the file in the run's folder."""
+        return run.events
+
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes' processes print."""
-        return open_folder_logs(run.path, "*.log", rank, but=(LOG_FILE,))
+        return open_folder_logs(run.path, ("logs/*.log",), rank, but=(LOG_FILE,))
 
     def cancel(self, run: RunFolder) -> None:
         """Signal the run's launcher as Ctrl-C does; a second time ends the nodes at once."""

@@ -76,6 +76,11 @@ def _take(file: int, run_dir: Path) -> None:
             if time.monotonic() > end_s:
                 raise OutsideError(f"another launcher runs in {run_dir}") from error
             time.sleep(_PAUSE_S)
+        except OSError as error:
+            raise OutsideError(
+                f"cannot lock {run_dir / LOCK_FILE}: {error.strerror}; set run.dir to one whose "
+                "file system has locks"
+            ) from error
         else:
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.clusters.running.cluster import Cleaned, LogLine, LogTail, RunFolder
 from launcher.clusters.submission import Submission
@@ -40,6 +41,10 @@ class SimulatedCluster:
             return JobStatus(phase=Phase.UNREACHABLE, why=_SILENT)
         unknown = JobStatus(phase=Phase.FORGOTTEN, why=f"there is no job {run.job_id!r}")
         return self._jobs.get(run.job_id, unknown)
+
+    def events(self, run: RunFolder) -> Path:
+        """Return the file in the run's folder."""
+        return run.events
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what `print_line` was called with, for one rank or for all."""

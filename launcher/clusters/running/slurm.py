@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, LogTail, RunFolder, is_alive
 from launcher.clusters.running.folder_logs import open_folder_logs
@@ -56,9 +57,14 @@ class SlurmRuns:
             # Many clusters keep no accounts.
             return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {run.job_id} any more")
 
+    def events(self, run: RunFolder) -> Path:
+        """Return the file in the run's folder."""
+        return run.events
+
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes of the job print, in all its starts, and its script."""
-        return open_folder_logs(run.path, f"slurm-{run.job_id}.*.log", rank)
+        names = (f"{run.job.name}-{run.job_id}.log", f"logs/slurm-{run.job_id}.*.log")
+        return open_folder_logs(run.path, names, rank)
 
     def cancel(self, run: RunFolder) -> None:
         """Have Slurm end the job: SIGTERM to what runs, and SIGKILL after the cluster's KillWait.

@@ -15,7 +15,7 @@ from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.memory import SHARED_MEMORY, batch_folder, remove_memory
 from launcher.job import Job
 from resilience.data.folder import open_cache, open_root
-from tests.launcher.command import launch
+from tests.launcher.command import TIMEOUT_S, launch
 from tests.launcher.local_job import local_job
 from tests.launcher.test_local_tiered import Run, running
 from tests.processes import command_of, descendants, wait_for_end
@@ -57,6 +57,25 @@ def test_nothing_is_left_of_a_run_of_which_everything_was_killed(run: Run) -> No
     assert kept == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     again = launch("clean", str(run.folder), folder=run.folder)
     assert again.out == f"llama3-tiny-pretrain has left nothing beside {run.folder}\n"
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_nothing_is_left_of_a_run_that_was_stopped_or_has_failed(run: Run, how: str) -> None:
+    arenas = run.arenas()
+    started = {run.process.pid, *descendants(run.process.pid)}
+    if how == "stopped":
+        assert launch("cancel", str(run.folder), folder=run.folder).status == 0
+    else:
+        run.tell(7)
+    run.process.wait(TIMEOUT_S)
+    for pid in started:
+        wait_for_end(pid)
+    assert all(path.is_dir() for path in arenas), "another start would go on from these"
+
+    cleaned = launch("clean", str(run.folder), folder=run.folder)
+
+    assert cleaned.out.splitlines() == [f"removed {path}" for path in arenas]
+    assert not any(path.exists() for path in arenas)
 
 
 def test_daemons_that_outlive_their_run_are_ended(run: Run) -> None:

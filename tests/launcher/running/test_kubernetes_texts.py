@@ -108,6 +108,38 @@ esac
 """
 
 
+EXEC = """#!/bin/sh
+case "$*" in
+  *"get pods"*phase=Running*) cat pods ;;
+  *"exec pod/a-0 --container=node -- tail -c "*)
+    for word; do before=$offset; offset=$word path=$word; done
+    tail -c "$before" there ;;
+esac
+"""
+
+
+def test_events_that_are_new_are_fetched_from_a_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    program.write_text(EXEC)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
+    pods, there = tmp_path / "pods", tmp_path / "there"
+    pods.write_text("")
+    assert not KubernetesRuns().events(run).exists()
+
+    pods.write_text("pod/a-0\n")
+    there.write_text('{"event": 1}\n{"event": 2')
+    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n'
+    there.write_text('{"event": 1}\n{"event": 2}\n')
+    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n{"event": 2}\n'
+    pods.write_text("")
+    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n{"event": 2}\n'
+
+
 def test_lines_of_pods_are_merged_by_the_times_of_their_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

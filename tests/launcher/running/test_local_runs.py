@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters.running.lock import LOCK_FILE, read_lock
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from tests.launcher.command import launch, refuse
 from tests.launcher.running.local_world import (
     WORDS,
@@ -36,6 +37,26 @@ def test_detached_run_goes_on_in_a_session_of_its_own_and_ends_by_itself(team: P
     assert ended.status == 0
     assert ended.out.startswith("llama3-tiny-pretrain: succeeded: all nodes succeeded\n")
     assert "version 1: finished" in (run / "logs/launcher.log").read_text()
+
+
+def test_step_that_is_kept_is_named_as_long_as_it_is_there(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+    fields = {"event": "checkpoint_saved", "fields": {"num_bytes": 8, "seconds": 0.1}}
+    record = {"time": 1e9, "node": "node-0", "rank": 0, "generation": 0, "step": 4, **fields}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    arena = SHARED_MEMORY / f"{arena_prefix(run)}node-0"
+    arena.mkdir(mode=0o700)
+    try:
+        assert "  safe      checkpoint of step 4\n" in status_of(run).out
+        os.kill(pid, signal.SIGTERM)
+        wait_for_end(pid)
+        assert "  safe      checkpoint of step 4 in memory\n" in status_of(run).out
+    finally:
+        arena.rmdir()
+
+    assert "  safe " not in status_of(run).out
 
 
 def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) -> None:
