@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 35_221
+CODE_LINES_MAX = 36_100
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -35,6 +35,10 @@ FOREIGN_TARGETS = {
     "resilience/comm/reducer.py": (
         "torch's way to give a parameter its gradient",
         "parameter.grad",
+    ),
+    "resilience/tiered/dcp/writer.py": (
+        "DCP returns from its save the metadata that it has given to the writer",
+        "metadata.storage_data metadata.storage_meta metadata.version",
     ),
     "resilience/data/failure.py": (
         "the exception is made here, by a class that a variable holds",

@@ -65,7 +65,7 @@ def train_and_save(rank: int, size: int, folder: str, socket: str) -> dict[str, 
         optimizer.zero_grad()
     state.extra["position"] = 12
     client = TieredClient(Path(socket), namespace="run", job="job")
-    Saver(client, num_shards=size).save(state, step=STEP, generation=0)
+    Saver(client, num_shards=size, has_begun=True).save(state, step=STEP, generation=0)
     dist.barrier()
     whole = _whole(state)
     dist.destroy_process_group()
