@@ -51,7 +51,7 @@ def run_rank(plan: Plan, rank: int, ranks: Ranks) -> None:
     """Save one step after the other; say when one begins and when its memory is at rest."""
     state = make_state(plan, rank)
     own, peer = make_client(plan, OWN), make_client(plan, PEER)
-    saver = Saver(own, num_shards=plan.num_ranks)
+    saver = Saver(own, num_shards=plan.num_ranks, has_begun=True)
     own.status()
     meet(ranks, plan.folder, BASE)
     for step in range(1, plan.laps + WARM_STEPS + 1):

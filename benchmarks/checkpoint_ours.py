@@ -92,7 +92,7 @@ class Rank:
         self.view = RankView(str(rank), self.state)
         self.client = make_client(plan, own)
         self.peer, self.third = make_client(plan, peer), make_client(plan, third)
-        self.saver = Saver(self.client, num_shards=plan.num_ranks)
+        self.saver = Saver(self.client, num_shards=plan.num_ranks, has_begun=True)
 
     def lap(self, step: int, figures: Figures) -> None:
         """Measure everything once; takes two steps."""

@@ -8,9 +8,7 @@ of four conversions of plain data is made here. All else is refused.
 
 from __future__ import annotations
 
-import io
 import pickletools
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from resilience.tiered.dcp.plain_items import load_plain
 from resilience.tiered.errors import FormatError
 
 METADATA_BYTES_MAX = 64 << 20
@@ -65,7 +64,7 @@ def decode_tensor(item: bytes, *, checks: bool = False) -> Tensor:
 
     `checks` compares it with the CRC-32 that it brings along, which torch does not.
     """
-    tensor = _load_plain(item, checks=checks)
+    tensor = load_plain(item, checks=checks)
     if not isinstance(tensor, Tensor) or not _is_plain(tensor):
         raise FormatError(f"no plain tensor of AWS's library: a {type(tensor).__name__}")
     return tensor
@@ -78,32 +77,6 @@ def _is_plain(tensor: Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.is_quantized
     )
-
-
-def check_plain(item: bytes, *, checks: bool = False) -> None:
-    """Raise FormatError for what `torch.save` has made of more than tensors and plain data."""
-    _load_plain(item, checks=checks)
-
-
-def _load_plain(item: bytes, *, checks: bool) -> Any:
-    try:
-        if fault := _find_fault(item, checks=checks):
-            raise FormatError(f"no item of AWS's library: {fault}")  # noqa: TRY301
-        return torch.load(io.BytesIO(item), map_location="cpu", weights_only=True)
-    except (FormatError, MemoryError):
-        raise
-    except Exception as error:  # torch raises what it likes
-        first_line = str(error).partition("\n")[0]
-        raise FormatError(f"no item of AWS's library: {first_line:.200}") from error
-
-
-def _find_fault(item: bytes, *, checks: bool) -> str | None:
-    with zipfile.ZipFile(io.BytesIO(item)) as archive:
-        if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
-            return "it is compressed, and could become any number of bytes"
-        if checks and (name := archive.testzip()):
-            return f"{name} is not what its checksum says"
-    return None
 
 
 _REFUSED = (ValueError, KeyError, IndexError, TypeError, AttributeError)

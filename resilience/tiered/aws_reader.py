@@ -18,11 +18,11 @@ from resilience.tiered.aws_door import CheckpointSource
 from resilience.tiered.aws_format import (
     METADATA_BYTES_MAX,
     StorageInfo,
-    check_plain,
     decode_metadata,
     decode_tensor,
 )
-from resilience.tiered.dcp import StepReader
+from resilience.tiered.dcp.plain_items import check_plain
+from resilience.tiered.dcp.step_reader import StepReader
 from resilience.tiered.errors import FormatError, LostError, TieredError
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class AwsReader(StepReader[StorageInfo]):
     them.
 
     What is no tensor is stored as bytes that DCP's own planner unpickles: they are looked
-    through first, and what is more than plain data is refused. `allows_pickles` hands them
+    through first, and what is more than plain data is refused. `allow_pickle` hands them
     over as they are: for checkpoints that only trusted people can have written.
     """
 
@@ -46,13 +46,13 @@ class AwsReader(StepReader[StorageInfo]):
         sources: Sequence[CheckpointSource],
         *,
         step: int | None = None,
-        allows_pickles: bool = False,
+        allow_pickle: bool = False,
         metadata_bytes_max: int = METADATA_BYTES_MAX,
     ) -> None:
         super().__init__()
         self._sources = tuple(sources)
         self._step = step
-        self._allows_pickles = allows_pickles
+        self._allow_pickle = allow_pickle
         self._metadata_bytes_max = metadata_bytes_max
 
     @property
@@ -111,7 +111,7 @@ class AwsReader(StepReader[StorageInfo]):
     def _give(self, content: bytes, item: ReadItem, planner: LoadPlanner, *, checks: bool) -> None:
         """Bring an item, or the part of it that is wanted, where the planner wants it."""
         if item.type is LoadItemType.BYTE_IO:
-            if not self._allows_pickles:
+            if not self._allow_pickle:
                 check_plain(content, checks=checks)
             planner.load_bytes(item, io.BytesIO(content))
             return

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from resilience.tiered.attempts import BegunRun, HeldShard, KnownSteps, decode_known
 from resilience.tiered.errors import LostError, TieredError
 from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
 from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta
@@ -220,6 +221,19 @@ class TieredClient:
         """Return the steps of the namespace that can be read, newest first."""
         return _OFFERS.validate_python(self._request({"op": "steps"}, timeout_s, check)["steps"])
 
+    def known_steps(self, *, timeout_s: float = TIMEOUT_S) -> KnownSteps:
+        """Return what the daemon knows of all steps ever begun, and of the newest run."""
+        answer = self._request({"op": "known"}, timeout_s)
+        return decode_known(answer["run"], answer["steps"])
+
+    def find(
+        self, *, step: int, generation: int, shard: str, timeout_s: float = TIMEOUT_S
+    ) -> HeldShard:
+        """Return what this node alone has of a shard."""
+        request = {"op": "find", "step": step, "generation": generation, "shard": shard}
+        answer = self._request(request, timeout_s)
+        return HeldShard(digest=answer["digest"], is_being_written=bool(answer["is_being_written"]))
+
     def read(
         self,
         *,
@@ -260,12 +274,13 @@ class TieredClient:
         request = {"op": "go_back", "step": step, "first_generation": first_generation}
         return int(self._request(request, timeout_s, check)["first_generation"])
 
-    def first_generation(self, *, timeout_s: float = TIMEOUT_S) -> int:
-        """Return where the generations of the newest run begin, as `go_back` has said; else 0.
+    def newest_run(self, *, timeout_s: float = TIMEOUT_S) -> BegunRun | None:
+        """Return where the newest run goes on, as `go_back` has said; None where nobody has.
 
         For a process that is started into a run that goes on.
         """
-        return int(self._request({"op": "go_back"}, timeout_s)["first_generation"])
+        run = self._request({"op": "go_back"}, timeout_s)["run"]
+        return run and BegunRun(first_generation=int(run[0]), step=int(run[1]))
 
     def flush(self, *, step: int, generation: int, timeout_s: float = TIMEOUT_S) -> None:
         """Have a step sent to the store whatever its cadence says, as the last of a run.

@@ -16,6 +16,7 @@ from resilience.state.view import NamedTensor
 from resilience.tiered.resharding import Part
 from resilience.tiered.shard import (
     ALIGNMENT_BYTES,
+    PIECE_BYTES,
     ShardId,
     ShardMeta,
     TensorPlace,
@@ -81,6 +82,19 @@ def pack(
     checksums = []
     for begin, end in piece_bounds(len(memory)):
         checksums.append(stream.pass_chunk(memory[begin:end]))
+        on_piece(end)
+    return tuple(checksums)
+
+
+def hash_tensors(
+    tensors: Sequence[NamedTensor], num_bytes: int, *, on_piece: Callable[[int], None]
+) -> tuple[int, ...]:
+    """Return what `pack` would, without keeping the bytes."""
+    stream = Stream(list(_with_gaps(tensors)), is_read=True)
+    piece = np.empty(min(num_bytes, PIECE_BYTES), dtype=np.uint8)
+    checksums = []
+    for begin, end in piece_bounds(num_bytes):
+        checksums.append(stream.pass_chunk(piece[: end - begin]))
         on_piece(end)
     return tuple(checksums)
 

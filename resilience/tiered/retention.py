@@ -99,18 +99,24 @@ def plan_drops(view: View) -> DropPlan:
     return DropPlan(drops=tuple(sorted(drops)), passed=tuple(sorted(passed)), reasons=reasons)
 
 
-def plan_room(views: Sequence[View], *, needed_bytes: int, free_bytes: int) -> RoomPlan:
+def plan_room(
+    views: Sequence[View],
+    *,
+    needed_bytes: int,
+    free_bytes: int,
+    begun: ShardId | None = None,
+) -> RoomPlan:
     """Decide what goes to make room for a save, over all namespaces of one node.
 
     The least valuable goes first: what others keep instead and what plan_drops would let go,
     then what is left of an older generation's unfinished step and unfinished steps that have
     a newer whole one behind them, then complete steps, the oldest first, then the namespaces
     of jobs that are over. Bytes that several shards share are free only when the last of them
-    goes.
+    goes. `begun` is what the room is for: its generation may be newer than any that was seen.
     """
     if free_bytes >= needed_bytes:
         return RoomPlan(is_enough=True, drops=(), reason=f"{free_bytes} bytes are free")
-    candidates, kept = _rank_candidates(views)
+    candidates, kept = _rank_candidates(views, begun)
     sizes, users = _sizes(views)
 
     def freed(chosen: Collection[tuple[ShardId, ...]]) -> int:
@@ -272,7 +278,7 @@ def _why_tier_dropped(state: StepState, newest: StepAt, *, is_whole: bool) -> st
 
 
 def _rank_candidates(
-    views: Iterable[View],
+    views: Iterable[View], begun: ShardId | None
 ) -> tuple[list[tuple[ShardId, ...]], list[str]]:
     """Return the steps that may go from this node, the first to go first, and why others stay."""
     ranked: list[tuple[tuple[int, StepAt, str], tuple[ShardId, ...]]] = []
@@ -286,7 +292,7 @@ def _rank_candidates(
         for at, copies in _held(view).items():
             own = [copy.meta_id for copy in copies if copy.meta_id in passed]
             ranked += [((0, at, view.namespace), (each,)) for each in own]
-            rank = _rank(view, catalog, at)
+            rank = _rank(view, catalog, at, begun)
             if is_over and (at in never or rank is None):
                 rest += {copy.meta_id for copy in copies} - passed
             elif at in never or rank is None:
@@ -300,7 +306,7 @@ def _rank_candidates(
     return [group for _, group in sorted(ranked)], sorted(kept)
 
 
-def _rank(view: View, catalog: Catalog, at: StepAt) -> int | None:
+def _rank(view: View, catalog: Catalog, at: StepAt, begun: ShardId | None) -> int | None:
     """Return how early a step goes for want of room; None for one that has to be let finish.
 
     An unfinished one need not finish where a newer one is whole: that stays, and will do.
@@ -312,6 +318,8 @@ def _rank(view: View, catalog: Catalog, at: StepAt) -> int | None:
     if state.is_complete:
         return 2
     newest = max(each.generation for each in (*catalog.states, *view.seen))
+    if begun is not None and begun.namespace == view.namespace:
+        newest = max(newest, begun.generation)
     is_overtaken = any(
         each.is_whole and not each.is_stale and each.at > at for each in catalog.steps
     )

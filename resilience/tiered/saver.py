@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from resilience.state.view import NamedTensor, StateView
+from resilience.tiered.attempts import check_begun, judge_held
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import HeldError, LostError, TieredError
-from resilience.tiered.packing import describe_shard, pack
-from resilience.tiered.shard import ShardId, ShardMeta
+from resilience.tiered.packing import describe_shard, hash_tensors, pack
+from resilience.tiered.shard import ShardId, ShardMeta, content_digest
 
 VERDICT_TIMEOUT_S = 3600.0
 """How long a copied draft waits for the decision about it."""
@@ -38,7 +39,7 @@ class Saved:
     step: int
     num_bytes: int
     is_written: bool
-    """False where another rank of this node has written the same shard, or is writing it."""
+    """False where another rank of this node has written the same shard."""
     seconds: float
     """From the begin until the daemon had it."""
 
@@ -154,23 +155,32 @@ class Saving:
 class Saver:
     """Saves one rank's shard; `num_shards` is how many make a step whole.
 
+    Each rank's node has to know where the run begins before the first save: `client.go_back`.
+    With `has_begun` the caller has seen to that, and the daemon is not asked.
     `volatile` names tensors that a forward may write, such as running statistics: they are
     copied before `start` returns. All others may change in an update alone.
     """
 
     def __init__(
-        self, client: TieredClient, *, num_shards: int, volatile: Collection[str] = ()
+        self,
+        client: TieredClient,
+        *,
+        num_shards: int,
+        volatile: Collection[str] = (),
+        has_begun: bool = False,
     ) -> None:
         self._client = client
         self._num_shards = num_shards
         self._volatile = frozenset(volatile)
+        self._has_begun = has_begun
 
     def save(self, view: StateView, *, step: int, generation: int) -> Saved:
         """Copy the state; returns when it is in the node's memory.
 
         Raises VaultFullError where there is no room, StaleError where a newer generation
-        has written this step or a later one, LostError where the daemon is gone: all
-        TieredErrors, after which the run can go on.
+        has written this step or a later one, or the run has not said where it begins, HeldError
+        where the node has this shard with other content, LostError where the daemon is gone:
+        all TieredErrors, after which the run can go on.
         """
         return self._save(self._plan(view, step, generation), Saving(step))
 
@@ -222,17 +232,50 @@ class Saver:
 
     def _save(self, plan: _Plan, saving: Saving) -> Saved:
         began_s = time.monotonic()
+        self._check_begun(plan.meta.id)
         is_written = True
         try:
             write_shard(self._client, plan.meta, plan.tensors, saving)
         except HeldError:
             is_written = False
+            self._compare(plan, saving)
         return Saved(
             step=plan.meta.id.step,
             num_bytes=plan.meta.num_bytes,
             is_written=is_written,
             seconds=time.monotonic() - began_s,
         )
+
+    def _check_begun(self, shard_id: ShardId) -> None:
+        """Ask the daemon once: it may forget the run, where it loses its memory, later."""
+        if not self._has_begun:
+            check_begun(self._client.newest_run(), shard_id.step, shard_id.generation)
+            self._has_begun = True
+
+    def _compare(self, plan: _Plan, saving: Saving) -> None:
+        """Return when this node has the shard as this rank would have written it.
+
+        Raises HeldError where its content is another, and LostError where the replica that
+        wrote it has given up.
+        """
+        checksums = hash_tensors(plan.tensors, plan.meta.num_bytes, on_piece=saving.note_bytes)
+        digest = content_digest(replace(plan.meta, checksums=checksums))
+        saving.await_verdict()
+        shard_id = plan.meta.id
+        end_s = time.monotonic() + VERDICT_TIMEOUT_S
+        while True:
+            held = self._client.find(
+                step=shard_id.step, generation=shard_id.generation, shard=shard_id.shard
+            )
+            judgement = judge_held(held, digest)
+            if judgement == "same":
+                return
+            if judgement == "gone" or time.monotonic() >= end_s:
+                raise LostError(
+                    f"the replica that wrote shard {shard_id.shard} of step {shard_id.step} "
+                    "has given up"
+                )
+            time.sleep(_PULSE_S)
 
 
 def write_shard(

@@ -235,6 +235,19 @@ class Vault:
             held = self._shards.get(shard_id)
             return held.metas[shard_id] if held else None
 
+    def is_being_written(self, shard_id: ShardId) -> bool:
+        """Return whether somebody writes a shard now."""
+        with self._lock:
+            return shard_id in self._writing
+
+    def begun(self, namespace: str) -> set[tuple[int, int]]:
+        """Return step and generation of what is being written, and was last by each generation."""
+        with self._lock:
+            known = self._ledger.find(namespace)
+            last = ((step, number) for number, step in known.newest.items()) if known else ()
+            writing = (each for each in self._writing if each.namespace == namespace)
+            return {*last, *((each.step, each.generation) for each in writing)}
+
     def read(self, shard_id: ShardId) -> Reading:
         """Return a held shard, to be closed by the caller; KeyError where it is not held."""
         with self._lock:

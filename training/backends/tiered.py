@@ -118,7 +118,9 @@ class TieredCheckpoints(CadencedCheckpoints):
     def bind(self, subject: Subject) -> None:
         """Take what the checkpoints are of."""
         super().bind(subject)
-        self._saver = Saver(self._client, num_shards=subject.group.layout.num_shards)
+        # A worker saves what has come from `begin_run`, here or where its state comes from.
+        num_shards = subject.group.layout.num_shards
+        self._saver = Saver(self._client, num_shards=num_shards, has_begun=True)
 
     @property
     def place(self) -> str:

@@ -10,7 +10,15 @@ from functools import partial
 
 import xxhash
 
-from resilience.tiered.catalog import Catalog, Copy, StepState, choose_source, judge_steps
+from resilience.tiered.attempts import BegunRun, KnownStep, KnownSteps
+from resilience.tiered.catalog import (
+    Catalog,
+    Copy,
+    StepAt,
+    StepState,
+    choose_source,
+    judge_steps,
+)
 from resilience.tiered.errors import HeldError, TieredError, TierError, VaultFullError
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.output import complain
@@ -70,6 +78,30 @@ class TieredOffer:
             raise error
         self._check_heard(catalog, complete)
         return complete
+
+    def known(self, namespace: str) -> KnownSteps:
+        """Return all steps that were ever begun, as far as it is known here; waits as `steps` does.
+
+        The store is listed once, and left out where that fails: a save into memory does not
+        need it.
+        """
+        self._board.peers.wait_known()
+        if self._board.shelf is not None and not self._board.shelf.is_listed(namespace):
+            self._look(namespace)
+        is_whole = dict.fromkeys(self._board.seen(namespace), False)
+        for step, generation in self._board.vault.begun(namespace):
+            is_whole[StepAt(step=step, generation=generation)] = False
+        for each in self._judge(namespace).steps:
+            is_whole[each.at] = each.is_whole and not each.is_stale
+        _, runs = self._board.vault.runs().get(namespace, (None, {}))
+        first = max(runs, default=None)
+        return KnownSteps(
+            run=None if first is None else BegunRun(first_generation=first, step=runs[first]),
+            steps=tuple(
+                KnownStep(step=at.step, generation=at.generation, is_whole=whole)
+                for at, whole in sorted(is_whole.items())
+            ),
+        )
 
     def bring(self, shard_id: ShardId) -> tuple[str, Reading]:
         """Return a shard with the name of its source: ram, peer:NODE, s3:... or folder:...

@@ -38,7 +38,7 @@ class Room:
             except VaultFullError as error:
                 # Where it does not fit though there is room, others were faster, or the file
                 # system has less than the budget: then what is free is worth nothing.
-                plan = self._make(num_bytes, free_bytes=0 if is_odd else None)
+                plan = self._make(num_bytes, free_bytes=0 if is_odd else None, begun=shard_id)
                 if not plan.drops and (is_odd or not plan.is_enough):
                     raise VaultFullError(f"{error}; {plan.reason}") from error
                 is_odd = not plan.drops
@@ -48,13 +48,16 @@ class Room:
         """Drop what can be done without until so much fits; says whether anything went."""
         return bool(self._make(num_bytes).drops)
 
-    def _make(self, num_bytes: int, *, free_bytes: int | None = None) -> RoomPlan:
+    def _make(
+        self, num_bytes: int, *, free_bytes: int | None = None, begun: ShardId | None = None
+    ) -> RoomPlan:
         needed_bytes = max(1, -(-num_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         with self._lock:
             plan = plan_room(
                 self._board.views(by_segments=True),
                 needed_bytes=needed_bytes,
                 free_bytes=self._board.vault.free_bytes if free_bytes is None else free_bytes,
+                begun=begun,
             )
             self._board.drop(plan.drops)
         return plan

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from resilience.tiered.attempts import encode_known
 from resilience.tiered.catalog import StepAt
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.frames import describe_error
@@ -26,7 +27,7 @@ from resilience.tiered.memoryd.status import describe_vault
 from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
 from resilience.tiered.placement import Node
-from resilience.tiered.shard import ShardId, decode_meta, encode_meta
+from resilience.tiered.shard import ShardId, content_digest, decode_meta, encode_meta
 from resilience.tiered.stores.owner import Owner
 from resilience.tiered.vault import Reading, Writing, show
 
@@ -147,6 +148,8 @@ class Session:
             "commit": self._commit,
             "abort": self._abort,
             "steps": self._steps,
+            "known": self._known,
+            "find": self._find,
             "read": self._read,
             "release": self._release,
             "bad": self._bad,
@@ -247,6 +250,18 @@ class Session:
         ]
         return {"steps": rows}, ()
 
+    def _known(self, request: Mapping[str, Any]) -> Reply:
+        """Tell of unfinished steps, too: a save is not to be taken for one of those."""
+        return encode_known(self._house.offer.known(self._own_namespace())), ()
+
+    def _find(self, request: Mapping[str, Any]) -> Reply:
+        """Tell what this node alone has of a shard."""
+        shard_id = self._shard_id(request)
+        is_being_written = self._vault.is_being_written(shard_id)
+        meta = self._vault.find(shard_id)  # after that: who has ended meanwhile has left it
+        digest = None if meta is None else content_digest(meta)
+        return {"digest": digest, "is_being_written": is_being_written}, ()
+
     def _read(self, request: Mapping[str, Any]) -> Reply:
         shard_id = self._shard_id(request)
         try:
@@ -292,7 +307,7 @@ class Session:
         namespace, first = self._own_namespace(), None
         if "step" not in request:
             _, runs = self._vault.runs().get(namespace, (None, {}))
-            return {"first_generation": max(runs, default=0)}, ()
+            return {"run": max(runs.items(), default=None)}, ()
         if request.get("first_generation") is not None:
             first = _whole(request, "first_generation")
         number = self._house.board.go_back(namespace, _whole(request, "step"), first)

@@ -65,7 +65,7 @@ class Story:
         view = state(self.step)
         self.digests[self.step] = digest(view)
         with suppress(LostError), self.place.client() as client:
-            Saver(client, num_shards=1).save(view, step=self.step, generation=0)
+            Saver(client, num_shards=1, has_begun=True).save(view, step=self.step, generation=0)
             self.see()
 
     def see(self) -> None:

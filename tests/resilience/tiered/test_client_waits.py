@@ -29,7 +29,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 @pytest.fixture
 def client(daemon: Daemon) -> TieredClient:
     client = daemon.client()
-    Saver(client, num_shards=1).save(state(3), step=1, generation=0)
+    Saver(client, num_shards=1, has_begun=True).save(state(3), step=1, generation=0)
     return client
 
 

@@ -103,7 +103,7 @@ def test_memory_that_is_gone_comes_back_from_the_store(tmp_path: Path, words: li
 
 def test_state_comes_back_from_the_store_and_goes_on(daemon: Daemon) -> None:
     view, other = (PlainView([torch.full((MIB,), value)], {"v": value}) for value in (1, 2))
-    Saver(daemon.client(), num_shards=1).save(view, step=3, generation=1)
+    Saver(daemon.client(), num_shards=1, has_begun=True).save(view, step=3, generation=1)
     wait_for_store(daemon.client(), 3)
     lose_memory(daemon)
     client = daemon.start().client()
@@ -113,7 +113,7 @@ def test_state_comes_back_from_the_store_and_goes_on(daemon: Daemon) -> None:
     assert other.content() == view.content()
     assert other.rest == {"v": 1}
     assert loaded.source.startswith("folder:")
-    Saver(client, num_shards=1).save(view, step=4, generation=2)
+    Saver(client, num_shards=1, has_begun=True).save(view, step=4, generation=2)
     wait_for_store(client, 4)
 
 
@@ -142,7 +142,7 @@ def test_a_flipped_bit_in_the_store_is_not_loaded_and_said(daemon: Daemon, tmp_p
 
 def test_the_loader_says_that_no_copy_is_intact(daemon: Daemon, tmp_path: Path) -> None:
     view = PlainView([torch.ones(MIB)])
-    Saver(daemon.client(), num_shards=1).save(view, step=1, generation=0)
+    Saver(daemon.client(), num_shards=1, has_begun=True).save(view, step=1, generation=0)
     wait_for_store(daemon.client(), 1)
     lose_memory(daemon)
     (path,) = stored(tmp_path / "store")

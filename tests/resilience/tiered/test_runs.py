@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.tiered.arena import Arena
+from resilience.tiered.attempts import BegunRun
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import StaleError
 from resilience.tiered.vault import Vault
@@ -135,7 +136,7 @@ def test_a_run_that_begins_anew_saves_where_an_older_one_was(tmp_path: Path) -> 
         old, new = daemon.client(), daemon.client()
         for step in (80, 90, 100):
             save(old, make_id(step, generation=5), make_content(MIB, step))
-        assert old.first_generation() == 0
+        assert old.newest_run() is None
 
         first = go_back(new, 80)
         assert first > 5
@@ -152,7 +153,7 @@ def test_a_run_that_begins_anew_saves_where_an_older_one_was(tmp_path: Path) -> 
         assert load(new, again) == make_content(MIB, 7)
         daemon.kill()
         later = daemon.start().client()
-        assert later.first_generation() == first
+        assert later.newest_run() == BegunRun(first_generation=first, step=80)
         assert [each.step for each in later.steps()] == [90, 80]
         with pytest.raises(StaleError):
             save(later, make_id(100, generation=5), make_content(MIB, 1))
@@ -169,7 +170,7 @@ def test_other_nodes_are_told_that_a_run_has_gone_back(tmp_path: Path) -> None:
 
         first = a.go_back(step=80)
 
-        wait_until(lambda: b.first_generation() == first)
+        wait_until(lambda: b.newest_run() == BegunRun(first_generation=first, step=80))
         wait_until(lambda: held(a) == held(b) == [80], b.status)
         with pytest.raises(StaleError):
             save(b, make_id(100, "1", generation=5), make_content(MIB))

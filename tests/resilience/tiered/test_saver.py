@@ -14,7 +14,7 @@ import torch
 
 from resilience.state.view import NamedTensor
 from resilience.tiered import packing
-from resilience.tiered.errors import LostError, StaleError, VaultFullError
+from resilience.tiered.errors import HeldError, LostError, StaleError, VaultFullError
 from resilience.tiered.loader import load, newest_whole
 from resilience.tiered.saver import AbandonedError, Saver
 from tests.processes import stopped
@@ -27,7 +27,8 @@ from tests.resilience.tiered.daemons import Daemon, segments
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     with Daemon(folder=tmp_path / "arena", budget_mib=64) as running:
-        yield running.start()
+        running.start().client().go_back(step=0, first_generation=0)
+        yield running
 
 
 def state(seed: int, **options: object) -> PlainView:
@@ -124,6 +125,59 @@ def test_replica_of_a_shard_is_kept_once(daemon: Daemon) -> None:
 
     assert (first.is_written, second.is_written) == (True, False)
     assert len(segments(daemon.folder)) == 1
+
+
+def test_run_that_has_not_said_where_it_begins_saves_nothing(daemon: Daemon) -> None:
+    """Else rank 0's old values and rank 1's new ones would be one step."""
+    old = [daemon.client("fresh"), daemon.client("fresh")]
+    old[0].go_back(step=0, first_generation=7)
+    Saver(old[0], num_shards=2).save(large(1, mib=1), step=10, generation=7)
+    again = daemon.client("other")
+
+    with pytest.raises(StaleError, match=r"step 10 cannot be saved before .*go_back\(step=...\)"):
+        Saver(again, num_shards=2).save(large(2, mib=1), step=10, generation=0)
+    with pytest.raises(StaleError, match="generation 0, and the newest run's begin at 7"):
+        Saver(old[1], num_shards=2).save(large(2, mib=1), step=10, generation=0)
+
+    assert newest_whole(again) is None
+    assert newest_whole(old[1]) is None
+
+
+def test_shard_of_another_history_is_not_taken_for_a_replicas(daemon: Daemon) -> None:
+    """Two runs that give their histories one number do not mix, either."""
+    client = daemon.client()
+    Saver(client, num_shards=2).save(large(1), step=10, generation=0)
+
+    for saver in (Saver(client, num_shards=2), Saver(daemon.client(), num_shards=2)):
+        with pytest.raises(HeldError, match="held with other content: another history"):
+            saver.save(large(2), step=10, generation=0)
+        with pytest.raises(HeldError, match="held with other content: another history"):
+            saver.start(large(2), step=10, generation=0).wait(60)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_replica_waits_for_the_one_that_writes(daemon: Daemon, is_kept: bool) -> None:
+    first = Saver(daemon.client(), num_shards=1).start(
+        large(7), step=1, generation=0, is_stable=False
+    )
+    first.wait_copied(stall_s=60, pulse=lambda: None)
+    view = large(7)
+    second = Saver(daemon.client(), num_shards=1).start(view, step=1, generation=0, is_stable=False)
+    second.wait_copied(stall_s=60, pulse=lambda: None)
+    view.values[0].fill_(0)  # the next update
+    second.commit()
+    is_over = second.wait_over(0.5)
+
+    (first.commit if is_kept else first.abandon)()
+
+    assert not is_over
+    if is_kept:
+        assert not second.wait(60).is_written
+        assert newest_whole(daemon.client()) is not None
+    else:
+        with pytest.raises(LostError, match="the replica that wrote shard 0 of step 1 has given"):
+            second.wait(60)
+        assert newest_whole(daemon.client()) is None
 
 
 def test_errors_of_the_daemon_reach_the_saver(daemon: Daemon) -> None:

@@ -69,7 +69,7 @@ class Workers:
 
     def save(self, *steps: int, lineage: str = "ours") -> None:
         for step in steps:
-            saver = Saver(self.clients[0], num_shards=1)
+            saver = Saver(self.clients[0], num_shards=1, has_begun=True)
             saver.save(view(float(step), lineage), step=step, generation=3)
 
     def load(self, newer_than: int | None = None) -> list[Loaded | CheckpointError | None]:

@@ -25,11 +25,11 @@ class Saved:
         self.whole = wholes[0]
         assert all(each == self.whole for each in wholes)
 
-    def load(self, size: int, name: str, *, is_sharded: bool = True) -> list[dict]:
+    def load(self, size: int, name: str, *, kind: str = "full") -> list[dict]:
         """Load on so many ranks, and hold all tensors against what was saved."""
         folder = self.folder / name
         folder.mkdir()
-        arguments = (str(folder), str(self.daemon.socket_path), is_sharded)
+        arguments = (str(folder), str(self.daemon.socket_path), kind)
         results = run_ranks(load_and_gather, size, *arguments)
         for whole, told in results:
             assert whole.keys() == self.whole.keys()
@@ -48,20 +48,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Saved]:
 
 
 @pytest.mark.parametrize(
-    ("size", "is_sharded"),
+    ("size", "kind"),
     [
-        (2, True),
-        pytest.param(4, True, marks=pytest.mark.slow),
-        pytest.param(8, True, marks=pytest.mark.slow),
-        pytest.param(3, True, marks=pytest.mark.slow),
-        pytest.param(1, True, marks=pytest.mark.slow),
-        pytest.param(1, False, marks=pytest.mark.slow),
+        (2, "full"),
+        pytest.param(4, "full", marks=pytest.mark.slow),
+        pytest.param(8, "full", marks=pytest.mark.slow),
+        pytest.param(3, "full", marks=pytest.mark.slow),
+        pytest.param(1, "full", marks=pytest.mark.slow),
+        pytest.param(1, "replicated", marks=pytest.mark.slow),
     ],
 )
-def test_any_number_of_ranks_loads_the_same_tensors(
-    saved: Saved, size: int, is_sharded: bool
-) -> None:
-    told = saved.load(size, f"{size}-{is_sharded}", is_sharded=is_sharded)
+def test_any_number_of_ranks_loads_the_same_tensors(saved: Saved, size: int, kind: str) -> None:
+    told = saved.load(size, f"{size}-{kind}", kind=kind)
 
     assert {each["source"] for each in told} == {"ram"}
     assert {each["num_bad"] for each in told} == {0}

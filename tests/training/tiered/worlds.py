@@ -1,4 +1,8 @@
-"""A small model sharded over ranks of their own, saved and loaded: whole tensors as bytes."""
+"""A small model on ranks of its own, saved and loaded: whole tensors as bytes.
+
+Kinds: "replicated" on each rank as with DDP, "full" sharding over all ranks, and "hybrid", sharded
+over the ranks of a replica, of which there are two where there are two ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +34,26 @@ def _open(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
 
 
-def _make(rank: int, size: int, *, seed: int, is_sharded: bool) -> tuple[nn.Module, TorchState]:
+def count_shards(kind: str, size: int) -> int:
+    """Return in how many parts so many ranks have the state."""
+    return {"replicated": 1, "full": size, "hybrid": max(1, size // 2)}[kind]
+
+
+def _make(rank: int, size: int, *, seed: int, kind: str) -> tuple[nn.Module, TorchState]:
     torch.manual_seed(seed)
     model = nn.Sequential(*(nn.Linear(first, second) for first, second in SIZES))
-    if is_sharded:
-        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
+    num_shards = count_shards(kind, size)
+    if kind != "replicated":
+        shape, names = ((size,), ("shard",)) if kind == "full" else (
+            (size // num_shards, num_shards), ("replica", "shard")
+        )  # fmt: skip
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         for layer in model:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     materialise(optimizer)
-    shard = str(rank) if is_sharded else ""
+    shard = "" if kind == "replicated" else str(rank % num_shards)
     return model, TorchState(model, optimizer, shard=shard)
 
 
@@ -53,10 +66,12 @@ def _whole(state: TorchState) -> dict[str, bytes]:
     return found
 
 
-def train_and_save(rank: int, size: int, folder: str, socket: str) -> dict[str, bytes]:
-    """Take steps on a sharded model, save it, and return its whole tensors."""
+def train_and_save(
+    rank: int, size: int, folder: str, socket: str, kind: str = "full"
+) -> dict[str, bytes]:
+    """Take steps, save the state, and return its whole tensors."""
     _open(rank, size, folder)
-    model, state = _make(rank, size, seed=1, is_sharded=True)
+    model, state = _make(rank, size, seed=1, kind=kind)
     optimizer: Any = state._optimizer
     for number in range(3):
         torch.manual_seed(number)
@@ -64,30 +79,34 @@ def train_and_save(rank: int, size: int, folder: str, socket: str) -> dict[str, 
         optimizer.step()
         optimizer.zero_grad()
     state.extra["position"] = 12
-    client = TieredClient(Path(socket), namespace="run", job="job")
-    Saver(client, num_shards=size).save(state, step=STEP, generation=0)
-    dist.barrier()
+    with TieredClient(Path(socket), namespace="run", job="job") as client:
+        first = [client.go_back(step=0) if rank == 0 else None]
+        dist.broadcast_object_list(first)
+        client.go_back(step=0, first_generation=first[0])
+        saver = Saver(client, num_shards=count_shards(kind, size))
+        saver.save(state, step=STEP, generation=first[0] or 0)
     whole = _whole(state)
+    dist.barrier()
     dist.destroy_process_group()
     return whole
 
 
 def load_and_gather(
-    rank: int, size: int, folder: str, socket: str, is_sharded: bool
+    rank: int, size: int, folder: str, socket: str, kind: str = "full"
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Load what others have saved, and return the whole tensors and what the load told."""
     _open(rank, size, folder)
-    _, state = _make(rank, size, seed=2, is_sharded=is_sharded)
-    client = TieredClient(Path(socket), namespace="run", job="job")
-    (offer,) = whole_steps(client)
-    loaded = load(
-        client,
-        state,
-        step=offer.step,
-        generation=offer.generation,
-        shards=offer.shards,
-        num_shards=size if is_sharded else 1,
-    )
+    _, state = _make(rank, size, seed=2, kind=kind)
+    with TieredClient(Path(socket), namespace="run", job="job") as client:
+        (offer,) = whole_steps(client)
+        loaded = load(
+            client,
+            state,
+            step=offer.step,
+            generation=offer.generation,
+            shards=offer.shards,
+            num_shards=count_shards(kind, size),
+        )
     whole = _whole(state)
     dist.destroy_process_group()
     told = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -13,9 +13,13 @@ from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
     TensorProperties,
     TensorStorageMetadata,
 )
+
+METADATA = "metadata"
+"""Name of the shard that makes a step whole."""
 
 _FORMAT = 1
 
@@ -51,6 +55,7 @@ def encode_metadata(metadata: Metadata, places: Mapping[MetadataIndex, ItemPlace
             ]
             for index, place in places.items()
         ],
+        "storage": _encode_storage(metadata),
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -66,9 +71,32 @@ def decode_metadata(text: bytes) -> Metadata:
             },
             planner_data=None if paths is None else {k: tuple(v) for k, v in paths.items()},
             storage_data=dict(_decode_item(each) for each in content["items"]),
+            **_decode_storage(content.get("storage", {})),
         )
     except (KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
         raise ValueError(f"no metadata of a checkpoint: {error}") from error
+
+
+def _encode_storage(metadata: Metadata) -> dict[str, Any]:
+    """Return who saved what, and torch's version of the format where it has one."""
+    storage = metadata.storage_meta or StorageMeta()
+    return {
+        "checkpoint_id": None if storage.checkpoint_id is None else str(storage.checkpoint_id),
+        "save_id": storage.save_id,
+        "modules": list(storage.modules),
+        "version": getattr(metadata, "version", None),
+    }
+
+
+def _decode_storage(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those fields of the metadata that its version of torch has."""
+    storage = StorageMeta(
+        checkpoint_id=content.get("checkpoint_id"),
+        save_id=content.get("save_id"),
+        modules=list(content.get("modules", ())),
+    )
+    found = {"storage_meta": storage, "version": content.get("version")}
+    return {each.name: found[each.name] for each in fields(Metadata) if each.name in found}
 
 
 def _check_format(content: Any) -> Any:
