@@ -5,7 +5,6 @@ Mappings are kept between saves: mapping a gigabyte anew costs some 0.1 s. Witho
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import select
@@ -13,24 +12,19 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from resilience.tiered.attempts import BegunRun, HeldShard, KnownSteps, decode_known
-from resilience.tiered.errors import LostError, TieredError
+from resilience.tiered.errors import LostError
 from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
-from resilience.tiered.shard import ShardMeta, decode_meta, encode_meta
-
-TIMEOUT_S = 30.0
-"""How long a call may take, to connect included."""
-
-_SLOWEST_BYTES_PER_S = 128 << 20
-"""How slowly memory may be made; a begin gets as much more time."""
+from resilience.tiered.lending import SLOWEST_BYTES_PER_S, TIMEOUT_S, Check, Draft, Loan
 
 _CLOSE_TIMEOUT_S = 2.0
 """How long a close waits for another thread's call before it ends that, and again after it."""
@@ -39,9 +33,6 @@ _CHECK_S = 0.1
 
 _MAPS_MAX = 32
 """How many segments stay mapped; what is mapped and free costs page tables, no memory."""
-
-Check = Callable[[], None]
-"""Raises to end a wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,93 +48,6 @@ class StepOnOffer:
 
 
 _OFFERS = TypeAdapter(list[StepOnOffer])
-
-
-class Draft:
-    """A shard that is being written. A context manager: left without a commit, it never was."""
-
-    def __init__(self, client: TieredClient, link: _Link, segment: int, memory: memoryview) -> None:
-        self.segment = segment
-        self.memory = memory
-        """The shard's bytes, to be filled; not to be written to after commit or abort."""
-        self._client = client
-        self._link = link
-        self._is_open = True
-
-    def commit(self, meta: ShardMeta, *, timeout_s: float = TIMEOUT_S) -> ShardMeta:
-        """Make the shard visible.
-
-        Raises LostError where the daemon ended meanwhile: nothing is visible then, unless
-        only its answer was lost. ValueError for a meta that is not of what was begun.
-        """
-        if not self._is_open:
-            raise ValueError("the writing is over")
-        self._is_open = False
-        content = json.loads(encode_meta(meta))
-        request = {"op": "commit", "segment": self.segment, "meta": content}
-        self._client.ask_on(self._link, request, timeout_s)
-        return meta
-
-    def abort(self) -> None:
-        """Give it up; a no-op after a commit or an abort. Never raises for a lost daemon."""
-        if self._is_open:
-            self._is_open = False
-            with suppress(TieredError):
-                self._client.ask_on(self._link, {"op": "abort", "segment": self.segment}, TIMEOUT_S)
-
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.abort()
-
-
-class Loan:
-    """A shard that is being read. A context manager that releases it.
-
-    Should the daemon end meanwhile, the memory may be used again: check what was copied.
-    """
-
-    def __init__(
-        self,
-        client: TieredClient,
-        link: _Link,
-        segment: int,
-        memory: memoryview,
-        answer: Mapping[str, Any],
-    ) -> None:
-        self.segment = segment
-        self.memory = memory
-        """The shard's bytes, read-only."""
-        self.meta = decode_meta(json.dumps(answer["meta"]).encode())
-        self.source = str(answer["source"])
-        """Where it came from: "ram" for this node's own memory."""
-        self._client = client
-        self._link = link
-        self._is_open = True
-
-    def bad(self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None) -> bool:
-        """Say that the bytes do not fit their checksums; returns whether they were dropped.
-
-        The daemon hashes them again, and keeps what it finds intact. `check` is as in `read`.
-        """
-        request = {"op": "bad", "segment": self.segment}
-        limit_s = timeout_s + self.meta.num_bytes / _SLOWEST_BYTES_PER_S
-        return bool(self._client.ask_on(self._link, request, limit_s, check)["is_dropped"])
-
-    def release(self) -> None:
-        """Let it go; a no-op the second time. Never raises for a lost daemon."""
-        if self._is_open:
-            self._is_open = False
-            with suppress(TieredError):
-                request = {"op": "release", "segment": self.segment}
-                self._client.ask_on(self._link, request, TIMEOUT_S)
-
-    def __enter__(self) -> Loan:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
 
 class TieredClient:
@@ -209,11 +113,11 @@ class TieredClient:
             "num_shards": num_shards,
             "num_bytes": num_bytes,
         }
-        limit_s = timeout_s + max(0, num_bytes) / _SLOWEST_BYTES_PER_S
+        limit_s = timeout_s + max(0, num_bytes) / SLOWEST_BYTES_PER_S
         with self._turn(limit_s) as end_s:
             link, frame = self._ask(request, end_s)
             memory = self._open(frame, num_bytes, is_writable=True)
-        return Draft(self, link, int(frame.message["segment"]), memory)
+        return Draft(partial(self._ask_on, link), int(frame.message["segment"]), memory)
 
     def steps(
         self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None
@@ -252,7 +156,9 @@ class TieredClient:
             link, frame = self._ask(request, end_s, check)
             num_bytes = int(frame.message["meta"]["num_bytes"])
             memory = self._open(frame, num_bytes, is_writable=False)
-        return Loan(self, link, int(frame.message["segment"]), memory, frame.message)
+        return Loan(
+            partial(self._ask_on, link), int(frame.message["segment"]), memory, frame.message
+        )
 
     def go_back(
         self,
@@ -312,14 +218,14 @@ class TieredClient:
         """Return what the daemon says of itself: node, budget, and what it holds of whom."""
         return self._request({"op": "status"}, timeout_s)
 
-    def ask_on(
+    def _ask_on(
         self,
         link: _Link,
         request: Mapping[str, Any],
         timeout_s: float,
         check: Check | None = None,
     ) -> dict[str, Any]:
-        """Ask on the connection that something was begun on; for Draft and Loan alone."""
+        """Ask on the connection that something was begun on; for a draft or a loan."""
         with self._turn(timeout_s, check) as end_s:
             if link is not self._link or link.pid != os.getpid():
                 raise LostError("the daemon was started again, or the connection lost, meanwhile")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from resilience.state.view import NamedTensor, StateView
-from resilience.tiered.client import Loan, StepOnOffer, TieredClient
+from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import LostError, TierError
+from resilience.tiered.lending import Loan
 from resilience.tiered.packing import place_tensors, unpack, unpack_parts
 from resilience.tiered.resharding import Lack, lack_all, order_shards, plan_parts
 from resilience.tiered.shard import TensorPlace

@@ -30,7 +30,7 @@ from resilience.state.digest import flat_bytes
 from resilience.tiered.attempts import (
     find_attempt,
 )
-from resilience.tiered.client import Loan, TieredClient
+from resilience.tiered.client import TieredClient
 from resilience.tiered.dcp.checkpoint_id import (
     name_checkpoint,
     parse_checkpoint_id,
@@ -40,6 +40,7 @@ from resilience.tiered.dcp.metadata import METADATA, ItemPlace, decode_metadata
 from resilience.tiered.dcp.plain_items import check_plain
 from resilience.tiered.dcp.step_reader import StepReader
 from resilience.tiered.errors import FormatError, LostError, TierError
+from resilience.tiered.lending import Loan
 from resilience.tiered.loader import COPIES_MAX, READ_TIMEOUT_S, newest_whole
 from resilience.tiered.shard import is_intact, num_pieces, pieces_of
 

@@ -13,8 +13,9 @@ import torch
 from torch.distributed import HashStore
 
 from resilience.errors import BrokenError
-from resilience.tiered.client import Loan, StepOnOffer, TieredClient
+from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import TierError
+from resilience.tiered.lending import Loan
 from resilience.tiered.loader import Loaded
 from resilience.tiered.saver import Saver
 from tests.resilience.state.nodes import PlainView
