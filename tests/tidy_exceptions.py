@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 35_221
+CODE_LINES_MAX = 35_286
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -28,8 +28,8 @@ FOREIGN_TARGETS = {
     "resilience/agent/options.py": (
         "options are completed before anybody has them",
         (
-            "options.local_addr options.node_name options.program options.spares_per_node "
-            "options.term_deadline_s"
+            "options.grace_s options.local_addr options.node_name options.program "
+            "options.spares_per_node options.term_deadline_s"
         ),
     ),
     "resilience/comm/reducer.py": (
