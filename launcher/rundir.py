@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from launcher.errors import OutsideError, RecipeError
 
@@ -18,6 +19,8 @@ EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
+# Less room than this is none for a run.
+_PROBE_BYTES = 1 << 20
 
 
 def write_run_dir(
@@ -141,6 +144,18 @@ def write_submission(folder: Path, content: Mapping[str, object]) -> None:
         raise OutsideError(
             f"job {content['job_id']} is submitted, but {folder} cannot be written: {error}"
         ) from error
+
+
+def find_write_problem(folder: Path) -> str | None:
+    """Return why a folder takes no more files, in the system's words, None where it does."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def write_whole(path: Path, text: str) -> None:
