@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from launcher.errors import OutsideError, RecipeError
 from resilience.run_record import RECORD_FOLDER
@@ -21,6 +22,8 @@ EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
 NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
+# Less room than this is none for a run.
+_PROBE_BYTES = 1 << 20
 
 
 def write_run_dir(
@@ -183,6 +186,18 @@ def write_submission(folder: Path, content: Mapping[str, object]) -> None:
         raise OutsideError(
             f"job {content['job_id']} is submitted, but {folder} cannot be written: {error}"
         ) from error
+
+
+def find_write_problem(folder: Path) -> str | None:
+    """Return why a folder takes no more files, in the system's words, None where it does."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def write_whole(path: Path, text: str) -> None:

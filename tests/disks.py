@@ -1,7 +1,8 @@
-"""A disk of a test's own that hangs when it is told to: whoever writes to it waits in the kernel.
+"""A disk of a test's own that is full or hangs when it is told to.
 
-It is ext4 in a file, mounted through a loop device, and the kernel freezes it, as it does for a
-snapshot. Processes that wait for it end at no signal, as with a file server that is gone.
+It is ext4 in a file, mounted through a loop device. To hang, the kernel freezes it, as it does for
+a snapshot: whoever writes to it waits in the kernel, and ends at no signal, as with a file server
+that is gone.
 """
 
 from __future__ import annotations

@@ -204,6 +204,7 @@ OTHER: dict[str, Any] = {
     "cluster.run_path": "/other",
     "cluster.pre_script": "true",
     "cluster.rdzv_port": 12345,
+    "cluster.requeue_at_limit": {"tiers": False, "": True},
     "cluster.security.run_as_user": 7,
     "cluster.security.run_as_group": 7,
     "cluster.security.fs_group": 7,
@@ -218,6 +219,7 @@ TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "reci
 BOUNDS = {
     "cluster.python",
     "cluster.rdzv_port",
+    "cluster.requeue_at_limit",
     "instance.accelerator",
     "instance.memory_gib",
     "instance.num_devices",
@@ -289,9 +291,11 @@ def changed(job: Job, path: str, value: Any) -> dict[str, Any]:
     return plain
 
 
-def other_value(path: str, value: Any, cluster_kind: str) -> Any:
+def other_value(path: str, value: Any, cluster_kind: str, tiers: str = "") -> Any:
     if path in OTHER:
         other = OTHER[path]
+        if path == "cluster.requeue_at_limit":
+            return other[tiers]
         if isinstance(other, dict) and path == "cluster.secrets":
             return other.get(cluster_kind, other[""])
         if isinstance(other, dict) and not isinstance(value, dict) and value in other:
@@ -383,7 +387,8 @@ def silent_keys(recipe: str, *clusters: str) -> dict[str, Any]:
         for path, value in leaves(content(job)):
             if path in TAGS or path in heard:
                 continue
-            other = other_value(path, value, job.cluster.kind)
+            tiers = "tiers" if job.resilience.tiered else ""
+            other = other_value(path, value, job.cluster.kind, tiers)
             if has_effect(job, path, other, before):
                 heard.add(path)
                 silent.pop(path, None)

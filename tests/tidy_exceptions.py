@@ -32,8 +32,8 @@ FOREIGN_TARGETS = {
     "resilience/agent/options.py": (
         "options are completed before anybody has them",
         (
-            "options.local_addr options.node_name options.program options.spares_per_node "
-            "options.term_deadline_s"
+            "options.grace_s options.local_addr options.node_name options.program "
+            "options.spares_per_node options.term_deadline_s"
         ),
     ),
     "resilience/comm/reducer.py": (

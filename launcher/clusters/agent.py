@@ -13,6 +13,10 @@ from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
+# What the agent itself may take when its workers have ended.
+_LAST_WORDS_S = 5.0
+# So long it gives them by itself.
+_GRACE_MIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ def agent_command(
     local_addr: str | None = None,
     memoryd: tuple[str, ...] = (),
     node_state_command: str | None = None,
+    grace_s: float | None = None,
 ) -> tuple[str, ...]:
     """Return the shell words that start and watch the workers of one node.
 
@@ -51,8 +56,9 @@ def agent_command(
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
     address under which other nodes reach it (None lets the agent find it), `node_state_command`
-    what says whether a silent node is off, and `memoryd` are the arguments of the node's checkpoint
-    daemon that are known at the start alone.
+    what says whether a silent node is off, `grace_s` how long the workers may take to end where the
+    cluster asks the agent to (None: as long as the agent gives them anyway), and `memoryd` are the
+    arguments of the node's checkpoint daemon that are known at the start alone.
     """
     return (
         python,
@@ -68,6 +74,7 @@ def agent_command(
         f"--run-dir={run_path}",
         *(f"--memoryd={each}" for each in memoryd),
         *((f"--node-state-command={node_state_command}",) if node_state_command else ()),
+        *((f"--grace-s={grace_s:g}",) if grace_s is not None else ()),
         "--preload=training.preload",
         # Spares wait with all modules imported, at the beginning of the block that is run again.
         *(("--warm=program",) if job.resilience.checkpointless else ()),
@@ -79,6 +86,15 @@ def agent_command(
         f"--run-dir={run_path}",
         f"--node-name={node}",
     )
+
+
+def workers_grace_s(given_s: float) -> float | None:
+    """Return how long workers may take to end of the time that a cluster gives their agent.
+
+    None where that is no more than they have anyway.
+    """
+    left_s = given_s - _LAST_WORDS_S
+    return left_s if left_s > _GRACE_MIN_S else None
 
 
 def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> AgentConfig:

@@ -34,7 +34,7 @@ class LocalNodes:
 
     def __init__(self, run_dir: Path, names: Sequence[str], *, grace_s: float) -> None:
         self.grace_s = grace_s
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._names = tuple(names)
         self._run_id = uuid.uuid4().hex
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -66,7 +66,7 @@ class LocalNodes:
             environment["LAUNCHER_PEER_PORTS"] = " ".join(map(str, peer_ports))
         try:
             for name in self._names:
-                log_path(self._run_dir, name).parent.mkdir(exist_ok=True)
+                log_path(self.run_dir, name).parent.mkdir(exist_ok=True)
                 self._running[name] = self._start(name, environment)
                 self._files[name] = os.pidfd_open(self._running[name].pid)
                 selector.register(self._files[name], selectors.EVENT_READ, name)
@@ -75,9 +75,9 @@ class LocalNodes:
 
     def _start(self, name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", str(_KEEPER), str(self.grace_s)]
-        with log_path(self._run_dir, name).open("ab") as log:
+        with log_path(self.run_dir, name).open("ab") as log:
             return subprocess.Popen(
-                [*command, "bash", str(self._run_dir / script_name(name))],
+                [*command, "bash", str(self.run_dir / script_name(name))],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

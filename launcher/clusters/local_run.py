@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +29,7 @@ from launcher.monitor.console import RunConsole
 from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import STOPPED_BY
 from launcher.report import summary_text, write_report
-from launcher.rundir import EVENTS_FILE
+from launcher.rundir import EVENTS_FILE, find_write_problem
 from resilience.events import EventLog, EventLogError
 from resilience.node_config import UNSTORED_STATUS
 
@@ -211,6 +211,7 @@ class _Watch:
             if outcome is None:
                 outcome = decide_outcome(happened, self.job, self.lost)
                 if outcome:
+                    outcome = self._explain(outcome)
                     self._stop(outcome)
                 else:
                     self._note_lost(killed_nodes(happened.ended))
@@ -227,6 +228,13 @@ class _Watch:
             names = ", ".join(sorted(self.lost))
             return Outcome(0, f"all nodes succeeded but {names}, for which others stood in")
         return outcome or Outcome(0, "all nodes succeeded")
+
+    def _explain(self, outcome: Outcome) -> Outcome:
+        """Name a folder that is full, whichever rank saw that: others see only what it led to."""
+        if outcome.failed_node is None or not (problem := find_write_problem(self.nodes.run_dir)):
+            return outcome
+        reason = f"{outcome.reason}, and run.dir {self.nodes.run_dir} takes nothing more: {problem}"
+        return replace(outcome, reason=f"{reason}; make room there, or choose another run.dir")
 
     def _note_lost(self, names: set[str]) -> None:
         for name in sorted(names):

@@ -12,13 +12,21 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
+from launcher.clusters.agent import (
+    NO_INTENT,
+    Intent,
+    agent_command,
+    agent_config,
+    run_config,
+    workers_grace_s,
+)
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.clusters.token import own_token_file
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
+from launcher.job.cluster_rules import requeues_at_limit
 from launcher.job.tiered_memory import shm_mib
 from launcher.rundir import NODE_FILE
 from launcher.support import notes
@@ -30,6 +38,10 @@ TEMPLATE = "slurm/job.sbatch.j2"
 
 # Slurm keeps the warning time of --signal in 16 bits.
 _SIGNAL_BEFORE_END_S_MAX = 65535
+# So much before that time Slurm may send it, as its manual says.
+_SIGNAL_EARLY_S_MAX = 60
+# Exit status of a run that was asked to end, by SIGTERM, and has.
+_ASKED_STATUS = 143
 _PEER_WORDS = (
     '--peer-listen="$peer_listen"',
     '--peers-file="$peers_file"',
@@ -69,6 +81,7 @@ def render_slurm(
         "memoryd": _memoryd_values(job, cluster),
         "shared_host": _shared_host(cluster),
         "shm_mib": shm_mib(job),
+        "limit": _limit_values(job, cluster),
     }
     text = fill_template(templates, TEMPLATE, values)
     check_slurm(text)
@@ -158,6 +171,14 @@ def _signal_line(seconds: int | None) -> str | None:
     return option_line("signal", f"TERM@{seconds}")
 
 
+def _limit_values(job: Job, cluster: SlurmCluster) -> dict[str, int] | None:
+    """Return what tells the end by the time limit from others, None where both end the job."""
+    seconds = cluster.signal_before_end_s
+    if not requeues_at_limit(job) or seconds is None:
+        return None
+    return {"asked_status": _ASKED_STATUS, "window_s": seconds + _SIGNAL_EARLY_S_MAX}
+
+
 def _node_counts(job: Job) -> tuple[int, ...]:
     """Return the numbers of nodes that the run may have, () for any that Slurm gives."""
     elastic = job.resilience.elastic
@@ -178,14 +199,24 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         python=shlex.quote(cluster.python),
         rdzv_endpoint='"$rdzv_endpoint"',
         rdzv_id='"$SLURM_JOB_ID"',
-        rdzv_attempt='"$restart"',
+        rdzv_attempt='"$attempt"',
         node='"$SLURMD_NODENAME"',
         token_file='"$token_file"',
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host else None,
         memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_started > 1 else (),
         node_state_command=shlex.quote(state_command) if job.resilience.checkpointless else None,
+        grace_s=_grace_s(job, cluster),
     )
+
+
+def _grace_s(job: Job, cluster: SlurmCluster) -> float | None:
+    """Return how long workers may take from Slurm's warning on, so that the rest has time."""
+    if cluster.signal_before_end_s is None:
+        return None
+    config = memoryd_config(job)
+    daemon_s = config.end_s(removes=False) if config else 0.0
+    return workers_grace_s(cluster.signal_before_end_s - daemon_s)
 
 
 def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None:

@@ -95,6 +95,10 @@ class SlurmCluster(Section):
     signal_before_end_s: Count | None
     """Seconds before the time limit at which the workers get SIGTERM; at most 65535, null sends
     none."""
+    requeue_at_limit: bool | None
+    """Whether a job that its time limit has ended goes back into the queue, to go on from what its
+    checkpoints keep; needs requeue and signal_before_end_s. null: where a tier keeps the state and
+    both are set."""
     container: SlurmContainer | None
     """Container in which the workers run; null runs them on the node itself."""
     modules: tuple[OneLine, ...]

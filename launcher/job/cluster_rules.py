@@ -38,6 +38,31 @@ def slurm_rules(job: JobContent) -> Iterator[str]:
         if value is not None and not re.fullmatch(r"[\w.,@+-]+", value):
             yield f"cluster.{field} {value!r} is no Slurm name; allowed: letters, digits and _.,@+-"
 
+    if cluster.requeue_at_limit:
+        yield from _limit_rules(job, cluster)
+
+
+def requeues_at_limit(job: JobContent) -> bool:
+    """Return whether a job that its time limit has ended goes back into Slurm's queue."""
+    cluster = job.cluster
+    if not isinstance(cluster, SlurmCluster) or cluster.requeue_at_limit is False:
+        return False
+    return not any(_limit_rules(job, cluster))
+
+
+def _limit_rules(job: JobContent, cluster: SlurmCluster) -> Iterator[str]:
+    """Yield what a job lacks that is to go on when its time limit has ended it."""
+    where = "cluster.requeue_at_limit true"
+    if not cluster.requeue:
+        yield f"{where} needs cluster.requeue true, without which Slurm queues no job again"
+    if cluster.signal_before_end_s is None:
+        yield f"{where} needs cluster.signal_before_end_s, the time to save the last step in"
+    if job.resilience.tiered is None:
+        yield (
+            f"{where} needs resilience.tiered, without which the next start would begin at step "
+            "0; choose resilience/tiered=NAME"
+        )
+
 
 RESERVED_SBATCH_OPTIONS = frozenset(
     {

@@ -267,6 +267,7 @@ def _agent_options(
         num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
         term_deadline_s=options.term_deadline_s,
+        grace_s=options.grace_s,
         node_state_command=options.node_state_command,
         coordinator=Options(
             num_nodes=options.nnodes[0],

@@ -162,7 +162,7 @@ class Agent(ABC):
 
         From here on no worker is replaced; who ignores the signal is ended after a while.
         """
-        self._ending.ask(128 + number, self._options.term_deadline_s)
+        self._ending.ask(128 + number, self._options.grace_s)
         self._crew.close()
         for worker in self._pool.workers.values():
             worker.signal(number)

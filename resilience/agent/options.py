@@ -160,6 +160,9 @@ class StartOptions(BaseModel):
     """Module that is imported once (default torch and torch._dynamo)."""
     term_deadline_s: Seconds | None = None
     """How long workers may take to end after SIGTERM (default 15; without recovery 30)."""
+    grace_s: Seconds | None = None
+    """How long they may take where the agent itself is asked to end, for the step that is under way
+    and the save of the last one (default --term-deadline-s)."""
     memoryd: tuple[str, ...] = ()
     """An argument for the checkpoint daemon that --config describes."""
 
@@ -181,6 +184,8 @@ class AgentOptions:
     hang_deadline_s: float
     term_deadline_s: float
     """How long workers may take to end after SIGTERM."""
+    grace_s: float
+    """How long they may take where the agent was asked to end."""
     node_state_command: tuple[str, ...] | None = None
     """Says whether a silent node is off, or has booted."""
     coordinator: Options
@@ -304,6 +309,8 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
         options.spares_per_node = int(options.recovers)
     if options.term_deadline_s is None:
         options.term_deadline_s = 15.0 if options.recovers else 30.0
+    if options.grace_s is None:
+        options.grace_s = options.term_deadline_s
     if options.local_addr is None:
         hosts = (parse_endpoint(each)[0] for each in options.rdzv_endpoint)
         options.local_addr = own_address(hosts)

@@ -20,6 +20,7 @@ from launcher.clusters.local_run import GRACE_S, Happened, Outcome, decide_outco
 from launcher.clusters.ports import hold_port, unassigned_ports
 from resilience.agent.options import parse_options
 from resilience.events import read_events
+from tests.disks import open_disk
 from tests.launcher.killed_worker import WORD
 from tests.launcher.local_job import local_job, run_scripts, write_run
 from tests.launcher.shipped import rendered
@@ -290,7 +291,7 @@ def test_agent_has_ended_its_workers_before_its_own_time_is_over(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
 
-    assert parse_options(["--", "python", "train.py"]).term_deadline_s < GRACE_S
+    assert parse_options(["--", "python", "train.py"]).grace_s < GRACE_S
 
 
 @pytest.mark.parametrize(
@@ -479,3 +480,18 @@ def test_run_outlives_a_node_that_another_stood_in_for(tmp_path: Path) -> None:
         "exit_status": 0,
         "reason": "all nodes succeeded but node-1, for which others stood in",
     }
+
+
+def test_full_folder_is_named_whichever_node_failed_for_it(tmp_path: Path) -> None:
+    with open_disk(tmp_path / "disk", tmp_path / "image"):
+        run_dir = tmp_path / "disk" / "run"
+        os.mkfifo(tmp_path / "full")
+
+        status, said = run_scripts(
+            run_dir,
+            f"cat /dev/zero >fill; echo >../../full; {FOREVER}",
+            "read <../../full; exit 1",
+        )
+
+    assert status == 1
+    assert f"run.dir {run_dir} takes nothing more: No space left on device; make room" in said

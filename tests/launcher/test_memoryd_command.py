@@ -37,7 +37,7 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         "SLURMD_NODENAME": "n1", "peer_listen": "0.0.0.0:9201", "switch": "s1",
         "peers_file": str(folder / "peers"), "JOB_COMPLETION_INDEX": "0",
         "LAUNCHER_POD_NAME": "llama3-tiny-pretrain-pods-0", "LAUNCHER_K8S_NODE": "k1",
-        "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "restart": "0", "peer_ports[1]": "9202",
+        "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "attempt": "0", "peer_ports[1]": "9202",
         "run_dir": str(folder), "token_file": str(folder / "token"),
     }  # fmt: skip
     (folder / "token").write_text("secret")

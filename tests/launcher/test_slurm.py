@@ -226,12 +226,26 @@ fi
 """
 
 
-def run_script(text: str, folder: Path, nodes: str, **env: str) -> subprocess.CompletedProcess[str]:
+# Then the step's tasks one by one, on the nodes that it has been given.
+SRUN = """\
+printf "%s\\n" "$@" >srun-words
+while [[ $1 == --* ]]; do shift; done
+for node in ${STEP_NODES//,/ }; do
+  SLURMD_NODENAME=$node SLURM_STEP_NODELIST=$STEP_NODES SLURM_STEP_ID=${STEP_ID:-0} "$@"
+done
+exit "${SRUN_STATUS:-0}"
+"""
+
+
+def run_script(
+    text: str, folder: Path, nodes: str, *, scontrol: str = SCONTROL, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script as slurmd does, with programs in place of Slurm's that say what they got."""
     programs = folder / "programs"
     programs.mkdir()
-    write_program(programs / "scontrol", SCONTROL)
-    write_program(programs / "srun", 'printf "%s\\n" "$@" >srun-words; exit "${SRUN_STATUS:-0}"')
+    write_program(programs / "scontrol", scontrol)
+    write_program(programs / "srun", SRUN)
+    write_program(programs / "python", 'printf "%s\\n" "$@" >"agent-$SLURMD_NODENAME"')
     (folder / "job.json").write_text("{}")
     (folder / "job.sbatch").write_text(text)
     slurm = {
@@ -254,13 +268,18 @@ def srun_words(folder: Path) -> list[str]:
     return (folder / "srun-words").read_text().splitlines()
 
 
+def agent_words(folder: Path, node: str) -> list[str]:
+    """Return what the agent of a node was started with."""
+    return (folder / f"agent-{node}").read_text().splitlines()
+
+
 def test_nodes_are_those_that_the_controller_names(tmp_path: Path) -> None:
     """The environment still has the nodes of the first start after one was replaced."""
     done = run_script(script(), tmp_path, "node-3,node-7", SLURM_RESTART_COUNT="2")
 
     assert done.returncode == 0, done.stderr
     words = srun_words(tmp_path)
-    assert words[-3:] == [str(tmp_path), "node-3:13456,node-7:13456", "2"]
+    assert words[-3:] == [str(tmp_path), "node-3,node-7", "2"]
     assert {"--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1"} <= set(words)
     assert "gone" not in " ".join(words)
 
@@ -278,10 +297,39 @@ def test_given_address_is_of_the_first_node_or_of_the_machine_that_all_share(
 ) -> None:
     text = script(**{"cluster.rdzv_host": host, "cluster.rdzv_port": 4000})
 
-    done = run_script(text, tmp_path, "node-3,node-7")
+    done = run_script(text, tmp_path, "node-3,node-7", STEP_NODES="node-3,node-7")
 
     assert done.returncode == 0, done.stderr
-    assert srun_words(tmp_path)[-2] == endpoints
+    assert f"--rdzv-endpoint={endpoints}" in agent_words(tmp_path, "node-7")
+
+
+def test_step_that_is_started_again_has_the_nodes_of_now(tmp_path: Path) -> None:
+    """HyperPod's srun does so, within one start of the job, where it has replaced a node."""
+    text = script("llama/llama3_tiny_tiered")
+
+    done = run_script(text, tmp_path, "a,b", STEP_NODES="a,c", STEP_ID="1", SLURM_RESTART_COUNT="2")
+
+    assert done.returncode == 0, done.stderr
+    peers = set()
+    for node in ("a", "c"):
+        words = agent_words(tmp_path, node)
+        assert {"--rdzv-endpoint=a:13456,c:13456", "--rdzv-attempt=2001"} <= set(words)
+        assert "--memoryd=--peer-listen=0.0.0.0:23456" in words
+        peers |= {word for word in words if word.startswith("--memoryd=--peers-file=")}
+    # One name for one content: daemons that know other peers are not taken over.
+    (path,) = (Path(word.rpartition("=")[2]) for word in peers)
+    assert path.read_text() == "a=a:23456\nc=c:23456\n"
+
+
+def test_node_that_knows_no_other_nodes_says_so(tmp_path: Path) -> None:
+    text = script("llama/llama3_tiny_tiered").replace("type scontrol", "type no-such-program")
+
+    run_script(text, tmp_path, "a,b", STEP_NODES="a,c")
+
+    assert agent_words(tmp_path, "a")
+    assert not (tmp_path / "agent-c").exists()
+    (log,) = (tmp_path / "logs").glob("*.c.log")
+    assert "c is none of the nodes a b, and nothing here says" in log.read_text()
 
 
 def test_too_few_nodes_end_the_job_with_a_message(tmp_path: Path) -> None:
@@ -296,17 +344,18 @@ def test_status_of_the_step_is_that_of_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exclusive", "is_hyperpod", "has_option"),
+    ("recipe", "exclusive", "is_hyperpod", "has_option"),
     [
-        pytest.param(True, True, True, id="hyperpod"),
-        pytest.param(False, True, False, id="hyperpod-with-shared-nodes"),
-        pytest.param(True, False, False, id="other-slurm"),
+        pytest.param(TINY, True, True, True, id="hyperpod"),
+        pytest.param("llama/llama3_tiny_tiered", True, True, True, id="with-daemons"),
+        pytest.param(TINY, False, True, False, id="hyperpod-with-shared-nodes"),
+        pytest.param(TINY, True, False, False, id="other-slurm"),
     ],
 )
 def test_failed_nodes_are_replaced_where_the_cluster_can_do_it(
-    tmp_path: Path, exclusive: bool, is_hyperpod: bool, has_option: bool
+    tmp_path: Path, recipe: str, exclusive: bool, is_hyperpod: bool, has_option: bool
 ) -> None:
-    text = script(**{"cluster.exclusive": exclusive})
+    text = script(recipe, **{"cluster.exclusive": exclusive})
     assert HYPERPOD in text
     text = text.replace(HYPERPOD, str(tmp_path / "marker"))
     if is_hyperpod:

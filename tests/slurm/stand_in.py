@@ -31,6 +31,15 @@ content = {"words": sys.argv[1:], "env": env, "folder": str(Path.cwd())}
 partial.write_text(json.dumps({"node": node, **content}))
 partial.rename(f"seen-{restart}-{node}.json")
 
+if does == "outlast the limit":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.environ["SLURM_NODEID"] == "0":
+        record = {"time": 1.0, "node": node, "rank": 0, "generation": 1, "step": 10}
+        record |= {"event": "checkpoint_saved", "fields": {}}
+        with Path("events.jsonl").open("a") as file:
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+    if restart:
+        sys.exit(0)
 if does == "fail on the second node" and os.environ["SLURM_NODEID"] == "1":
     # The step ends with this, so every other agent has to be there by then.
     deadline = time.monotonic() + 60

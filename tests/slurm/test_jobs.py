@@ -196,7 +196,7 @@ def test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own(
 
     assert run.end() == "COMPLETED"
     for agent in again:
-        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "1")
+        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "1000")
         assert agent["env"]["SLURM_RESTART_COUNT"] == "1"
         log = run.folder / f"logs/slurm-{run.job_id}.1.{agent['node']}.log"
         assert log.read_text() == f"agent of {agent['node']} start 1\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.agent import agent_command
+from launcher.clusters.agent import agent_command, workers_grace_s
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
@@ -91,4 +91,5 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         # The pod's host name, unless it shares the node's.
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',
+        grace_s=workers_grace_s(cluster.termination_grace_s),
     )

@@ -85,7 +85,7 @@ def test_run_that_has_finished_stays_so_whatever_dies_then(
         ),
         pytest.param(
             {"STUBBORN": 1, "STEPS": 1_000_000},
-            ("--term-deadline-s", "1"),
+            ("--term-deadline-s", "600", "--grace-s", "1"),
             "workers did not stop in the grace period",
             id="ignores-it",
             marks=pytest.mark.slow,

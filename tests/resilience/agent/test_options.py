@@ -35,6 +35,7 @@ def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
 
     assert (options.recovers, options.spares_per_node, options.max_restarts) == (False, 0, 0)
     assert (options.term_deadline_s, parse_options(PROGRAM).term_deadline_s) == (30.0, 15.0)
+    assert (options.grace_s, parse_options(PROGRAM).grace_s) == (30.0, 15.0)
 
 
 @pytest.mark.parametrize(

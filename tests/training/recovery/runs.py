@@ -39,6 +39,7 @@ def make_fault_job(
     standby_nodes: int = 0,
     settings: dict[str, Any] | None = None,
     mmap: dict[str, Any] | None = None,
+    recovers: bool = True,
     **parts: Any,
 ) -> Job:
     """Return a job of four ranks whose learning rates do not depend on its number of steps."""
@@ -68,7 +69,10 @@ def make_fault_job(
         "max_steps": max_steps,
         "optimizer": {"decay_steps": 400},
     }
-    resilience: dict[str, Any] = {"checkpointless": all_settings, "mmap": mmap}
+    resilience: dict[str, Any] = {
+        "checkpointless": all_settings if recovers else None,
+        "mmap": mmap,
+    }
     if faults:
         resilience["faults"] = {"injected": list(faults), "random": None}
     return make_job(
@@ -195,17 +199,33 @@ def _places(
 
 
 def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: str) -> list[str]:
-    settings, trainer = job.resilience.checkpointless, job.trainer
-    assert settings
+    trainer = job.trainer
     return [
         "resilience.agent",
         f"--nnodes={trainer.num_nodes}",
-        f"--standby-nodes={settings.standby_nodes}",
         f"--nproc-per-node={trainer.num_devices}",
         *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
         *options,
         f"--node-name={node}",
         f"--run-dir={folder}",
+        *_recovery_options(job),
+        "--preload=training.preload",
+        "--",
+        "python",
+        "-m",
+        module,
+        f"--job={folder}/job.json",
+        f"--run-dir={folder}",
+        f"--node-name={node}",
+    ]
+
+
+def _recovery_options(job: Job) -> list[str]:
+    settings = job.resilience.checkpointless
+    if settings is None:
+        return ["--no-recovery"]
+    return [
+        f"--standby-nodes={settings.standby_nodes}",
         f"--spares={settings.spares_per_node}",
         f"--hang-deadline-s={settings.hang_deadline_s}",
         f"--stop-deadline-s={settings.stop_deadline_s}",
@@ -218,14 +238,6 @@ def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: 
         f"--last-save-deadline-s={settings.last_save_deadline_s}",
         f"--transfer-buffer-mib={settings.transfer_buffer_mib}",
         "--warm=program",
-        "--preload=training.preload",
-        "--",
-        "python",
-        "-m",
-        module,
-        f"--job={folder}/job.json",
-        f"--run-dir={folder}",
-        f"--node-name={node}",
     ]
 
 
