@@ -114,7 +114,12 @@ def _launcher_properties() -> _Node:
         "name": "Name of the job; null takes the last part of recipe.name, with - for _.",
         "dir": "Folder that the files of this run go to; null takes runs/NAME.",
     }
-    detach = "Whether action=run returns once the run has started, which goes on in the background."
+    switches = {
+        "detach": "Whether action=run returns once the run has started, which goes on in the "
+        "background.",
+        "take_over": "Whether the run takes its store's namespace from another run, and goes on "
+        "from that one's checkpoints.",
+    }
     return {
         "defaults": {
             "type": "array",
@@ -130,7 +135,7 @@ def _launcher_properties() -> _Node:
                 name: {"type": ["string", "null"], "description": text}
                 for name, text in texts.items()
             }
-            | {"detach": {"type": "boolean", "description": detach}},
+            | {name: {"type": "boolean", "description": text} for name, text in switches.items()},
         },
     }
 
