@@ -28,6 +28,7 @@ from launcher.templates import read_templates
 from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
+_TAKE_OVER = "run.take_over=true"
 _NEW_RUN = "start another run with that: its recipe, with these overrides"
 
 
@@ -41,15 +42,21 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
             "continue takes a run first, its folder or its name below ./runs; `runs` shows them"
         )
     run = find_run(arguments[0], start)
+    overrides = [each for each in arguments[1:] if each != _TAKE_OVER]
+    takes_over = len(overrides) < len(arguments) - 1
     with held_folder(run.path):
         cluster = cluster_of(run.job)
         _check_ended(run, cluster)
-        changed = change_job(run.job, arguments[1:], hint=_NEW_RUN)
+        changed = change_job(run.job, overrides, hint=_NEW_RUN)
         _check_goal(run, cluster, changed.job)
         folders = find_folders(start)
         _check_job(run.job, changed.job, folders)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
-        files = render(changed.job, templates, Intent(goes_on=_may_have_saved(run, cluster)))
+        files = render(
+            changed.job,
+            templates,
+            Intent(goes_on=not takes_over and _may_have_saved(run, cluster), takes_over=takes_over),
+        )
         replace_job(run.path, files)
         _tell(run, changed)
         return _start(RunFolder(path=run.path, job=changed.job), cluster)

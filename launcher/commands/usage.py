@@ -105,6 +105,9 @@ usage: python -m launcher continue RUN [KEY=VALUE ...]
 
     trainer.schedule=keep      the decay ends where it was to end
     trainer.schedule=stretch   the decay spans the new number of steps, from now on
+
+  A run that ended because its store's namespace belongs to another one goes on from the other one's
+  checkpoints with run.take_over=true, once that has ended.
 """,
     "clean": """\
 usage: python -m launcher clean RUN

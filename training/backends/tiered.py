@@ -108,6 +108,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         )
         self._has_store = settings.store is not None
         self._run, self._run_name = client.job, f"{job.recipe.name} in {run_dir}"
+        self._run_dir = run_dir
         self._takes_over = os.environ.get(TAKES_OVER_VARIABLE) == "1"
         self._saver: Saver
         self._under_way: _UnderWay | None = None
@@ -310,9 +311,10 @@ class TieredCheckpoints(CadencedCheckpoints):
             self._fail(0, f"whose the namespace is is not known: {error}")
         if problem := group.first_problem("tiers/owner", problem, CHECKPOINT_TIMEOUT):
             raise OwnedError(
-                f"{problem}; to go on with that run: launcher continue RUN; to go on from its "
-                "checkpoints in this one, once it has ended: run.take_over=true; to begin anew: "
-                "resilience.tiered.namespace=NAME, or launcher clean RUN for what only memory has"
+                f"{problem}; go on with that run (launcher continue and its folder), or once it "
+                f"has ended with its checkpoints in this one (launcher continue {self._run_dir} "
+                "run.take_over=true), or begin anew with resilience.tiered.namespace=NAME; "
+                "launcher clean removes what only memory has"
             )
 
     def load_newest(self, *, newer_than: int | None = None) -> Begun | None:
@@ -326,9 +328,11 @@ class TieredCheckpoints(CadencedCheckpoints):
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
         if loaded is None:
-            if newer_than is None and os.environ.get(GOES_ON_VARIABLE) == "1":
+            goes_on = os.environ.get(GOES_ON_VARIABLE) == "1"
+            if newer_than is None and (goes_on or self._takes_over):
                 raise CheckpointError(
-                    "the run was to go on from its newest checkpoint, and no tier has one now; "
+                    f"the run was to go on from a checkpoint, and no tier has one in the namespace "
+                    f"{self._client.namespace!r}; "
                     "start its recipe again in a folder of its own to begin at step 0"
                 )
             return None

@@ -1,0 +1,232 @@
+"""A run that has ended goes on in its folder, with what was changed said and recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job import read_job
+from resilience.events import Event, read_events
+from resilience.run_record import read_record, read_starts
+from tests.launcher.command import Ended, launch
+from tests.launcher.running.local_world import prepare, start_run, tell
+
+TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
+
+
+def go_on(run: Path, *overrides: str) -> Ended:
+    return launch("continue", str(run), *overrides, folder=run.parent.parent)
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != "cancelled.json"
+    }
+
+
+def end(run: Path, status: int) -> None:
+    """Have a run end, and wait for that."""
+    tell(run, status)
+    launch("cancel", str(run), folder=run)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    prepare(tmp_path)
+    return start_run(tmp_path, *TIERED)
+
+
+def test_a_run_that_goes_on_is_ended_first(run: Path) -> None:
+    ended = go_on(run)
+
+    assert ended.status == 2
+    assert "is running; end it first, with launcher cancel" in ended.err
+    assert not (run / "record").exists()
+    end(run, 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "has taken all its 60 steps; give it more, as trainer.max_steps=120"),
+        (("trainer.max_steps=90",), "add trainer.schedule=keep to end their decay at step 60"),
+        (("trainer.max_steps=90", "trainer.schedule=keep", "model.num_layers=1"), "model.num_lay"),
+        (("trainer.max_step=90",), "closest: 'trainer.max_steps'"),
+        (("trainer.optimizer.lr=fast",), "trainer.optimizer.lr 'fast': allowed: a number"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_and_changes_nothing(
+    run: Path, overrides: tuple[str, ...], words: str
+) -> None:
+    end(run, 0)
+    before = files(run)
+
+    ended = go_on(run, *overrides)
+
+    assert (ended.status, ended.err.count("Traceback")) == (2, 0)
+    assert words in ended.err
+    assert files(run) == before
+
+
+def test_a_failed_run_starts_again_with_what_was_changed(run: Path) -> None:
+    end(run, 7)
+    digest = read_job(run / "job.json").digest()
+
+    ended = go_on(run, "trainer.optimizer.lr=0.01", "trainer.log_every_n_steps=3")
+
+    assert ended.status == 7, ended.err
+    assert "  trainer.optimizer.lr: 0.003 -> 0.01\n" in ended.out
+    job = read_job(run / "job.json")
+    assert (job.trainer.optimizer.lr, job.trainer.log_every_n_steps) == (0.01, 3)
+    assert read_job(run / "record" / "job-0.json").digest() == digest
+    events = read_events(run / "events.jsonl")
+    (told,) = [each.fields for each in events if each.event == "run_continued"]
+    assert told == {"changes": ["trainer.optimizer.lr: 0.003 -> 0.01"]}
+    starts = [each.fields["digest"] for each in events if each.event == "run_started"]
+    assert starts == [digest, job.digest()]
+
+
+def test_a_run_without_a_state_does_not_go_on(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    run = start_run(tmp_path)
+    end(run, 7)
+
+    ended = go_on(run)
+
+    assert ended.status == 2
+    assert "keeps no state to go on from: resilience.tiered is null" in ended.err
+
+
+def test_two_do_not_go_on_with_one_run_at_once(run: Path) -> None:
+    from launcher.rundir import held_folder
+
+    end(run, 7)
+    with held_folder(run):
+        ended = go_on(run)
+
+    assert ended.status == 1
+    assert "another launcher goes on with" in ended.err
+
+
+@pytest.mark.parametrize("word", ["", "-x", "trainer.max_steps=3"])
+def test_a_run_has_to_be_named(tmp_path: Path, word: str) -> None:
+    ended = launch("continue", *([word] if word else []), folder=tmp_path)
+
+    assert (ended.status, "continue takes a run first" in ended.err) == (2, True)
+
+
+# ---- real runs
+
+SMALL = (
+    "recipe=llama/llama3_tiny_pretrain",
+    "action=run",
+    "trainer.num_nodes=1",
+    "trainer.num_devices=2",
+    "trainer.optimizer.warmup_steps=4",
+    "trainer.optimizer.decay_steps=20",
+    "trainer.log_every_n_steps=1",
+    "trainer.global_batch_size=8",
+    "trainer.micro_batch_size=2",
+    "data.max_bytes=300000",
+    "resilience/tiered=folder",
+    "resilience.tiered.store.every_n_steps=5",
+)
+
+
+def train(folder: Path, name: str, *words: str) -> Ended:
+    store = f"resilience.tiered.store.url=folder:{folder / 'store'}"
+    return launch(*SMALL, store, f"run.name={name}", *words, folder=folder)
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    """Return what each step came to that was taken, and by which start."""
+    found: dict[int, dict[str, Any]] = {}
+    for event in read_events(run / "events.jsonl"):
+        if event.event == "step" and event.fields["duration_s"] is not None:
+            assert event.step is not None
+            found[event.step] = event.fields
+    return [found[number] for number in sorted(found)]
+
+
+def named(run: Path, name: str) -> list[Event]:
+    return [each for each in read_events(run / "events.jsonl") if each.event == name]
+
+
+def test_a_finished_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    assert train(tmp_path, "a", "trainer.max_steps=6").status == 0
+    run = tmp_path / "runs" / "a"
+
+    ended = go_on(run, "trainer.max_steps=10")
+
+    assert ended.status == 0, ended.err
+    assert [each["start"] for each in steps(run)] == [0] * 6 + [1] * 4
+    assert {each.step for each in named(run, "checkpoint_loaded")} == {6}
+    record, starts = read_record(run), read_starts(run)
+    assert record is not None
+    assert [each.number for each in starts] == [0, 1]
+    (entry,) = (tmp_path / "store").glob("*/owner/*.json")
+    assert json.loads(entry.read_text())["run"] == record.run_id
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    assert train(tmp_path, "whole", "trainer.max_steps=16").status == 0
+    assert train(tmp_path, "parts", "trainer.max_steps=5").status == 0
+    run = tmp_path / "runs" / "parts"
+    for number in (9, 16):
+        assert go_on(run, f"trainer.max_steps={number}").status == 0
+
+    whole = tmp_path / "runs" / "whole"
+    assert [each["loss"] for each in steps(run)] == [each["loss"] for each in steps(whole)]
+    assert [each["lr"] for each in steps(run)] == [each["lr"] for each in steps(whole)]
+    assert [each["start"] for each in steps(run)] == [0] * 5 + [1] * 4 + [2] * 7
+    weights = [each / "checkpoint" / "model.safetensors" for each in (whole, run)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_another_batch_leaves_no_sample_out(tmp_path: Path) -> None:
+    assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
+    run = tmp_path / "runs" / "a"
+
+    ended = go_on(run, "trainer.max_steps=8", "trainer.global_batch_size=16")
+
+    assert "  trainer.global_batch_size: 8 -> 16\n" in ended.out
+    assert [each["num_samples"] for each in steps(run)] == [8, 16, 24, 32, 40, 56, 72, 88]
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
+    assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
+    run = tmp_path / "runs" / "a"
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    (tmp_path / "store").mkdir()
+
+    ended = go_on(run, "trainer.max_steps=8")
+
+    assert ended.status == 1
+    assert "was to go on from a checkpoint, and no tier has one in" in ended.err + ended.out
+    assert len(steps(run)) == 5
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path: Path) -> None:
+    import shutil
+
+    assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
+    shutil.rmtree(tmp_path / "runs" / "a")
+
+    ended = train(tmp_path, "a", "trainer.max_steps=5")
+
+    assert ended.status == 2
+    assert "belongs to llama/llama3_tiny_pretrain in" in ended.err + ended.out
+    taken = go_on(tmp_path / "runs" / "a", "trainer.max_steps=8", "run.take_over=true")
+    assert taken.status == 0
+    assert [each["start"] for each in steps(tmp_path / "runs" / "a")] == [1] * 3
