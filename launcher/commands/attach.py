@@ -12,6 +12,7 @@ from launcher.clusters.running.kinds import cluster_of
 from launcher.clusters.running.requests import read_request
 from launcher.clusters.running.slurm_nodes import newest_logs
 from launcher.commands.sight import Sight, find_run, see_run
+from launcher.commands.status import status_lines
 from launcher.job.cluster import LocalCluster, SlurmCluster
 from launcher.monitor.console import RunConsole
 from launcher.monitor.runstate import RunState
@@ -69,7 +70,11 @@ def _show(run: RunFolder, cluster: Cluster, sight: Sight) -> None:
         shown.finish(_failed_node(standing, shown.state, logs))
         why = f": {standing.why}" if standing.why else ""
         shown.say(f"{run.job.name} has ended: {standing.phase.value}{why}")
-        shown.say(summary_text(shown.state, None))
+        if shown.state.exit_status is not None:
+            shown.say(summary_text(shown.state, None))
+        else:
+            # The end that a scheduler has seen stands in no event.
+            shown.say("\n".join(status_lines(see_run(run, cluster))[1:]))
 
 
 def _node_logs(run: RunFolder) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.clusters.running.requests import write_request
+from launcher.clusters.running.requests import withdraw_request, write_request
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.errors import OutsideError
 from launcher.monitor.duration import format_seconds
@@ -31,8 +31,13 @@ def print_cancel(word: str, start: Path) -> int:
     if not sight.standing.phase.is_alive:
         sys.stdout.write(f"{run.job.name} has ended before: {_text(sight)}\n")
         return 0
+    # Before the run is asked: whoever sees it end then knows why.
     write_request(run)
-    cluster.cancel(run)
+    try:
+        cluster.cancel(run)
+    except OutsideError:
+        withdraw_request(run)
+        raise
     sight = wait_for_end(run, cluster, END_S)
     took = format_seconds(time.monotonic() - began_s)
     if sight.standing.phase.is_alive or sight.standing.phase is Phase.UNREACHABLE:

@@ -153,7 +153,8 @@ class _Kubernetes(ClusterContract):
         monkeypatch.setenv("KUBECONFIG", str(kube_config))
         return KubernetesWorld(kube_config, self.kind, tmp_path)
 
-    @pytest.mark.parametrize("is_held", [True, False])
+    # Kubernetes may take half a minute to see that what a run owns is to go with it.
+    @pytest.mark.parametrize("is_held", [pytest.param(True, marks=pytest.mark.slow), False])
     def test_nothing_of_a_run_is_left_after_clean(
         self, world: KubernetesWorld, is_held: bool
     ) -> None:

@@ -53,6 +53,7 @@ def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
     logs = ask(submitted, "logs", submitted.name)
     cancelled = ask(submitted, "cancel", submitted.name)
     after = ask(submitted, "status", submitted.name)
+    attached = ask(submitted, "attach", submitted.name)
 
     lines = status.out.splitlines()
     assert lines[0] == "llama3-tiny-pretrain: running"
@@ -65,6 +66,10 @@ def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
     assert (cancelled.status, cancelled.err) == (0, "")
     assert " has ended after " in cancelled.out
     assert "cancelled: " in after.out.splitlines()[0]
+    assert (attached.status, attached.err) == (0, "")
+    assert "llama3-tiny-pretrain has ended: cancelled: " in attached.out
+    assert f"  where     slurm, job {job_id} on n[1-2]\n" in attached.out
+    assert "no end on record" not in attached.out
 
 
 def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_heard(

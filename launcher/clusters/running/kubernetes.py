@@ -118,7 +118,7 @@ class KubernetesRuns:
         names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
         if secret := token_secret_name(run.job):
             names += self._own_secret(run, f"secret/{secret}", uid)
-        removed = [words for name in names if (words := self.delete(run, name).strip())]
+        removed = self.delete(run, *names).split()
         left = self._wait_until_gone(run, names)
         return Cleaned(
             removed=tuple(each for each in removed if each not in left),
@@ -142,10 +142,10 @@ class KubernetesRuns:
                 return left
             time.sleep(_PAUSE_S)
 
-    def delete(self, run: RunFolder, name: str) -> str:
-        """Have an object removed once what belongs to it is; returns kubectl's words, if any."""
+    def delete(self, run: RunFolder, *names: str) -> str:
+        """Have objects removed once what belongs to them is; returns the names that there were."""
         words = ("--ignore-not-found", "--cascade=foreground", "--wait=false", "--output=name")
-        return self.ask(run, "delete", name, *words)
+        return self.ask(run, "delete", *names, *words)
 
     def ask(self, run: RunFolder, *words: str) -> str:
         """Return what kubectl prints. Raises OutsideError with its words."""

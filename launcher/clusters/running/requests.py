@@ -26,6 +26,11 @@ def write_request(run: RunFolder) -> None:
         ) from error
 
 
+def withdraw_request(run: RunFolder) -> None:
+    """Take the note away: nobody could be asked."""
+    (run.path / CANCELLED_FILE).unlink(missing_ok=True)
+
+
 def read_request(run: RunFolder) -> CancelRequest | None:
     """Return who has asked for the end of this start of the run, None where nobody has."""
     try:

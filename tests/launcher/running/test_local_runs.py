@@ -147,6 +147,7 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     assert "is a process of another container; cancel it there" in cancelled.err
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
+    assert "cancelled: not by this launcher" in status_of(run).out
 
 
 def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
