@@ -106,10 +106,7 @@ def _run(
     try:
         handles = _make_handles(options)
     except (OSError, OverflowError) as error:
-        return _complain(
-            f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
-            f"x {options.workers_per_node} workers: {error}"
-        )
+        return _complain(_no_memory(options, error))
     folder = RunFolder(options.run_dir, run=options.rdzv_id, attempt=options.rdzv_attempt)
     program = Program(
         command=options.program,
@@ -156,6 +153,13 @@ def _run(
         agent.leave()
         is_done = kept.end(removes=status == 0)
     return status or (0 if is_done else UNSTORED_STATUS)
+
+
+def _no_memory(options: argparse.Namespace, error: Exception) -> str:
+    return (
+        f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
+        f"x {options.workers_per_node} workers: {error}"
+    )
 
 
 def _note_start(options: argparse.Namespace) -> dict[str, str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 
 from resilience.tiered.errors import FormatError
+from resilience.tiered.stores.objects import Stored
 from resilience.tiered.stores.s3 import S3Objects, S3Settings
-from resilience.tiered.stores.store import Stored
 
 _METADATA = "metadata.metadata"
 _BLOB = "checkpoint.pt"

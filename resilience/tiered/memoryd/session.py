@@ -28,7 +28,7 @@ from resilience.tiered.namespaces import Claim
 from resilience.tiered.paths import check_namespace, step_key
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId, content_digest, decode_meta, encode_meta
-from resilience.tiered.stores.owner import Owner
+from resilience.tiered.stores.owner import NamespaceOwner
 from resilience.tiered.vault import Reading, Writing, show
 
 VERSION = 1
@@ -321,7 +321,7 @@ class Session:
     def _own(self, request: Mapping[str, Any]) -> Reply:
         """Have the store's namespace be the run's own; waits for the store."""
         namespace, shelf = self._own_namespace(), self._house.board.shelf
-        owner = Owner(run=_text(request, "run"), name=_text(request, "name"))
+        owner = NamespaceOwner(run=_text(request, "run"), name=_text(request, "name"))
         takes_over = bool(request.get("takes_over"))
         if shelf is None:
             return {}, ()

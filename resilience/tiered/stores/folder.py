@@ -18,7 +18,8 @@ from pathlib import Path
 
 from resilience.tiered.errors import TierError
 from resilience.tiered.stores.deadline import Calls, Hung
-from resilience.tiered.stores.store import BLOCK_BYTES, Store, Stored, blocks_of
+from resilience.tiered.stores.objects import BLOCK_BYTES, Stored, blocks_of
+from resilience.tiered.stores.store import Store
 
 _DRAFTS = "drafts"
 _DRAFT_S = 24 * 3600.0

@@ -10,21 +10,19 @@ the namespace is its own. So a run that was killed in between owns nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from resilience.tiered.errors import TierError
 from resilience.tiered.paths import check_namespace
-
-if TYPE_CHECKING:
-    from resilience.tiered.stores.store import Objects, Stored
+from resilience.tiered.stores.objects import Objects, Stored
 
 _WANTS = ".wants"
 _BYTES_MAX = 1 << 16
 
 
-class Owner(BaseModel):
+class NamespaceOwner(BaseModel):
     """A run, as the store knows it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,8 +34,8 @@ class Owner(BaseModel):
 
 
 def claim_namespace(
-    objects: Objects, namespace: str, owner: Owner, *, takes_over: bool
-) -> tuple[Owner, ...]:
+    objects: Objects, namespace: str, owner: NamespaceOwner, *, takes_over: bool
+) -> tuple[NamespaceOwner, ...]:
     """Have a namespace be a run's own; returns whose it is instead, nothing where that came about.
 
     Idempotent. A run that `takes_over` ends the claims of others; what they were is returned by a
@@ -72,18 +70,18 @@ def _others(objects: Objects, prefix: str, own: str, wants: str) -> list[Stored]
     return [each for each in objects.find_all(prefix) if each.name not in (own, wants)]
 
 
-def _read_all(objects: Objects, entries: list[Stored]) -> tuple[Owner, ...]:
+def _read_all(objects: Objects, entries: list[Stored]) -> tuple[NamespaceOwner, ...]:
     return tuple(_read(objects, each) for each in sorted(entries))
 
 
-def _read(objects: Objects, entry: Stored) -> Owner:
+def _read(objects: Objects, entry: Stored) -> NamespaceOwner:
     content = bytearray(min(entry.num_bytes, _BYTES_MAX))
     try:
         objects.read(entry.name, entry.num_bytes, 0, memoryview(content))
-        return Owner.model_validate_json(bytes(content))
+        return NamespaceOwner.model_validate_json(bytes(content))
     except ValidationError:
-        return Owner(run="unknown", name=entry.name)
+        return NamespaceOwner(run="unknown", name=entry.name)
     except TierError:
         if objects.find(entry.name) is not None:
             raise
-        return Owner(run="unknown", name="a run that came at the same time")
+        return NamespaceOwner(run="unknown", name="a run that came at the same time")

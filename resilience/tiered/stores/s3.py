@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from resilience.tiered.errors import TierError
 from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
-from resilience.tiered.stores.store import Store, Stored, blocks_of
+from resilience.tiered.stores.objects import Stored, blocks_of
+from resilience.tiered.stores.store import Store
 
 if TYPE_CHECKING:
     from s3torchconnectorclient._mountpoint_s3_client import (

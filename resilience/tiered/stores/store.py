@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
 
 from resilience.tiered.errors import TierError
 from resilience.tiered.paths import (
@@ -35,47 +34,14 @@ from resilience.tiered.paths import (
     steps_prefix,
 )
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest, decode_meta, encode_meta
-from resilience.tiered.stores.owner import Owner, claim_namespace
-
-BLOCK_BYTES = 4 << 20
-"""How much of a piece is handed over in one call."""
+from resilience.tiered.stores.objects import Objects, Stored
+from resilience.tiered.stores.owner import NamespaceOwner, claim_namespace
 
 NO_DIGEST = "0" * 32
 _TRIAL_BYTES = 64
 
 ORPHAN_S = 24 * 3600.0
 """Age after which data that no entry names is nobody's: its writer ended in between."""
-
-
-class Stored(NamedTuple):
-    """One object as a listing shows it."""
-
-    name: str
-    num_bytes: int
-    changed_s: float
-    """When it was written, in seconds of the epoch, by the store's clock."""
-
-
-class Objects(Protocol):
-    """Named objects, which `Store` makes a store of. Any thread; blocks; TierError."""
-
-    def write(self, name: str, num_bytes: int, pieces: Iterable[memoryview]) -> None:
-        """Write an object, or replace it; it appears at once and whole, or not at all."""
-
-    def read(self, name: str, num_bytes: int, begin: int, into: memoryview) -> None:
-        """Fill `into` from an object of exactly `num_bytes`; TierError where there is none."""
-
-    def find(self, name: str) -> Stored | None:
-        """Return what is known of an object; None where there is none."""
-
-    def find_all(self, prefix: str) -> list[Stored]:
-        """Return all objects whose names begin so, in any order."""
-
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are not there are left out."""
-
-    def clean(self, namespace: str) -> None:
-        """Remove what writers of this namespace left that are dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +79,9 @@ class Store:
         if found != content:
             raise TierError(f"reading {name}: it is not what was written")
 
-    def claim(self, namespace: str, owner: Owner, *, takes_over: bool) -> tuple[Owner, ...]:
+    def claim(
+        self, namespace: str, owner: NamespaceOwner, *, takes_over: bool
+    ) -> tuple[NamespaceOwner, ...]:
         """Have a namespace be a run's own; see `owner.claim_namespace`."""
         return claim_namespace(self._objects, namespace, owner, takes_over=takes_over)
 
@@ -253,20 +221,6 @@ class Store:
     def _entries_of(self, id: ShardId) -> list[_Entry]:  # noqa: A002
         prefix = _entry_key(id, NO_DIGEST).removesuffix(f"{NO_DIGEST}.json")
         return [each for each in _parse(self._objects.find_all(prefix)) if each.id == id]
-
-
-def blocks_of(pieces: Iterable[memoryview], num_bytes: int, what: str) -> Iterator[memoryview]:
-    """Yield the pieces' bytes in blocks; TierError where they are not `num_bytes` in all."""
-    total = 0
-    for piece in pieces:
-        flat = piece.cast("B")
-        total += flat.nbytes
-        if total > num_bytes:
-            raise TierError(f"{what}: more than the {num_bytes} bytes that were announced")
-        for begin in range(0, flat.nbytes, BLOCK_BYTES):
-            yield flat[begin : begin + BLOCK_BYTES]
-    if total != num_bytes:
-        raise TierError(f"{what}: {total} bytes of the {num_bytes} that were announced")
 
 
 def _parse(objects: Iterable[Stored]) -> Iterator[_Entry]:

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from resilience.events import read_events
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "runs.md").read_text("utf-8")
 SECTIONS = ("Start", "Look", "Stop", "Clean")
@@ -17,6 +21,24 @@ def block_of(section: str) -> str:
     text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return str(block)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_as_the_page_says(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    done = subprocess.run(
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", block_of("Go on, and change")],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "  trainer.max_steps: 20 -> 40\n" in done.stdout
+    assert "  trainer.optimizer.lr: 0.003 -> 0.001\n" in done.stdout
+    events = read_events(tmp_path / "runs" / "mine" / "events.jsonl")
+    taken = {each.step: each.fields["start"] for each in events if each.event == "step"}
+    assert taken[39] == 1
+    assert {each.step for each in events if each.event == "checkpoint_loaded"} == {20}
 
 
 def test_a_run_is_started_looked_at_stopped_and_cleaned_as_the_page_says(team: Path) -> None:

@@ -21,8 +21,9 @@ from resilience.tiered.shard import (
     piece_bounds,
 )
 from resilience.tiered.stores.folder import FolderSettings, open_folder
+from resilience.tiered.stores.objects import Objects
 from resilience.tiered.stores.s3 import S3Settings, open_s3
-from resilience.tiered.stores.store import Objects, Store
+from resilience.tiered.stores.store import Store
 from tests.resilience.tiered.s3_server import S3Server
 
 _NUMBERS = count(1)

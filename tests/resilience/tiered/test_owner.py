@@ -13,12 +13,12 @@ import pytest
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
-from resilience.tiered.stores.owner import Owner, claim_namespace
-from resilience.tiered.stores.store import Stored
+from resilience.tiered.stores.objects import Stored
+from resilience.tiered.stores.owner import NamespaceOwner, claim_namespace
 from tests.resilience.tiered.daemons import Daemon
 from tests.resilience.tiered.news_reader import Reader
 
-A, B = Owner(run="a" * 32, name="run a"), Owner(run="b" * 32, name="run b")
+A, B = NamespaceOwner(run="a" * 32, name="run a"), NamespaceOwner(run="b" * 32, name="run b")
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def objects(tmp_path: Path) -> FolderObjects:
     return FolderObjects(FolderSettings(folder=tmp_path / "store"))
 
 
-def claim(objects: FolderObjects, owner: Owner, *, takes_over: bool = False) -> tuple[Owner, ...]:
+def claim(
+    objects: FolderObjects, owner: NamespaceOwner, *, takes_over: bool = False
+) -> tuple[NamespaceOwner, ...]:
     return claim_namespace(objects, "n", owner, takes_over=takes_over)
 
 
@@ -59,10 +61,10 @@ def test_another_namespace_is_nobodys(objects: FolderObjects) -> None:
 class Between(FolderObjects):
     """A store where another run comes after some writes."""
 
-    def __init__(self, folder: Path, other: Owner, after: int) -> None:
+    def __init__(self, folder: Path, other: NamespaceOwner, after: int) -> None:
         super().__init__(FolderSettings(folder=folder))
         self.other, self.left = other, after
-        self.found: tuple[Owner, ...] | None = None
+        self.found: tuple[NamespaceOwner, ...] | None = None
 
     def write(self, name: str, num_bytes: int, pieces: object) -> None:
         super().write(name, num_bytes, pieces)  # type: ignore[arg-type]
@@ -98,7 +100,7 @@ def test_of_two_that_come_at_once_one_has_it_at_most(tmp_path: Path, after: int)
 
 
 def test_many_threads_at_once_give_one_owner_at_most(objects: FolderObjects) -> None:
-    runs = [Owner(run=f"{number:032x}", name=f"run {number}") for number in range(8)]
+    runs = [NamespaceOwner(run=f"{number:032x}", name=f"run {number}") for number in range(8)]
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda each: claim(objects, each), runs))

@@ -18,8 +18,9 @@ from resilience.tiered.paths import data_key
 from resilience.tiered.shard import PIECE_BYTES
 from resilience.tiered.stores.deadline import HUNG_MAX, HUNG_RETRY_S, DeadlineError, Hung
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
+from resilience.tiered.stores.objects import Stored
 from resilience.tiered.stores.s3 import S3Settings
-from resilience.tiered.stores.store import Store, Stored
+from resilience.tiered.stores.store import Store
 from tests.resilience.tiered.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.resilience.tiered.s3_server import S3Server, s3_server
 from tests.resilience.tiered.store_places import Place, Shard, big_shard, make_shard, s3_place

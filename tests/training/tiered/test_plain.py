@@ -133,7 +133,7 @@ def test_namespace_of_another_job_is_a_users_error(tmp_path: Path, workers: Work
     assert outcome.statuses == [2, 2]
     text = outcome.log()
     assert "training: the namespace 'taken' belongs to the job 'job'" in text
-    assert "to begin anew: resilience.tiered.namespace=NAME" in text
+    assert "begin anew with resilience.tiered.namespace=NAME" in text
     assert "Traceback" not in text
 
 
