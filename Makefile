@@ -86,6 +86,7 @@ test: check
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 test-long: check
+	@scripts/install-torch-tests.sh $(BIN)/python
 	@echo "parts: $(PARTS); for one of them alone: make test-long PART=NAME"
 	@failed=; for part in $(PART); do \
 	  $(MAKE) --no-print-directory "part-$$part" || failed="$$failed $$part"; \
@@ -106,4 +107,4 @@ image:
 	  "HYPERPOD_AGENT=$(HYPERPOD_AGENT)"
 
 clean:
-	rm -rf $(VENV) .venv-aws .venv-aws-tiered build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests build dist .pytest_cache .mypy_cache .ruff_cache

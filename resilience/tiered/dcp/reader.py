@@ -88,7 +88,8 @@ class TieredReader(StepReader[ItemPlace]):
         self._timeout_s = timeout_s
         self._heard_by_s = 0.0
         """Until then a shard that this node has not heard of is waited for."""
-        self._load_id = str(uuid4())
+        self.load_id = str(uuid4())
+        """Of one load alone; in the metadata that it has read."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of another step where it is named."""
@@ -96,7 +97,7 @@ class TieredReader(StepReader[ItemPlace]):
         if checkpoint_id is not None:
             self._step = parse_checkpoint_id(checkpoint_id, self._client.namespace)
         self._generation = self._wanted
-        self._load_id = str(uuid4())
+        self.load_id = str(uuid4())
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -113,12 +114,10 @@ class TieredReader(StepReader[ItemPlace]):
         if self._step is None:
             self._step, self._generation = self._agree()
         elif self._generation is None:
-            self._generation = find_attempt(self._step, self._client.known_steps())
-            if self._generation is None:
-                raise LostError(f"step {self._step} is not there, or not whole")
+            self._generation = self._find_generation(self._step)
         metadata = decode_metadata(self._read(METADATA, lambda memory: memory.tobytes()))
         assert metadata.storage_meta is not None
-        storage_meta = dataclasses.replace(metadata.storage_meta, load_id=self._load_id)
+        storage_meta = dataclasses.replace(metadata.storage_meta, load_id=self.load_id)
         return dataclasses.replace(metadata, storage_meta=storage_meta)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -182,6 +181,16 @@ class TieredReader(StepReader[ItemPlace]):
         if newest is None:
             raise LostError("there is no whole step to load")
         return newest.step, newest.generation
+
+    def _find_generation(self, step: int) -> int:
+        """Return the newest whole attempt of a step."""
+        found = find_attempt(step, self._client.known_steps())
+        if found is None:
+            self._client.steps()  # lists the store anew
+            found = find_attempt(step, self._client.known_steps())
+        if found is None:
+            raise LostError(f"step {step} is not there, or not whole")
+        return found
 
     def _load_pickle(self, content: bytes, item: ReadItem, planner: LoadPlanner) -> None:
         """Let the planner unpickle an item, if that runs nothing or may run anything."""

@@ -81,14 +81,15 @@ class TieredWriter(StorageWriter):
         self._least = generation
         self._generation = generation
         self._may_overwrite = overwrite
-        self._save_id = str(uuid4())
+        self.save_id = str(uuid4())
+        """Of one save alone; in the metadata."""
         self._num_shards = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, of another step where it is named."""
         if checkpoint_id is not None:
             self._step = parse_checkpoint_id(checkpoint_id, self._client.namespace)
-        self._save_id = str(uuid4())
+        self.save_id = str(uuid4())
 
     @property
     def checkpoint_id(self) -> str | None:
@@ -97,7 +98,7 @@ class TieredWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Return what the metadata says of this save."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Check that the save is one that this writer can do."""

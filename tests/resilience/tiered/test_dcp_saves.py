@@ -20,7 +20,7 @@ from resilience.tiered.errors import FormatError, HeldError, StaleError
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.cluster import make_cluster
 from tests.resilience.tiered.daemons import MIB, Daemon
-from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.kept import wait_until, waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -335,3 +335,18 @@ def test_save_that_this_writer_cannot_do_is_refused(daemon: Daemon) -> None:
     assert "ranks agree" in fail(TieredWriter(client, step=1), use_collectives=False)
     planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
     assert "enable_plan_caching" in fail(TieredWriter(client, step=1), planner=planner)
+
+
+def test_named_step_that_another_node_has_stored_since_is_found(tmp_path: Path) -> None:
+    options = ["--store", f"folder:{tmp_path / 'store'}", "--store-every-n-steps", "1"]
+    with (
+        Daemon(folder=tmp_path / "a", options=[*options, "--node", "a"]) as writing,
+        Daemon(folder=tmp_path / "b", options=[*options, "--node", "b"]) as reading,
+    ):
+        client, other = writing.start().client(), reading.start().client()
+        with pytest.raises(dcp.api.CheckpointException, match="step 1 is not there, or not whole"):
+            load_alone(other, step=1)
+        save_alone(client, 1.0, 1)
+        wait_until(lambda: not waiting(client))
+
+        assert load_alone(other, step=1) == 1.0
