@@ -13,6 +13,7 @@ from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
+from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
 DEFAULT_IMAGE = "training-recipes:0.1.0"
@@ -45,7 +46,13 @@ def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = Fals
 
 def refusals(job: Job) -> list[str]:
     """Return why a job is not started, a line for each reason; none for one that runs."""
-    found = [_no_runtime(job), lost_results(job), lost_checkpoints(job), unfoundable_run(job)]
+    found = [
+        _no_runtime(job),
+        missing_store(job),
+        lost_results(job),
+        lost_checkpoints(job),
+        unfoundable_run(job),
+    ]
     return [reason for reason in found if reason]
 
 
@@ -64,7 +71,8 @@ def _no_runtime(job: Job) -> str | None:
     if job.memoryd and is_hyperpod(job):
         # Nobody has seen under which names its pods reach each other.
         missing.append(
-            "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
+            "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', "
+            "or resilience/tiered=aws)"
         )
     return f"this version renders, but cannot run, {' and '.join(missing)}" if missing else None
 
@@ -111,6 +119,18 @@ def lost_results(job: Job) -> str | None:
         f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
         "be lost with the pods; mount one with cluster.volume_claims, and set cluster.run_path "
         "below its mount_path"
+    )
+
+
+def missing_store(job: Job) -> str | None:
+    """Say that nobody has named the store of a job's checkpoints, None where somebody has."""
+    tiered = job.resilience.tiered
+    if not tiered or not tiered.store or tiered.store.url:
+        return None
+    return (
+        f"{STORE_URL} null, where the checkpoints of this job go; set {STORE_URL}={STORE_URL_FORM} "
+        "or folder:/PATH that every node has, or cluster.checkpoint_store_url in the cluster's "
+        "profile; resilience/tiered=ram needs none"
     )
 
 

@@ -144,9 +144,16 @@ def parse_config(prog: str, words: Sequence[str]) -> NodeConfig:
     add_config_argument(parser)
     path = parser.parse_known_args(words)[0].config
     try:
-        return read_node_config(path) if path else NodeConfig(agent=None, memoryd=None)
+        config = read_node_config(path) if path else NodeConfig(agent=None, memoryd=None)
     except ValueError as error:
         parser.error(f"argument --config: {error}")
+    if config.memoryd and config.memoryd.store and config.memoryd.store.url is None:
+        # A job may be rendered so, and is not to run without what its recipe asks for.
+        parser.error(
+            f"argument --config: {str(path)!r}: memoryd.store.url is null; set "
+            "resilience.tiered.store.url or cluster.checkpoint_store_url, and render the job again"
+        )
+    return config
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:

@@ -24,6 +24,7 @@ from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
 from launcher.job.fields import OneLine, Section
 from launcher.support import DEFAULT_IMAGE
+from resilience.settings import StoreUrl
 
 # A value of its own kind, by which it is known that nobody named an image.
 OmegaConf.register_new_resolver("default_image", lambda: DEFAULT_IMAGE, replace=True)
@@ -48,6 +49,16 @@ class Beside(Section):
     oversubscribe: bool
     """Whether action=run starts what this machine is too small for."""
     run: _Run
+
+
+class _Site(Section):
+    """What a cluster's profile says for recipes to take, and no job has of it."""
+
+    checkpoint_store_url: StoreUrl | None = None
+
+
+class _Profile(Section):
+    cluster: _Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +90,20 @@ def request_from_config(
     job = {key: content[key] for key in _JOB_KEYS if key in content}
     beside = _validate(Beside, {key: content.get(key) for key in Beside.model_fields}, where)
     job["name"] = _job_name(beside.run.name, name, suffix)
+    if isinstance(cluster := content.get("cluster"), dict):
+        job["cluster"] = _without_site(cluster, where)
     return Request(
         beside=beside,
         has_default_image=_takes_default_image(config),
         job=_validate(Job, job, where),
     )
+
+
+def _without_site(cluster: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the keys of the job alone; raises RecipeError for a wrong one of the others."""
+    site = {key: value for key, value in cluster.items() if key in _Site.model_fields}
+    _validate(_Profile, {"cluster": site}, where)
+    return {key: value for key, value in cluster.items() if key not in site}
 
 
 def _takes_default_image(config: DictConfig) -> bool:

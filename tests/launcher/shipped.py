@@ -18,10 +18,9 @@ CLUSTERS = {
     "hyperpod": ("cluster=k8s", "cluster.job_kind=hyperpod"),
     "job": ("cluster=k8s", "cluster.job_kind=job"),
 }
-# What a recipe leaves to whoever runs it.
-ASKED_FOR = {
-    "llama/llama3_70b_pretrain_tiered": ("resilience.tiered.store.url=s3://example-bucket/runs",)
-}
+# What a recipe of a real size leaves to the cluster's profile, or to whoever runs it.
+STORE = ("cluster.checkpoint_store_url=s3://example-bucket/runs",)
+ASKED_FOR = {name: STORE for name in RECIPES if "70b" in name or "8b" in name}
 TEMPLATES = {
     name: text
     for kind in ("local", "slurm", "k8s")

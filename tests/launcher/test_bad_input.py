@@ -16,7 +16,7 @@ from resilience.inprocess.handles import AGENT_PID
 from resilience.inprocess.variables import RUN_ID, rank_variables
 from resilience.state.layout import make_layout
 from tests.launcher.command import launch, refuse
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import ASKED_FOR, shipped_job
 
 LARGE = "llama/llama3_70b_pretrain_checkpointless"
 TINY = "llama/llama3_tiny_pretrain"
@@ -196,8 +196,8 @@ INCONSISTENT = [
                  "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
                  "has none", id="efa-without-devices"),
     pytest.param(["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],
-                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless "
-                 "need", id="shm"),
+                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless, "
+                 "tiered need", id="shm"),
     pytest.param(["resources.memory_gib=70"],
                  "resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of "
                  "8 workers and 1 spares = 73", id="memory-too-small"),
@@ -384,7 +384,7 @@ def test_heads_that_hugging_face_cannot_divide_are_refused(tmp_path: Path) -> No
 
 def test_a_value_that_aws_drops_reaches_the_manifest(tmp_path: Path) -> None:
     """AWS's launcher accepts these for a checkpointless recipe, and forgets them."""
-    ended = launch(f"recipe={LARGE}", "cluster=k8s", "+env.NCCL_DEBUG=INFO",
+    ended = launch(f"recipe={LARGE}", "cluster=k8s", "+env.NCCL_DEBUG=INFO", *ASKED_FOR[LARGE],
                    "cluster.host_network=true", "run.dir=out", folder=tmp_path)  # fmt: skip
 
     manifest = (tmp_path / "out" / "manifest.yaml").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.command import launch
-from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
+from tests.launcher.shipped import ASKED_FOR, CLUSTERS, RECIPES, rendered, shipped_job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -40,8 +40,8 @@ def test_a_process_in_another_folder_writes_the_same_bytes(tmp_path: Path, clust
     folder = tmp_path / "some where"
     folder.mkdir()
 
-    ended = launch(f"recipe={recipe}", *CLUSTERS[cluster], f"run.dir={tmp_path}/out/dir",
-                   folder=folder,
+    ended = launch(f"recipe={recipe}", *CLUSTERS[cluster], *ASKED_FOR[recipe],
+                   f"run.dir={tmp_path}/out/dir", folder=folder,
                    env={"PYTHONHASHSEED": "7", "USER": "nobody", "HOME": "/", "TZ": "Asia/Tokyo",
                         "HOSTNAME": "elsewhere"})  # fmt: skip
 

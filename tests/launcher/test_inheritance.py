@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.command import launch
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import ASKED_FOR, shipped_job
 
 HEAD = "# @package _global_\ndefaults:\n"
 TINY = "llama/llama3_tiny_pretrain"
@@ -50,7 +50,7 @@ def test_a_recipe_inherits_from_one_that_inherits(team: Path) -> None:
     base = "llama/llama3_70b_pretrain_checkpointless"
     write_recipe(team, "ours/x", [base])
 
-    content = content_of(team, "recipe=ours/x", "cluster=slurm")
+    content = content_of(team, "recipe=ours/x", "cluster=slurm", *ASKED_FOR[base])
 
     expected = json.loads(shipped_job(base, "slurm").to_json())
     expected["recipe"] |= {"name": "ours/x", "description": "ours"}
@@ -179,8 +179,8 @@ def test_a_recipe_sets_no_key_of_a_cluster(team: Path, text: str, keys: str, clu
 
 
 @pytest.mark.parametrize(("recipe", "cluster", "digest"), [
-    ("llama/llama3_70b_pretrain_checkpointless", "local", "a52c0e7c5bb2"),
-    ("llama/llama3_70b_pretrain_checkpointless", "hyperpod", "f4874c8aa4d5"),
+    ("llama/llama3_70b_pretrain_checkpointless", "local", "14f1081fa367"),
+    ("llama/llama3_70b_pretrain_checkpointless", "hyperpod", "a2dc86a62924"),
     (TINY, "local", "eeb0857e789a"),
     (TINY, "hyperpod", "520cb70247a6"),
 ])  # fmt: skip

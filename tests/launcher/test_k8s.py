@@ -357,7 +357,10 @@ def test_pods_of_a_gpu_recipe_ask_for_the_whole_instance() -> None:
         "limits": exact,
     }
     assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in spec["volumes"]
+    (shm,) = (each for each in spec["volumes"] if each["name"] == "shm")
+    # The recipe's own 64 GiB, and the checkpoints that wait for their store.
+    assert shm["emptyDir"]["medium"] == "Memory"
+    assert int(shm["emptyDir"]["sizeLimit"].removesuffix("Mi")) > 64 * 1024
     assert {"name": "shm", "mountPath": "/dev/shm"} in spec["containers"][0]["volumeMounts"]
 
 

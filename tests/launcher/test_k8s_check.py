@@ -329,6 +329,7 @@ def test_every_wrong_field_has_a_line_of_its_own() -> None:
     lines = str(error.value).splitlines()
     assert [line.split()[:3] for line in lines] == [
         ["manifest:", "Job.spec.template.spec.containers[0].imagePullPolicy", "False;"],
+        ["manifest:", "Job.spec.template.spec.initContainers[0].imagePullPolicy", "False;"],
         ["manifest:", "Job.spec.template.spec.restartPolicy", "False;"],
     ]
 

@@ -18,7 +18,7 @@ from launcher.job import Job
 from launcher.job.tiered_memory import state_bytes
 from launcher.machine import PROCESSES_PER_CORE, Machine, check_machine, overload, read_machine
 from tests.launcher.command import launch
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import ASKED_FOR, RECIPES, shipped_job
 
 TINY, FAULTY = "llama/llama3_tiny_pretrain", "llama/llama3_tiny_checkpointless"
 LARGE = "llama/llama3_8b_pretrain"
@@ -282,7 +282,7 @@ def kinds(found: Machine, recipe: str) -> set[str]:
     return names
 
 
-RUN = (f"recipe={LARGE}", "action=run")
+RUN = (f"recipe={LARGE}", "action=run", *ASKED_FOR[LARGE])
 
 
 def test_a_run_that_this_machine_cannot_hold_is_refused_before_anything_is_written(

@@ -171,7 +171,10 @@ def job_has_image(cluster: str) -> bool:
 # What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
 MEGATRON = "trainer.kind 'megatron' (it runs: 'torch')"
 RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-TIERS = "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job')"
+TIERS = (
+    "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
+    "resilience/tiered=aws)"
+)
 LARGE_70B = "llama/llama3_70b_pretrain"
 
 
@@ -184,7 +187,7 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     missing = [MEGATRON] if "70b" in recipe else []
     if is_hyperpod and ("checkpointless" in recipe or "tiered" in recipe):
         missing.append(RECOVERY)
-    if is_hyperpod and "tiered" in recipe:
+    if is_hyperpod and job.resilience.tiered:
         missing.append(TIERS)
     expected = f"this version renders, but cannot run, {' and '.join(missing)}"
 

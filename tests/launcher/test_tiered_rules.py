@@ -16,7 +16,7 @@ from launcher.job import Job
 from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
 from launcher.support import check_runnable
 from resilience.tiered.paths import check_namespace
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import rendered, shipped_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_70b_pretrain_tiered"
 STORE = "resilience.tiered.store.url=s3://bucket/runs"
@@ -58,10 +58,6 @@ REFUSED = [
     pytest.param("ram_s3", [".store.every_s=3"],
                  "store.every_n_steps 500 and resilience.tiered.store.every_s 3.0; allowed: one",
                  id="two-frequencies-of-the-store"),
-    *[pytest.param(group, [".store.url=null"],
-                   "resilience.tiered.store.url null; allowed: s3://BUCKET/PREFIX or folder:/PATH, "
-                   "as resilience.tiered.store.url=", id=f"no-url-{group}")
-      for group in ("ram_s3", "s3", "folder")],
     pytest.param("s3", [".store.url=https://bucket"],
                  "store.url 'https://bucket': allowed: s3://BUCKET/PREFIX or folder:/PATH",
                  id="url-of-another-kind"),
@@ -209,6 +205,50 @@ def test_folder_of_a_store_that_goes_with_the_pods_is_not_submitted() -> None:
 
     kept = shipped_job(TINY, "job", [*tiered, "resilience.tiered.store.url=folder:/fsx/store"])
     check_runnable(kept, "submit")
+
+
+@pytest.mark.parametrize("action", ["run", "submit"])
+@pytest.mark.parametrize("group", ["ram_s3", "s3", "folder", "store"])
+def test_job_whose_store_nobody_has_named_is_rendered_and_does_not_start(
+    group: str, action: str
+) -> None:
+    cluster = "local" if action == "run" else "slurm"
+    job = shipped_job(TINY, cluster, [f"resilience/tiered={group}"])
+
+    assert rendered(job)
+    with pytest.raises(RecipeError) as refused:
+        check_runnable(job, action)
+    assert str(refused.value).splitlines()[0] == (
+        f"action {action!r}: resilience.tiered.store.url null, where the checkpoints of this job "
+        "go; set resilience.tiered.store.url=s3://BUCKET/PREFIX or folder:/PATH that every node "
+        "has, or cluster.checkpoint_store_url in the cluster's profile; resilience/tiered=ram "
+        "needs none"
+    )
+
+
+@pytest.mark.parametrize("recipe", ["llama/llama3_8b_pretrain", LARGE])
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        pytest.param([], "s3://site/runs", id="the-profiles"),
+        pytest.param(["resilience.tiered.store.url=folder:/fsx"], "folder:/fsx", id="its-own"),
+    ],
+)
+def test_recipe_of_a_real_size_takes_its_store_from_the_profile(
+    recipe: str, given: list[str], url: str
+) -> None:
+    profile = "cluster.checkpoint_store_url=s3://site/runs"
+
+    settings = shipped_job(recipe, "slurm", [profile, *given]).resilience.tiered
+
+    assert settings
+    assert settings.store
+    assert settings.store.url == url
+
+
+def test_profile_that_names_no_store_is_told_what_one_is() -> None:
+    with pytest.raises(RecipeError, match=r"^cluster\.checkpoint_store_url 'here': allowed: s3://"):
+        shipped_job(TINY, "slurm", ["cluster.checkpoint_store_url=here"])
 
 
 def test_daemons_in_pods_of_hyperpods_operator_are_not_submitted() -> None:

@@ -109,3 +109,20 @@ def test_pipe_that_nobody_writes_to_is_refused(
 
     message = f"argument --config: '{tmp_path}/pipe' is no file; want node.json of a run's folder"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parse", [agent, memoryd])
+def test_store_that_nobody_has_named_is_no_run_without_one(
+    path: Path, capsys: pytest.CaptureFixture[str], parse: Callable[[Path], Any]
+) -> None:
+    """A script that was rendered so may be handed to the scheduler by hand."""
+    job = shipped_job("llama/llama3_tiny_pretrain", "slurm", ["resilience/tiered=store"])
+    path.write_text(rendered(job)["node.json"])
+
+    with pytest.raises(SystemExit, match="2"):
+        parse(path)
+
+    assert (
+        f"argument --config: '{path}': memoryd.store.url is null; set resilience.tiered.store.url "
+        "or cluster.checkpoint_store_url, and render the job again"
+    ) in capsys.readouterr().err

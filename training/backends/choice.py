@@ -7,6 +7,7 @@ from pathlib import Path
 from launcher.job import Job
 from resilience.events import EventLog
 from training.checkpoints import Checkpoints
+from training.errors import TrainingError
 
 
 def open_checkpoints(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Checkpoints:
@@ -17,6 +18,11 @@ def open_checkpoints(job: Job, *, run_dir: Path, node: str, events: EventLog) ->
     settings = job.resilience.tiered
     if settings is None:
         return Checkpoints()
+    if settings.store is not None and settings.store.url is None:
+        raise TrainingError(
+            "resilience.tiered.store.url is null, where the checkpoints go; set it or "
+            "cluster.checkpoint_store_url, and render the job again"
+        )
     if settings.backend == "aws":
         from training.backends.aws import AwsCheckpoints
 

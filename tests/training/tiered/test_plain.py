@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
+from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
 from tests.resilience.tiered.daemons import make_content, make_id, save
 from tests.training.jobs import make_job
 from tests.training.tiered.runs import Nodes, loads, open_only, saved_steps, start_nodes, tiered
 from tests.training.workers import Outcome, Workers
+from training.backends.choice import open_checkpoints
+from training.errors import TrainingError
 from training.stop import EXIT_STATUS
 
 
@@ -146,6 +149,25 @@ def test_run_without_a_daemons_folder_says_what_is_missing(
     logs = outcome.log(0) + outcome.log(1)
     assert "training: the variable MEMORYD_DIR is not set" in logs
     assert "Traceback" not in logs
+
+
+def test_run_whose_store_nobody_has_named_does_not_begin_without(tmp_path: Path) -> None:
+    unset = ["url", "every_s", "keep", "endpoint", "region", "part_size_mib", "attempts"]
+    store = {
+        **dict.fromkeys(unset),
+        "every_n_steps": 4,
+        "waiting_max": 1,
+        "deadline_s": 60.0,
+        "path_style": False,
+        "required": True,
+    }
+    job = plain_job(10, store=store)
+
+    with (
+        EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0) as events,
+        pytest.raises(TrainingError, match=r"^resilience\.tiered\.store\.url is null"),
+    ):
+        open_checkpoints(job, run_dir=tmp_path, node="n0", events=events)
 
 
 def test_run_without_tiers_imports_nothing_of_them(tmp_path: Path, workers: Workers) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-4 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest a52c0e7c5bb2b9b4d8cb0435796dd6a7324b958656d382c3f56155853878b45a.
+# node-4 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 14f1081fa3672c2c7140f64f30b73959bf04661c28a31ff17fb602cee0821f61.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Know before you start this:
 # - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
@@ -30,6 +30,13 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-4
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202 9203 9204 9205 9206 9207 9208 9209 9210 9211 9212 9213 9214 9215 9216}"
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -40,6 +47,22 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --node-name=node-4 \
   --token-file="$token_file" \
   --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[4]}" \
+  --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \
+  --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
+  --memoryd=--peer=node-2=127.0.0.1:"${peer_ports[2]}" \
+  --memoryd=--peer=node-3=127.0.0.1:"${peer_ports[3]}" \
+  --memoryd=--peer=node-5=127.0.0.1:"${peer_ports[5]}" \
+  --memoryd=--peer=node-6=127.0.0.1:"${peer_ports[6]}" \
+  --memoryd=--peer=node-7=127.0.0.1:"${peer_ports[7]}" \
+  --memoryd=--peer=node-8=127.0.0.1:"${peer_ports[8]}" \
+  --memoryd=--peer=node-9=127.0.0.1:"${peer_ports[9]}" \
+  --memoryd=--peer=node-10=127.0.0.1:"${peer_ports[10]}" \
+  --memoryd=--peer=node-11=127.0.0.1:"${peer_ports[11]}" \
+  --memoryd=--peer=node-12=127.0.0.1:"${peer_ports[12]}" \
+  --memoryd=--peer=node-13=127.0.0.1:"${peer_ports[13]}" \
+  --memoryd=--peer=node-14=127.0.0.1:"${peer_ports[14]}" \
+  --memoryd=--peer=node-15=127.0.0.1:"${peer_ports[15]}" \
   --preload=training.preload \
   --warm=program \
   -- \
