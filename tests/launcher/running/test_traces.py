@@ -1,0 +1,149 @@
+"""A run that is stopped, killed, cleaned and gone on with at random has the bits of a calm one."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.events import read_events
+from tests.launcher.command import TIMEOUT_S
+from tests.launcher.running.local_world import end_all
+
+NUM_STEPS = 24
+LIMIT_S = 3 * TIMEOUT_S
+WORDS = (
+    "recipe=llama/llama3_tiny_pretrain",
+    "action=run",
+    "run.name=run",
+    f"trainer.max_steps={NUM_STEPS}",
+    "trainer.num_nodes=1",
+    "trainer.num_devices=2",
+    "trainer.optimizer.warmup_steps=4",
+    "trainer.log_every_n_steps=1",
+    "trainer.global_batch_size=8",
+    "trainer.micro_batch_size=2",
+    "data.max_bytes=300000",
+    "resilience/tiered=folder",
+    "resilience.tiered.ram.every_n_steps=2",
+    "resilience.tiered.store.every_n_steps=4",
+    "resilience.tiered.store.required=false",
+)
+
+
+@dataclass
+class Trace:
+    """One run, and what was done to it."""
+
+    folder: Path
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / "run"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        store = f"resilience.tiered.store.url=folder:{self.folder / 'disk' / 'store'}"
+        words = ("continue", "run") if self.run.exists() else (*WORDS, store)
+        with (self.folder / "console").open("ab") as console:
+            return subprocess.Popen(
+                [sys.executable, "-m", "launcher", *words],
+                cwd=self.folder, stdout=console, stderr=console,
+            )  # fmt: skip
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """Return what each step came to when it was taken last."""
+        if not (self.run / "events.jsonl").exists():
+            return {}
+        events = read_events(self.run / "events.jsonl")
+        taken = [each for each in events if each.event == "step"]
+        return {each.step: each.fields for each in taken if each.step is not None}
+
+    def wait_for(self, step: int, process: subprocess.Popen[bytes]) -> None:
+        """Wait until a step was taken by the newest start, or the run has ended."""
+        known = len(read_events(self.run / "events.jsonl")) if self.run.exists() else 0
+        end_s = time.monotonic() + LIMIT_S
+        while process.poll() is None:
+            assert time.monotonic() < end_s, self.describe()
+            if self.run.exists() and (self.run / "events.jsonl").exists():
+                new = read_events(self.run / "events.jsonl")[known:]
+                if any(each.event == "step" and (each.step or 0) >= step for each in new):
+                    return
+            time.sleep(0.05)
+
+    def describe(self) -> str:
+        return f"{self.told}\n{(self.folder / 'console').read_text()}"
+
+
+def play(trace: Trace, seed: int) -> None:
+    """Start the run again and again, until it has taken all its steps."""
+    chance = random.Random(seed)
+    disk = trace.folder / "disk"
+    disk.mkdir()
+    for number in range(3):
+        process = trace.start()
+        trace.wait_for(chance.randrange(NUM_STEPS), process)
+        if number and chance.random() < 0.3:
+            trace.told.append("the store is gone for a while")
+            disk.rename(trace.folder / "away")
+            time.sleep(chance.uniform(0.0, 2.0))
+            (trace.folder / "away").rename(disk)
+        how = chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        trace.told.append(f"{how.name} after step {max(trace.steps(), default=-1)}")
+        process.send_signal(how)
+        process.wait(LIMIT_S)
+        if how == signal.SIGKILL:
+            end_all(trace.folder)
+        if chance.random() < 0.3:
+            trace.told.append("clean")
+            command = [sys.executable, "-m", "launcher", "clean", "run"]
+            subprocess.run(command, cwd=trace.folder, timeout=LIMIT_S, capture_output=True)
+        if max(trace.steps(), default=-1) == NUM_STEPS - 1:
+            return
+    trace.told.append("to the end")
+    process = trace.start()
+    status = process.wait(LIMIT_S)
+    assert status == 0, trace.describe()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    trace = Trace(tmp_path_factory.mktemp("undisturbed"))
+    (trace.folder / "disk").mkdir()
+    assert trace.start().wait(LIMIT_S) == 0, trace.describe()
+    return trace
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Iterator[Trace]:
+    trace = Trace(tmp_path)
+    yield trace
+    end_all(tmp_path)
+    command = [sys.executable, "-m", "launcher", "clean", "run"]
+    subprocess.run(command, cwd=tmp_path, timeout=LIMIT_S, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_a_run_that_is_disturbed_at_random_has_the_bits_of_one_that_is_not(
+    trace: Trace, undisturbed: Trace, seed: int
+) -> None:
+    play(trace, seed)
+
+    found, wanted = trace.steps(), undisturbed.steps()
+    assert {step: each["loss"] for step, each in found.items()} == {
+        step: each["loss"] for step, each in wanted.items()
+    }, trace.describe()
+    starts = [found[step]["start"] for step in sorted(found)]
+    assert starts == sorted(starts), trace.describe()
+    model = Path("checkpoint/model.safetensors")
+    if (trace.run / model).exists():
+        assert (trace.run / model).read_bytes() == (undisturbed.run / model).read_bytes()
