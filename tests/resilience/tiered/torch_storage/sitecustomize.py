@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 SOCKET = os.environ.get("TIERED_TESTS_SOCKET", "")
 
@@ -32,7 +33,16 @@ def _run_without_gpus(common: ModuleType) -> None:
 
     # What they put onto a GPU without a question stays where it is.
     torch.nn.Module.cuda = torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore
+    for name in ("arange", "ones", "rand"):
+        setattr(torch, name, _stay_here(getattr(torch, name)))
     common.skip_if_lt_x_gpu = lambda count, **_: lambda test: test  # type: ignore[attr-defined]
+
+
+def _stay_here(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*arguments: Any, device: Any = None, **options: Any) -> Any:
+        return make(*arguments, device=None if device == "cuda" else device, **options)
+
+    return made
 
 
 def _meet_over_gloo(common: ModuleType) -> None:
