@@ -7,9 +7,11 @@ rendering can change what a run's record says it was.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from tempfile import TemporaryFile
 
 from launcher.errors import OutsideError, RecipeError
 from resilience.run_record import RECORD_FOLDER
+from resilience.whole_files import write_first
 
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
@@ -121,29 +124,43 @@ def held_folder(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise OutsideError(f"cannot open {folder}: {error.strerror}") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutsideError(f"another launcher goes on with {folder}") from error
+        except OSError as error:
+            # NFS locks no folder; `replace_job` still gives one of two that come at once its turn.
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):
+                raise
         yield
-    except BlockingIOError as error:
-        raise OutsideError(f"another launcher goes on with {folder}") from error
     finally:
         os.close(file)
 
 
-def replace_job(folder: Path, files: Mapping[str, str]) -> None:
+def next_job_number(folder: Path) -> int:
+    """Return the number under which `replace_job` keeps the present job of a run."""
+    return sum(1 for _ in (folder / RECORD_FOLDER).glob("job-*.json"))
+
+
+def replace_job(folder: Path, files: Mapping[str, str], number: int) -> None:
     """Put the files of the job with which a run goes on in the place of those before.
 
     What the run's start before was made of stays in its record, as job-N.json and submitted-N.json.
-    Raises OutsideError where the folder cannot be written.
+    The number is that of before the run was looked at: whoever has gone on with it since has taken
+    it. Raises OutsideError then, and where the folder cannot be written.
     """
     record = folder / RECORD_FOLDER
     try:
         record.mkdir(exist_ok=True)
-        number = sum(1 for _ in record.glob("job-*.json"))
-        for name in (JOB_FILE, SUBMITTED_FILE):
-            if (folder / name).exists():
-                kept = record / f"{name.removesuffix('.json')}-{number}.json"
-                write_whole(kept, (folder / name).read_text("utf-8"))
-        (folder / SUBMITTED_FILE).unlink(missing_ok=True)
+        if not write_first(
+            record / f"job-{number}.json",
+            json.loads((folder / JOB_FILE).read_bytes()),
+            secrets.token_hex(8),
+        ):
+            raise OutsideError(f"another launcher goes on with {folder}")
+        if (folder / SUBMITTED_FILE).exists():
+            text = (folder / SUBMITTED_FILE).read_text("utf-8")
+            write_whole(record / f"submitted-{number}.json", text)
         _replace_files(folder, files)
     except OSError as error:
         raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error

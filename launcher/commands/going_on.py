@@ -22,7 +22,7 @@ from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import Phase
 from launcher.paths import Folders, find_folders
 from launcher.render import render
-from launcher.rundir import EVENTS_FILE, held_folder, replace_job, write_submission
+from launcher.rundir import EVENTS_FILE, held_folder, next_job_number, replace_job, write_submission
 from launcher.support import check_runnable, check_trainer_installed
 from launcher.templates import read_templates
 from resilience.events import EventLog
@@ -45,6 +45,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
     overrides = [each for each in arguments[1:] if each != _TAKE_OVER]
     takes_over = len(overrides) < len(arguments) - 1
     with held_folder(run.path):
+        number = next_job_number(run.path)
         cluster = cluster_of(run.job)
         _check_ended(run, cluster)
         changed = change_job(run.job, overrides, hint=_NEW_RUN)
@@ -57,7 +58,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
             templates,
             Intent(goes_on=not takes_over and _may_have_saved(run, cluster), takes_over=takes_over),
         )
-        replace_job(run.path, files)
+        replace_job(run.path, files, number)
         _tell(run, changed)
         return _start(RunFolder(path=run.path, job=changed.job), cluster)
 
