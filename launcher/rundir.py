@@ -71,7 +71,8 @@ def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
 
 def _holds_run(folder: Path) -> bool:
     # Unlike Path.exists, which lets a name that is too long for a file be its caller's problem.
-    return any(os.path.lexists(folder / name) for name in (EVENTS_FILE, SUBMITTED_FILE))
+    names = (EVENTS_FILE, SUBMITTED_FILE, RECORD_FOLDER)
+    return any(os.path.lexists(folder / name) for name in names)
 
 
 def write_files(folder: Path, files: Mapping[str, str], claim: str | None = None) -> None:

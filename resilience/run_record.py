@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ TAKES_OVER_VARIABLE = "RESILIENCE_TAKES_OVER"
 """Tells a worker, as 1, that the run takes its namespace from another."""
 _RUN_FILE = "run.json"
 _START = "start-"
+_STORED_FILE = "stored.json"
 
 
 class RunRecord(BaseModel):
@@ -107,7 +109,7 @@ def note_start(run_dir: Path, config: RunConfig, *, name: str, now: float) -> Ru
         if known := next((each for each in starts if each.name == name), None):
             return known
         own = RunStart(
-            number=starts[-1].number + 1 if starts else 0,
+            number=max((number for number, _ in _start_files(run_dir)), default=-1) + 1,
             name=name,
             digest=config.digest,
             began_at=now,
@@ -126,8 +128,22 @@ def read_record(run_dir: Path) -> RunRecord | None:
 
 
 def read_starts(run_dir: Path) -> tuple[RunStart, ...]:
-    """Return the starts of a run, the first one first. Raises OSError, RecordError."""
-    return tuple(_read(path, RunStart) for _, path in sorted(_start_files(run_dir)))
+    """Return the starts of a run, the first one first, without what is torn. Raises OSError."""
+    found = []
+    for _, path in sorted(_start_files(run_dir)):
+        with suppress(RecordError):
+            found.append(_read(path, RunStart))
+    return tuple(found)
+
+
+def mark_stored(run_dir: Path) -> None:
+    """Note that a step of the run is whole in its store. Raises OSError."""
+    write_first(run_dir / RECORD_FOLDER / _STORED_FILE, {}, secrets.token_hex(8))
+
+
+def is_stored(run_dir: Path) -> bool:
+    """Return whether a step of the run was ever whole in its store. Raises OSError."""
+    return (run_dir / RECORD_FOLDER / _STORED_FILE).exists()
 
 
 def _start_files(run_dir: Path) -> Iterator[tuple[int, Path]]:

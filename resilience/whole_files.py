@@ -33,7 +33,11 @@ def write_first(path: Path, data: Mapping[str, object], writer: str) -> bool:
     path.parent.mkdir(exist_ok=True)
     draft = draft_of(path, writer)
     try:
-        draft.write_text(json.dumps(data), "utf-8")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(data))
+            file.flush()
+            # A node that loses its power leaves no empty file under the name.
+            os.fsync(file.fileno())
         os.link(draft, path)
     except FileExistsError:
         return False

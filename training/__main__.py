@@ -30,7 +30,7 @@ from training.errors import TrainingError
 from training.stop import StopSignal
 
 if TYPE_CHECKING:
-    from training.loop import MakeTrainer
+    from training.trainer import MakeTrainer
 
 
 def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = None) -> int:

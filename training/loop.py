@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,7 +52,7 @@ from training.progress import CommitHooks, MakeProgress, NoRecovery
 from training.steplog import StepLog
 from training.steps.steps import SAVE, SAVE_DUE, Steps
 from training.stop import EXIT_STATUS, StopSignal
-from training.trainer import StepWatch, Trainer
+from training.trainer import MakeTrainer
 from training.watch import RunWatch
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
@@ -63,13 +63,6 @@ _START = "start"
 """Source of the state before the first step."""
 MODEL_FOLDER = "checkpoint"
 """Folder of the run in which the trained model ends up."""
-
-
-class MakeTrainer(Protocol):
-    """Makes a framework's trainer, before the rank is known."""
-
-    def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
-        """Return the trainer; one that `is_restartable` takes groups more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +98,7 @@ class Loop:
         self._is_recoverable = make_recovery is not None
         self._samples: Samples | None = None
         self._batches: Batches | None = None
+        self._position: Position | None = None
         self._injector: Injector | None = None
         self._complete: int | None = None
         """Step of the newest checkpoint that is known to be complete."""
@@ -302,7 +296,12 @@ class Loop:
 
     def _open_batches(self, samples: Samples, position: Position, group: WorkerGroup) -> Batches:
         """Open this rank's batches, which go on where another generation ended."""
+        if self._batches is not None and self._position != position:
+            # The run went back to a state of before its batch or its data were changed.
+            self._batches.leave()
+            self._batches = None
         if self._batches is None:
+            self._position = position
             self._batches = open_batches(
                 self._job,
                 samples,
@@ -387,7 +386,7 @@ class Loop:
             rows = batches.read(step)
             result = self._steps.take(step, rows, members, group)
             self._stop.note_step(step)
-            log.report(step, result, self._steps.lr_at(step))
+            log.report(progress.rest["last"])
             if self._is_recoverable and step == first and members.number > 0:
                 self._events.write("rank_resumed", step=step)
             if result.requests % SAVE:

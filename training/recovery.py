@@ -27,9 +27,10 @@ from training.errors import (
     PlacementError,
     WeightsError,
 )
-from training.loop import Loop, MakeTrainer, Worker
+from training.loop import Loop, Worker
 from training.plan import plan_device_type
 from training.progress import CommitHooks
+from training.trainer import MakeTrainer
 
 _FATAL = (
     PlacementError,

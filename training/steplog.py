@@ -15,9 +15,25 @@ from training.plan import is_logged
 from training.trainer import StepResult
 
 
-def describe_step(step: int, result: StepResult, lr: float) -> dict[str, Any]:
-    """Return what a step came to, as a `StepLog` goes on from it."""
-    return {"step": step, "loss": result.loss, "grad_norm": result.grad_norm, "lr": lr}
+class StepWords:
+    """Says what a step came to, as it goes with the state, and a `StepLog` goes on from it."""
+
+    def __init__(self, job: Job) -> None:
+        self._batch = job.trainer.global_batch_size
+        self._start = start_number(os.environ)
+
+    def describe(
+        self, step: int, result: StepResult, lr: float, rest: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the words; `rest` is the small data of the state before the step."""
+        return {
+            "step": step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": lr,
+            "start": self._start,
+            "num_samples": read_position(rest, batch=self._batch).sample_of(step + 1),
+        }
 
 
 class StepLog:
@@ -30,24 +46,23 @@ class StepLog:
         """
         self._trainer = job.trainer
         self._events = events
-        self._position = read_position(rest, batch=job.trainer.global_batch_size)
-        self._start = start_number(os.environ)
         self._last_step = -1
         self._last_time_s = time.perf_counter()
         if (last := rest.get("last")) is not None:
             self._go_on(last)
 
-    def report(self, step: int, result: StepResult, lr: float) -> None:
-        """Write the step if it is one of those to be logged."""
+    def report(self, last: Mapping[str, Any]) -> None:
+        """Write a step, of which these are the words, if it is one of those to be logged."""
+        step = last["step"]
         if self._events is None or not self._is_logged(step):
             return
         now_s = time.perf_counter()
         duration_s = (now_s - self._last_time_s) / (step - self._last_step)
-        self._write(self._events, describe_step(step, result, lr), duration_s)
+        self._write(self._events, last, duration_s)
         self._last_step, self._last_time_s = step, now_s
 
     def _go_on(self, last: Mapping[str, Any]) -> None:
-        """Write the last committed step, which is what `describe_step` returned."""
+        """Write the last committed step, of which these are the words."""
         self._last_step = last["step"]
         if self._events is not None and self._is_logged(self._last_step):
             self._write(self._events, last, None)
@@ -67,6 +82,6 @@ class StepLog:
             lr=last["lr"],
             grad_norm=last["grad_norm"],
             duration_s=duration_s,
-            start=self._start,
-            num_samples=self._position.sample_of(last["step"] + 1),
+            start=last["start"],
+            num_samples=last["num_samples"],
         )

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from launcher.job import Job
 from resilience.state.view import StateView
 from training.group import WorkerGroup
 
@@ -139,3 +140,10 @@ class Trainer(Protocol):
         The folder appears whole or not at all, in place of an older one. Raises
         CheckpointError where it cannot be written.
         """
+
+
+class MakeTrainer(Protocol):
+    """Makes a framework's trainer, before the rank is known."""
+
+    def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
+        """Return the trainer; one that `is_restartable` takes groups more than once."""

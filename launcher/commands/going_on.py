@@ -28,6 +28,8 @@ from launcher.templates import read_templates
 from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
+STATE_FOLDER = "state"
+"""Where a run with recovery keeps the state of each epoch's end."""
 _TAKE_OVER = "run.take_over=true"
 _NEW_RUN = "start another run with that: its recipe, with these overrides"
 
@@ -51,7 +53,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         changed = change_job(run.job, overrides, hint=_NEW_RUN)
         _check_goal(run, cluster, changed.job)
         folders = find_folders(start)
-        _check_job(run.job, changed.job, folders)
+        _check_job(run.job, changed.job, folders, has_state=_has_epochs(run))
         templates = read_templates(folders.templates, changed.job.cluster.kind)
         files = render(
             changed.job,
@@ -75,8 +77,11 @@ def _check_ended(run: RunFolder, cluster: Cluster) -> None:
 
 
 def _may_have_saved(run: RunFolder, cluster: Cluster) -> bool:
-    """Return whether the run has saved its state, or its events are not here to say so."""
-    return not run.events.exists() or newest_saved(see_run(run, cluster).state.tiers) is not None
+    """Return whether the run's events say that it has saved its state.
+
+    Where they are not here, the run's record says it to its agents.
+    """
+    return newest_saved(see_run(run, cluster).state.tiers) is not None
 
 
 def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
@@ -90,9 +95,14 @@ def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
         )
 
 
-def _check_job(before: Job, job: Job, folders: Folders) -> None:
+def _has_epochs(run: RunFolder) -> bool:
+    """Return whether a run with recovery has left the state of an epoch's end in its folder."""
+    return any((run.path / STATE_FOLDER).glob("step-*"))
+
+
+def _check_job(before: Job, job: Job, folders: Folders, *, has_state: bool) -> None:
     is_local = isinstance(job.cluster, LocalCluster)
-    if job.resilience.tiered is None:
+    if job.resilience.tiered is None and not has_state:
         raise RecipeError(
             f"{job.name} keeps no state to go on from: resilience.tiered is null in its job; a run "
             "with resilience/tiered=ram, ram_s3, s3 or folder keeps one"

@@ -97,7 +97,7 @@ class SlurmCluster(Section):
     none."""
     requeue_at_limit: bool | None
     """Whether a job that its time limit has ended goes back into the queue, to go on from what its
-    checkpoints keep; needs requeue and signal_before_end_s. null: where a tier keeps the state and
+    checkpoints keep; needs requeue and signal_before_end_s. null: where a store keeps the state and
     both are set."""
     container: SlurmContainer | None
     """Container in which the workers run; null runs them on the node itself."""

@@ -57,10 +57,10 @@ def _limit_rules(job: JobContent, cluster: SlurmCluster) -> Iterator[str]:
         yield f"{where} needs cluster.requeue true, without which Slurm queues no job again"
     if cluster.signal_before_end_s is None:
         yield f"{where} needs cluster.signal_before_end_s, the time to save the last step in"
-    if job.resilience.tiered is None:
+    if job.resilience.tiered is None or job.resilience.tiered.store is None:
         yield (
-            f"{where} needs resilience.tiered, without which the next start would begin at step "
-            "0; choose resilience/tiered=NAME"
+            f"{where} needs resilience.tiered.store, without which a start on other nodes would "
+            "begin at step 0; choose resilience/tiered=ram_s3, s3 or folder"
         )
 
 

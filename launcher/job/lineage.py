@@ -20,11 +20,12 @@ _FIXED = ("model", "trainer.kind", "data.tokenizer")
 _TOLD_IN_FIXED = ("model.weights", "model.init_std", "model.router_aux_loss_coef")
 """What of these may change: how a state began, or what its loss is made of."""
 _FREE = (
-    "name", "recipe", "time_limit", "resources", "env", "cluster", "instance", "resilience",
-    "trainer.log_every_n_steps", "trainer.save_checkpoint", "trainer.threads_per_worker",
-    "trainer.max_restarts", "trainer.activation_checkpointing",
+    "name", "recipe", "time_limit", "resources", "cluster", "instance", "resilience",
+    "trainer.log_every_n_steps", "trainer.save_checkpoint", "trainer.max_restarts",
+    "trainer.activation_checkpointing",
 )  # fmt: skip
-"""What no bit of a run depends on."""
+_TOLD_IN_FREE = ("instance.accelerator", "instance.type", "cluster.kind", "cluster.image")
+"""What no bit of a run depends on, and what of it other sums may come from all the same."""
 _NO_TOKENIZER = "bytes"
 """What data without the key has: the bytes themselves."""
 
@@ -57,7 +58,7 @@ def compare_jobs(before: JobContent, after: JobContent) -> Comparison:
     changes = [
         Change(key, old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not _is_below(key, _FREE)
+        if old.get(key) != new.get(key) and not _is_free(key)
     ]
     refused = tuple(each for each in changes if _is_fixed(each.key))
     return Comparison(refused=refused, told=tuple(each for each in changes if each not in refused))
@@ -92,6 +93,10 @@ def changed_horizon(before: JobContent, after: JobContent) -> tuple[int, int] | 
     if has_own or old.max_steps == new.max_steps:
         return None
     return old.max_steps, new.max_steps
+
+
+def _is_free(key: str) -> bool:
+    return _is_below(key, _FREE) and not _is_below(key, _TOLD_IN_FREE)
 
 
 def _is_fixed(key: str) -> bool:

@@ -209,7 +209,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
 
 
 def _after_launcher(state: RunState, event: Event) -> RunState:
-    if event.event == "run_started":
+    if event.event in ("run_started", "run_continued"):
         return _begun_again(state, event.time)
     if event.event == "run_finished":
         return replace(

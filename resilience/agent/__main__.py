@@ -13,9 +13,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
@@ -46,6 +46,7 @@ from resilience.run_record import (
     START_VARIABLE,
     TAKES_OVER_VARIABLE,
     RecordError,
+    is_stored,
     make_run_id,
     note_start,
     open_record,
@@ -122,7 +123,8 @@ def _run(
         folder.close()
         return _complain(f"cannot start the process that forks workers: {error}")
     events = output.open_log()
-    kept = Services(services, output.console.say, events.write, is_joining=folder.goes_on())
+    note = _noting(events.write, folder) if told else events.write
+    kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
     # These import torch, while the pool's processes do so as well.
     from resilience.agent.recovering import RecoveringAgent
     from resilience.agent.restarting import RestartingAgent
@@ -155,6 +157,17 @@ def _run(
     return status or (0 if is_done else UNSTORED_STATUS)
 
 
+def _noting(write: Callable[..., None], folder: RunFolder) -> Callable[..., None]:
+    """Return what writes events of services, and has the record note the first stored step."""
+
+    def note(event: str, **fields: Any) -> None:
+        if event == "step_stored":
+            folder.note_stored()
+        write(event, **fields)
+
+    return note
+
+
 def _no_memory(options: argparse.Namespace, error: Exception) -> str:
     return (
         f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
@@ -177,7 +190,7 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
     return {
         RUN_VARIABLE: record.run_id,
         START_VARIABLE: str(start.number),
-        GOES_ON_VARIABLE: str(int(config.goes_on)),
+        GOES_ON_VARIABLE: str(int(config.goes_on or is_stored(options.run_dir))),
         TAKES_OVER_VARIABLE: str(int(config.takes_over)),
     }
 

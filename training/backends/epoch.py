@@ -22,6 +22,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from launcher.job import Job
+from launcher.job.lineage import lineage_digest
 from resilience.events import EventLog
 from training.backends.tensor_file import write_tensors
 from training.checkpoints import Begun, Subject
@@ -40,7 +41,7 @@ class EpochCheckpoints:
 
     def __init__(self, job: Job, *, run_dir: Path, events: EventLog) -> None:
         self.folder = run_dir / STATE_FOLDER
-        self._key = job.digest()
+        self._key = lineage_digest(job)
         """Says which runs may go on from each other's state."""
         self._batch_size = job.trainer.global_batch_size
         self._events = events

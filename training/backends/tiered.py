@@ -17,16 +17,17 @@ from launcher.job import Job
 from launcher.job.lineage import lineage_digest
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
-from resilience.run_record import GOES_ON_VARIABLE, RUN_VARIABLE, TAKES_OVER_VARIABLE
+from resilience.run_record import GOES_ON_VARIABLE, RUN_VARIABLE
 from resilience.settings import TieredSettings
 from resilience.tiered.client import TieredClient
-from resilience.tiered.errors import RefusedError, TieredError
+from resilience.tiered.errors import TieredError
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.saver import AbandonedError, Saver, Saving
 from training.backends.tier_loading import TierLoader
+from training.backends.tier_owner import Claim, own_namespace
 from training.checkpoints import FINISH_TIMEOUT, Begun, CadencedCheckpoints, Subject
 from training.environment import name_run
-from training.errors import CheckpointError, GroupError, OwnedError, TrainingError
+from training.errors import CheckpointError, GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT
 from training.plan import plan_device_type
 
@@ -37,8 +38,6 @@ K8S_NAMESPACE = "LAUNCHER_K8S_NAMESPACE"
 HISTORY = "history"
 """In the progress: what is added to generations, so that no two starts share a number."""
 
-OWN_TIMEOUT_S = 120.0
-"""How long the store may take to say whose the namespace is."""
 COMMIT_TIMEOUT_S = 20.0
 """How long a run that ends waits for its last commit."""
 
@@ -107,9 +106,7 @@ class TieredCheckpoints(CadencedCheckpoints):
             settings.copy_while == "auto" and plan_device_type(job) == "cpu"
         )
         self._has_store = settings.store is not None
-        self._run, self._run_name = client.job, f"{job.recipe.name} in {run_dir}"
-        self._run_dir = run_dir
-        self._takes_over = os.environ.get(TAKES_OVER_VARIABLE) == "1"
+        self._claim = Claim(run=client.job, name=f"{job.recipe.name} in {run_dir}", run_dir=run_dir)
         self._saver: Saver
         self._under_way: _UnderWay | None = None
         self._newest = 0
@@ -295,45 +292,22 @@ class TieredCheckpoints(CadencedCheckpoints):
             # As the daemon would have chosen, of what is known here.
             return number or max(int(time.time()), self._newest + 1)
 
-    def _own_namespace(self) -> None:
-        """Have the namespace be this run's own. Raises OwnedError on all workers alike."""
-        group, problem = self._subject.group, None
-        try:
-            if self._is_leader:
-                self._client.own(
-                    run=self._run, name=self._run_name, takes_over=self._takes_over,
-                    timeout_s=OWN_TIMEOUT_S, check=group.check,
-                )  # fmt: skip
-        except RefusedError as error:
-            problem = str(error)
-        except TieredError as error:
-            # Whoever has it, nothing can be mixed in a store that takes nothing.
-            self._fail(0, f"whose the namespace is is not known: {error}")
-        if problem := group.first_problem("tiers/owner", problem, CHECKPOINT_TIMEOUT):
-            raise OwnedError(
-                f"{problem}; go on with that run (launcher continue and its folder), or once it "
-                f"has ended with its checkpoints in this one (launcher continue {self._run_dir} "
-                "run.take_over=true), or begin anew with resilience.tiered.namespace=NAME; "
-                "launcher clean removes what only memory has"
-            )
-
     def load_newest(self, *, newer_than: int | None = None) -> Begun | None:
         """Load the newest step that every worker can have.
 
         Raises CheckpointError where it cannot be known which steps there are, and where none
         of those on offer could be loaded: to begin without would give up what is there.
         """
-        self._own_namespace()
+        own_namespace(self._client, self._subject.group, self._claim)
         loader = TierLoader(self._client, self._view, self._subject.group, self._fail)
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
         if loaded is None:
-            goes_on = os.environ.get(GOES_ON_VARIABLE) == "1"
-            if newer_than is None and (goes_on or self._takes_over):
+            if newer_than is None and os.environ.get(GOES_ON_VARIABLE) == "1":
                 raise CheckpointError(
-                    f"the run was to go on from a checkpoint, and no tier has one in the namespace "
-                    f"{self._client.namespace!r}; "
-                    "start its recipe again in a folder of its own to begin at step 0"
+                    "the run was to go on from a checkpoint, and no tier has one in the namespace "
+                    f"{self._client.namespace!r}; to begin at step 0, start its recipe again in a "
+                    "folder of its own with resilience.tiered.namespace=NAME"
                 )
             return None
         self._loaded = loaded.step, loaded.generation

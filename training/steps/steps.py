@@ -26,7 +26,7 @@ from training.errors import DivergedError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 from training.plan import plan_log_rank, plan_placement, plan_schedule, plan_split
 from training.progress import Progress
-from training.steplog import describe_step
+from training.steplog import StepWords
 from training.steps.non_finite import (
     SKIPS_IN_A_ROW_MAX,
     Evidence,
@@ -68,6 +68,7 @@ class Steps:
         self._trainer, self._progress = trainer, progress
         self._watch, self._events = watch, events
         self._schedule = plan_schedule(job)
+        self._words = StepWords(job)
         self._left_out: int | None = None
         """The step that was computed last, where no update may be made of it."""
 
@@ -80,7 +81,7 @@ class Steps:
         if not result.is_finite:
             result = self._take_again(step, rows, group, first)
         pending: dict[str, Any] = {
-            "last": describe_step(step, result, self.lr_at(step)),
+            "last": self._words.describe(step, result, self.lr_at(step), self._progress.rest),
             SAVE_DUE: result.requests >= SAVE,
         }
         self._left_out = None

@@ -45,7 +45,8 @@ def read_request(run: RunFolder) -> CancelRequest | None:
 def _start_of(run: RunFolder) -> str:
     """Return what names a start of the run: another has another."""
     if run.job_id:
-        return run.job_id
+        # On Kubernetes another job has the same name, and another uid.
+        return " ".join([run.job_id, *filter(None, [str(run.submitted.get("uid", ""))])])
     holder = read_lock(run.path)
     return holder.run_id if holder else ""
 

@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 from resilience.agent.coordination.founding import Record, attempt_name, judge
 from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, RunOver
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
+from resilience.run_record import mark_stored
 from resilience.state.layout import Layout
 from resilience.whole_files import draft_of, write_first, write_whole
 
@@ -63,6 +64,8 @@ class RunFolder:
         """What the agent's file is called before it has its name."""
         self._lock = -1
         self._boot = read_boot_id()
+        self._has_stored = False
+        """Whether the run's record was asked to say that a step is in the store."""
         self._is_checking = False
         """Whether an answer about silent agents is still to come."""
         self._is_looking = False
@@ -314,6 +317,17 @@ class RunFolder:
         except (OSError, _TornError):
             return False
         return record.generation >= 0 and not has_ended
+
+    def note_stored(self) -> None:
+        """Have the run's record say that a step of it is whole in its store."""
+        if self._has_stored:
+            return
+        self._has_stored = True
+
+        def write() -> None:
+            mark_stored(self._path)
+
+        self._questions.put(write)
 
     def close(self) -> None:
         """Take this agent's word back, unless the disk stands still."""

@@ -2,7 +2,8 @@
 
 There are no locks: a run writes that it wants the namespace, and then looks whether it is alone.
 Of two that come at once at least one sees the other and gives way; only who was alone writes that
-the namespace is its own. So a run that was killed in between owns nothing.
+the namespace is its own. A run that was killed in between owns nothing, and what it has left counts
+for ten minutes, by the store's own clock.
 
     <namespace>/owner/<run>.wants.json
     <namespace>/owner/<run>.json
@@ -20,6 +21,8 @@ from resilience.tiered.stores.objects import Objects, Stored
 
 _WANTS = ".wants"
 _BYTES_MAX = 1 << 16
+_DEAD_S = 600.0
+"""A run takes less from the one to the other: each of its calls has a deadline."""
 
 
 class NamespaceOwner(BaseModel):
@@ -38,36 +41,38 @@ def claim_namespace(
 ) -> tuple[NamespaceOwner, ...]:
     """Have a namespace be a run's own; returns whose it is instead, nothing where that came about.
 
-    Idempotent. A run that `takes_over` ends the claims of others; what they were is returned by a
-    call before. Raises TierError.
+    Idempotent. A run that `takes_over` ends the claim of the owner before, unless another run comes
+    at the same time. Raises TierError; called again, it goes on from there.
     """
     prefix = f"{check_namespace(namespace)}/owner/"
     own, wants = f"{prefix}{owner.run}.json", f"{prefix}{owner.run}{_WANTS}.json"
     found = objects.find_all(prefix)
+    owners = [each for each in found if _is_owner(each) and each.name != own]
     if any(each.name == own for each in found):
-        return ()
+        return _read_all(objects, owners)
+    if owners and not takes_over:
+        return _read_all(objects, owners)
     content = owner.model_dump_json().encode()
-    if not takes_over:
-        if others := [each for each in found if each.name != wants]:
-            return _read_all(objects, others)
-        objects.write(wants, len(content), [memoryview(content)])
-        if others := _others(objects, prefix, own, wants):
-            objects.delete([wants])
-            return _read_all(objects, others)
-        objects.write(own, len(content), [memoryview(content)])
+    objects.write(wants, len(content), [memoryview(content)])
+    found = objects.find_all(prefix)
+    since_s = max((each.changed_s for each in found if each.name == wants), default=0.0)
+    rivals = [each for each in found if not _is_owner(each) and each.name != wants]
+    dead = [each for each in rivals if each.changed_s < since_s - _DEAD_S]
+    rivals = [each for each in rivals if each not in dead]
+    owners = [each for each in found if _is_owner(each) and each.name != own]
+    if rivals or (owners and not takes_over):
+        others = _read_all(objects, [*rivals, *owners])
         objects.delete([wants])
-        return ()
-    objects.delete([each.name for each in found])
+        return others
+    # Whoever comes from now on sees that this run wants the namespace, and gives way.
+    objects.delete([each.name for each in (*owners, *dead)])
     objects.write(own, len(content), [memoryview(content)])
-    if others := _others(objects, prefix, own, wants):
-        # Another run takes it over at the same time.
-        objects.delete([own])
-        return _read_all(objects, others)
+    objects.delete([wants])
     return ()
 
 
-def _others(objects: Objects, prefix: str, own: str, wants: str) -> list[Stored]:
-    return [each for each in objects.find_all(prefix) if each.name not in (own, wants)]
+def _is_owner(entry: Stored) -> bool:
+    return not entry.name.endswith(f"{_WANTS}.json")
 
 
 def _read_all(objects: Objects, entries: list[Stored]) -> tuple[NamespaceOwner, ...]:

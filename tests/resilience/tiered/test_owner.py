@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,45 +61,113 @@ def test_another_namespace_is_nobodys(objects: FolderObjects) -> None:
     assert claim_namespace(objects, "m", B, takes_over=False) == ()
 
 
-class Between(FolderObjects):
-    """A store where another run comes after some writes."""
+class Turns:
+    """Objects in memory of which each call waits for its caller's turn."""
 
-    def __init__(self, folder: Path, other: NamespaceOwner, after: int) -> None:
-        super().__init__(FolderSettings(folder=folder))
-        self.other, self.left = other, after
-        self.found: tuple[NamespaceOwner, ...] | None = None
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = list(order)
+        self._changed = threading.Condition()
+        self._over: set[int] = set()
+        self.objects: dict[str, Stored] = {}
+        self.contents: dict[str, bytes] = {}
 
-    def write(self, name: str, num_bytes: int, pieces: object) -> None:
-        super().write(name, num_bytes, pieces)  # type: ignore[arg-type]
-        self.come()
+    @contextmanager
+    def turn(self, number: int) -> Iterator[None]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._is_turn(number), 10.0)
+            yield
+            if self._order:
+                self._order.pop(0)
+            self._changed.notify_all()
+
+    def _is_turn(self, number: int) -> bool:
+        while self._order and self._order[0] in self._over:
+            self._order.pop(0)
+        return not self._order or self._order[0] == number
+
+    def end(self, number: int) -> None:
+        with self._changed:
+            self._over.add(number)
+            self._changed.notify_all()
+
+
+class Turned:
+    """One caller's view of them."""
+
+    def __init__(self, turns: Turns, number: int) -> None:
+        self._turns, self._number = turns, number
+
+    def write(self, name: str, num_bytes: int, pieces: Iterable[memoryview]) -> None:
+        with self._turns.turn(self._number):
+            self._turns.contents[name] = b"".join(bytes(each) for each in pieces)
+            self._turns.objects[name] = Stored(name, num_bytes, 1.0)
+
+    def read(self, name: str, num_bytes: int, begin: int, into: memoryview) -> None:
+        with self._turns.turn(self._number):
+            if name not in self._turns.contents:
+                raise TierError(name)
+            into[:] = self._turns.contents[name][begin : begin + into.nbytes]
+
+    def find(self, name: str) -> Stored | None:
+        with self._turns.turn(self._number):
+            return self._turns.objects.get(name)
 
     def find_all(self, prefix: str) -> list[Stored]:
-        found = super().find_all(prefix)
-        self.come()
-        return found
+        with self._turns.turn(self._number):
+            return [each for name, each in self._turns.objects.items() if name.startswith(prefix)]
 
-    def come(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            plain = FolderObjects(self._settings)
-            self.found = claim_namespace(plain, "n", self.other, takes_over=False)
+    def delete(self, names: Sequence[str]) -> None:
+        with self._turns.turn(self._number):
+            for each in names:
+                self._turns.objects.pop(each, None)
+                self._turns.contents.pop(each, None)
+
+    def clean(self, namespace: str) -> None:
+        raise NotImplementedError
 
 
-@pytest.mark.parametrize("after", range(1, 6))
-def test_of_two_that_come_at_once_one_has_it_at_most(tmp_path: Path, after: int) -> None:
-    objects = Between(tmp_path / "store", B, after)
+def play(
+    order: Sequence[int], takes_over: Sequence[bool], before: NamespaceOwner | None
+) -> tuple[list[bool], list[str]]:
+    """Return which of two runs got the namespace, and who owns it afterwards."""
+    turns = Turns(order)
+    if before is not None:
+        name = f"n/owner/{before.run}.json"
+        turns.contents[name] = before.model_dump_json().encode()
+        turns.objects[name] = Stored(name, len(turns.contents[name]), 1.0)
 
-    mine = claim(objects, A)
+    def run(number: int) -> bool:
+        try:
+            return not claim_namespace(
+                Turned(turns, number), "n", (A, B)[number], takes_over=takes_over[number]
+            )
+        finally:
+            turns.end(number)
 
-    has_a, has_b = mine == (), objects.found == ()
-    assert has_a + has_b <= 1
-    assert {f"n/owner/{A.run}.json"} if has_a else set() <= set(owners(objects))
-    # Who has it keeps it, and who has given way leaves nothing that keeps others out for ever.
-    if has_a:
-        assert claim(objects, A) == ()
-        assert claim(objects, B) == (A,)
-    if has_b:
-        assert claim(objects, B) == ()
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, range(2)))
+    return found, sorted(turns.objects)
+
+
+@pytest.mark.parametrize("before", [None, NamespaceOwner(run="c" * 32, name="run c")])
+@pytest.mark.parametrize("takes_over", list(itertools.product([False, True], repeat=2)))
+def test_in_every_order_of_two_runs_one_has_the_namespace_at_most(
+    takes_over: tuple[bool, bool], before: NamespaceOwner | None
+) -> None:
+    for first in itertools.combinations(range(10), 5):
+        order = [0 if number in first else 1 for number in range(10)]
+
+        found, left = play(order, takes_over, before)
+
+        assert sum(found) <= 1, order
+        owned = [each for each in left if not each.endswith(".wants.json")]
+        winners = [each for each, has_it in zip((A, B), found, strict=True) if has_it]
+        if winners:
+            assert owned == [f"n/owner/{winners[0].run}.json"], order
+        else:
+            # Nobody got it, and nobody has lost it.
+            assert owned == ([f"n/owner/{before.run}.json"] if before else []), order
+        assert left == owned, order
 
 
 def test_many_threads_at_once_give_one_owner_at_most(objects: FolderObjects) -> None:
@@ -110,12 +181,17 @@ def test_many_threads_at_once_give_one_owner_at_most(objects: FolderObjects) -> 
     assert owners(objects) == [f"n/owner/{each.run}.json" for each in winners]
 
 
-def test_a_run_that_was_killed_between_the_two_owns_nothing(objects: FolderObjects) -> None:
+@pytest.mark.parametrize(("age_s", "others"), [(1.0, (B,)), (3600.0, ())])
+def test_what_a_run_that_was_killed_has_wanted_counts_for_a_while(
+    objects: FolderObjects, tmp_path: Path, age_s: float, others: tuple[NamespaceOwner, ...]
+) -> None:
     content = B.model_dump_json().encode()
     objects.write(f"n/owner/{B.run}.wants.json", len(content), [memoryview(content)])
+    path = tmp_path / "store" / "n" / "owner" / f"{B.run}.wants.json"
+    os.utime(path, (path.stat().st_mtime - age_s,) * 2)
 
-    assert claim(objects, A) == (B,)
-    assert claim(objects, B) == ()
+    assert claim(objects, A) == others
+    assert claim(objects, B) == (() if others else (A,))
 
 
 def test_an_entry_that_is_torn_keeps_others_out_by_its_name(objects: FolderObjects) -> None:
