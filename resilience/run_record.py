@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -105,11 +105,11 @@ def note_start(run_dir: Path, config: RunConfig, *, name: str, now: float) -> Ru
     Raises OSError and RecordError.
     """
     while True:
-        starts = read_starts(run_dir)
-        if known := next((each for each in starts if each.name == name), None):
+        files = sorted(_start_files(run_dir))
+        if known := next((each for each in _read_whole(files) if each.name == name), None):
             return known
         own = RunStart(
-            number=max((number for number, _ in _start_files(run_dir)), default=-1) + 1,
+            number=files[-1][0] + 1 if files else 0,
             name=name,
             digest=config.digest,
             began_at=now,
@@ -129,11 +129,7 @@ def read_record(run_dir: Path) -> RunRecord | None:
 
 def read_starts(run_dir: Path) -> tuple[RunStart, ...]:
     """Return the starts of a run, the first one first, without what is torn. Raises OSError."""
-    found = []
-    for _, path in sorted(_start_files(run_dir)):
-        with suppress(RecordError):
-            found.append(_read(path, RunStart))
-    return tuple(found)
+    return tuple(_read_whole(sorted(_start_files(run_dir))))
 
 
 def mark_stored(run_dir: Path) -> None:
@@ -144,6 +140,12 @@ def mark_stored(run_dir: Path) -> None:
 def is_stored(run_dir: Path) -> bool:
     """Return whether a step of the run was ever whole in its store. Raises OSError."""
     return (run_dir / RECORD_FOLDER / _STORED_FILE).exists()
+
+
+def _read_whole(files: Sequence[tuple[int, Path]]) -> Iterator[RunStart]:
+    for _, path in files:
+        with suppress(RecordError):
+            yield _read(path, RunStart)
 
 
 def _start_files(run_dir: Path) -> Iterator[tuple[int, Path]]:

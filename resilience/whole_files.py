@@ -17,7 +17,7 @@ def write_whole(path: Path, data: Mapping[str, object], writer: str) -> None:
     """Write JSON data, or replace what is there. Raises OSError."""
     draft = draft_of(path, writer)
     try:
-        draft.write_text(json.dumps(data), "utf-8")
+        write_text(draft, json.dumps(data))
         draft.replace(path)
     finally:
         # A full disk has made it, and takes nothing.
@@ -33,14 +33,18 @@ def write_first(path: Path, data: Mapping[str, object], writer: str) -> bool:
     path.parent.mkdir(exist_ok=True)
     draft = draft_of(path, writer)
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(data))
-            file.flush()
-            # A node that loses its power leaves no empty file under the name.
-            os.fsync(file.fileno())
+        write_text(draft, json.dumps(data))
         os.link(draft, path)
     except FileExistsError:
         return False
     finally:
         draft.unlink(missing_ok=True)
     return True
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and have the disk take it: a node that loses its power leaves no empty one."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

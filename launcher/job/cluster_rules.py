@@ -47,7 +47,10 @@ def requeues_at_limit(job: JobContent) -> bool:
     cluster = job.cluster
     if not isinstance(cluster, SlurmCluster) or cluster.requeue_at_limit is False:
         return False
-    return not any(_limit_rules(job, cluster))
+    # On other nodes a start finds nothing of what memory alone has held: that is a person's choice.
+    tiered = job.resilience.tiered
+    is_chosen = cluster.requeue_at_limit or bool(tiered and tiered.store)
+    return is_chosen and not any(_limit_rules(job, cluster))
 
 
 def _limit_rules(job: JobContent, cluster: SlurmCluster) -> Iterator[str]:
@@ -57,10 +60,10 @@ def _limit_rules(job: JobContent, cluster: SlurmCluster) -> Iterator[str]:
         yield f"{where} needs cluster.requeue true, without which Slurm queues no job again"
     if cluster.signal_before_end_s is None:
         yield f"{where} needs cluster.signal_before_end_s, the time to save the last step in"
-    if job.resilience.tiered is None or job.resilience.tiered.store is None:
+    if job.resilience.tiered is None:
         yield (
-            f"{where} needs resilience.tiered.store, without which a start on other nodes would "
-            "begin at step 0; choose resilience/tiered=ram_s3, s3 or folder"
+            f"{where} needs resilience.tiered, without which the next start would begin at step "
+            "0; choose resilience/tiered=NAME"
         )
 
 

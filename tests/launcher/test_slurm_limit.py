@@ -13,6 +13,15 @@ from tests.launcher.test_slurm import SCONTROL, run_script, script
 
 TIERED = "llama/llama3_tiny_tiered"
 ASKED = 143
+STORE = {
+    **dict.fromkeys(("every_s", "keep", "endpoint", "region", "part_size_mib", "attempts")),
+    "url": "folder:/shared/checkpoints",
+    "every_n_steps": 10,
+    "required": True,
+    "waiting_max": 1,
+    "deadline_s": 60.0,
+    "path_style": False,
+}
 LIMITED = """\
 if [ "$1" = requeue ]; then echo "$2" >>requeued; exit "$REFUSED"; fi
 if [ "$1" = -o ]; then
@@ -33,7 +42,7 @@ def end(
     **values: object,
 ) -> tuple[bool, str]:
     """Run the script of a job whose step ends so; returns whether it is queued again, and why."""
-    text = script(TIERED, **values)
+    text = script(TIERED, **{"resilience.tiered.store": STORE, **values})
     with EventLog(folder / "saved", node="a", rank=0, generation=1) as log:
         log.write("checkpoint_saved", step=10)
     if saves == "before":
@@ -76,6 +85,7 @@ def test_job_that_the_limit_ended_is_queued_again(tmp_path: Path) -> None:
         pytest.param({"cluster.requeue_at_limit": False}, id="switched-off"),
         pytest.param({"cluster.requeue": False}, id="queued-again-for-nothing"),
         pytest.param({"cluster.signal_before_end_s": None}, id="without-a-warning"),
+        pytest.param({"resilience.tiered.store": None}, id="memory-alone"),
     ],
 )
 def test_job_that_ended_otherwise_is_not(tmp_path: Path, how: dict[str, object]) -> None:
@@ -88,6 +98,12 @@ def test_start_that_saved_nothing_is_the_last(tmp_path: Path, saves: str) -> Non
 
     assert not is_queued
     assert "before it had saved a step, so it is not queued again; raise time_limit" in said
+
+
+def test_memory_alone_keeps_the_state_where_somebody_says_so(tmp_path: Path) -> None:
+    how = {"resilience.tiered.store": None, "cluster.requeue_at_limit": True}
+
+    assert end(tmp_path, **how)[0]  # type: ignore[arg-type]
 
 
 def test_refusal_is_said(tmp_path: Path) -> None:

@@ -74,6 +74,14 @@ def test_starts_are_read_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [each.number for each in read_starts(tmp_path)] == list(range(12))
 
 
+def test_a_start_that_is_torn_costs_its_number_alone(tmp_path: Path) -> None:
+    note_start(tmp_path, CONFIG, name="job-0", now=2.0)
+    (tmp_path / RECORD_FOLDER / "start-0.json").write_text("")
+
+    assert note_start(tmp_path, CONFIG, name="job-1", now=2.0).number == 1
+    assert [each.name for each in read_starts(tmp_path)] == ["job-1"]
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"run_id": 1}', "[]"])
 def test_a_torn_record_is_named(tmp_path: Path, content: str) -> None:
     open_at(tmp_path)

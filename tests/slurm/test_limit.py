@@ -49,7 +49,8 @@ def train_until(slurm: Slurm, run_dir: Path, is_far: Callable[[], bool], *overri
 def test_chain_of_starts_is_one_run(slurm: Slurm, tmp_path: Path):
     pytest.importorskip("torch", reason="a worker needs torch")
     chain, undisturbed = tmp_path / "chain", tmp_path / "undisturbed"
-    limit = ('time_limit="00:03:00"', "cluster.signal_before_end_s=60")
+    limit = ('time_limit="00:03:00"', "cluster.signal_before_end_s=60",
+             "cluster.requeue_at_limit=true")  # fmt: skip
 
     train_until(slurm, chain, lambda: len(starts(chain)) > 1 and len(starts(chain)[1]) > 9, *limit)
 
@@ -76,6 +77,7 @@ def test_job_whose_agents_outlast_the_limit_goes_on_as_well(
     run = submit(
         does="outlast the limit",
         time_limit="00:01:00",
+        cluster={"requeue_at_limit": True},
         resilience={"tiered": settings.model_dump(mode="json")},
     )
 

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from resilience.tiered.aws_format import (
     StorageInfo,
-    check_plain,
     decode_metadata,
     decode_tensor,
 )
+from resilience.tiered.dcp.plain_items import check_plain
 from resilience.tiered.errors import FormatError
 from tests.resilience.tiered.aws_made import NUM_RANKS, dump, make_checkpoint, save
 
@@ -211,9 +211,9 @@ def test_items() -> None:
     for item in (
         b"", b"x", save(Bomb(os.system, TOUCH)), save({}), save(nowhere), zipped.getvalue()
     ):  # fmt: skip
-        with pytest.raises(FormatError, match="of AWS's library"):
+        with pytest.raises(FormatError, match="no plain data|of AWS's library"):
             decode_tensor(item)
-    with pytest.raises(FormatError, match="of AWS's library"):
+    with pytest.raises(FormatError, match="no plain data"):
         check_plain(save(argparse.Namespace(a=1)))
     assert not Path(FILE).exists()
 

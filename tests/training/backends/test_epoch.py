@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from launcher.job.lineage import lineage_digest
 from resilience.errors import BrokenError
 from resilience.events import EventLog, read_events
 from resilience.state.view import NamedTensor, ViewWithRest
@@ -18,7 +19,7 @@ from training.backends.epoch import EpochCheckpoints, ends_epoch
 from training.errors import CheckpointError
 
 JOB = make_job()
-OTHER_JOB = make_job(trainer={"max_steps": 99})
+OTHER_JOB = make_job(model={"rope_theta": 99.0})
 
 
 class SmallState:
@@ -134,7 +135,7 @@ def test_manifest_says_which_generation_wrote(tmp_path, write):
 
     manifest = json.loads((tmp_path / "state/step-00000002/manifest.json").read_text())
 
-    assert manifest == {"step": 2, "generation": 0, "key": JOB.digest()}
+    assert manifest == {"step": 2, "generation": 0, "key": lineage_digest(JOB)}
 
 
 def write_on_both(folder, step, *, spoil=lambda rank: None):

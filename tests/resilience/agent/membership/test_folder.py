@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience import whole_files
 from resilience.agent.coordination.membership import Claimed, Judged, RunOver
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
@@ -140,12 +141,12 @@ def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
 ) -> None:
     one, other = open_founded(tmp_path)
 
-    def refuse(path: Path, text: str, *words: object) -> None:
+    def refuse(path: Path, text: str) -> None:
         path.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", refuse)
+        full.setattr(whole_files, "write_text", refuse)
         one.renew(("n0", "n1"), 5, is_over=True)
         other.claim(1, make_layout(nodes=["n0"], num_local_ranks=1))
         (claimed,) = answer(other)
