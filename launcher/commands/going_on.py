@@ -87,6 +87,18 @@ def _may_have_saved(run: RunFolder, cluster: Cluster) -> bool:
 def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
     sight = see_run(run, cluster)
     is_done = sight.standing.phase is Phase.SUCCEEDED
+    taken = sight.state.num_steps
+    if job.trainer.max_steps < taken:
+        raise RecipeError(
+            f"trainer.max_steps {job.trainer.max_steps} is less than the {taken} steps that "
+            f"{run.job.name} has taken"
+        )
+    tiered = run.job.resilience.tiered
+    if is_done and tiered is not None and tiered.store is None and not _has_epochs(run):
+        raise RecipeError(
+            f"{run.job.name} has succeeded, and its checkpoints went with the memory of its nodes; "
+            "a run that is to be longer some day needs resilience.tiered.store"
+        )
     if is_done and job.trainer.max_steps <= run.job.trainer.max_steps:
         steps = run.job.trainer.max_steps
         raise RecipeError(

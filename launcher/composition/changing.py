@@ -49,10 +49,11 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
             _set(content, key, value)
     after = _with_schedule(before, _validate(content), schedule)
     found = compare_jobs(before, after)
+    stretched = (Change(SCHEDULE, None, _STRETCH),) if schedule == _STRETCH else ()
     if found.refused:
         lines = [f"{each}: no state of the run fits that" for each in found.refused]
         raise RecipeError("\n".join([*lines, f"  {hint}"]))
-    return ChangedJob(job=after, told=found.told)
+    return ChangedJob(job=after, told=(*found.told, *stretched))
 
 
 def _with_schedule(before: Job, after: Job, schedule: object) -> Job:

@@ -236,7 +236,8 @@ def _begun_again(state: RunState, time: float) -> RunState:
         first_loss=state.first_loss,
         loss=state.loss,
         tiers=state.tiers,
-        storage=state.storage,
+        # Who fails now says so again.
+        storage=replace(state.storage, failing={}),
     )
 
 

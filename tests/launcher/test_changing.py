@@ -58,7 +58,7 @@ def test_what_the_state_has_to_fit_is_refused_with_both_values() -> None:
         ),
         pytest.param(
             ["trainer.max_steps=90", "trainer.schedule=stretch"],
-            ["trainer.max_steps: 60 -> 90"],
+            ["trainer.max_steps: 60 -> 90", 'trainer.schedule: null -> "stretch"'],
             None,
             id="stretch",
         ),

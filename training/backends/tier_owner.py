@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ RETRY_S = 30.0
 TAKEN_FILE = "taken-over.json"
 """In the record of a run: that it has taken its namespace over, which it does once."""
 _PAUSE_S = 0.5
-_OK, _REFUSED, _FAILED = "ok", "refused", "failed"
+_OK, _REFUSED, _EMPTY, _FAILED = "ok", "refused", "empty", "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
                 "and start the run again"
             )
         told = json.loads(found)
+    if told[0] == _EMPTY:
+        raise OwnedError(f"{told[1]}; name the namespace that has some")
     if told[0] == _REFUSED:
         raise OwnedError(
             f"{told[1]}; go on with that run (launcher continue and its folder), or once it has "
@@ -71,6 +74,10 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
             "run.take_over=true), or begin anew with resilience.tiered.namespace=NAME; launcher "
             "clean removes what only memory has"
         )
+    if own is None:
+        with suppress(TieredError):
+            # Each node's daemon looks from now on whether the namespace is still the run's.
+            client.own(run=claim.run, name=claim.name, check=group.check)
 
 
 def _try(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
@@ -91,7 +98,7 @@ def _try(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, s
 def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
     takes_over = claim.takes_over
     if takes_over and not client.steps(check=group.check):
-        return _REFUSED, f"run.take_over: the namespace {client.namespace!r} has no checkpoint"
+        return _EMPTY, f"run.take_over: the namespace {client.namespace!r} has no checkpoint"
     client.own(
         run=claim.run,
         name=claim.name,

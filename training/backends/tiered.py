@@ -106,6 +106,7 @@ class TieredCheckpoints(CadencedCheckpoints):
             settings.copy_while == "auto" and plan_device_type(job) == "cpu"
         )
         self._has_store = settings.store is not None
+        self._max_steps = job.trainer.max_steps
         self._claim = Claim(run=client.job, name=f"{job.recipe.name} in {run_dir}", run_dir=run_dir)
         self._saver: Saver
         self._under_way: _UnderWay | None = None
@@ -310,6 +311,11 @@ class TieredCheckpoints(CadencedCheckpoints):
                     "folder of its own with resilience.tiered.namespace=NAME"
                 )
             return None
+        if loaded.step > self._max_steps:
+            raise CheckpointError(
+                f"the newest checkpoint is of step {loaded.step}, beyond trainer.max_steps "
+                f"{self._max_steps}: set that to at least {loaded.step}"
+            )
         self._loaded = loaded.step, loaded.generation
         source = "+".join(
             each if each.startswith("peer:") else each.partition(":")[0]

@@ -177,6 +177,7 @@ class Carrier:
         metas = [each for each in found if each is not None]
         if not metas:
             return False
+        self._shelf.check_owner(namespace)
         try:
             reading = vault.read(metas[0].id)
         except KeyError:  # dropped since it was planned

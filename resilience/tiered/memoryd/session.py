@@ -323,13 +323,8 @@ class Session:
         namespace, shelf = self._own_namespace(), self._house.board.shelf
         owner = NamespaceOwner(run=_text(request, "run"), name=_text(request, "name"))
         takes_over = bool(request.get("takes_over"))
-        if shelf is None:
-            return {}, ()
-        if others := shelf.store.claim(namespace, owner, takes_over=takes_over):
-            names = ", ".join(f"{each.name} (run {each.run[:12]})" for each in others)
-            raise RefusedError(
-                f"the namespace {namespace!r} of the store {shelf.name} belongs to {names}"
-            )
+        if shelf is not None:
+            shelf.claim(namespace, owner, takes_over=takes_over)
         return {}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:

@@ -15,10 +15,11 @@ from itertools import chain, groupby
 from typing import Any
 
 from resilience.tiered.catalog import Copy, LowerTier, StepAt, step_of
-from resilience.tiered.errors import TierError
+from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest
 from resilience.tiered.stores.deadline import DeadlineError
+from resilience.tiered.stores.owner import NamespaceOwner
 from resilience.tiered.stores.store import Store
 
 RETRY_FIRST_S = 1.0
@@ -79,6 +80,8 @@ class Shelf:
         self._failing_since_s: float | None = None
         self._retry_s = 0.0
         self._num_failures = 0
+        self._owners: dict[str, NamespaceOwner] = {}
+        """By namespace, the run that was said here to have it."""
         self._takes_nothing = False
         self._trial: str | None = None
         self._asked_s: float | None = None
@@ -215,6 +218,30 @@ class Shelf:
             self._num_failures = 0
         if was_failing:
             self.on_change()
+
+    def claim(self, namespace: str, owner: NamespaceOwner, *, takes_over: bool = False) -> None:
+        """Have a namespace be a run's own. Raises RefusedError that names the run that has it."""
+        if others := self.store.claim(namespace, owner, takes_over=takes_over):
+            names = ", ".join(f"{each.name} (run {each.run[:12]})" for each in others)
+            raise RefusedError(
+                f"the namespace {namespace!r} of the store {self.name} belongs to {names}"
+            )
+        with self._lock:
+            self._owners[namespace] = owner
+
+    def check_owner(self, namespace: str) -> None:
+        """Raise TierError where a namespace that was claimed here is another run's by now.
+
+        One that is nobody's any more, as its store was emptied, is claimed again.
+        """
+        with self._lock:
+            owner = self._owners.get(namespace)
+        if owner is None:
+            return
+        try:
+            self.claim(namespace, owner)
+        except RefusedError as error:
+            raise TierError(str(error)) from error
 
     def try_out(self) -> None:
         """Find out whether the store takes, gives and deletes; `trial` then says it."""

@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_is_ended_first(run: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((), "has taken all its 60 steps; give it more, as trainer.max_steps=120"),
+        ((), "has succeeded, and its checkpoints went with the memory of its nodes"),
         (("trainer.max_steps=90",), "add trainer.schedule=keep to end their decay at step 60"),
         (("trainer.max_steps=90", "trainer.schedule=keep", "model.num_layers=1"), "model.num_lay"),
         (("trainer.max_step=90",), "closest: 'trainer.max_steps'"),

@@ -211,7 +211,7 @@ def test_items() -> None:
     for item in (
         b"", b"x", save(Bomb(os.system, TOUCH)), save({}), save(nowhere), zipped.getvalue()
     ):  # fmt: skip
-        with pytest.raises(FormatError, match="no plain data|of AWS's library"):
+        with pytest.raises(FormatError, match=r"no plain data|of AWS's library"):
             decode_tensor(item)
     with pytest.raises(FormatError, match="no plain data"):
         check_plain(save(argparse.Namespace(a=1)))

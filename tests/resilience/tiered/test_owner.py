@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
 from resilience.tiered.stores.objects import Stored
 from resilience.tiered.stores.owner import NamespaceOwner, claim_namespace
-from tests.resilience.tiered.daemons import Daemon
+from tests.resilience.tiered.daemons import Daemon, make_content, make_id, save
 from tests.resilience.tiered.news_reader import Reader
 
 A, B = NamespaceOwner(run="a" * 32, name="run a"), NamespaceOwner(run="b" * 32, name="run b")
@@ -229,6 +230,39 @@ def test_a_daemon_names_the_run_that_has_the_namespace(tmp_path: Path) -> None:
         own(second, "second", takes_over=True)
     (entry,) = (tmp_path / "store" / "n" / "owner").iterdir()
     assert json.loads(entry.read_text())["run"] == "second"
+
+
+def test_a_run_whose_namespace_is_taken_meanwhile_brings_nothing_more_there(
+    tmp_path: Path,
+) -> None:
+    with daemon(tmp_path, "a") as first, daemon(tmp_path, "b") as second:
+        own(first, "first")
+        own(second, "second", takes_over=True)
+
+        with TieredClient(first.socket_path, namespace="n", job="first") as client:
+            save(client, make_id(3, name="n"), make_content(1000))
+            client.flush(step=3, generation=0)
+        news = Reader(first)
+        while not (told := news.news()).failure:
+            pass
+
+        assert "belongs to second in /some/folder" in told.failure
+        assert not list((tmp_path / "store" / "n").glob("steps/*"))
+
+
+def test_a_namespace_that_is_nobodys_any_more_is_claimed_again(tmp_path: Path) -> None:
+    with daemon(tmp_path, "a") as first:
+        own(first, "first")
+        shutil.rmtree(tmp_path / "store")
+
+        with TieredClient(first.socket_path, namespace="n", job="first") as client:
+            save(client, make_id(3, name="n"), make_content(1000))
+            client.flush(step=3, generation=0)
+        Reader(first).wait_for(stored_step=3)
+
+        assert [each.name for each in (tmp_path / "store" / "n" / "owner").iterdir()] == [
+            "first.json"
+        ]
 
 
 def test_a_store_that_fails_says_so(tmp_path: Path) -> None:
