@@ -205,7 +205,7 @@ OTHER: dict[str, Any] = {
     "cluster.run_path": "/other",
     "cluster.pre_script": "true",
     "cluster.rdzv_port": 12345,
-    "cluster.requeue_at_limit": {"tiers": False, "": True},
+    "cluster.requeue_at_limit": {"store": False, "": True},
     "cluster.security.run_as_user": 7,
     "cluster.security.run_as_group": 7,
     "cluster.security.fs_group": 7,
@@ -390,7 +390,8 @@ def silent_keys(recipe: str, *clusters: str) -> dict[str, Any]:
         for path, value in leaves(content(job)):
             if path in TAGS or path in heard:
                 continue
-            tiers = "tiers" if job.resilience.tiered else ""
+            settings = job.resilience.tiered
+            tiers = "store" if settings and settings.store else ""
             other = other_value(path, value, job.cluster.kind, tiers)
             if has_effect(job, path, other, before):
                 heard.add(path)
