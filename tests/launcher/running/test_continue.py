@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ def end(run: Path, status: int) -> None:
     """Have a run end, and wait for that."""
     tell(run, status)
     launch("cancel", str(run), folder=run)
+
+
+@pytest.fixture(autouse=True)
+def clean(tmp_path: Path) -> Iterator[None]:
+    """Leave nothing of the runs in memory: some have failed, and keep their checkpoints there."""
+    yield
+    for run in (tmp_path / "runs").glob("*"):
+        launch("clean", str(run), folder=tmp_path)
 
 
 @pytest.fixture
