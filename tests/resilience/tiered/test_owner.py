@@ -253,6 +253,7 @@ def test_a_run_whose_namespace_is_taken_meanwhile_brings_nothing_more_there(
 def test_a_namespace_that_is_nobodys_any_more_is_claimed_again(tmp_path: Path) -> None:
     with daemon(tmp_path, "a") as first:
         own(first, "first")
+        Reader(first).wait_for(trial="")
         shutil.rmtree(tmp_path / "store")
 
         with TieredClient(first.socket_path, namespace="n", job="first") as client:
