@@ -259,7 +259,8 @@ def test_a_namespace_that_is_nobodys_any_more_is_claimed_again(tmp_path: Path) -
         with TieredClient(first.socket_path, namespace="n", job="first") as client:
             save(client, make_id(3, name="n"), make_content(1000))
             client.flush(step=3, generation=0)
-        Reader(first).wait_for(stored_step=3)
+            # News are of what a job has: it has to be there still.
+            Reader(first).wait_for(stored_step=3)
 
         assert [each.name for each in (tmp_path / "store" / "n" / "owner").iterdir()] == [
             "first.json"
