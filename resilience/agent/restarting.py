@@ -9,6 +9,12 @@ from resilience.agent.agent import Agent
 from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
 
+_CAUSE_WAIT_S = 2.0
+"""How long the end of a worker whose peer has closed a connection waits for that of the peer.
+
+Of a process that is killed, the connections close before it has ended, and on a busy machine long
+before: the other worker may end first, and would be named in its place.
+"""
 _ASKED_STATUS = 128 + signal.SIGTERM
 """Exit status of a worker that has ended in order, as it or another one was asked to."""
 
@@ -18,6 +24,8 @@ class RestartingAgent(Agent):
 
     _kill_s = float("inf")
     """When workers that were asked to end are killed."""
+    _consequences: tuple[tuple[float, Failed], ...] = ()
+    """Ends that are told at a time unless the generation is over by then, which the cause ends."""
 
     def join(self) -> None:
         """Tell the coordinator of this node, once its workers are fresh.
@@ -83,15 +91,18 @@ class RestartingAgent(Agent):
             text = f"rank {rank} {worker.describe_end()}"
             self._say(text)
             words = f"{text}: {worker.last_words}" if worker.last_words else text
-            self._party.tell(
-                Failed(
-                    generation=self._part.generation,
-                    rank=rank,
-                    reason="died",
-                    text=words,
-                    status=_shell_status(worker),
-                )
+            failed = Failed(
+                generation=self._part.generation,
+                rank=rank,
+                reason="died",
+                text=words,
+                status=_shell_status(worker),
             )
+            if worker.has_lost_peer:
+                due_s = time.monotonic() + _CAUSE_WAIT_S
+                self._consequences = (*self._consequences, (due_s, failed))
+            else:
+                self._party.tell(failed)
 
     def _give_up_start(self, worker: Worker, text: str) -> None:
         """End the run: it has no spares to do without."""
@@ -103,6 +114,10 @@ class RestartingAgent(Agent):
 
     def _check_workers(self, now_s: float) -> None:
         self._deadlines.check_ending()
+        for due_s, failed in self._consequences:
+            if now_s >= due_s and not self._part.is_broken:
+                self._party.tell(failed)
+        self._consequences = tuple(each for each in self._consequences if now_s < each[0])
         if now_s >= self._kill_s:
             self._kill_s = float("inf")
             for worker in self._pool.workers.values():

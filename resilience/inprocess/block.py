@@ -22,6 +22,7 @@ from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
 from resilience.comm.messages import (
+    CLOSED_CONNECTION,
     GAVE_UP_STATUS,
     Break,
     End,
@@ -45,8 +46,6 @@ from resilience.state.report import Report
 T = TypeVar("T")
 GROUP_DEADLINE = timedelta(seconds=30)
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
-_GLOO = "/gloo/"
-"""In the text of what gloo raises: a connection has ended, which is its peer's fault, if any."""
 BAD_HOOK_STATUS = 71
 """Exit status of a worker whose hook or health check failed; the agent replaces it."""
 
@@ -316,7 +315,9 @@ class _Loop(Generic[T]):
 def _reason(error: BaseException) -> str:
     if isinstance(error, CorruptionError):
         return "corrupt"
-    is_consequence = isinstance(error, (GroupOpenError, BrokenError)) or _GLOO in str(error)
+    is_consequence = isinstance(error, (GroupOpenError, BrokenError)) or CLOSED_CONNECTION in str(
+        error
+    )
     return "group" if is_consequence else "exception"
 
 

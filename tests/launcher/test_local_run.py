@@ -231,7 +231,7 @@ def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(
 
     log = tmp_path / "logs/node-0/rank-1.generation-0.log"
     said = [line for line in shown.getvalue().splitlines() if line.startswith("[node-0] ")]
-    assert status == 137
+    assert status == 137, shown.getvalue()
     assert said[0].startswith("[node-0] rank 1 was killed by SIGKILL")
     assert said[0].endswith(f"; its log: {log}")
     assert f"[node-0] {WORD}" in said

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.agent.processes.output import LineCutter, WorkerStream
-from resilience.comm.messages import OTHER_SHARD_STATUS, Break, LineReader, Message, Open, encode
+from resilience.comm.messages import (
+    CLOSED_CONNECTION,
+    OTHER_SHARD_STATUS,
+    Break,
+    LineReader,
+    Message,
+    Open,
+    encode,
+)
 
 _MESSAGE_BYTES = 1 << 16
 _WORDS_MAX = 500
@@ -61,6 +69,8 @@ class Worker:
     """Why there never was a process."""
     last_words: str = ""
     """The last line of its errors."""
+    has_lost_peer: bool = False
+    """Whether its errors speak of a connection that a peer has closed."""
     reader: LineReader = field(default_factory=LineReader)
 
     def send(self, message: Message) -> None:
@@ -188,7 +198,9 @@ class Worker:
         self.signal(number)
 
     def note_errors(self, lines: Sequence[bytes]) -> None:
-        """Keep the last line of what the worker has written to its stderr."""
+        """Keep of what the worker has written to its stderr what tells of its end."""
+        gloo = CLOSED_CONNECTION.encode()
+        self.has_lost_peer = self.has_lost_peer or any(gloo in line for line in lines)
         if words := [line.strip() for line in lines if line.strip()]:
             self.last_words = words[-1].decode(errors="replace")[:_WORDS_MAX]
 

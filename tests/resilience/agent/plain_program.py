@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -45,6 +46,14 @@ if "idle" in kinds:
     signal.pause()
 if any((each["kind"], each["count"]) == ("idle", count) for each in FAULTS):
     store.wait([f"idle/{count}"])
+if "follows" in kinds:
+    store.set("ending", str(os.getpid()))
+    raise RuntimeError("[x/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+if "cause" in kinds:
+    ending = Path("/proc") / store.get("ending").decode()
+    while ending.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 if "killed" in kinds:
     os.kill(os.getpid(), signal.SIGKILL)
 if "end" in kinds:

@@ -110,9 +110,28 @@ def test_run_without_restarts_ends_with_the_status_of_its_workers(run: Run) -> N
     run.assert_nothing_left()
 
 
+@pytest.mark.parametrize("options", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
+def test_run_ends_as_the_worker_that_was_killed_and_not_as_its_peer(
+    run: Run, options: Sequence[str]
+) -> None:
+    """The peer notices the closed connection, and is buried first."""
+    start(run, options, ("cause", 0, 0), ("follows", 1, 0))
+
+    assert set(statuses(run)) == {137}, run.show()
+    assert "rank 0 was killed by SIGKILL" in reason(run, "n0")
+    run.assert_nothing_left()
+
+
+def test_run_ends_as_a_worker_whose_peer_closed_a_connection_and_lives(run: Run) -> None:
+    start(run, ONE_NODE, ("idle", 0, 0), ("follows", 1, 0))
+
+    assert run.wait() == 1, run.show()
+    assert "rank 1 ended with exit status 1: RuntimeError: [x/gloo" in reason(run, "n0")
+    run.assert_nothing_left()
+
+
 def test_run_without_restarts_ends_as_its_first_worker(run: Run) -> None:
-    """The other one is idle: whoever notices a closed connection may end before who was killed."""
-    start(run, ONE_NODE, ("killed", 0, 0), ("idle", 1, 0))
+    start(run, ONE_NODE, ("killed", 0, 0))
 
     assert run.wait() == 137, run.show()
     assert "rank 0 was killed by SIGKILL" in reason(run, "n0")
