@@ -281,6 +281,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
         dead=state.dead | ended,
         gone=state.gone | ended,
         voters=state.voters - {event.node},
+        leapt=-1,
     )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:

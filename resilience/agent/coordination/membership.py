@@ -105,6 +105,9 @@ class State:
     """The open generation, or the one that is being stopped."""
     opened: int = -1
     """The newest one that has begun: what ranks held at its end is what counts."""
+    leapt: int = -1
+    """The generation before which others may have opened some, as long as nobody who knows that
+    number is lost: they may have opened more behind it then."""
     layout: Layout | None = None
     """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()

@@ -185,11 +185,11 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
     verdict = find_verdict(state)
     if verdict == WAITS:
         return state, []
-    if goes_by_evidence(state) and state.generation < state.opened + SLACK:
+    if goes_by_evidence(state) and state.generation != state.leapt:
         # Others may have opened some before they ended: their numbers are not given twice.
         generation = state.generation + SLACK
         state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
-        return after(actions, advance(state, now_s))
+        return after(actions, advance(replace(state, leapt=generation), now_s))
     nodes = tuple(node for node in filled.nodes if node is not None)
     layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
     # The places of members that may live on.

@@ -215,10 +215,11 @@ def test_agreement_of_which_nobody_is_left_is_passed_over() -> None:
     state, _ = play(state, NodeJoined(join=replace(last, opened=0)), lost("n1"))
     assert state.accepted
 
+    actions = []
     for node in ("n0", "n2", "n9"):
         ended = NodeEnded(node=node, starts=find_doubted(state)[node], reason="its node is off")
-        state, _ = play(state, ended)
-    state, actions = play(state, Tick(), now_s=9.0)
+        state, more = play(state, ended)
+        actions += more
 
     assert [each.layout.nodes for each in opened(actions)] == [("n3", "n4", "n5")] * 3
 
