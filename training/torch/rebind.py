@@ -44,10 +44,12 @@ def take_groups(model: SpreadModel) -> None:
 
 
 def clear_step(model: SpreadModel) -> None:
-    """Throw away the gradients of an aborted step; needs no other rank."""
+    """Throw away what an aborted step has left; needs no other rank."""
     if model.reducer is not None:
         model.reducer.clear()
         return
+    if isinstance(model.run, FSDPModule):
+        _leave_step(model.run)
     for group in _param_groups(model.run):
         for param in group.fsdp_params:
             param.sharded_param.grad = None
