@@ -194,6 +194,7 @@ def run_off(num_steps: int) -> list[dict[str, Any]]:
         "trainer.optimizer.warmup_steps=1",
         "trainer.save_checkpoint=false",
         "data.max_bytes=100000",
+        "resilience.tiered=null",
     ]
     with run_folder() as folder:
         job = resolve(RECIPE, overrides)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
+from launcher.clusters.k8s.start import run_path
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
@@ -141,6 +142,8 @@ def lost_checkpoints(job: Job) -> str | None:
         return None
     kind, _, path = (tiered.store.url or "").partition(":")
     writable = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
+    if tiered.store.is_in_run:
+        path = f"{run_path(job, cluster)}/{path}"
     if kind != "folder" or _is_below(path, writable):
         return None
     return (

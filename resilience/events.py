@@ -20,7 +20,7 @@ What workers write:
                   rank_stopped (phase), rank_recovered (role, reason, source, num_bytes),
                   rank_resumed, recovery_fallback (reason, source),
                   state_digest (digest), fault_injected (fault_kind, place)
-    and rank 0    state_written, warning (text)
+    and rank 0    warning (text)
     with checkpoints in tiers, every rank
                   checkpoint_failed (reason),
                   checkpoint_loaded (source, num_bytes, seconds, num_bad)

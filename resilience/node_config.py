@@ -18,6 +18,7 @@ from resilience.arguments import Parser
 from resilience.settings import (
     CheckpointlessSettings,
     Count,
+    Namespace,
     Port,
     RamTier,
     Seconds,
@@ -94,6 +95,17 @@ class MemorydConfig(_Section):
         return drain_s + CLOSE_TIMEOUT_S
 
 
+class BranchPoint(_Section):
+    """A state of another run, with which a run begins that has none of its own yet."""
+
+    run: str
+    """The other run, by what a person knows it by."""
+    url: str
+    """The store that has the state: s3://BUCKET/PREFIX, or folder:/PATH of any characters."""
+    namespace: Namespace
+    step: Whole
+
+
 class RunConfig(_Section):
     """What the record of a run is told of its job."""
 
@@ -105,6 +117,8 @@ class RunConfig(_Section):
     """The run has saved its state, and never begins anew without it."""
     takes_over: bool = False
     """The run takes the namespace of its store from another run, and goes on from that."""
+    branch: BranchPoint | None = None
+    """Where the run begins, if not before the first step."""
 
 
 class NodeConfig(_Section):

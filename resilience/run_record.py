@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from resilience.node_config import RunConfig
+from resilience.node_config import BranchPoint, RunConfig
 from resilience.whole_files import write_first
 
 RECORD_FOLDER = "record"
@@ -27,6 +27,8 @@ START_VARIABLE = "RESILIENCE_START"
 """Tells a worker which start of the run it belongs to."""
 GOES_ON_VARIABLE = "RESILIENCE_GOES_ON"
 """Tells a worker, as 1, that the run never begins without a state that it has saved."""
+BRANCH_VARIABLE = "RESILIENCE_BRANCH"
+"""Tells a worker, as JSON, the state of another run with which its own begins; empty for none."""
 TAKES_OVER_VARIABLE = "RESILIENCE_TAKES_OVER"
 """Tells a worker, as 1, that the run takes its namespace from another."""
 _RUN_FILE = "run.json"
@@ -47,6 +49,8 @@ class RunRecord(BaseModel):
     """Of the job that the run began with."""
     began_at: float
     """Unix seconds."""
+    branch: BranchPoint | None = None
+    """The state of another run with which it began."""
 
 
 class RunStart(BaseModel):
@@ -94,6 +98,7 @@ def open_record(run_dir: Path, config: RunConfig, *, run_id: str, now: float) ->
         version=config.version,
         digest=config.digest,
         began_at=now,
+        branch=config.branch,
     )
     write_first(path, own.model_dump(mode="json"), secrets.token_hex(8))
     return _read(path, RunRecord)

@@ -42,8 +42,8 @@ Namespace = Annotated[
 StoreUrl = Annotated[
     str,
     _form(
-        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?|folder:/[ -~]+",
-        "s3://BUCKET/PREFIX or folder:/PATH, of plain characters",
+        r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?|folder:/[ -~]+|folder:[A-Za-z0-9_-]+",
+        "s3://BUCKET/PREFIX, folder:/PATH or folder:NAME, of plain characters",
     ),
 ]
 HttpUrl = Annotated[
@@ -204,8 +204,8 @@ class StoreTier(_Settings):
     """Checkpoints that outlive all nodes: S3, or a folder that all nodes share."""
 
     url: StoreUrl | None
-    """s3://BUCKET/PREFIX, or folder:/PATH that every node has; null has to be replaced by the
-    recipe or the user."""
+    """s3://BUCKET/PREFIX, folder:/PATH that every node has, or folder:NAME in the run's own folder;
+    null has to be replaced by the recipe or the user."""
     every_n_steps: Count | None
     """Store the checkpoints of steps that n divides; excludes `every_s`, and one of the two is
     null."""
@@ -233,6 +233,11 @@ class StoreTier(_Settings):
     """Size of an upload's parts in MiB; null: 16."""
     attempts: Count | None
     """How often a request is sent until it has failed; null: 5."""
+
+    @property
+    def is_in_run(self) -> bool:
+        """Return whether the store is a folder in the run's own."""
+        return self.url is not None and self.url.startswith("folder:") and "/" not in self.url
 
 
 class TieredSettings(_Settings):

@@ -11,14 +11,9 @@ OVER = {
     "tests/test_first_run.py::test_the_first_run_learns_and_leaves_a_model_and_a_report": (
         "the recipe that the README has a newcomer run, all of its 200 steps"
     ),
-    "tests/test_keys.py::test_every_key_of_a_torch_recipe_changes_a_text_or_the_training"
-    "[gpt_oss/gpt_oss_tiny_pretrain]": "trains once for each key of a model with experts",
     "tests/training/test_main.py::test_torchrun_trains_a_job": "real torchrun, real imports",
     "tests/training/test_main.py::test_workers_that_torchrun_starts_again_meet_again": (
         "real torchrun, which starts all workers twice"
-    ),
-    "tests/training/test_main.py::test_workers_meet_again_when_only_one_agent_counts_a_restart": (
-        "two real agents of torchrun, which wait for each other"
     ),
     "tests/slurm/test_run.py::test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine": (
         "two whole runs of the launcher with real imports, one by a real Slurm"
@@ -34,9 +29,6 @@ OVER = {
     "::test_run_ends_with_the_undisturbed_bits[hangs]": "hangs, each found after its deadline",
     "tests/benchmarks/test_overhead.py::test_worker_without_recovery_meets_nothing_of_it": (
         "a real agent with real imports: a warm one would hide what is loaded"
-    ),
-    f"{_RECOVERY}/test_nodes.py::test_workers_of_a_node_that_gets_another_place_live_on[ddp]": (
-        "three nodes, one silent until its lease has ended, and one lost"
     ),
     f"{_RECOVERY}/test_nodes.py::test_run_goes_on_without_a_lost_node[coordinator-hybrid]": (
         "three nodes, and the deadline for the one that is lost"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from resilience.run_record import START_VARIABLE
 from training.errors import PlacementError
@@ -84,16 +82,6 @@ def parse_generation(variables: Mapping[str, str]) -> int:
 def start_number(variables: Mapping[str, str]) -> int:
     """Return which start of the run this is, from 0; also 0 where nobody counts them."""
     return int(variables.get(START_VARIABLE, "0"))
-
-
-def name_run(run_dir: Path, *, within: str = "") -> str:
-    """Return what tells runs of one recipe apart: 12 hex digits of a run's folder.
-
-    A run that is started again is the same one. `within` is what the folder's path is unique
-    in, where that is not everywhere.
-    """
-    text = f"{within}:{run_dir.resolve()}" if within else str(run_dir.resolve())
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def _text(variables: Mapping[str, str], name: str) -> str:

@@ -27,8 +27,7 @@ from resilience.state.digest import digest_state
 from resilience.state.layout import Seat
 from resilience.state.view import ViewWithRest
 from training.backends.choice import open_checkpoints
-from training.backends.epoch import EPOCH_SOURCE, EpochCheckpoints
-from training.checkpoints import STALL_S, Begun, Subject
+from training.checkpoints import STALL_S, Subject
 from training.coordinator import Members, open_generation
 from training.data.loading import (
     announce_samples,
@@ -111,12 +110,6 @@ class Loop:
         self._saves = open_checkpoints(
             worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
         )
-        self._epochs = (
-            EpochCheckpoints(worker.job, run_dir=worker.run_dir, events=worker.events)
-            if self._is_recoverable
-            else None
-        )
-        """The last resort of a run that survives faults."""
         self.progress = (make_recovery or NoRecovery)(
             CommitHooks(
                 apply=self._apply,
@@ -206,8 +199,6 @@ class Loop:
     def end(self) -> None:
         """Remove what only a run that goes on needs; all ranks have finished."""
         self._saves.close()
-        if self._epochs:
-            self._epochs.close()
         if self._batches:
             self._batches.close()
 
@@ -238,8 +229,6 @@ class Loop:
             pulse=self.watch.pulse,
         )
         self._saves.bind(subject)
-        if self._epochs:
-            self._epochs.bind(subject)
 
     def _stall_s(self) -> float:
         """Return for how long a copy may stand still, well before that counts as a hang."""
@@ -341,26 +330,19 @@ class Loop:
         """Load the newest state that was written, or make the one before the first step."""
         members.mark(Activity.NOWHERE, 0)
         step, source = 0, _START
-        if begun := self._load_newest():
+        if begun := self._saves.load_newest():
             step, source = begun.step, begun.source
         else:
             self.progress.take_rest({})
             self._trainer.fill()
         # Before the history begins, which makes void what stands behind it.
         self._place_in_data(step)
-        self._note_complete(step, self._place_of(source))
+        self._note_complete(step, "" if source == _START else self._saves.place)
         self._saves.begin_run(step)
         if members.number > 0 or (fallback is not None and source != _START):
             reason = fallback.reason if fallback else "all workers began afresh: no recovery"
             self._events.write("recovery_fallback", step=step, reason=reason, source=source)
         return step
-
-    def _load_newest(self) -> Begun | None:
-        """Load the newest state of either kind."""
-        if self._epochs is None:
-            return self._saves.load_newest()
-        newest = self._epochs.newest_step()
-        return self._saves.load_newest(newer_than=newest) or self._epochs.load_newest()
 
     def _note_resumed(self, resumed: Resumed) -> None:
         self._events.write(
@@ -399,32 +381,13 @@ class Loop:
         """Begin the saves that are due before a step."""
         self.watch.begin(step, Activity.DATA)
         is_requested = self.progress.rest.get(SAVE_DUE, False)
-        for source, complete in (
-            (EPOCH_SOURCE, self._save_epoch(step)),
-            ("", self._saves.begin_step(step, is_requested=is_requested)),
-        ):
-            if complete is not None and complete > (self._complete or 0):
-                self._note_complete(complete, self._place_of(source))
-                batches.note_checkpoint(complete)
+        complete = self._saves.begin_step(step, is_requested=is_requested)
+        if complete is not None and complete > (self._complete or 0):
+            self._note_complete(complete, self._saves.place)
+            batches.note_checkpoint(complete)
 
     def _note_complete(self, step: int, place: str) -> None:
         self._complete, self._place = step, place
-
-    def _place_of(self, source: str) -> str:
-        """Return where a checkpoint lies that was loaded from a source, or was saved."""
-        if source == EPOCH_SOURCE and self._epochs is not None:
-            return str(self._epochs.folder)
-        return "" if source == _START else self._saves.place
-
-    def _save_epoch(self, step: int) -> int | None:
-        """Write the whole state where an epoch has ended; returns its step where it is complete."""
-        if self._epochs is None or not self._epochs.is_due(step):
-            return None
-        # No deadline but the store's holds meanwhile.
-        self.watch.begin(step, Activity.NOWHERE)
-        is_complete = self._epochs.save(step)
-        self.watch.begin(step, Activity.DATA)
-        return step if is_complete else None
 
     def _requests(self) -> int:
         return self._stop.is_requested + SAVE * self._saves.wants_save()
@@ -437,19 +400,12 @@ class Loop:
 
     def _save_last(self, group: WorkerGroup, *, has_state: bool) -> str:
         """Save the state with which the run gives up; returns where the newest lies."""
-        step, places = self.progress.step, []
+        step = self.progress.step
         if has_state:
             self._finish()
             problem = None if self._saves.has_saved(step) else f"not by rank {group.rank}"
             if group.first_problem("last/tiers", problem, CHECKPOINT_TIMEOUT) is None:
-                places.append(self._saves.place)
-            if self._epochs is not None:
-                self._epochs.save(step)
-                # What is there was seen there.
-                if self._epochs.newest_step() == step:
-                    places.append(str(self._epochs.folder))
-        if places:
-            return f"the state of step {step} is saved in {' and in '.join(places)}"
+                return f"the state of step {step} is saved in {self._saves.place}"
         words = f"the state of step {step} could not be saved" if has_state else "no rank had one"
         if not self._place:
             return f"{words}, and none was before: a start begins at step 0"
@@ -463,13 +419,10 @@ class Loop:
         Raises what `check` does, and CorruptionError for a state that has changed since its last
         update.
         """
+        # The broken step may have left FSDP2's parameters whole, of which a rank has its shard.
+        self._trainer.discard()
         self.progress.check()
-        part = whole = problem = ""
-        try:
-            if self._epochs and self._epochs.save_part(order.step, order.name, check):
-                whole = str(self._epochs.folder)
-        except CheckpointError as error:
-            problem = str(error)
+        part = problem = ""
         try:
             part = self._saves.place if self._saves.save_part(order.step, check) else ""
         except CheckpointError as error:
@@ -479,7 +432,6 @@ class Loop:
             rank=order.rank,
             name=order.name,
             part=part,
-            whole=whole,
             problem=problem,
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
-from resilience.node_config import AgentConfig, RunConfig
+from resilience.node_config import AgentConfig, BranchPoint, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
 # What the agent itself may take when its workers have ended.
@@ -27,6 +27,8 @@ class Intent:
     """The run has saved its state, and does not begin without it."""
     takes_over: bool = False
     """The run takes the namespace of its store from another run."""
+    branch: BranchPoint | None = None
+    """The state of another run with which the run begins."""
 
 
 NO_INTENT = Intent()
@@ -122,4 +124,5 @@ def run_config(job: Job, intent: Intent) -> RunConfig:
         digest=job.digest(),
         goes_on=intent.goes_on,
         takes_over=intent.takes_over,
+        branch=intent.branch,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
-_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue")
+_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue", "branch")
 
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
@@ -53,6 +53,10 @@ def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.going_on import continue_run
 
         return continue_run(arguments, start)
+    if command == "branch":
+        from launcher.commands.branching import branch_run
+
+        return branch_run(arguments, start)
     if command == "logs":
         from launcher.commands.logs import parse_log_options, print_logs
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import Cluster, RunFolder
@@ -28,9 +29,7 @@ from launcher.templates import read_templates
 from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
-STATE_FOLDER = "state"
-"""Where a run with recovery keeps the state of each epoch's end."""
-_TAKE_OVER = "run.take_over=true"
+_TAKE_OVER, _DETACH = "run.take_over=true", "run.detach=true"
 _NEW_RUN = "start another run with that: its recipe, with these overrides"
 
 
@@ -44,8 +43,10 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
             "continue takes a run first, its folder or its name below ./runs; `runs` shows them"
         )
     run = find_run(arguments[0], start)
-    overrides = [each for each in arguments[1:] if each != _TAKE_OVER]
-    takes_over = len(overrides) < len(arguments) - 1
+    overrides = [each for each in arguments[1:] if each not in (_TAKE_OVER, _DETACH)]
+    takes_over, is_detached = _TAKE_OVER in arguments, _DETACH in arguments
+    if is_detached and not isinstance(run.job.cluster, LocalCluster):
+        raise RecipeError("run.detach true: a submitted run goes on by itself; leave it out")
     with held_folder(run.path):
         number = next_job_number(run.path)
         cluster = cluster_of(run.job)
@@ -53,7 +54,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         changed = change_job(run.job, overrides, hint=_NEW_RUN)
         _check_goal(run, cluster, changed.job)
         folders = find_folders(start)
-        _check_job(run.job, changed.job, folders, has_state=_has_epochs(run))
+        check_job(run.job, changed.job, folders)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
         files = render(
             changed.job,
@@ -61,8 +62,12 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
             Intent(goes_on=not takes_over and _may_have_saved(run, cluster), takes_over=takes_over),
         )
         replace_job(run.path, files, number)
-        _tell(run, changed)
-        return _start(RunFolder(path=run.path, job=changed.job), cluster)
+        sys.stdout.write(f"{run.job.name} goes on in {run.path}\n")
+        has_events = (run.path / EVENTS_FILE).exists()
+        tell_changes(run, changed, "run_continued", {}, is_claimed=has_events)
+        return start_run(
+            RunFolder(path=run.path, job=changed.job), cluster, is_detached=is_detached
+        )
 
 
 def _check_ended(run: RunFolder, cluster: Cluster) -> None:
@@ -94,7 +99,7 @@ def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
             f"{run.job.name} has taken"
         )
     tiered = run.job.resilience.tiered
-    if is_done and tiered is not None and tiered.store is None and not _has_epochs(run):
+    if is_done and tiered is not None and tiered.store is None:
         raise RecipeError(
             f"{run.job.name} has succeeded, and its checkpoints went with the memory of its nodes; "
             "a run that is to be longer some day needs resilience.tiered.store"
@@ -107,17 +112,16 @@ def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
         )
 
 
-def _has_epochs(run: RunFolder) -> bool:
-    """Return whether a run with recovery has left the state of an epoch's end in its folder."""
-    return any((run.path / STATE_FOLDER).glob("step-*"))
+def check_job(before: Job | None, job: Job, folders: Folders) -> None:
+    """Raise RecipeError where a run could not go on, or begin, with a job.
 
-
-def _check_job(before: Job, job: Job, folders: Folders, *, has_state: bool) -> None:
+    `before` is the job that this machine has trained before.
+    """
     is_local = isinstance(job.cluster, LocalCluster)
-    if job.resilience.tiered is None and not has_state:
+    if job.resilience.tiered is None:
         raise RecipeError(
             f"{job.name} keeps no state to go on from: resilience.tiered is null in its job; a run "
-            "with resilience/tiered=ram, ram_s3, s3 or folder keeps one"
+            "keeps one that leaves resilience/tiered as it is, or chooses tiers"
         )
     check_instance(job.instance, folders.conf)
     check_runnable(job, _ACTIONS[is_local])
@@ -125,31 +129,41 @@ def _check_job(before: Job, job: Job, folders: Folders, *, has_state: bool) -> N
         from launcher.inputs import check_inputs
         from launcher.machine import check_machine, read_machine
 
-        if (before.trainer, before.resources) != (job.trainer, job.resources):
+        if before is None or (before.trainer, before.resources) != (job.trainer, job.resources):
             check_machine(job, read_machine())
         check_inputs(job)
         check_trainer_installed()
 
 
-def _tell(run: RunFolder, changed: ChangedJob) -> None:
+def tell_changes(
+    run: RunFolder,
+    changed: ChangedJob,
+    event: str,
+    fields: Mapping[str, Any],
+    *,
+    is_claimed: bool,
+) -> None:
     """Say what changes, and note it among the run's events where these are in its folder."""
     told = [str(each) for each in changed.told]
-    sys.stdout.write(f"{run.job.name} goes on in {run.path}\n")
     for each in told:
         sys.stdout.write(f"  {each}\n")
     sys.stdout.flush()
-    if (run.path / EVENTS_FILE).exists():
+    if is_claimed:
         path = run.path / EVENTS_FILE
         with EventLog(path, node=LAUNCHER_NODE, rank=None, generation=0) as events:
-            events.write("run_continued", changes=told)
+            events.write(event, changes=told, **fields)
 
 
-def _start(run: RunFolder, cluster: Cluster) -> int:
-    if isinstance(run.job.cluster, LocalCluster):
+def start_run(run: RunFolder, cluster: Cluster, *, is_detached: bool = False) -> int:
+    """Run it on this machine, to its end unless it is detached, or submit it."""
+    if isinstance(run.job.cluster, LocalCluster) and not is_detached:
         from launcher.clusters.local_run import run_nodes
 
         return run_nodes(run.job, run.path)
     submission = cluster.submit(run)
+    if is_detached:
+        sys.stdout.write(f"{run.job.name} goes on in the background, in {run.path}\n")
+        return 0
     write_submission(run.path, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
     return 0

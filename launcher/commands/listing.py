@@ -28,6 +28,8 @@ from launcher.monitor.logs import plain
 from launcher.paths import find_folders
 
 COLUMNS_MAX = 120
+_STORE_OF_ALL = "folder:checkpoints"
+"""Of every recipe that chooses no tiers, by conf/resilience/tiered/run_folder.yaml."""
 _TITLES = ("recipe", "ver", "model", "method", "nodes", "features")
 
 
@@ -116,7 +118,12 @@ def _known_entry(
         method=_method(job) if job else None,
         num_nodes=known("trainer.num_nodes"),
         num_devices=known("trainer.num_devices"),
-        features=tuple(key for key in known("resilience") or () if known(f"resilience.{key}")),
+        features=tuple(
+            key
+            for key in known("resilience") or ()
+            if known(f"resilience.{key}")
+            and (key != "tiered" or known("resilience.tiered.store.url") != _STORE_OF_ALL)
+        ),
         asks_for=asks_for,
     )
 

@@ -18,6 +18,7 @@ from launcher.monitor.progress import render_recovery
 from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.monitor.storage import storage_text
+from resilience.run_record import RecordError, read_record, read_starts
 
 UNREACHABLE_STATUS = 1
 
@@ -37,6 +38,7 @@ def status_lines(sight: Sight) -> list[str]:
     why = f": {standing.why}" if standing.why else ""
     rows = {
         "recipe": f"{state.recipe} version {state.version}",
+        "began": _beginnings(run.path),
         "where": _where(sight),
         "doing": _doing(sight),
         "steps": _steps(sight),
@@ -49,6 +51,21 @@ def status_lines(sight: Sight) -> list[str]:
     }
     lines = [f"{run.job.name}: {standing.phase.value}{why}"]
     return lines + [f"  {name:<8}  {text}" for name, text in rows.items() if text]
+
+
+def _beginnings(folder: Path) -> str | None:
+    """Return how often the run was started, and of which other one it is a branch.
+
+    None for a run of one start that is no branch, and where its record is not here.
+    """
+    try:
+        record, starts = read_record(folder), read_starts(folder)
+    except (OSError, RecordError) as error:
+        return str(error)
+    times = f"started {len(starts)} times" if len(starts) > 1 else ""
+    point = record.branch if record else None
+    branch = f"with step {point.step} of {point.run}" if point else ""
+    return ", ".join(filter(None, (branch, times))) or None
 
 
 def _where(sight: Sight) -> str:

@@ -14,6 +14,8 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher attach RUN                    its display, as where it was started
        python -m launcher cancel RUN                    end it
        python -m launcher continue RUN [KEY=VALUE ...]  go on from its newest state
+       python -m launcher branch RUN[@STEP] [KEY=VALUE ...]
+                                                        a new run that begins with its state
        python -m launcher clean RUN                     remove what it left beside its folder
        python -m launcher completion bash|zsh|fish      completion of the script `launcher`
 
@@ -107,7 +109,20 @@ usage: python -m launcher continue RUN [KEY=VALUE ...]
     trainer.schedule=stretch   the decay spans the new number of steps, from now on
 
   A run that ended because its store's namespace belongs to another one goes on from the other one's
-  checkpoints with run.take_over=true, once that has ended.
+  checkpoints with run.take_over=true, once that has ended. run.detach=true lets the command return
+  once a run on this machine has started.
+""",
+    "branch": """\
+usage: python -m launcher branch RUN[@STEP] [KEY=VALUE ...]
+
+  Start a new run that begins with a state of another one, which may go on meanwhile: the newest
+  that its store has, or that of STEP. The other run's state is read and never written. The new one
+  has the other's own job, with other values for some keys as for `continue`, and a folder, a name
+  and checkpoints of its own.
+
+    run.name=NAME       its name; else that of the other, with -branch
+    run.dir=FOLDER      its folder; else runs/NAME, or the next that is free
+    run.detach=true     return once the run has started, on this machine
 """,
     "clean": """\
 usage: python -m launcher clean RUN

@@ -42,7 +42,7 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
     """
     content = before.model_dump(mode="json", by_alias=True)
     schedule: object = None
-    for key, value in _parse(overrides):
+    for key, value in parse_overrides(overrides):
         if key == SCHEDULE:
             schedule = value
         else:
@@ -54,6 +54,11 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
         lines = [f"{each}: no state of the run fits that" for each in found.refused]
         raise RecipeError("\n".join([*lines, f"  {hint}"]))
     return ChangedJob(job=after, told=(*found.told, *stretched))
+
+
+def rename_job(job: Job, name: str) -> Job:
+    """Return the job under another name; raises RecipeError where no run may have it."""
+    return _validate({**job.model_dump(mode="json", by_alias=True), "name": name})
 
 
 def _with_schedule(before: Job, after: Job, schedule: object) -> Job:
@@ -88,7 +93,7 @@ def _validate(content: dict[str, Any]) -> Job:
         raise RecipeError("\n".join(validation_problems(error, Job))) from error
 
 
-def _parse(overrides: Sequence[str]) -> Iterator[tuple[str, object]]:
+def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, object]]:
     """Yield key and value of each override, in Hydra's grammar. Raises RecipeError."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

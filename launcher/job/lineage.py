@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher.job.content import JobContent
@@ -73,6 +74,27 @@ def lineage_digest(job: JobContent) -> str:
     """Return 32 hex digits that jobs with the same `fixed_values` have in common."""
     text = json.dumps(fixed_values(job), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def name_run(run_dir: Path, *, within: str = "") -> str:
+    """Return what tells runs of one recipe apart: 12 hex digits of a run's folder.
+
+    A run that is started again is the same one. `within` is what the folder's path is unique
+    in, where that is not everywhere.
+    """
+    text = f"{within}:{run_dir.resolve()}" if within else str(run_dir.resolve())
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def checkpoints_namespace(job: JobContent, run_dir: Path, *, within: str = "") -> str:
+    """Return the name that a run's checkpoints have in every tier; `within` as in `name_run`."""
+    tiered = job.resilience.tiered
+    if tiered is not None and tiered.namespace is not None:
+        return tiered.namespace
+    is_own = tiered is not None and tiered.store is not None and tiered.store.is_in_run
+    # Nobody else is in the run's own folder, which stays the same wherever it is moved.
+    place = "own" if is_own else name_run(run_dir, within=within)
+    return f"run-{lineage_digest(job)[:12]}-{place}"
 
 
 def differing_values(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[Change]:

@@ -144,7 +144,8 @@ def _memory(job: JobContent, budget: int) -> Iterator[str]:
     """Hold the budget against what a node, or the job's part of it, has."""
     asked, instance = job.resources, job.instance
     taken = (
-        f"{_WHERE}.ram.budget_mib {__shown_budget(job, budget)} with {DAEMON_MIB} MiB for memoryd"
+        f"{_WHERE}.ram.budget_mib {__shown_budget(job, budget)} for a node's part of the training "
+        f"state, {own_bytes(job) >> 20} MiB, with {DAEMON_MIB} MiB for memoryd"
     )
     tiered_mib = budget + DAEMON_MIB
     is_within = isinstance(job.cluster, SlurmCluster) and asked.memory_gib is not None

@@ -13,7 +13,7 @@ LOADED = "loaded"
 
 _PEERS_MAX = 4
 """More names than this tell a person no more."""
-_PLACES = {"s3": "S3", "folder": "the folder"}
+_PLACES = {"s3": "S3", "folder": "the folder", "branch": "the run that it branched from"}
 _KINDS = {f"checkpoint_{kind}": kind for kind in (SAVED, FAILED, LOADED)}
 
 

@@ -41,6 +41,7 @@ from resilience.inprocess.variables import (
 )
 from resilience.node_config import UNSTORED_STATUS, MemorydConfig
 from resilience.run_record import (
+    BRANCH_VARIABLE,
     GOES_ON_VARIABLE,
     RUN_VARIABLE,
     START_VARIABLE,
@@ -192,6 +193,8 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
         START_VARIABLE: str(start.number),
         GOES_ON_VARIABLE: str(int(config.goes_on or is_stored(options.run_dir))),
         TAKES_OVER_VARIABLE: str(int(config.takes_over)),
+        # Of the run's first start: those that follow are not told.
+        BRANCH_VARIABLE: record.branch.model_dump_json() if record.branch else "",
     }
 
 
@@ -232,6 +235,7 @@ def _services(options: argparse.Namespace, logs: Path) -> list[Service]:
             config,
             path=options.config,
             node=options.node_name,
+            run_dir=options.run_dir,
             log=logs / "memoryd.log",
             more=options.memoryd,
             variables=os.environ,

@@ -147,8 +147,6 @@ class StateSaved(Message):
     name: str
     part: str = ""
     """Where this rank's part of the state lies, which is whole where all parts are."""
-    whole: str = ""
-    """Where the whole state lies, as this rank has seen."""
     problem: str = ""
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from resilience.state.view import NamedTensor, StateView
 from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import LostError, TierError
-from resilience.tiered.lending import Loan
+from resilience.tiered.lending import Check
 from resilience.tiered.packing import place_tensors, unpack, unpack_parts
 from resilience.tiered.resharding import Lack, lack_all, order_shards, plan_parts
-from resilience.tiered.shard import TensorPlace
+from resilience.tiered.shard import ShardMeta, TensorPlace
 
 COPIES_MAX = 8
 """How many copies of a shard are tried before it counts as lost."""
@@ -42,6 +42,47 @@ class Loaded:
     rest: Mapping[str, Any]
 
 
+class Lent(Protocol):
+    """A shard that is being read, until the end of its context."""
+
+    @property
+    def memory(self) -> memoryview:
+        """Return the shard's bytes."""
+
+    @property
+    def meta(self) -> ShardMeta:
+        """Return what is known of them."""
+
+    @property
+    def source(self) -> str:
+        """Return where they came from."""
+
+    def bad(self, *, check: Check | None = None) -> bool:
+        """Say that the bytes do not fit their checksums."""
+
+    def __enter__(self) -> Lent: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class ShardSource(Protocol):
+    """Has steps to load: a daemon's client, or a store that is read without one."""
+
+    def steps(self, *, check: Check | None = None) -> list[StepOnOffer]:
+        """Return the steps of which there are shards, newest first. Raises TieredError."""
+
+    def read(
+        self,
+        *,
+        step: int,
+        generation: int,
+        shard: str,
+        timeout_s: float = ...,
+        check: Check | None = None,
+    ) -> Lent:
+        """Return a shard's memory; KeyError where nobody has it."""
+
+
 def newest_whole(client: TieredClient) -> StepOnOffer | None:
     """Return the newest step of which every shard can be read; None without one.
 
@@ -51,7 +92,7 @@ def newest_whole(client: TieredClient) -> StepOnOffer | None:
 
 
 def whole_steps(
-    client: TieredClient, *, check: Callable[[], None] | None = None
+    client: ShardSource, *, check: Callable[[], None] | None = None
 ) -> list[StepOnOffer]:
     """Return the steps of which every shard can be read, newest first.
 
@@ -61,7 +102,7 @@ def whole_steps(
 
 
 def load(
-    client: TieredClient,
+    client: ShardSource,
     view: StateView,
     *,
     step: int,
@@ -105,7 +146,7 @@ def load(
 class _Taking:
     """One rank's tensors on their way out of shards."""
 
-    client: TieredClient
+    client: ShardSource
     tensors: Sequence[NamedTensor]
     step: int
     generation: int
@@ -146,7 +187,7 @@ class _Taking:
                 self.num_bad += 1
         raise self._lost(shard, f"{num_bad} copies were not intact" if num_bad else "nobody has it")
 
-    def _copy(self, loan: Loan, *, is_last: bool) -> bool:
+    def _copy(self, loan: Lent, *, is_last: bool) -> bool:
         """Copy what is of use; False where the shard is not what it was."""
         memory = np.frombuffer(loan.memory, dtype=np.uint8)
         if loan.meta.tensors == self.targets:
@@ -163,7 +204,7 @@ class _Taking:
         self._note(loan, lacking, num_bytes)
         return True
 
-    def _note(self, loan: Loan, lacking: list[Lack], num_bytes: int) -> None:
+    def _note(self, loan: Lent, lacking: list[Lack], num_bytes: int) -> None:
         self.lacking = lacking
         self.num_bytes += num_bytes
         if self.rest is None:

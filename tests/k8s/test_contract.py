@@ -189,5 +189,6 @@ class TestPlainJob(_Kubernetes):
     kind = "job"
 
 
+@pytest.mark.slow
 class TestHyperPod(_Kubernetes):
     kind = "hyperpod"

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from launcher.clusters.local_run import run_nodes
 from launcher.job import Job
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import untiered_job
 
 RECIPE = "llama/llama3_tiny_pretrain"
 
 
 def local_job(*overrides: str) -> Job:
-    return shipped_job(RECIPE, "local", overrides)
+    return untiered_job(RECIPE, "local", overrides)
 
 
 def write_run(folder: Path, *scripts: str, overrides: Sequence[str] = ()) -> Job:

@@ -33,5 +33,12 @@ def shipped_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Job
     return resolve(recipe, [*CLUSTERS[cluster], *asked_for, *overrides], shipped_folder())
 
 
+def untiered_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Job:
+    """Return the job of a recipe without what every recipe gets that chooses no tiers."""
+    chosen = any(each.replace("/", ".").startswith("resilience.tiered") for each in overrides)
+    own = () if chosen else ("resilience.tiered=null",)
+    return shipped_job(recipe, cluster, [*own, *overrides])
+
+
 def rendered(job: Job) -> dict[str, str]:
     return render(job, TEMPLATES)

@@ -155,7 +155,7 @@ def test_run_whose_store_cannot_be_used_does_not_start(tmp_path: Path) -> None:
     assert any("Not a directory" in line for line in run.console())
 
 
-@pytest.mark.parametrize("is_required", [True, False])
+@pytest.mark.parametrize("is_required", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_run_whose_store_lacks_something_says_so_at_its_end(
     tmp_path: Path, is_required: bool
 ) -> None:

@@ -60,8 +60,8 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
     agent = parse_agent_options(words[words.index("resilience.agent") + 1 :])
     config = agent.node_config.memoryd
     return list(memoryd_service(
-        config, path=agent.config, node=agent.node_name, log=folder, more=agent.memoryd,
-        variables=values,
+        config, path=agent.config, node=agent.node_name, run_dir=folder, log=folder,
+        more=agent.memoryd, variables=values,
     ).arguments)  # fmt: skip
 
 

@@ -161,6 +161,7 @@ def test_a_tier_that_has_another_default_is_named() -> None:
     assert PROPERTIES["StoreTier.every_n_steps"]["description"].endswith(
         " With resilience/tiered=aws the default is 500."
         " With resilience/tiered=ram_s3 the default is 500."
+        " With resilience/tiered=run_folder the default is null."
         " With resilience/tiered=store the default is null."
     )
 

@@ -21,7 +21,7 @@ from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from resilience.events import EventLog
-from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
+from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job, untiered_job
 
 TINY = "llama/llama3_tiny_pretrain"
 FAULTY = "llama/llama3_tiny_checkpointless"
@@ -31,7 +31,8 @@ HYPERPOD = "/opt/sagemaker_cluster"
 
 def job_with(recipe: str, values: Mapping[str, Any]) -> Job:
     """Return a shipped job with other values, each under its dotted key."""
-    content = shipped_job(recipe, "slurm").model_dump(mode="json", by_alias=True)
+    made = untiered_job if recipe == "llama/llama3_tiny_pretrain" else shipped_job
+    content = made(recipe, "slurm").model_dump(mode="json", by_alias=True)
     for key, value in values.items():
         *parents, last = key.split(".")
         section = content

@@ -59,10 +59,10 @@ REFUSED = [
                  "store.every_n_steps 500 and resilience.tiered.store.every_s 3.0; allowed: one",
                  id="two-frequencies-of-the-store"),
     pytest.param("s3", [".store.url=https://bucket"],
-                 "store.url 'https://bucket': allowed: s3://BUCKET/PREFIX or folder:/PATH",
+                 "store.url 'https://bucket': allowed: s3://BUCKET/PREFIX, folder:/PATH or folder",
                  id="url-of-another-kind"),
-    pytest.param("folder", [".store.url=folder:here"],
-                 "store.url 'folder:here': allowed: s3://BUCKET/PREFIX or folder:/PATH",
+    pytest.param("folder", [".store.url=folder:over/there"],
+                 "store.url 'folder:over/there': allowed: s3://BUCKET/PREFIX, folder:/PATH or fold",
                  id="folder-that-is-not-absolute"),
     pytest.param("folder", [".store.region=eu-west-1", ".store.path_style=true"],
                  "store.region 'eu-west-1' does not fit resilience.tiered.store.url "
@@ -91,8 +91,9 @@ REFUSED = [
                  "ram.budget_mib 10 is less than the 16 MiB that 1 steps and one being written "
                  "take with 1 replicas", id="budget-below-the-model"),
     pytest.param("ram", [".ram.budget_mib=4194304"],
-                 "ram.budget_mib 4194304 with 1024 MiB for memoryd and resources.shm_gib 0 are "
-                 "more than the 4096 GiB of instance 'cpu'", id="budget-beyond-the-node"),
+                 "ram.budget_mib 4194304 for a node's part of the training state, 7 MiB, with 1024 "
+                 "MiB for memoryd and resources.shm_gib 0 are more than the 4096 GiB of instance "
+                 "'cpu'", id="budget-beyond-the-node"),
     pytest.param("ram", [".namespace=../other"],
                  "namespace '../other': allowed: 1 to 200 letters", id="namespace"),
     pytest.param("ram", [".http_port=9200"],

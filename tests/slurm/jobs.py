@@ -14,7 +14,7 @@ from typing import Any
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.job import Job
 from launcher.rundir import write_files
-from tests.launcher.shipped import rendered, shipped_job
+from tests.launcher.shipped import rendered, untiered_job
 from tests.slurm import cluster
 
 WAIT_S = 90
@@ -115,7 +115,7 @@ def stand_in(folder: Path) -> str:
 
 def slurm_job(values: dict[str, Any]) -> Job:
     """Return the tiny Llama's Slurm job with other values, which Hydra does not get to see."""
-    job = shipped_job("llama/llama3_tiny_pretrain", "slurm")
+    job = untiered_job("llama/llama3_tiny_pretrain", "slurm")
     content = merge(job.model_dump(mode="json", by_alias=True), values)
     return Job.model_validate_json(json.dumps(content), strict=True)
 

@@ -66,6 +66,7 @@ def test_workers_that_torchrun_starts_again_meet_again(tmp_path):
     assert {each.generation for each in outcome.named("worker_finished")} == {1}
 
 
+@pytest.mark.slow
 def test_workers_meet_again_when_only_one_agent_counts_a_restart(tmp_path):
     job = make_job(trainer={"num_nodes": 2, "num_devices": 1})
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import slow
 from tests.training.conftest import Reference
 from tests.training.jobs import make_job
 from tests.training.recovery.conftest import Undisturbed, undisturbed  # noqa: F401
@@ -32,7 +33,7 @@ def mmap(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [slow(1), 2])
 def test_a_run_has_the_bits_of_one_that_reads_its_data_itself(
     workers: Workers, reference: Reference, tmp_path: Path, num_workers: int
 ) -> None:

@@ -26,14 +26,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from launcher.job import Job
-from launcher.job.lineage import lineage_digest
+from launcher.job.lineage import checkpoints_namespace
 from resilience.events import EventLog
 from resilience.settings import TieredSettings
 from resilience.state.view import Distributed, StateView
 from resilience.tiered.uploads import Cadence, decide_save
 from training.backends.aws_library import PACKAGE, find_steps, open_library
 from training.checkpoints import Begun, CadencedCheckpoints, Subject
-from training.environment import name_run
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup, keep
 
@@ -68,9 +67,7 @@ class AwsCheckpoints(CadencedCheckpoints):
         super().__init__(job, settings, events)
         self._library = open_library()
         self._settings = settings
-        self._namespace = (
-            settings.namespace or f"run-{lineage_digest(job)[:12]}-{name_run(run_dir)}"
-        )
+        self._namespace = checkpoints_namespace(job, run_dir)
         self._last_store_s: float | None = None
         self._due: int | None = None
         self._under_way: _UnderWay | None = None

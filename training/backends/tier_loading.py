@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from resilience.errors import FaultError, ResilienceError
 from resilience.state.view import StateView
-from resilience.tiered.client import StepOnOffer, TieredClient
+from resilience.tiered.client import StepOnOffer
 from resilience.tiered.errors import LostError, TieredError, TierError
-from resilience.tiered.loader import Loaded, load, whole_steps
+from resilience.tiered.loader import Loaded, ShardSource, load, whole_steps
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 
@@ -52,11 +52,14 @@ class TierLoader:
 
     def __init__(
         self,
-        client: TieredClient,
+        client: ShardSource,
         view: StateView,
         group: WorkerGroup,
         fail: _Fail,
+        *,
+        topic: str = "tiers",
     ) -> None:
+        """`topic` is what the workers agree under, another one for each loader of a generation."""
         self.newest_generation = 0
         """The highest of those that were on offer."""
         self.load_s = 0.0
@@ -68,9 +71,12 @@ class TierLoader:
         self._fail = fail
         self._is_leader = group.rank == 0
         self._check = group.check
+        self._topic = topic
 
-    def load_newest(self, *, newer_than: int | None) -> Loaded | None:
+    def load_newest(self, *, newer_than: int | None, only: int | None = None) -> Loaded | None:
         """Load the newest step above `newer_than`; None where there is none. The same on all.
+
+        With `only`, that step alone.
 
         Raises CheckpointError where it cannot be known which steps there are, and where
         none of those on offer could be loaded: to begin without would make them void.
@@ -82,7 +88,7 @@ class TierLoader:
             offers = [
                 each
                 for each in self._agree_on_offers(number)
-                if newer_than is None or each.step > newer_than
+                if (newer_than is None or each.step > newer_than) and only in (None, each.step)
             ]
             offer = next((each for each in offers if _key(each) not in given_up), None)
             if offer is None:
@@ -106,7 +112,7 @@ class TierLoader:
 
         Where it gets no answer, the lowest rank does it whose daemon gives one.
         """
-        group, topic = self._group, f"tiers/offers/{number}"
+        group, topic = self._group, f"{self._topic}/offers/{number}"
         own = self._find_offers() if self._is_leader else {}
         told = json.loads(group.first_text(topic, json.dumps(own), CHECKPOINT_TIMEOUT))
         if "error" in told:
@@ -152,7 +158,7 @@ class TierLoader:
         result = self._try(offer)
         own = result if isinstance(result, _Problem) else None
         told = self._group.first_problem(
-            f"tiers/load/{number}", own.encode() if own else None, CHECKPOINT_TIMEOUT
+            f"{self._topic}/load/{number}", own.encode() if own else None, CHECKPOINT_TIMEOUT
         )
         return (result if told is None else _Problem(*json.loads(told))), own
 
@@ -181,7 +187,7 @@ class TierLoader:
     def _agree_on_retry(self, problem: _Problem, number: int, end_s: float) -> bool:
         """Return whether rank 0 wants the step to be tried again; after a pause, if so."""
         own = not problem.is_final and time.monotonic() < end_s
-        topic = f"tiers/again/{number}"
+        topic = f"{self._topic}/again/{number}"
         is_wanted = self._group.first_text(topic, json.dumps(own), CHECKPOINT_TIMEOUT) == "true"
         if is_wanted:
             self._pause()

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from resilience.run_record import RECORD_FOLDER, TAKES_OVER_VARIABLE
@@ -53,10 +55,11 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
 
     Raises OwnedError where it is another run's, and CheckpointError where nobody can tell.
     """
-    own = _try(client, group, claim) if group.rank == 0 else None
+    ask = partial(_ask, client, group, claim)
+    own = _try(ask, group) if group.rank == 0 else None
     told = json.loads(group.first_text("tiers/owner", json.dumps(own), CHECKPOINT_TIMEOUT))
     if told[0] == _FAILED:
-        own = own if group.rank == 0 else _try(client, group, claim)
+        own = own if group.rank == 0 else _try(ask, group)
         answer = json.dumps(own) if own and own[0] != _FAILED else None
         found = group.lowest_text("tiers/owner", answer, CHECKPOINT_TIMEOUT)
         if found is None:
@@ -75,18 +78,24 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
             "clean removes what only memory has"
         )
     if own is None:
-        with suppress(TieredError):
-            # Each node's daemon looks from now on whether the namespace is still the run's.
-            client.own(run=claim.run, name=claim.name, check=group.check)
+        # Each node's daemon looks from now on whether the namespace is still the run's.
+        state, text = _try(partial(_tell, client, group, claim), group)
+        if state != _OK:
+            sys.stderr.write(
+                f"training: the daemon of this node does not know that the namespace "
+                f"{client.namespace!r} is the run's, and would not notice if another run took it: "
+                f"{text}\n"
+            )
+            sys.stderr.flush()
 
 
-def _try(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
+def _try(ask: Callable[[], tuple[str, str]], group: WorkerGroup) -> tuple[str, str]:
     """Return what came of it, and the words for that."""
     end_s = time.monotonic() + RETRY_S
     while True:
         group.check()
         try:
-            return _ask(client, group, claim)
+            return ask()
         except RefusedError as error:
             return _REFUSED, str(error)
         except TieredError as error:
@@ -109,4 +118,9 @@ def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, s
     if takes_over:
         content = {"namespace": client.namespace}
         write_first(claim.run_dir / RECORD_FOLDER / TAKEN_FILE, content, str(os.getpid()))
+    return _OK, ""
+
+
+def _tell(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
+    client.own(run=claim.run, name=claim.name, timeout_s=OWN_TIMEOUT_S, check=group.check)
     return _OK, ""

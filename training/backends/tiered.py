@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.job import Job
-from launcher.job.lineage import lineage_digest
+from launcher.job.lineage import checkpoints_namespace, lineage_digest, name_run
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
-from resilience.run_record import GOES_ON_VARIABLE, RUN_VARIABLE
+from resilience.node_config import BranchPoint
+from resilience.run_record import BRANCH_VARIABLE, GOES_ON_VARIABLE, RUN_VARIABLE
 from resilience.settings import TieredSettings
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import TieredError
+from resilience.tiered.loader import Loaded
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.saver import AbandonedError, Saver, Saving
 from training.backends.tier_loading import TierLoader
 from training.backends.tier_owner import Claim, own_namespace
 from training.checkpoints import FINISH_TIMEOUT, Begun, CadencedCheckpoints, Subject
-from training.environment import name_run
 from training.errors import CheckpointError, GroupError, TrainingError
 from training.group import CHECKPOINT_TIMEOUT
 from training.plan import plan_device_type
@@ -35,6 +36,8 @@ MEMORYD_DIR = "MEMORYD_DIR"
 MEMORYD_TOKEN_FILE = "MEMORYD_TOKEN_FILE"
 K8S_NAMESPACE = "LAUNCHER_K8S_NAMESPACE"
 
+BRANCH_SOURCE = "branch"
+"""Source of a state that another run has made."""
 HISTORY = "history"
 """In the progress: what is added to generations, so that no two starts share a number."""
 
@@ -46,16 +49,16 @@ def open_tiers(job: Job, *, run_dir: Path, node: str, events: EventLog) -> Tiere
     """Return a job's checkpoints through the daemon that the environment names."""
     settings = job.resilience.tiered
     assert settings is not None
-    lineage = lineage_digest(job)
     # In each namespace of a cluster pods call the folder the same.
-    place = name_run(run_dir, within=os.environ.get(K8S_NAMESPACE, ""))
+    within = os.environ.get(K8S_NAMESPACE, "")
     path, token = _read_environment(os.environ)
     client = TieredClient(
         path,
         token=token,
-        namespace=settings.namespace or f"run-{lineage[:12]}-{place}",
+        namespace=checkpoints_namespace(job, run_dir, within=within),
         # Without our agent nobody keeps a record of the run.
-        job=os.environ.get(RUN_VARIABLE) or f"{lineage}-{place}",
+        job=os.environ.get(RUN_VARIABLE)
+        or f"{lineage_digest(job)}-{name_run(run_dir, within=within)}",
         node=node,
     )
     return TieredCheckpoints(client, job, settings, events, run_dir=run_dir)
@@ -105,7 +108,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         self._is_inline = settings.copy_while == "waiting" or (
             settings.copy_while == "auto" and plan_device_type(job) == "cpu"
         )
-        self._has_store = settings.store is not None
+        self._store_tier = settings.store
         self._max_steps = job.trainer.max_steps
         self._claim = Claim(run=client.job, name=f"{job.recipe.name} in {run_dir}", run_dir=run_dir)
         self._saver: Saver
@@ -124,7 +127,7 @@ class TieredCheckpoints(CadencedCheckpoints):
     @property
     def place(self) -> str:
         """Return the namespace: `python -m resilience.tiered status` says where its steps are."""
-        tiers = "tiers" if self._has_store else "nodes' memory"
+        tiers = "tiers" if self._store_tier else "nodes' memory"
         return f"the {tiers}, namespace {self._client.namespace}"
 
     # ---- saving
@@ -171,9 +174,9 @@ class TieredCheckpoints(CadencedCheckpoints):
         if (under_way := self._under_way) is not None:
             under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
             self._settle(is_final=True)
-        if self._has_store and self._is_new:
+        if self._store_tier and self._is_new:
             self._flush(step, self._generation)
-        elif self._has_store and self._loaded and self._loaded[0] == step:
+        elif self._store_tier and self._loaded and self._loaded[0] == step:
             self._flush(*self._loaded)
 
     def save_part(self, step: int, check: Callable[[], None]) -> bool:
@@ -193,7 +196,7 @@ class TieredCheckpoints(CadencedCheckpoints):
             saving.commit()
             saving.wait_over(COMMIT_TIMEOUT_S, check=check)
             saving.wait(0.0)
-            if self._has_store:
+            if self._store_tier:
                 self._client.flush(step=step, generation=self._generation)
         except (TieredError, RuntimeError) as error:
             raise CheckpointError(f"no checkpoint of step {step}: {error}") from error
@@ -303,6 +306,8 @@ class TieredCheckpoints(CadencedCheckpoints):
         loader = TierLoader(self._client, self._view, self._subject.group, self._fail)
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
+        if loaded is None and newer_than is None and (text := os.environ.get(BRANCH_VARIABLE)):
+            return self._load_branch(BranchPoint.model_validate_json(text))
         if loaded is None:
             if newer_than is None and os.environ.get(GOES_ON_VARIABLE) == "1":
                 raise CheckpointError(
@@ -311,12 +316,35 @@ class TieredCheckpoints(CadencedCheckpoints):
                     "folder of its own with resilience.tiered.namespace=NAME"
                 )
             return None
+        self._loaded = loaded.step, loaded.generation
+        return self._tell_begun(loaded, loader)
+
+    def _load_branch(self, point: BranchPoint) -> Begun:
+        """Load a state of another run, from its store: this one has none of its own yet."""
+        # Nobody else reads a store without the daemon.
+        from resilience.tiered.stores.choice import open_as
+        from resilience.tiered.stores.reader import StoreReader
+
+        store = self._store_tier
+        assert store is not None
+        reader = StoreReader(open_as(point.url, store), point.namespace, source=BRANCH_SOURCE)
+        group = self._subject.group
+        loader = TierLoader(reader, self._view, group, self._fail, topic="branch")
+        loaded = loader.load_newest(newer_than=None, only=point.step)
+        if loaded is None:
+            raise CheckpointError(
+                f"the run was to begin with step {point.step} of {point.run}, and the namespace "
+                f"{point.namespace!r} in {point.url} has no whole step {point.step}; branch from "
+                "another one"
+            )
+        return self._tell_begun(loaded, loader)
+
+    def _tell_begun(self, loaded: Loaded, loader: TierLoader) -> Begun:
         if loaded.step > self._max_steps:
             raise CheckpointError(
                 f"the newest checkpoint is of step {loaded.step}, beyond trainer.max_steps "
                 f"{self._max_steps}: set that to at least {loaded.step}"
             )
-        self._loaded = loaded.step, loaded.generation
         source = "+".join(
             each if each.startswith("peer:") else each.partition(":")[0]
             for each in loaded.source.split("+")

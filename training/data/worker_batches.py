@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from launcher.job import Job
+from launcher.job.lineage import name_run
 from resilience.events import EventLog
 from training.data.position import Position
 from training.data.rank_batches import RankBatches
 from training.data.tokens import Samples
-from training.environment import name_run
 from training.plan import Placement, plan_split
 
 if TYPE_CHECKING:

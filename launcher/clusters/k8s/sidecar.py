@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME
+from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME, run_path
 from launcher.clusters.k8s.token import token_path
 from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.job import Job
@@ -68,6 +68,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "resilience.tiered.memoryd",
         f"--config={CONFIG_PATH}/{NODE_FILE}",
         '--dir="$MEMORYD_DIR"',
+        f"--run-dir={shlex.quote(run_path(job, cluster))}",
         '--token-file="$MEMORYD_TOKEN_FILE"',
         f"--node={node}",
         f'--domain="${K8S_NODE}"',

@@ -128,12 +128,11 @@ def _settle(state: State) -> Decision:
     if any(rank in state.reports for rank in save.asked.keys() - save.said.keys()):
         return state, []
     said = [save.said.get(rank) for rank in save.asked]
-    parts = {each.part if each else "" for each in said}
-    places = {each.whole for each in said if each} | (parts if len(parts) == 1 else set())
-    if not (found := sorted(places - {""})):
+    places = {each.part if each else "" for each in said}
+    if len(places) > 1 or "" in places:
         problems = [f"rank {each.rank}: {each.problem}" for each in said if each and each.problem]
         return _end(state, problems[0] if problems else "its parts did not come together")
-    saved = LastState(step=save.step, place=" and in ".join(found))
+    saved = LastState(step=save.step, place=places.pop())
     note = Note(event="state_saved", fields={"saved_step": saved.step, "place": saved.place})
     return replace(state, side_save=replace(save, is_over=True, saved=saved)), [note]
 

@@ -24,6 +24,7 @@ def memoryd_service(
     *,
     path: Path,
     node: str,
+    run_dir: Path,
     log: Path,
     more: Sequence[str],
     variables: Mapping[str, str],
@@ -50,6 +51,7 @@ def memoryd_service(
             # Of another start, the same path may have said something else.
             f"--config-digest={config.digest()}",
             f"--dir={folder}",
+            f"--run-dir={run_dir.absolute()}",
             f"--token-file={token_file}",
             f"--node={node}",
             f"--lease-s={config.lease_s:g}",

@@ -31,15 +31,20 @@ from resilience.tiered.memoryd.peer_options import (
 from resilience.tiered.memoryd.session import LocalSettings
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.placement import Node
-from resilience.tiered.stores.folder import FolderSettings, open_folder
-from resilience.tiered.stores.s3 import S3Settings, open_s3
+from resilience.tiered.stores.choice import (
+    OF_S3,
+    StoreSettings,
+    make_settings,
+    open_settings,
+    parse_place,
+)
+from resilience.tiered.stores.folder import FolderSettings
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
 
 _PROG = "python -m resilience.tiered.memoryd"
 _SOCKET_PATH_BYTES_MAX = 107
 _SETTLE_S = 1.0
 """With other nodes, how long a step is whole before it is sent to the store."""
-_OF_S3 = ("region", "endpoint", "part_size_mib", "attempts")
 _NOTES = {
     "domains_min": "2; with --peers-hold instead not more than replicas",
     "every_n_steps": "1, but for --store-every-s",
@@ -51,7 +56,7 @@ class KeepOptions:
     """What stays where, for how long."""
 
     settings: Settings
-    store: FolderSettings | S3Settings | None = None
+    store: StoreSettings | None = None
     """The lower tier; None: what no memory holds is lost."""
     drain_s: float = DRAIN_S
     """How long the end waits for what the store has to get, where the arena stays."""
@@ -67,10 +72,11 @@ class KeepOptions:
         """Return the store as this daemon sees it; connects to nothing yet."""
         if self.store is None:
             return None
+        store = open_settings(self.store)
         if isinstance(self.store, FolderSettings):
-            return Shelf(open_folder(self.store), "folder", str(self.store.folder))
+            return Shelf(store, "folder", str(self.store.folder))
         place = "/".join(each for each in (self.store.bucket, self.store.prefix.strip("/")) if each)
-        return Shelf(open_s3(self.store), "s3", place)
+        return Shelf(store, "s3", place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +192,8 @@ class _Start(BaseModel):
 
     dir: Path = default_folder()
     """Folder of segments and socket, on tmpfs."""
+    run_dir: Path = Path()
+    """Folder of the run, in which a store folder:NAME is."""
     http: Annotated[tuple[str, int] | None, PlainValidator(parse_endpoint)] = None
     """HOST:PORT to listen at for the protocol of AWS's client library; its own port is 9200."""
     http_open: bool = False
@@ -211,11 +219,10 @@ class _Start(BaseModel):
 
 
 def _place(text: str) -> tuple[LowerTier, str]:
-    if text.startswith("s3://") and text.removeprefix("s3://").partition("/")[0]:
-        return "s3", text.removeprefix("s3://")
-    if text.startswith("folder:") and text.removeprefix("folder:"):
-        return "folder", text.removeprefix("folder:")
-    raise argparse.ArgumentTypeError(f"{text!r} is neither folder:PATH nor s3://BUCKET/PREFIX")
+    try:
+        return parse_place(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 class _Store(BaseModel):
@@ -260,7 +267,7 @@ def _read_keep_options(
     settings = _read_settings(parser, given, settle_s)
     if given.store_every_n_steps and given.store_every_s:
         parser.error("argument --store-every-s: not allowed with --store-every-n-steps")
-    told = {name: getattr(given, f"store_{name}") for name in _OF_S3}
+    told = {name: getattr(given, f"store_{name}") for name in OF_S3}
     told["force_path_style"] = given.store_path_style
     changed = {name: value for name, value in told.items() if value}
     if given.store is None:
@@ -272,7 +279,10 @@ def _read_keep_options(
     if tier == "folder" and changed:
         parser.error("argument --store: endpoint, region, parts and attempts are of s3:// alone")
     try:
-        store = _read_store(tier, place, given.store_deadline_s, changed)
+        if tier == "folder":
+            # An absolute one stays what it is.
+            place = str(given.run_dir.absolute() / place)
+        store = make_settings(tier, place, deadline_s=given.store_deadline_s, **changed)
     except ValueError as error:
         parser.error(f"argument --store: {error}")
     every_n_steps = given.store_every_n_steps
@@ -307,12 +317,3 @@ def _read_settings(
         settle_s=settle_s,
         expire_s=given.expire_s,
     )
-
-
-def _read_store(
-    tier: LowerTier, place: str, deadline_s: float, changed: dict[str, str | int | bool]
-) -> FolderSettings | S3Settings:
-    if tier == "folder":
-        return FolderSettings(folder=Path(place).absolute(), deadline_s=deadline_s)
-    bucket, _, prefix = place.partition("/")
-    return S3Settings(bucket=bucket, prefix=prefix, deadline_s=deadline_s, **changed)  # type: ignore[arg-type]

@@ -14,12 +14,12 @@ import pytest
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.memory import SHARED_MEMORY, batch_folder, remove_memory
 from launcher.job import Job
+from launcher.job.lineage import name_run
 from resilience.data.folder import open_cache, open_root
 from tests.launcher.command import TIMEOUT_S, launch
 from tests.launcher.local_job import local_job
 from tests.launcher.test_local_tiered import Run, running
 from tests.processes import command_of, descendants, wait_for_end
-from training.environment import name_run
 
 
 @pytest.fixture

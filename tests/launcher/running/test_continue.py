@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.job import read_job
-from resilience.events import Event, read_events
+from resilience.events import read_events
 from resilience.run_record import read_record, read_starts
-from tests.launcher.command import Ended, launch
+from tests.launcher.command import launch
 from tests.launcher.running.local_world import prepare, start_run, tell
+from tests.launcher.running.real_runs import go_on, named, steps, train
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
-
-
-def go_on(run: Path, *overrides: str) -> Ended:
-    return launch("continue", str(run), *overrides, folder=run.parent.parent)
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -102,7 +98,7 @@ def test_a_failed_run_starts_again_with_what_was_changed(run: Path) -> None:
 
 def test_a_run_without_a_state_does_not_go_on(tmp_path: Path) -> None:
     prepare(tmp_path)
-    run = start_run(tmp_path)
+    run = start_run(tmp_path, "resilience.tiered=null")
     end(run, 7)
 
     ended = go_on(run)
@@ -131,40 +127,6 @@ def test_a_run_has_to_be_named(tmp_path: Path, word: str) -> None:
 
 # ---- real runs
 
-SMALL = (
-    "recipe=llama/llama3_tiny_pretrain",
-    "action=run",
-    "trainer.num_nodes=1",
-    "trainer.num_devices=2",
-    "trainer.optimizer.warmup_steps=4",
-    "trainer.optimizer.decay_steps=20",
-    "trainer.log_every_n_steps=1",
-    "trainer.global_batch_size=8",
-    "trainer.micro_batch_size=2",
-    "data.max_bytes=300000",
-    "resilience/tiered=folder",
-    "resilience.tiered.store.every_n_steps=5",
-)
-
-
-def train(folder: Path, name: str, *words: str) -> Ended:
-    store = f"resilience.tiered.store.url=folder:{folder / 'store'}"
-    return launch(*SMALL, store, f"run.name={name}", *words, folder=folder)
-
-
-def steps(run: Path) -> list[dict[str, Any]]:
-    """Return what each step came to that was taken, and by which start."""
-    found: dict[int, dict[str, Any]] = {}
-    for event in read_events(run / "events.jsonl"):
-        if event.event == "step" and event.fields["duration_s"] is not None:
-            assert event.step is not None
-            found[event.step] = event.fields
-    return [found[number] for number in sorted(found)]
-
-
-def named(run: Path, name: str) -> list[Event]:
-    return [each for each in read_events(run / "events.jsonl") if each.event == name]
-
 
 def test_a_finished_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert train(tmp_path, "a", "trainer.max_steps=6").status == 0
@@ -178,7 +140,8 @@ def test_a_finished_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     record, starts = read_record(run), read_starts(run)
     assert record is not None
     assert [each.number for each in starts] == [0, 1]
-    (entry,) = (tmp_path / "store").glob("*/owner/*.json")
+    assert "  began     started 2 times\n" in launch("status", str(run), folder=tmp_path).out
+    (entry,) = (run / "checkpoints").glob("*/owner/*.json")
     assert json.loads(entry.read_text())["run"] == record.run_id
 
 
@@ -215,8 +178,7 @@ def test_another_batch_leaves_no_sample_out(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) -> None:
     assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
     run = tmp_path / "runs" / "a"
-    (tmp_path / "store").rename(tmp_path / "elsewhere")
-    (tmp_path / "store").mkdir()
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
 
     ended = go_on(run, "trainer.max_steps=8")
 
@@ -229,10 +191,11 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) ->
 def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path: Path) -> None:
     import shutil
 
-    assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
+    store = ("resilience/tiered=folder", f"resilience.tiered.store.url=folder:{tmp_path}/store")
+    assert train(tmp_path, "a", "trainer.max_steps=5", *store).status == 0
     shutil.rmtree(tmp_path / "runs" / "a")
 
-    ended = train(tmp_path, "a", "trainer.max_steps=5")
+    ended = train(tmp_path, "a", "trainer.max_steps=5", *store)
 
     assert ended.status == 2
     assert "belongs to llama/llama3_tiny_pretrain in" in ended.err + ended.out

@@ -24,12 +24,13 @@ def block_of(section: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_as_the_page_says(tmp_path: Path) -> None:
+def test_a_run_goes_on_and_has_a_branch_as_the_page_says(tmp_path: Path) -> None:
+    text = block_of("Go on, and change") + block_of("Branch")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     done = subprocess.run(
-        ["bash", "-e", "-u", "-o", "pipefail", "-c", block_of("Go on, and change")],
-        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=240,
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", text],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr + done.stdout
@@ -39,6 +40,10 @@ def test_a_run_goes_on_as_the_page_says(tmp_path: Path) -> None:
     taken = {each.step: each.fields["start"] for each in events if each.event == "step"}
     assert taken[39] == 1
     assert {each.step for each in events if each.event == "checkpoint_loaded"} == {20}
+    assert " begins in " in done.stdout
+    branch = read_events(tmp_path / "runs" / "mine-branch" / "events.jsonl")
+    assert {each.step for each in branch if each.event == "checkpoint_loaded"} == {40}
+    assert max(each.step or 0 for each in branch if each.event == "step") == 59
 
 
 def test_a_run_is_started_looked_at_stopped_and_cleaned_as_the_page_says(team: Path) -> None:

@@ -70,6 +70,7 @@ class Place:
             config or self.write(),
             path=self.folder / "node.json",
             node="n0",
+            run_dir=self.folder,
             log=self.folder / "memoryd.log",
             more=more,
             variables=self.variables(),

@@ -481,6 +481,8 @@ def test_run_that_leaves_steps_behind_says_so(
     store = make_store(tmp_path)
     place.write(store=store, drain_s=0.1, deadline_s=1.0, is_required=is_required)
     gate = start_agent(run, place)
+    # The store is tried before that.
+    run.wait_for(lambda event: event.event == "generation_opened")
     break_store(store)
     with place.client() as client:
         save(client, make_id(7), make_content(1000))

@@ -79,7 +79,7 @@ def test_side_that_may_not_go_on_saves_what_it_holds_and_says_where() -> None:
 
     state, actions = play(state, Tick(), now_s=100.0)
     (order,) = orders(actions)
-    state, more = play(state, saved(order, whole="/run/state"), Tick(), now_s=101.0)
+    state, more = play(state, saved(order, part="/run/state"), Tick(), now_s=101.0)
     assert ends([*actions, *more]) == []
     assert Note(event="state_saved", fields={"saved_step": 5, "place": "/run/state"}) in more
     _, actions = play(state, Tick(), now_s=200.0)
@@ -298,7 +298,7 @@ def test_nobody_is_doubted_who_is_at_hand() -> None:
 def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> None:
     state, actions = play(shut_out(), Tick(), now_s=100.0)
     (order,) = orders(actions)
-    state, _ = play(state, saved(order, whole="/run/state"), Tick(), now_s=101.0)
+    state, _ = play(state, saved(order, part="/run/state"), Tick(), now_s=101.0)
     reports = [stopped(f"n{rank // 2}", rank, 4, 5, TELLS) for rank in range(4)]
 
     state, actions = play(state, join("n0", 4, THREE), join("n1", 4, THREE), *reports, now_s=150.0)

@@ -25,7 +25,7 @@ def coordinator(run: Run) -> str:
     return next(event.node for event in run.events() if event.event == "generation_opened")
 
 
-@pytest.mark.parametrize("is_coordinator", [True, False])
+@pytest.mark.parametrize("is_coordinator", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_agent_that_stands_still_is_a_member_again(
     run: Run, undisturbed: Undisturbed, is_coordinator: bool
 ) -> None:

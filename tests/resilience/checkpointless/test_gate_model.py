@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from tests.cases import slow
 from tests.resilience.checkpointless.gate_model import RULES, Model, Outcome, explore
 
 BREAKS = {
@@ -71,6 +72,7 @@ def test_two_faults_call_for_every_kind_of_plan(words: str) -> None:
     assert any(words in plan.reason for plan in two_faults().plans)
 
 
+@pytest.mark.slow
 def test_a_dropped_rank_that_comes_back_changes_nothing() -> None:
     assert_clean(explore(Model(ghosts=True)))
 
@@ -88,7 +90,10 @@ def test_more_faults_over_more_steps_break_nothing(model: Model) -> None:
     assert_clean(explore(model))
 
 
-@pytest.mark.parametrize("rule", RULES)
+_LONG = ("fence", "late report")
+
+
+@pytest.mark.parametrize("rule", [slow(each, id=each) if each in _LONG else each for each in RULES])
 def test_model_sees_that_a_rule_is_missing(rule: str) -> None:
     """The test of the test: each rule is needed, and the shortest way to show it is short."""
     outcome = explore(Model(without=rule))

@@ -319,6 +319,7 @@ def living_producers(others: list[subprocess.Popen[str]]) -> set[int]:
     return {child for child, parent in parents().items() if parent in pids}
 
 
+@pytest.mark.slow
 def test_two_runs_of_a_job_share_what_is_the_same(
     scene: Scene, workers: Workers, tmp_path: Path
 ) -> None:

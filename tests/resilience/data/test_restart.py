@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import slow
 from tests.resilience.data.job import (
     Job,
     Worker,
@@ -233,7 +234,7 @@ def make_course(folder: Path, jobs: list[Job], variant: str, num_batches: int) -
     return Training(job, expected_digests(folder, num_batches), tells=variant == "told")
 
 
-@pytest.mark.parametrize("variant", ["told", "untold", "validation"])
+@pytest.mark.parametrize("variant", [slow("told"), "untold", slow("validation")])
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("num_batches", "num_faults"),

@@ -188,7 +188,7 @@ class _Link:
 
     def _answer(self, status: int) -> None:
         """Answer in place of the server, and read on until the client has had enough."""
-        code = {500: "InternalError", 503: "SlowDown"}[status]
+        code = {403: "ExpiredToken", 500: "InternalError", 503: "SlowDown"}[status]
         body = f"<Error><Code>{code}</Code><Message>as ordered</Message></Error>"
         self._client.sendall(
             f"HTTP/1.1 {status} {code}\r\nContent-Type: application/xml\r\n"

@@ -156,6 +156,7 @@ def test_all_workers_and_the_daemon_may_die(workers: Workers, daemon: Daemon) ->
     assert workers.load(**job, seed=3) == loaded(20)
 
 
+@pytest.mark.slow
 def test_steps_are_retained_and_others_are_missing(workers: Workers, daemon: Daemon) -> None:
     job = {"url": daemon.url, "namespace": "job"}
     assert all("error" in each for each in workers.load(**job, seed=1))

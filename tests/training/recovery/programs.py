@@ -7,10 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from resilience.errors import BrokenError
 from tests.training import spoiled
 from training import __main__ as program
-from training.backends import epoch
 from training.group import WorkerGroup
 from training.loop import Loop
 from training.torch import export
@@ -20,11 +18,6 @@ from training.watch import RunWatch
 def _die_once(name: str) -> None:
     if _is_first(name):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop_once(name: str) -> None:
-    if _is_first(name):
-        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _is_first(name: str) -> bool:
@@ -68,51 +61,6 @@ def die_after_the_end() -> None:
         end(loop)
 
     Loop.end = die_or_end  # type: ignore[method-assign]
-
-
-def die_while_writing_state() -> None:
-    """Let rank 1 die once when a part of its shard of an epoch's state is on the disk."""
-    write_tensors = epoch.write_tensors
-
-    def write_and_die(path: Path, tensors: Any, **options: Any) -> None:
-        if "shard-1" in path.name:
-            path.write_bytes(b"half a file")
-            _die_once("shard")
-        write_tensors(path, tensors, **options)
-
-    epoch.write_tensors = write_and_die
-
-
-def stop_while_writing_state() -> None:
-    """Let rank 1 be stopped once while it writes its shard of an epoch's state."""
-    write_tensors = epoch.write_tensors
-
-    def stop_and_write(path: Path, tensors: Any, **options: Any) -> None:
-        if "shard-1" in path.name:
-            _stop_once("shard")
-        write_tensors(path, tensors, **options)
-
-    epoch.write_tensors = stop_and_write
-
-
-def never_end_state() -> None:
-    """Let every shard of an epoch's state have pieces without end, until the generation ends."""
-
-    def write_for_ever(path: Path, tensors: Any, *, on_piece: Any, **options: Any) -> None:
-        marker = Path(os.environ["TEST_MARKERS"]) / "broken"
-        while not marker.exists():
-            try:
-                on_piece()
-            except BrokenError:
-                marker.touch()
-                raise
-            with path.open("ab") as file:
-                file.write(b"piece")
-                os.fsync(file.fileno())
-        write_tensors(path, tensors, on_piece=on_piece, **options)
-
-    write_tensors = epoch.write_tensors
-    epoch.write_tensors = write_for_ever
 
 
 def die_always() -> None:

@@ -20,6 +20,7 @@ from tests.training.recovery.runs import (
     run_job,
     start_run,
 )
+from tests.training.tiered.runs import make_tiered_job, start_nodes, tiered
 
 NUM_STEPS = 24
 PROGRAMS = "tests.training.recovery.programs"
@@ -173,20 +174,27 @@ def test_run_that_cannot_get_on_gives_up_and_says_why(tmp_path):
 
 @pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
 def test_run_that_gives_up_saves_its_state_and_says_where(tmp_path, undisturbed, trainer):
-    job = make_fault_job(trainer, max_steps=6, settings={"restarts_without_progress_max": 1})
-    with start_run(
-        tmp_path, job, module=PROGRAMS, TEST_PROGRAM="die_in_forward", TEST_MARKERS=os.devnull
-    ) as run:
-        given_up = finish(run)
-    last = run.log().splitlines()[-1]
-    first_events = given_up.events
-    (generation,) = {each.generation for each in given_up.named("giving_up")}
+    job = make_tiered_job(
+        trainer,
+        tiers=tiered(every_n_steps=5),
+        max_steps=6,
+        settings={"restarts_without_progress_max": 1},
+    )
+    with start_nodes(tmp_path / "nodes") as nodes:
+        daemon = nodes.variables("n0")
+        program = {"TEST_PROGRAM": "die_in_forward", "TEST_MARKERS": os.devnull, **daemon}
+        with start_run(tmp_path / "run", job, module=PROGRAMS, **program) as run:
+            given_up = finish(run)
+        last = run.log().splitlines()[-1]
+        first_events = given_up.events
+        (generation,) = {each.generation for each in given_up.named("giving_up")}
 
-    outcome = run_job(tmp_path, job)
+        with start_run(tmp_path / "run", job, **daemon) as run:
+            outcome = finish(run)
 
     assert given_up.statuses == [75]
     assert "the run ends with exit status 75: 2 faults without a committed step" in last
-    assert last.endswith(f"the state of step 3 is saved in {tmp_path}/state")
+    assert "the state of step 3 is saved in the nodes' memory, namespace run-" in last
     assert max(each.generation for each in first_events) == generation
     assert not given_up.left_behind
     assert outcome.statuses == [0]

@@ -32,7 +32,10 @@ def spread(seed: int) -> dict[str, float]:
     return {name: chance.uniform(0, WITHIN_S) for name in NAMES}
 
 
-@pytest.mark.parametrize("recovers", [True, False], ids=["recovers", "restarts"])
+@pytest.mark.parametrize(
+    "recovers",
+    [pytest.param(True, id="recovers", marks=pytest.mark.slow), pytest.param(False, id="restarts")],
+)
 @pytest.mark.parametrize(
     "times",
     [

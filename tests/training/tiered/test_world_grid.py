@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import slow
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered import s3_server
 from tests.resilience.tiered.cluster import make_cluster
@@ -75,7 +76,11 @@ def load_on_all(folder: Path, kind: str, saved_on: int, tier: str, sizes: Sequen
 
 @pytest.mark.parametrize(
     ("kind", "saved_on", "tier", "size"),
-    [("replicated", 2, "s3", 1), ("full", 4, "folder", 2), ("hybrid", 4, "peer", 2)],
+    [
+        slow("replicated", 2, "s3", 1),
+        slow("full", 4, "folder", 2),
+        ("hybrid", 4, "peer", 2),
+    ],
 )
 def test_another_number_of_ranks_loads_the_same_bits(
     tmp_path: Path, kind: str, saved_on: int, tier: str, size: int

@@ -37,7 +37,7 @@ def _no_step(**trainer):
 
 @pytest.mark.parametrize(
     ("sharding", "num_replicas", "num_workers", "model"),
-    grid(SHARDINGS, MODELS, fast={"ddp-llama", "full-llama-tied", "hybrid-gpt-oss"}),
+    grid(SHARDINGS, MODELS, fast={"full-llama-tied", "hybrid-gpt-oss"}),
 )
 def test_checkpoint_has_the_trained_bits(
     workers, tmp_path, sharding, num_replicas, num_workers, model
@@ -82,6 +82,7 @@ def test_loaded_model_computes_what_was_trained(workers, tmp_path):
     assert loss < outcome.losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_initial_weights_do_not_depend_on_the_layout(workers, tmp_path):
     layouts = [
         {"sharding": "none", "num_devices": 1},
@@ -97,6 +98,7 @@ def test_initial_weights_do_not_depend_on_the_layout(workers, tmp_path):
     assert weights[0] == weights[1] == weights[2]
 
 
+@pytest.mark.slow
 def test_large_model_is_divided_over_files(workers, tmp_path):
     program = "tests.training.programs:write_small_files"
     job = make_job(trainer={"sharding": "full", "num_devices": 2, "max_steps": 2})

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cases import slow
 from tests.resilience.agent.membership.model import Model, Troubles
 from tests.resilience.agent.membership.model_search import explore, wander
 from tests.resilience.agent.membership.model_world import World
@@ -173,7 +174,10 @@ BREAKS: dict[str, tuple[Sizes, bool, str]] = {
 """By rule, in which world it is missed, whether each node holds a shard, and what breaks."""
 
 
-@pytest.mark.parametrize("rule", RULES)
+_LONG = ("more than half", "agreements never lapse")
+
+
+@pytest.mark.parametrize("rule", [slow(each, id=each) if each in _LONG else each for each in RULES])
 def test_without_a_rule_the_model_finds_the_break(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

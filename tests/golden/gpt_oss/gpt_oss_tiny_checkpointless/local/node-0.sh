@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest e13b0059ea843980abd7118f98987c0b0d2be5512ce51c10d118bd424cf057b8.
+# node-0 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest 4ce06cd96a184bdf62d78d3b58694b71102953d80091df47083c1c2d7fa7ba0c.
 # A small GPT-OSS in two sharded copies that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -28,6 +28,13 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-0
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -38,6 +45,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --node-name=node-0 \
   --token-file="$token_file" \
   --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[0]}" \
+  --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
   --preload=training.preload \
   --warm=program \
   -- \

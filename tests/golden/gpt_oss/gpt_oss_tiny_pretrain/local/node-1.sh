@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 256e2698e1fafa4a1dd1de2e55d14cd8bca749f3cd932a9a4d08c01513eabacf.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 6f886ea56edffa5e323fd0bbae986b73550fd1647caef9f1ecaccb049d0b69f5.
 # A small GPT-OSS on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -28,6 +28,13 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-1
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -38,6 +45,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --node-name=node-1 \
   --token-file="$token_file" \
   --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[1]}" \
+  --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \
   --preload=training.preload \
   -- \
   "${LAUNCHER_PYTHON:-python}" \

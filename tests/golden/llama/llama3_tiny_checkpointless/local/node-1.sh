@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest 5a0014a97d39759fad4d5f332b0cb6e7b3604985a8df5bd3bb812a3fb1fae9a8.
+# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest c9e5e6e0e6bdf9b96ac7d279c1d1ffae88ad1d302f6425d88bb48995e400aab5.
 # A small Llama 3 that meets an exception and a killed worker, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -28,6 +28,13 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-1
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -38,6 +45,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --node-name=node-1 \
   --token-file="$token_file" \
   --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[1]}" \
+  --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \
   --preload=training.preload \
   --warm=program \
   -- \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of llama/llama3_tiny_checkpointless_mmap version 1, digest 679a7dbe9c8fc8b8b7cae5b86dac8a7c226e5b06273a5d4569fa551e12a6484b.
+# node-0 of 2 of llama/llama3_tiny_checkpointless_mmap version 1, digest 1f3915be252c84cd0c34b791d789e7f1edeba9669f3bc10b482947f4664847a1.
 # llama3_tiny_checkpointless with its batches made ahead in shared files
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -28,6 +28,13 @@ if [ ! -e "$token_file" ]; then
   rm "$new_token"
 fi
 
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-0
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
+
 exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
@@ -38,6 +45,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --node-name=node-0 \
   --token-file="$token_file" \
   --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[0]}" \
+  --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
   --preload=training.preload \
   --warm=program \
   -- \

@@ -1,0 +1,157 @@
+"""The command `branch`: a new run that begins with a state of another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.clusters.agent import Intent
+from launcher.clusters.k8s.start import run_path
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.kinds import cluster_of
+from launcher.commands.going_on import check_job, start_run, tell_changes
+from launcher.commands.sight import find_run, see_run
+from launcher.composition.changing import (
+    ChangedJob,
+    change_job,
+    parse_overrides,
+    rename_job,
+)
+from launcher.errors import OutsideError, RecipeError
+from launcher.job import Job
+from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.job.lineage import checkpoints_namespace
+from launcher.paths import find_folders
+from launcher.render import render
+from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE, free_run_dir, write_run_dir
+from launcher.templates import read_templates
+from resilience.node_config import BranchPoint
+
+_HINT = "start another run with that: its recipe, with these overrides"
+_OF_RUN = ("run.name", "run.dir", "run.detach")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What the command line asks for."""
+
+    word: str
+    """The run to branch from."""
+    step: int | None
+    name: str | None
+    folder: str | None
+    is_detached: bool
+    overrides: tuple[str, ...]
+
+
+def branch_run(arguments: Sequence[str], start: Path) -> int:
+    """Start a run that begins with another's state; returns the exit status.
+
+    Raises RecipeError where nothing was written, and OutsideError.
+    """
+    asked = _read(arguments)
+    run = find_run(asked.word, start)
+    point = _find_point(run, asked.step)
+    changed = _change(run.job, asked)
+    job = changed.job
+    if job.trainer.max_steps <= point.step:
+        raise RecipeError(
+            f"trainer.max_steps {job.trainer.max_steps}: the run would begin with step "
+            f"{point.step}, and have nothing to do; give it more"
+        )
+    folders = find_folders(start)
+    check_job(None, job, folders)
+    is_local = isinstance(job.cluster, LocalCluster)
+    if asked.is_detached and not is_local:
+        raise RecipeError("run.detach true: a submitted run goes on by itself; leave it out")
+    files = render(job, read_templates(folders.templates, job.cluster.kind), Intent(branch=point))
+    claim = EVENTS_FILE if is_local else SUBMITTED_FILE
+    folder = write_run_dir(asked.folder, job.name, start, files, claim)
+    sys.stdout.write(f"{job.name} begins in {folder} with step {point.step} of {point.run}\n")
+    branch = RunFolder(path=folder, job=job)
+    fields = {"run": point.run, "from_step": point.step}
+    tell_changes(branch, changed, "run_branched", fields, is_claimed=is_local)
+    try:
+        return start_run(branch, cluster_of(job), is_detached=asked.is_detached)
+    except OutsideError:
+        if not is_local:
+            free_run_dir(folder)
+        raise
+
+
+def _read(arguments: Sequence[str]) -> _Request:
+    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+        raise RecipeError(
+            "branch takes a run first, its folder or its name below ./runs, with @STEP behind it "
+            "for another state than its newest; `runs` shows them"
+        )
+    word, at, text = arguments[0].rpartition("@")
+    if not at:
+        word, text = text, ""
+    elif not (text.isascii() and text.isdecimal()):
+        raise RecipeError(f"branch {arguments[0]!r}: behind @ stands a step, a whole number")
+    own = [each for each in arguments[1:] if each.partition("=")[0] in _OF_RUN]
+    values = {key: value for key, value in parse_overrides(own) if value is not None}
+    detach = values.get("run.detach", False)
+    if not isinstance(detach, bool):
+        raise RecipeError(f"run.detach {detach!r}: allowed: true, false")
+    return _Request(
+        word=word,
+        step=int(text) if text else None,
+        name=str(values["run.name"]) if "run.name" in values else None,
+        folder=str(values["run.dir"]) if "run.dir" in values else None,
+        is_detached=detach,
+        overrides=tuple(each for each in arguments[1:] if each not in own),
+    )
+
+
+def _change(before: Job, asked: _Request) -> ChangedJob:
+    """Return the job of the branch, in a namespace of its own."""
+    named = any(each.startswith("resilience.tiered.namespace=") for each in asked.overrides)
+    tiered = before.resilience.tiered
+    own = () if named or tiered is None else ("resilience.tiered.namespace=null",)
+    changed = change_job(before, [*asked.overrides, *own], hint=_HINT)
+    if named and tiered and changed.job.resilience.tiered:
+        name = changed.job.resilience.tiered.namespace
+        if name is not None and name == tiered.namespace:
+            raise RecipeError(
+                f"resilience.tiered.namespace {name!r} is that of {before.name}; a branch has "
+                "checkpoints of its own: choose another, or leave it out"
+            )
+    job = rename_job(changed.job, asked.name or f"{before.name}-branch")
+    return dataclasses.replace(changed, job=job)
+
+
+def _find_point(run: RunFolder, step: int | None) -> BranchPoint:
+    """Return the state to begin with. Raises RecipeError where no store has it."""
+    tiered, job = run.job.resilience.tiered, run.job
+    store = tiered.store if tiered is not None else None
+    if tiered is None or store is None or store.url is None or not tiered.starts_memoryd:
+        where = "keeps no state" if tiered is None else "keeps its states where no other run reads"
+        raise RecipeError(
+            f"{job.name} {where}; a branch needs a run with a store of ours: leave "
+            "resilience/tiered as it is, or choose ram_s3, s3, folder or store"
+        )
+    state = see_run(run, cluster_of(job)).state
+    newest = state.storage.stored_step
+    if step is None and newest is None:
+        raise RecipeError(
+            f"no event here says that a step of {job.name} is in its store; where you know of one, "
+            f"name it: branch {shlex.quote(str(run.path))}@STEP"
+        )
+    there, within = run.path, ""
+    if isinstance(job.cluster, K8sCluster):
+        there, within = Path(run_path(job, job.cluster)), job.cluster.namespace
+    url = store.url
+    if store.is_in_run:
+        url = f"folder:{there / store.url.removeprefix('folder:')}"
+    return BranchPoint(
+        run=f"{job.name} in {there}",
+        url=url,
+        namespace=checkpoints_namespace(job, there, within=within),
+        step=step if step is not None else newest or 0,
+    )

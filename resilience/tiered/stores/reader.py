@@ -1,0 +1,84 @@
+"""Reads steps straight from a store, without a daemon: those of somebody else's namespace.
+
+A daemon keeps and deletes what is in the namespaces that it knows. What is only to be read never
+comes to its notice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from resilience.tiered.client import StepOnOffer
+from resilience.tiered.errors import TierError
+from resilience.tiered.lending import Check
+from resilience.tiered.shard import ShardId, ShardMeta, content_digest
+from resilience.tiered.stores.store import Store
+
+
+class StoredShard:
+    """A shard that was read. A context manager, as what a daemon lends is."""
+
+    def __init__(self, memory: memoryview, meta: ShardMeta, source: str) -> None:
+        self.memory = memory
+        """The shard's bytes, which nothing has compared with its checksums yet."""
+        self.meta = meta
+        self.source = source
+
+    def bad(self, *, check: Check | None = None) -> bool:
+        """Say that the bytes do not fit their checksums: the only copy stays what it is."""
+        return False
+
+    def __enter__(self) -> StoredShard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.memory.release()
+
+
+class StoreReader:
+    """The steps of one namespace of a store. Each call blocks until the store's deadline."""
+
+    def __init__(self, store: Store, namespace: str, *, source: str) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._source = source
+        """What a person is told of where it came from."""
+
+    def steps(self, *, check: Check | None = None) -> list[StepOnOffer]:
+        """Return the steps that have shards there, newest first. Raises TierError."""
+        shards: dict[tuple[int, int], list[ShardId]] = defaultdict(list)
+        for each in self._store.list_steps(self._namespace):
+            shards[each.step, each.generation].append(each)
+        return [
+            StepOnOffer(
+                step=step,
+                generation=generation,
+                num_shards=meta.num_shards,
+                shards=tuple(each.shard for each in found),
+            )
+            for (step, generation), found in sorted(shards.items(), reverse=True)
+            if (meta := self._store.get_meta(found[0])) is not None
+        ]
+
+    def read(
+        self,
+        *,
+        step: int,
+        generation: int,
+        shard: str,
+        timeout_s: float = 0.0,
+        check: Check | None = None,
+    ) -> StoredShard:
+        """Return a shard's bytes; KeyError where there is none. The store's own deadline counts."""
+        shard_id = ShardId(namespace=self._namespace, step=step, generation=generation, shard=shard)
+        if (meta := self._store.get_meta(shard_id)) is None:
+            raise KeyError(shard)
+        memory = memoryview(bytearray(meta.num_bytes))
+        if check is not None:
+            check()
+        try:
+            self._store.get_data(self._namespace, content_digest(meta), meta.num_bytes, memory)
+        except TierError:
+            memory.release()
+            raise
+        return StoredShard(memory, meta, self._source)
