@@ -34,7 +34,7 @@ from resilience.agent.coordination.membership import (
     NodeLost,
     Note,
     Options,
-    RunOver,
+    Recorded,
     Said,
     Send,
     State,
@@ -79,8 +79,8 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
         return _note_end(state, event, now_s)
     if isinstance(event, Claimed):
         return _take_record(state, event, now_s)
-    if isinstance(event, RunOver):
-        return _end_late(state, event)
+    if isinstance(event, Recorded):
+        return _note_record(state, event)
     if isinstance(event, Judged):
         state = replace(state, founding=event.record, is_claiming=False)
         if event.record:
@@ -328,9 +328,13 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
 
 
-def _end_late(state: State, event: RunOver) -> Decision:
-    """End as the run has, which these nodes were silent for the end of."""
-    if state.stage != STOPPING or event.generation < state.generation:
+def _note_record(state: State, event: Recorded) -> Decision:
+    """End as the run has, which these nodes were silent for the end of; else note how far it is."""
+    if state.stage != STOPPING:
+        return state, []
+    if not event.is_over:
+        return replace(state, recorded=event.generation), []
+    if event.generation < state.generation:
         return state, []
     return end_run(state, event.status, "the run has ended without this node")
 

@@ -108,6 +108,8 @@ class State:
     leapt: int = -1
     """The generation before which others may have opened some, as long as nobody who knows that
     number is lost: they may have opened more behind it then."""
+    recorded: int = -1
+    """The newest generation by the run's record, as it was read last."""
     layout: Layout | None = None
     """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()
@@ -243,12 +245,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOver:
-    """The record of the run says that it has ended in order, for all that belong to it."""
+class Recorded:
+    """What the record of the run says, which all that belong to it keep."""
 
     generation: int
     """The newest that was opened."""
-    status: int
+    is_over: bool = False
+    """The run has ended in order, with a status."""
+    status: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +268,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | RunOver | Said | Tick
+Event = NodeJoined | NodeLost | NodeEnded | Claimed | Judged | Recorded | Said | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
         return state, []
     if goes_by_evidence(state) and state.generation != state.leapt:
         # Others may have opened some before they ended: their numbers are not given twice.
-        generation = state.generation + SLACK
+        generation = max(state.generation, state.recorded) + SLACK
         state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
         return after(actions, advance(replace(state, leapt=generation), now_s))
     nodes = tuple(node for node in filled.nodes if node is not None)

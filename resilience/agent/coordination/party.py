@@ -27,8 +27,8 @@ from resilience.agent.coordination.membership import (
     NodeEnded,
     NodeJoined,
     Note,
+    Recorded,
     Replace,
-    RunOver,
     Said,
     Send,
     State,
@@ -103,8 +103,8 @@ class Records(Protocol):
         """Tell who belongs to the run, which generation it has come to, and how it has ended."""
         ...
 
-    def look_for_end(self) -> None:
-        """Ask whether the run has ended without this agent; `RunOver` follows where it has."""
+    def read_record(self) -> None:
+        """Ask how far the run has come, and whether it has ended; `Recorded` follows."""
         ...
 
     def claim(self, generation: int, layout: Layout) -> None:
@@ -190,7 +190,7 @@ class Party:
         self._take(Looked())
         if self._state is not None and self._state.stage == STOPPING and self._state.shares_folder:
             # Before evidence lets anybody go on alone.
-            self._records.look_for_end()
+            self._records.read_record()
         self._doubt({} if self._state is None else find_doubted(self._state))
         if self._state is None:
             return
@@ -206,7 +206,7 @@ class Party:
         order = place if place >= 0 else self._endpoint_order()
         self._take(Moved(generation=generation, order=order))
 
-    def answer(self, event: Claimed | Judged | NodeEnded | RunOver) -> None:
+    def answer(self, event: Claimed | Judged | NodeEnded | Recorded) -> None:
         """Take in what the folder of the run says, or whoever was asked about silent agents."""
         if self._state is not None:
             self._take(event)

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge
-from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, RunOver
+from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, Recorded
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.run_record import mark_stored
 from resilience.state.layout import Layout
@@ -36,7 +36,7 @@ _AGENTS = "agents"
 _RECORDS = "generations"
 
 
-Answer = Claimed | Judged | NodeEnded | RunOver
+Answer = Claimed | Judged | NodeEnded | Recorded
 _Found = Answer | bool | tuple[NodeEnded, ...] | None
 
 
@@ -182,22 +182,22 @@ class RunFolder:
 
         self._questions.put(write)
 
-    def look_for_end(self) -> None:
-        """Look whether the run has ended without this agent; `RunOver` follows where it has."""
+    def read_record(self) -> None:
+        """Look how far the run has come, and whether it has ended; `Recorded` follows."""
         if self._is_looking:
             return
         self._is_looking = True
 
-        def look() -> RunOver | None:
+        def look() -> Recorded | None:
             try:
                 found = self._newest_record()
             except (OSError, _TornError):
                 return None
             finally:
                 self._is_looking = False
-            if found is None or not (found.is_over and self._is_ours(found)):
+            if found is None or not self._is_ours(found):
                 return None
-            return RunOver(generation=found.generation, status=found.status)
+            return Recorded(generation=found.generation, is_over=found.is_over, status=found.status)
 
         self._questions.put(look)
 

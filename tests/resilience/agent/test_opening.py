@@ -18,14 +18,17 @@ from resilience.agent.coordination.membership import (
     Event,
     FoundRun,
     Judged,
+    NodeEnded,
     NodeJoined,
     Note,
     Options,
+    Recorded,
     Said,
     Send,
     State,
     Tick,
 )
+from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Agree, Ballot, Learn, Propose, Stopped
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.decisions import (
@@ -265,6 +268,33 @@ def test_standby_alone_waits_for_whoever_may_have_gone_on() -> None:
 
     (opening,) = opened(actions)
     assert opening.generation > SLACK, "others may have opened some before they ended"
+
+
+def test_numbers_are_passed_over_behind_the_newest_that_the_record_knows() -> None:
+    """Who has ended may have passed over some itself, behind a newer one than is known here."""
+    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
+    state, actions = play(state, Recorded(generation=500))
+    assert opened(actions) == []
+
+    _, actions = play(state, join("n2"))
+
+    (opening,) = opened(actions)
+    assert opening.generation > 500 + SLACK
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_numbers_are_passed_over_again_once_somebody_who_knows_them_is_lost(is_lost: bool) -> None:
+    """Those that were told of the last number may have opened one behind it, and ended since."""
+    state, _ = play(running(ONE, "n2"), lost("n0", is_dead=False))
+    state = replace(state, generation=SLACK, leapt=SLACK)
+    if is_lost:
+        state, _ = play(state, lost("n2", is_dead=False), join("n2"))
+
+    ended = NodeEnded(node="n0", starts=find_doubted(state)["n0"], reason="its node is off")
+    _, actions = play(state, ended)
+
+    (opening,) = opened(actions)
+    assert opening.generation == (2 * SLACK + 1 if is_lost else SLACK + 1)
 
 
 def test_run_begins_with_agents_that_have_joined_again_since_the_record_was_written() -> None:

@@ -20,7 +20,7 @@ from resilience.agent.coordination.membership import (
     NodeEnded,
     NodeJoined,
     Options,
-    RunOver,
+    Recorded,
     State,
     Tick,
 )
@@ -402,7 +402,7 @@ def test_another_job_waits_for_longer_than_a_run_takes_to_renew_its_record() -> 
 def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(generation: int, status: int) -> None:
     state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
 
-    state, actions = play(state, RunOver(generation=generation, status=status))
+    state, actions = play(state, Recorded(generation=generation, is_over=True, status=status))
 
     assert [each.status for each in ends(actions)] == [status]
     assert state.stage == ENDED
@@ -411,6 +411,6 @@ def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(generation: int, s
 def test_record_of_an_older_generation_ends_nothing() -> None:
     state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
 
-    after, actions = play(state, RunOver(generation=3, status=0))
+    after, actions = play(state, Recorded(generation=3, is_over=True))
 
     assert (after, actions) == (state, [])

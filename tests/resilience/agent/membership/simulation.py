@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from resilience.agent.coordination import founding
 from resilience.agent.coordination.coordinator import take_over
-from resilience.agent.coordination.founding import Record
-from resilience.agent.coordination.membership import Claimed, Judged, Note, Options, State
+from resilience.agent.coordination.membership import (
+    Claimed,
+    Judged,
+    Note,
+    Options,
+    Recorded,
+    State,
+)
 from resilience.agent.coordination.outlook import FOLLOWING, LEADING
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.standing import Standing
@@ -23,6 +29,7 @@ from resilience.comm.messages import Break, End, Failed, Learn, Message, Open, P
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report, fresh_report
 from resilience.testing.network import Network
+from tests.resilience.agent.membership.disk import Folder, Question
 from tests.resilience.agent.membership.stand_ins import NoStores, describe_node
 
 LEASE_S = 3.0
@@ -41,17 +48,6 @@ class Rank:
     is_fresh: bool = True
 
 
-@dataclass
-class Folder:
-    """The folder of the run, as far as it is seen by all."""
-
-    records: dict[int, Layout] = field(default_factory=dict)
-    founding: Record | None = None
-    waiting: list[tuple[float, SimNode, Callable[[], Claimed | Judged | None]]] = field(
-        default_factory=list
-    )
-
-
 class SimNode:
     """One process of an agent, and its node's workers."""
 
@@ -66,6 +62,7 @@ class SimNode:
         self.replaced: set[int] = set()
         """Local ranks whose process has died."""
         self.end: End | None = None
+        self.is_looking = False
         self.party = Party(
             self,
             make_outlook(
@@ -111,8 +108,18 @@ class SimNode:
 
         self.world.ask_folder(self, answer)
 
-    def look_for_end(self) -> None:
-        """No run of the simulation ends."""
+    def read_record(self) -> None:
+        """Ask how far the run has come; no run of the simulation ends."""
+        if self.is_looking:
+            return
+        self.is_looking = True
+
+        def answer() -> Recorded | None:
+            self.is_looking = False
+            record = self.world.folder.founding
+            return None if record is None else Recorded(generation=record.generation)
+
+        self.world.folder.read(self, answer, self.world.network.now_s)
 
     def renew(self, agents: tuple[str, ...], generation: int, **end: Any) -> None:
         def answer() -> None:
@@ -342,7 +349,7 @@ class World:
                     self.nodes[name].party.tick()
                     self.next_tick_s[name] = math.inf
                     self.set_tick(name)
-            self.answer_folder(now_s)
+            self.folder.answer(now_s, self.paused, self.nodes)
             self.step()
 
     def set_tick(self, name: str) -> None:
@@ -351,24 +358,8 @@ class World:
         at_s = self.random.uniform(0.05, 0.3) + max(now_s, self.nodes[name].due_s)
         self.next_tick_s[name] = min(self.next_tick_s[name], at_s)
 
-    def ask_folder(self, node: SimNode, question: Callable[[], Claimed | Judged | None]) -> None:
-        last_s = max((due_s for due_s, asker, _ in self.folder.waiting if asker is node), default=0)
-        due_s = self.network.now_s + self.random.uniform(0, 1)
-        self.folder.waiting.append((max(due_s, last_s), node, question))
-
-    def answer_folder(self, now_s: float) -> None:
-        """Have the disk answer, which does what a process has asked of it that is dead since."""
-        due = [each for each in self.folder.waiting if each[0] <= now_s]
-        if not due:
-            return
-        self.folder.waiting = [each for each in self.folder.waiting if each[0] > now_s]
-        for _, node, question in due:
-            if node.name in self.paused:
-                self.folder.waiting.append((now_s + 0.5, node, question))
-                continue
-            answer = question()
-            if answer is not None and self.nodes.get(node.name) is node:
-                node.party.answer(answer)
+    def ask_folder(self, node: SimNode, question: Question) -> None:
+        self.folder.ask(node, question, self.network.now_s + self.random.uniform(0, 1))
 
     # ---- workers
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience import whole_files
-from resilience.agent.coordination.membership import Claimed, Judged, RunOver
+from resilience.agent.coordination.membership import Claimed, Judged, Recorded
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
 
@@ -97,17 +97,17 @@ def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
 
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     one, other = open_founded(tmp_path)
-    other.look_for_end()
+    other.read_record()
     nothing_yet = answer(other)
 
     one.renew(("n0", "n1"), 5, is_over=True, status=75)
     answer(one)
     other.renew(("n0", "n1"), 4)
     answer(other)
-    other.look_for_end()
+    other.read_record()
 
-    assert nothing_yet == []
-    assert answer(other) == [RunOver(generation=5, status=75)]
+    assert nothing_yet == [Recorded(generation=-1)]
+    assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
     for folder in (one, other):
         folder.close()
 
@@ -120,16 +120,16 @@ def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> Non
     answer(other)
     one.renew(("n0", "n1"), 4, is_over=True, status=1)
     answer(one)
-    other.look_for_end()
+    other.read_record()
     still_goes_on = answer(other)
     one.renew(("n0", "n1"), 5, is_over=True, status=1)
     answer(one)
     other.renew(("n1", "n2"), 6)
     answer(other)
-    other.look_for_end()
+    other.read_record()
 
-    assert still_goes_on == []
-    assert answer(other) == []
+    assert still_goes_on == [Recorded(generation=5)]
+    assert answer(other) == [Recorded(generation=6)]
     newest = json.loads((tmp_path / "generations" / "run-0").read_text())
     assert (newest["generation"], newest["agents"]) == (6, ["n0", "n1", "n2"])
     for folder in (one, other):
@@ -157,8 +157,8 @@ def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
     assert [path.name for path in (tmp_path / "generations").iterdir()] == ["run-0"]
     one.renew(("n0", "n1"), 5, is_over=True)
     answer(one)
-    other.look_for_end()
-    assert answer(other) == [RunOver(generation=5, status=0)]
+    other.read_record()
+    assert answer(other) == [Recorded(generation=5, is_over=True)]
     for folder in (one, other):
         folder.close()
 
@@ -171,7 +171,7 @@ def test_end_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
     one.renew(("n0", "n1"), 5, is_over=True)
     answer(one)
 
-    later.look_for_end()
+    later.read_record()
 
     assert answer(later) == []
     for folder in (one, other, later):

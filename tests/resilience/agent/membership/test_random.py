@@ -75,11 +75,6 @@ def settle(world: World) -> None:
     assert world.steps > steps, f"the run stands still\n{world.describe()}"
 
 
-def test_numbers_that_others_may_have_given_are_passed_over_each_time() -> None:
-    """A coordinator stands still twice; those that it had told have begun one, and are lost."""
-    assert play(215_233).steps
-
-
 def test_random_faults_of_agents_lose_nothing() -> None:
     worlds = [play(seed) for seed in range(6)]
 
