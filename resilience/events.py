@@ -34,7 +34,8 @@ What a node agent writes:
     step_stored (store)
 What the launcher writes:
     run_started (recipe, version, digest, num_nodes, num_devices),
-    run_finished (exit_status, reason)
+    run_finished (exit_status, reason),
+    run_continued (changes), run_branched (run, from_step, changes)
 """
 
 from __future__ import annotations

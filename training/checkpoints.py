@@ -41,7 +41,7 @@ class Begun:
 
     step: int
     source: str
-    """Where it was: ram, peer:NODE, s3, folder, aws, or checkpoint for an epoch's."""
+    """Where it was: ram, peer:NODE, s3, folder, aws, or branch for the state of another run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,6 @@ class Subject:
     progress: Progress
     group: WorkerGroup
     placement: Placement
-    num_samples: int
-    """Samples of one epoch."""
     stall_s: float
     """For how long a copy may hold up an update without getting on."""
     pulse: Callable[[], None]

@@ -169,7 +169,7 @@ class Loop:
         self.watch.enter(members, self._make_injector(group))
         samples = self._open_data(group)
         self._take_groups(group)
-        self._bind_checkpoints(samples, group)
+        self._bind_checkpoints(group)
         resumed = self.progress.resume(members, lambda fallback: self._start(fallback, members))
         self.progress.begin()
         self._trainer.discard()
@@ -217,14 +217,13 @@ class Loop:
             num_bytes = sum(each.stat().st_size for each in folder.iterdir())
             self._events.write("checkpoint_written", path=str(folder), num_bytes=num_bytes)
 
-    def _bind_checkpoints(self, samples: Samples, group: WorkerGroup) -> None:
+    def _bind_checkpoints(self, group: WorkerGroup) -> None:
         subject = Subject(
             state=self._trainer.view,
             view=ViewWithRest(self._trainer.view, self.progress),
             progress=self.progress,
             group=group,
             placement=plan_placement(group.layout, group.rank),
-            num_samples=samples.num_samples,
             stall_s=self._stall_s(),
             pulse=self.watch.pulse,
         )

@@ -13,7 +13,7 @@ from launcher.clusters.agent import Intent
 from launcher.clusters.k8s.start import run_path
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.commands.going_on import check_job, start_run, tell_changes
+from launcher.commands.going_on import NEW_RUN, check_job, start_run, tell_changes
 from launcher.commands.sight import find_run, see_run
 from launcher.composition.changing import (
     ChangedJob,
@@ -31,7 +31,6 @@ from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE, free_run_dir, write_run
 from launcher.templates import read_templates
 from resilience.node_config import BranchPoint
 
-_HINT = "start another run with that: its recipe, with these overrides"
 _OF_RUN = ("run.name", "run.dir", "run.detach")
 
 
@@ -114,7 +113,7 @@ def _change(before: Job, asked: _Request) -> ChangedJob:
     named = any(each.startswith("resilience.tiered.namespace=") for each in asked.overrides)
     tiered = before.resilience.tiered
     own = () if named or tiered is None else ("resilience.tiered.namespace=null",)
-    changed = change_job(before, [*asked.overrides, *own], hint=_HINT)
+    changed = change_job(before, [*asked.overrides, *own], hint=NEW_RUN)
     if named and tiered and changed.job.resilience.tiered:
         name = changed.job.resilience.tiered.namespace
         if name is not None and name == tiered.namespace:

@@ -30,7 +30,8 @@ from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
 _TAKE_OVER, _DETACH = "run.take_over=true", "run.detach=true"
-_NEW_RUN = "start another run with that: its recipe, with these overrides"
+NEW_RUN = "start another run with that: its recipe, with these overrides"
+"""What to do where no state of a run fits a job."""
 
 
 def continue_run(arguments: Sequence[str], start: Path) -> int:
@@ -51,7 +52,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         number = next_job_number(run.path)
         cluster = cluster_of(run.job)
         _check_ended(run, cluster)
-        changed = change_job(run.job, overrides, hint=_NEW_RUN)
+        changed = change_job(run.job, overrides, hint=NEW_RUN)
         _check_goal(run, cluster, changed.job)
         folders = find_folders(start)
         check_job(run.job, changed.job, folders)

@@ -38,7 +38,6 @@ def make_subject(view: Any, progress: Any = None, **parts: Any) -> Subject:
         progress=progress or NoProgress(),
         group=group,
         placement=plan_placement(group.layout, group.rank),
-        num_samples=1000,
         pulse=go_on,
         **{"stall_s": 60.0, **parts},
     )

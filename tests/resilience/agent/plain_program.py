@@ -50,8 +50,9 @@ if "follows" in kinds:
     store.set("ending", str(os.getpid()))
     raise RuntimeError("[x/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 if "cause" in kinds:
-    ending = Path("/proc") / store.get("ending").decode()
-    while ending.exists():
+    # Nothing tells that the agent has buried it but that there is no such process any more.
+    ending, end_s = Path("/proc") / store.get("ending").decode(), time.monotonic() + 30
+    while ending.exists() and time.monotonic() < end_s:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 if "killed" in kinds:
