@@ -22,7 +22,7 @@ What workers write:
                   state_digest (digest), fault_injected (fault_kind, place)
     and rank 0    warning (text)
     with checkpoints in tiers, every rank
-                  checkpoint_failed (reason),
+                  checkpoint_failed (reason), checkpoint_unreadable (reason),
                   checkpoint_loaded (source, num_bytes, seconds, num_bad)
     and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s)
 What a node agent writes:

@@ -102,6 +102,10 @@ class BranchPoint(_Section):
     """The other run, by what a person knows it by."""
     url: str
     """The store that has the state: s3://BUCKET/PREFIX, or folder:/PATH of any characters."""
+    # Of a store in S3, as the other run's job has them.
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool = False
     namespace: Namespace
     step: Whole
 

@@ -185,6 +185,8 @@ class CadencedCheckpoints(Checkpoints, ABC):
         self._has_warned = False
         self._saved: int | None = None
         """Step of this worker's newest save that has ended well."""
+        self._refused: list[str] = []
+        """Why newer steps than the one that is being loaded are none to go on from."""
         self._subject: Subject
         self._view: SameLineage
 
@@ -272,7 +274,16 @@ class CadencedCheckpoints(Checkpoints, ABC):
             seconds=seconds,
             num_bad=num_bad,
         )
+        if self._refused and self._is_leader:
+            why = "; ".join(self._refused)
+            self._events.write("warning", text=f"the run goes on from step {step}: {why}")
+        self._refused.clear()
         return Begun(step=step, source=source)
+
+    def _refuse(self, step: int, reason: str) -> None:
+        """Tell that a checkpoint cannot be loaded; an older one is tried."""
+        self._events.write("checkpoint_unreadable", step=step, reason=reason)
+        self._refused.append(f"step {step} cannot be loaded: {reason}")
 
     def _fail(self, step: int, reason: str, *, is_said: bool = True) -> None:
         """Tell that a checkpoint failed, on standard error once until one succeeds."""

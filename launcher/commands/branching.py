@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.clusters.agent import Intent
-from launcher.clusters.k8s.start import run_path
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.going_on import NEW_RUN, check_job, start_run, tell_changes
 from launcher.commands.sight import find_run, see_run
+from launcher.commands.stored import run_place, store_url, stored_steps
 from launcher.composition.changing import (
     ChangedJob,
     change_job,
@@ -23,7 +23,7 @@ from launcher.composition.changing import (
 )
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.job.cluster import LocalCluster
 from launcher.job.lineage import checkpoints_namespace
 from launcher.paths import find_folders
 from launcher.render import render
@@ -32,6 +32,8 @@ from launcher.templates import read_templates
 from resilience.node_config import BranchPoint
 
 _OF_RUN = ("run.name", "run.dir", "run.detach")
+_SHOWN_MAX = 8
+"""More steps than this tell a person no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ def branch_run(arguments: Sequence[str], start: Path) -> int:
     claim = EVENTS_FILE if is_local else SUBMITTED_FILE
     folder = write_run_dir(asked.folder, job.name, start, files, claim)
     sys.stdout.write(f"{job.name} begins in {folder} with step {point.step} of {point.run}\n")
+    if asked.step is None and (taken := see_run(run, cluster_of(run.job)).state.num_steps):
+        sys.stdout.write(f"  its newest in the store, of {taken} steps that are taken\n")
     branch = RunFolder(path=folder, job=job)
     fields = {"run": point.run, "from_step": point.step}
     tell_changes(branch, changed, "run_branched", fields, is_claimed=is_local)
@@ -135,22 +139,34 @@ def _find_point(run: RunFolder, step: int | None) -> BranchPoint:
             f"{job.name} {where}; a branch needs a run with a store of ours: leave "
             "resilience/tiered as it is, or choose ram_s3, s3, folder or store"
         )
-    state = see_run(run, cluster_of(job)).state
-    newest = state.storage.stored_step
-    if step is None and newest is None:
+    there, within = run_place(run)
+    point = BranchPoint(
+        run=f"{job.name} in {there}",
+        url=store_url(run, store),
+        endpoint=store.endpoint,
+        region=store.region,
+        path_style=store.path_style,
+        namespace=checkpoints_namespace(job, there, within=within),
+        step=0,
+    )
+    return point.model_copy(update={"step": _choose_step(run, point, step)})
+
+
+def _choose_step(run: RunFolder, point: BranchPoint, asked: int | None) -> int:
+    """Return the step that is asked for, or the newest; RecipeError where it is known not to be."""
+    name, steps = run.job.name, stored_steps(run)
+    if steps == ():
+        raise RecipeError(f"the store {point.url} has no whole step of {name}")
+    if steps is not None:
+        there = f"the store has {', '.join(map(str, steps[:_SHOWN_MAX]))}"
+        if asked is None:
+            return steps[0]
+        if asked not in steps:
+            raise RecipeError(f"step {asked} of {name} is not in {point.url}; {there}")
+    newest = see_run(run, cluster_of(run.job)).state.storage.stored_step
+    if asked is None and newest is None:
         raise RecipeError(
-            f"no event here says that a step of {job.name} is in its store; where you know of one, "
+            f"no event here says that a step of {name} is in its store; where you know of one, "
             f"name it: branch {shlex.quote(str(run.path))}@STEP"
         )
-    there, within = run.path, ""
-    if isinstance(job.cluster, K8sCluster):
-        there, within = Path(run_path(job, job.cluster)), job.cluster.namespace
-    url = store.url
-    if store.is_in_run:
-        url = f"folder:{there / store.url.removeprefix('folder:')}"
-    return BranchPoint(
-        run=f"{job.name} in {there}",
-        url=url,
-        namespace=checkpoints_namespace(job, there, within=within),
-        step=step if step is not None else newest or 0,
-    )
+    return newest or 0 if asked is None else asked

@@ -10,7 +10,8 @@ from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.clusters.running.memory import find_memory
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
-from launcher.errors import LauncherError, RecipeError
+from launcher.commands.stored import stored_steps
+from launcher.errors import LauncherError, OutsideError, RecipeError
 from launcher.monitor.checkpoints import newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
@@ -42,7 +43,7 @@ def status_lines(sight: Sight) -> list[str]:
         "where": _where(sight),
         "doing": _doing(sight),
         "steps": _steps(sight),
-        "faults": _faults(state),
+        "faults": _faults(state, is_alive=standing.phase.is_alive),
         "safe": _safe(sight),
         "lost": "; ".join(state.losses),
         "events": _events_text(sight),
@@ -93,11 +94,12 @@ def _steps(sight: Sight) -> str:
     return ", ".join(parts)
 
 
-def _faults(state: RunState) -> str | None:
+def _faults(state: RunState, *, is_alive: bool) -> str | None:
     recoveries = state.recoveries
     if not recoveries:
         return None
-    return f"{len(recoveries)}, the last: {render_recovery(recoveries[-1])}"
+    last = render_recovery(recoveries[-1], has_ended=not is_alive)
+    return f"{len(recoveries)}, the last: {last}"
 
 
 def _safe(sight: Sight) -> str | None:
@@ -111,9 +113,24 @@ def _safe(sight: Sight) -> str | None:
         parts.append(f"checkpoint of step {newest.step} when it ended")
     elif newest and find_memory(sight.run):
         parts.append(f"checkpoint of step {newest.step} in memory")
-    parts.append(storage_text(state.storage, newest.step if newest else None, sight.time) or "")
+    parts.append(_stored(sight, newest.step if newest else None) or "")
     parts.append(f"written to {state.checkpoint}" if state.checkpoint else "")
     return ", ".join(filter(None, parts)) or None
+
+
+def _stored(sight: Sight, newest_step: int | None) -> str | None:
+    """Return how far the run's store is: what was told, and what is seen to have gone since."""
+    told = sight.state.storage
+    try:
+        there = stored_steps(sight.run)
+    except OutsideError as error:
+        return f"the store cannot be looked at: {error}"
+    if there is None or told.stored_step is None or told.stored_step in there:
+        return storage_text(told, newest_step, sight.time)
+    if there and there[0] > told.stored_step:
+        return f"in the store: step {there[0]}"
+    left = f"step {there[0]} is the newest there" if there else "it has no whole step"
+    return f"step {told.stored_step} is not in the store any more: {left}"
 
 
 def _events_text(sight: Sight) -> str:

@@ -10,11 +10,12 @@ from resilience.events import Event
 SAVED = "saved"
 FAILED = "failed"
 LOADED = "loaded"
+UNREADABLE = "unreadable"
 
 _PEERS_MAX = 4
 """More names than this tell a person no more."""
 _PLACES = {"s3": "S3", "folder": "the folder", "branch": "the run that it branched from"}
-_KINDS = {f"checkpoint_{kind}": kind for kind in (SAVED, FAILED, LOADED)}
+_KINDS = {f"checkpoint_{kind}": kind for kind in (SAVED, FAILED, LOADED, UNREADABLE)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class Checkpoint:
         """Return what happened in a few words."""
         if self.kind == FAILED:
             return f"checkpoint of step {self.step} failed: {self.reason}"
+        if self.kind == UNREADABLE:
+            return f"step {self.step} cannot be loaded: {self.reason}"
         size = f"{self.num_bytes / 1e6:,.1f} MB"
         took = f"{size} in {self.seconds:.3g} s"
         if self.kind == SAVED:
@@ -63,8 +66,12 @@ def next_checkpoints(known: tuple[Checkpoint, ...], event: Event) -> tuple[Check
 
 
 def newest_saved(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
-    """Return the one that was saved last."""
-    return next(reversed(_saved(checkpoints)), None)
+    """Return the one that was saved last, without those that the run went back behind."""
+    saved = _saved(checkpoints)
+    for each in reversed(checkpoints):
+        if each.kind == LOADED:
+            saved = [one for one in saved if one.time > each.time or one.step <= each.step]
+    return next(reversed(saved), None)
 
 
 def _saved(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -86,6 +93,8 @@ def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
     # Steps without a checkpoint, however many ranks said so.
     if failed := {each.step for each in checkpoints if each.kind == FAILED}:
         parts.append(f"{len(failed)} failed")
+    if unread := {each.step for each in checkpoints if each.kind == UNREADABLE}:
+        parts.append(f"step {', '.join(map(str, sorted(unread)))} could not be loaded")
     if loads := [each for each in checkpoints if each.kind == LOADED]:
         many = f"{len(loads)} loaded, last" if len(loads) > 1 else "loaded"
         parts.append(f"{many} step {loads[-1].step} from {source_text(loads[-1].sources)}")

@@ -23,7 +23,7 @@ from launcher.monitor.logs import (
 )
 from launcher.monitor.progress import open_display
 from launcher.monitor.runstate import FAILED, next_state, start_state
-from resilience.events import EventReader
+from resilience.events import Event, EventReader
 
 
 class RunConsole:
@@ -73,19 +73,31 @@ class RunConsole:
             self._say_failure(failed_node)
 
     def _read_events(self) -> None:
+        warnings: list[Event] = []
         try:
             for event in self._events.read_new():
                 self.state = next_state(self.state, event)
+                if event.event == "warning":
+                    warnings.append(event)
+                elif event.event == "run_started":
+                    # What was wrong with starts before this one has been said.
+                    warnings.clear()
         except ValueError as error:
             self.say(f"the event log has a line that is no event: {error}")
+        for each in warnings:
+            self._warn(each.node, str(each.fields.get("text", "")))
 
     def _read_logs(self) -> None:
         for name, log in self._logs.items():
             for line in log.read_new():
-                # Every worker says the same things; once is enough.
-                if is_warning(line) and line not in self._warnings:
-                    self._warnings.add(line)
-                    self.say(f"[{name}] {line}")
+                if is_warning(line):
+                    self._warn(name, line)
+
+    def _warn(self, node: str, text: str) -> None:
+        # Every worker says the same things; once is enough.
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self.say(f"[{node}] {text}")
 
     def _say_failure(self, name: str) -> None:
         """Say who died and how, as its agent saw it, and then what the workers said themselves."""

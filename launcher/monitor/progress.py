@@ -121,7 +121,8 @@ def render_state(state: RunState, now: float) -> RenderableType:
     if state.num_steps:
         lines.append(Text(plain(_numbers(state, now))))
     if state.recoveries:
-        lines.append(Text(plain(render_recovery(state.recoveries[-1])), style="yellow"))
+        last = render_recovery(state.recoveries[-1], has_ended=state.exit_status is not None)
+        lines.append(Text(plain(last), style="yellow"))
     lines += [
         Text.assemble((f"{node}  ", "dim"), state.node_phase(node))
         for node in state.nodes[:_NUM_NODES_SHOWN]
@@ -131,13 +132,16 @@ def render_state(state: RunState, now: float) -> RenderableType:
     return Group(*lines)
 
 
-def render_recovery(recovery: Recovery) -> str:
-    """Return what a fault was, when the next step came, and where ranks got their state."""
+def render_recovery(recovery: Recovery, *, has_ended: bool = False) -> str:
+    """Return what a fault was, when the next step came, and where ranks got their state.
+
+    `has_ended` is whether the run has, so that no step comes any more.
+    """
     text = f"fault {recovery.number}: {recovery.what}"
     if recovery.resumed_s is not None:
         text += f", recovered in {format_seconds(recovery.resumed_s)}"
     elif recovery.surrender is None:
-        text += ", recovering"
+        text += ", and no step came after it" if has_ended else ", recovering"
     notes = (recovery.roles, recovery.changes, recovery.fallback, recovery.surrender)
     return "; ".join([text, *(note for note in notes if note)])
 

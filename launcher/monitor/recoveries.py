@@ -336,7 +336,7 @@ def _fallback(event: Event | None) -> str | None:
     source = _text(event, "source")
     if source == "start":
         where = "the start"
-    elif source in ("", "checkpoint"):
+    elif not source:
         where = "the checkpoint"
     else:
         where = f"the checkpoint in {source_text(source.split('+'))}"

@@ -178,7 +178,12 @@ def next_state(state: RunState, event: Event) -> RunState:
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
     generations = next_generations(state.generations, event)
-    state = replace(state, generations=generations, tiers=next_checkpoints(state.tiers, event))
+    state = replace(
+        state,
+        generations=generations,
+        tiers=next_checkpoints(state.tiers, event),
+        storage=next_storage(state.storage, event),
+    )
     if event.rank is None:
         return _after_node(state, event)
     if event.generation < state.generation and (event.event == "step" or not state.keeps_state):
@@ -192,7 +197,7 @@ def _next_generation(state: RunState, generation: int) -> RunState:
     state = replace(state, generation=generation)
     if state.keeps_state:
         return state
-    return replace(state, workers={}, num_steps=0, first_loss=None, recent=(), failure=None)
+    return replace(state, workers={}, num_steps=0, recent=(), failure=None)
 
 
 def _after_node(state: RunState, event: Event) -> RunState:
@@ -201,7 +206,6 @@ def _after_node(state: RunState, event: Event) -> RunState:
         return replace(state, lost_nodes=state.lost_nodes | {node})
     if event.event == "node_joined":
         return replace(state, lost_nodes=state.lost_nodes - {node})
-    state = replace(state, storage=next_storage(state.storage, event))
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from launcher.monitor.duration import format_seconds
 from resilience.events import Event
 
+_STEPS_MAX = 16
+"""A run goes back to one of these, if at all."""
+_OF_STORE = {"s3", "folder"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failing:
@@ -23,12 +27,20 @@ class Failing:
 class Storage:
     """The store as the nodes tell of it."""
 
-    stored_step: int | None = None
-    """The newest step that is whole there."""
-    stored_at: float = 0.0
-    """Unix seconds; when it was first told."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """The last steps that were whole there, and when it was first told, in unix seconds."""
     failing: Mapping[str, Failing] = field(default_factory=dict)
     """By node."""
+
+    @property
+    def stored_step(self) -> int | None:
+        """Return the newest step that is whole there, None where nobody has told of one."""
+        return self.steps[-1][0] if self.steps else None
+
+    @property
+    def stored_at(self) -> float:
+        """Return when it was first told, in unix seconds."""
+        return self.steps[-1][1] if self.steps else 0.0
 
 
 def next_storage(known: Storage, event: Event) -> Storage:
@@ -39,11 +51,22 @@ def next_storage(known: Storage, event: Event) -> Storage:
     if event.event == "store_well":
         left = {node: each for node, each in known.failing.items() if node != event.node}
         return replace(known, failing=left)
+    if event.event == "checkpoint_loaded" and event.step is not None:
+        return _go_back(known, event, event.step)
     if event.event != "step_stored" or event.step is None:
         return known
     if known.stored_step is not None and event.step <= known.stored_step:
         return known
-    return replace(known, stored_step=event.step, stored_at=event.time)
+    return replace(known, steps=(*known.steps, (event.step, event.time))[-_STEPS_MAX:])
+
+
+def _go_back(known: Storage, event: Event, step: int) -> Storage:
+    """Return what is known once a run goes on from a step: what was after it counts no more."""
+    steps = tuple(each for each in known.steps if each[0] <= step)
+    is_told = bool(steps) and steps[-1][0] == step
+    if not is_told and _OF_STORE & set(str(event.fields.get("source", "")).split("+")):
+        steps = (*steps, (step, event.time))
+    return replace(known, steps=steps)
 
 
 def storage_text(known: Storage, newest_step: int | None, now: float) -> str | None:

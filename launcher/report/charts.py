@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from launcher.monitor.checkpoints import FAILED, LOADED, SAVED
+from launcher.monitor.checkpoints import FAILED, LOADED, SAVED, UNREADABLE
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
 from launcher.report.record import IDLE, RunRecord, Span, Step
@@ -37,6 +37,7 @@ _CHECKPOINTS = "checkpoints"
 _MARKS = {
     SAVED: ("checkpoint taken", "#2f6f9f", "circle"),
     FAILED: ("checkpoint failed", _FAULT, "x"),
+    UNREADABLE: ("checkpoint not loadable", _FAULT, "x-open"),
     LOADED: ("checkpoint loaded", "#7a5195", "triangle-down"),
 }
 _TIMELINE_PHASES = (*PHASES[:-1], IDLE)

@@ -33,7 +33,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, StepState, step_of
+from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, find_stale, step_of
 from resilience.tiered.shard import ShardId
 from resilience.tiered.uploads import View, find_wanted, judge, of_namespace
 
@@ -151,8 +151,9 @@ def plan_room(
 def plan_tier_drops(view: View, tier: LowerTier) -> TierDropPlan:
     """Decide what goes from a lower tier: steps beyond its keep count.
 
-    What is unfinished there goes once a newer step is whole there and nobody adds to it.
-    Bytes that any shard in memory is made of stay: they may be about to be named.
+    What is unfinished there goes once a newer step is whole there and nobody adds to it, and
+    what was found damaged counts as not there. Bytes that any shard in memory is made of stay:
+    they may be about to be named.
     """
     catalog = judge(view)
     settings = view.settings.lower.get(tier)
@@ -161,16 +162,19 @@ def plan_tier_drops(view: View, tier: LowerTier) -> TierDropPlan:
     fresh = [at for at in whole if not catalog.states[at].is_stale]
     sent = {each.at for each in view.sendings if each.tier == tier}
     staying = {*fresh[:keep], *find_wanted(view, catalog, tier), *sent}
-    there = [copy for copy in of_namespace(view) if copy.tier == tier]
+    known = [*of_namespace(view), *view.damaged]
+    there = [copy for copy in known if copy.tier == tier]
+    stale = {each.at for each in catalog.steps if each.is_stale}
+    stale |= find_stale([*catalog.states, *view.seen, *map(step_of, view.damaged)]) - {*whole}
     reasons = {
-        at: _why_tier_dropped(catalog.states[at], fresh[0], is_whole=at in whole)
+        at: _why_tier_dropped(fresh[0], is_whole=at in whole, is_stale=at in stale)
         for at in sorted({step_of(copy) for copy in there} - staying)
-        if fresh and (catalog.states[at].is_stale or at < fresh[0])
+        if fresh and (at in stale or at < fresh[0])
     }
     gone = [copy for copy in there if step_of(copy) in reasons]
     spare = {
         copy.digest
-        for copy in of_namespace(view)
+        for copy in known
         if copy.tier == "ram" or (copy.tier == tier and step_of(copy) not in reasons)
     }
     spare |= {each.digest for each in view.sendings if each.tier == tier}
@@ -270,8 +274,8 @@ def _why_dropped(view: View, catalog: Catalog, at: StepAt) -> str:
     return f"goes: incomplete, and {catalog.complete[0].at} is complete"
 
 
-def _why_tier_dropped(state: StepState, newest: StepAt, *, is_whole: bool) -> str:
-    if state.is_stale:
+def _why_tier_dropped(newest: StepAt, *, is_whole: bool, is_stale: bool) -> str:
+    if is_stale:
         return "goes: a newer generation went over it"
     what = "newer steps fill the keep count" if is_whole else "unfinished, and newer is there"
     return f"goes: {what}, up to {newest}"

@@ -98,6 +98,8 @@ class View:
     """The newest step that was ever complete here; it need not be so now, with nodes gone."""
     is_over: bool = False
     """No node that is there has a job that claims the namespace, nor has used it for long."""
+    damaged: tuple[Copy, ...] = ()
+    """What lower tiers hold that was read, and is not what it was: good for nobody."""
 
     def __post_init__(self) -> None:
         if self.own not in self.living:

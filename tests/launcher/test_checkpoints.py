@@ -13,6 +13,7 @@ import pytest
 from launcher.monitor.checkpoints import (
     Checkpoint,
     checkpoints_text,
+    newest_saved,
     next_checkpoints,
     source_text,
 )
@@ -22,7 +23,7 @@ from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from resilience.events import Event
 from tests.launcher.local_job import local_job
-from tests.launcher.run_events import event, on_node, tiered_run, whole_run
+from tests.launcher.run_events import all_ranks, event, on_node, step_event, tiered_run, whole_run
 
 TEXT = (
     "2 checkpoints, newest of step 3 (2.0 MB on rank 0), 1 failed, "
@@ -158,3 +159,35 @@ def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
 
     assert text is not None
     assert text.startswith("1 checkpoint, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
+
+
+def test_a_step_that_cannot_be_loaded_is_none_to_go_on_from() -> None:
+    said = [
+        event("checkpoint_saved", 1.0, 0, step=10),
+        event("checkpoint_saved", 2.0, 0, step=20),
+        *all_ranks("checkpoint_unreadable", 3.0, step=20, generation=1, reason="torn"),
+        *all_ranks("checkpoint_loaded", 4.0, step=10, generation=1, source="folder"),
+    ]
+
+    known = checkpoints_of(said)
+    later = checkpoints_of([*said, event("checkpoint_saved", 5.0, 0, step=15, generation=1)])
+
+    assert (newest_saved(known), newest_saved(later)) == (known[0], later[-1])
+    assert known[2].what == "step 20 cannot be loaded: torn"
+    text = checkpoints_text(known)
+    assert text is not None
+    assert text.startswith("2 checkpoints, newest of step 10 (0.0 MB on rank 0), step 20 could not")
+
+
+def test_first_loss_is_that_of_the_first_step_however_often_a_run_was_started() -> None:
+    again = [
+        event("run_started", 200.0),
+        *all_ranks("worker_started", 201.0, generation=1),
+        step_event(4, 202.0, 0.5, generation=1),
+    ]
+
+    state = record_of([*whole_run(), *again]).state
+    anew = record_of([*whole_run(), *again[:-1], step_event(0, 202.0, 3.5, generation=1)]).state
+
+    assert (state.first_loss, state.loss) == (4.0, 0.5)
+    assert (anew.first_loss, anew.loss) == (3.5, 3.5)

@@ -241,14 +241,6 @@ def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(
     assert "no step lost" not in shown.getvalue()
 
 
-def test_warning_is_shown_once_and_other_lines_not_at_all(tmp_path: Path) -> None:
-    _, shown = run_scripts(tmp_path, *["echo 'a.py:3: UserWarning: old'; echo quiet"] * 2)
-
-    assert shown.count("UserWarning: old") == 1
-    assert "] a.py:3: UserWarning: old\n" in shown
-    assert "quiet" not in shown
-
-
 def test_time_limit_ends_the_run(tmp_path: Path) -> None:
     status, _ = run_scripts(tmp_path, FOREVER, overrides=["time_limit='00:00:01'"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from io import StringIO
 
@@ -143,7 +144,7 @@ def test_run_that_gives_up_is_lost_from_the_last_fault_on() -> None:
 @pytest.mark.parametrize(
     ("source", "step", "lost", "words"),
     [
-        ("checkpoint", 4, 3, "back to the checkpoint: no copy of shard 1 is left"),
+        ("", 4, 3, "back to the checkpoint: no copy of shard 1 is left"),
         ("start", 0, 7, "back to the start: no copy of shard 1 is left"),
     ],
 )
@@ -350,6 +351,10 @@ def test_display_shows_the_last_recovery() -> None:
         "2 kept, 1 repaired from rank 1, 1 rolled forward; worker of rank 2 replaced"
     )
     assert "recovery (4 of 4 workers)" in render_line(during, 0.0)
+    over = render_recovery(during.recoveries[-1], has_ended=True)
+    assert over == "fault 1: rank 1: injected exception in forward, and no step came after it"
+    ended = replace(during, exit_status=1)
+    assert "injected exception in forward, and no step came after it" in drawn(ended)
 
 
 def test_nodes_that_stand_by_and_nodes_that_are_lost_are_shown_as_such() -> None:

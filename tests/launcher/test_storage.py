@@ -79,3 +79,34 @@ def test_progress_report_and_last_line_say_the_same() -> None:
     end = words.format("12 s ago", "12 s")
     assert dict(summary_rows(record))["store"] == end
     assert summary_text(record.state, None).splitlines()[-1] == f"  store       {end}"
+
+
+def loaded(time: float, step: int, source: str) -> Event:
+    return Event(
+        time=time, node="node-0", rank=0, generation=1, step=step, event="checkpoint_loaded",
+        fields={"source": source},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "source", "text"),
+    [
+        (20, "folder", "in the store: step 20 of 20, 2 min 00 s ago"),
+        (20, "ram", "in the store: step 20 of 20, 2 min 00 s ago"),
+        (25, "ram+s3", "in the store: step 25 of 25, 10 s ago"),
+        (25, "peer:b", "in the store: step 20 of 25, 2 min 00 s ago"),
+        (5, "ram", None),
+    ],
+)
+def test_what_a_run_went_back_behind_is_not_in_its_store(
+    step: int, source: str, text: str | None
+) -> None:
+    events = [
+        told("step_stored", 100.0, step=20),
+        told("step_stored", 200.0, step=30),
+        loaded(210.0, step, source),
+    ]
+
+    known = reduce(next_storage, events, Storage())
+
+    assert storage_text(known, step, 220.0) == text

@@ -288,7 +288,7 @@ class AwsCheckpoints(CadencedCheckpoints):
                     seconds=time.monotonic() - began_s,
                 )
             problems.append(f"step {step}: {problem}")
-            self._fail(step, problem)
+            self._refuse(step, problem)
         if problems and is_needed:
             raise CheckpointError(
                 f"{PACKAGE} can load no step of {self._namespace}, and there are "

@@ -58,8 +58,12 @@ class TierLoader:
         fail: _Fail,
         *,
         topic: str = "tiers",
+        advice: str = f"mend that and start the run again, or {_ANEW}",
     ) -> None:
-        """`topic` is what the workers agree under, another one for each loader of a generation."""
+        """`topic` is what the workers agree under, another one for each loader of a generation.
+
+        `advice` is what a person is told to do where nothing can be loaded.
+        """
         self.newest_generation = 0
         """The highest of those that were on offer."""
         self.load_s = 0.0
@@ -72,6 +76,7 @@ class TierLoader:
         self._is_leader = group.rank == 0
         self._check = group.check
         self._topic = topic
+        self._advice = advice
 
     def load_newest(self, *, newer_than: int | None, only: int | None = None) -> Loaded | None:
         """Load the newest step above `newer_than`; None where there is none. The same on all.
@@ -104,7 +109,7 @@ class TierLoader:
                 given_up.add(_key(offer))
         # With another state at hand, those that are no longer on offer are no loss.
         if failed and (newer_than is None or offers):
-            raise CheckpointError(_describe(failed))
+            raise CheckpointError(f"{_describe(failed)}; {self._advice}")
         return None
 
     def _agree_on_offers(self, number: int) -> list[StepOnOffer]:
@@ -121,8 +126,7 @@ class TierLoader:
             found = group.lowest_text(topic, text, CHECKPOINT_TIMEOUT)
             if found is None:
                 raise CheckpointError(
-                    f"cannot tell which checkpoints there are: {told['error']}; mend that and "
-                    f"start the run again, or {_ANEW}"
+                    f"cannot tell which checkpoints there are: {told['error']}; {self._advice}"
                 )
             told = json.loads(found)
         offers = [
@@ -204,7 +208,6 @@ def _key(offer: StepOnOffer) -> _Key:
 
 
 def _describe(failed: Mapping[_Key, _Problem]) -> str:
-    """Say which steps could not be loaded, and what can be done."""
+    """Say which steps could not be loaded."""
     steps = "; ".join(f"step {step}: {each.text}" for (step, _), each in failed.items())
-    mend = "mend that and start the run again, or "
-    return f"no checkpoint on offer can be loaded: {steps}; {mend}{_ANEW}"
+    return f"no checkpoint on offer can be loaded: {steps}"

@@ -303,7 +303,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         of those on offer could be loaded: to begin without would give up what is there.
         """
         own_namespace(self._client, self._subject.group, self._claim)
-        loader = TierLoader(self._client, self._view, self._subject.group, self._fail)
+        loader = TierLoader(self._client, self._view, self._subject.group, self._refuse)
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
         if loaded is None and newer_than is None and (text := os.environ.get(BRANCH_VARIABLE)):
@@ -325,17 +325,21 @@ class TieredCheckpoints(CadencedCheckpoints):
         from resilience.tiered.stores.choice import open_as
         from resilience.tiered.stores.reader import StoreReader
 
-        store = self._store_tier
-        assert store is not None
-        reader = StoreReader(open_as(point.url, store), point.namespace, source=BRANCH_SOURCE)
-        group = self._subject.group
-        loader = TierLoader(reader, self._view, group, self._fail, topic="branch")
+        own = self._store_tier
+        assert own is not None
+        place = point.model_dump(include={"endpoint", "region", "path_style"})
+        store = open_as(point.url, own.model_copy(update=place))
+        reader = StoreReader(store, point.namespace, source=BRANCH_SOURCE)
+        group, where = self._subject.group, f"step {point.step} of {point.run}"
+        loader = TierLoader(
+            reader, self._view, group, self._refuse, topic="branch",
+            advice="mend that and start the run again, or branch from another step",
+        )  # fmt: skip
         loaded = loader.load_newest(newer_than=None, only=point.step)
         if loaded is None:
             raise CheckpointError(
-                f"the run was to begin with step {point.step} of {point.run}, and the namespace "
-                f"{point.namespace!r} in {point.url} has no whole step {point.step}; branch from "
-                "another one"
+                f"the run was to begin with {where}, and the namespace {point.namespace!r} in "
+                f"{point.url} has no whole step {point.step}; branch from another one"
             )
         return self._tell_begun(loaded, loader)
 

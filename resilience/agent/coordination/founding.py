@@ -8,7 +8,7 @@ A scheduler that starts a run again says by the attempt's number that it has end
 Two runs of different names in one folder have no order: a Slurm job's number and a Kubernetes Job's
 uid say nothing of the other job's processes, which may live on where the scheduler does not reach
 them, under the very names of the new ones. So the later one waits until the earlier one has ended
-in order, or no longer renews its record.
+in order, no longer renews its record, or is known to have no process left on any node.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def judge(
 ) -> Record | str:
     """Return the record under which the newcomers begin the run, or why they may not.
 
-    `ended` are agents of the run of which it is certain that no process of theirs lives.
+    `ended` are agents of the run that was found of which it is certain that no process lives.
     """
     agents = tuple(sorted(newcomers))
     first = Record(run=run, attempt=attempt, number=0, agents=agents, generation=-1)
@@ -79,7 +79,8 @@ def judge(
 def _find_others(found: Record, own: Record, unchanged_s: float, ended: Collection[str]) -> str:
     """Return who may go on with what the record is of; empty where nobody does."""
     if found.run != own.run:
-        if found.is_over or unchanged_s >= OTHERS_SILENCE_S:
+        is_dead = set(found.agents) <= set(ended)
+        if found.is_over or unchanged_s >= OTHERS_SILENCE_S or is_dead:
             return ""
         return f"{', '.join(found.agents)} may go on with {found.run!r} in the same folder"
     if found.attempt > own.attempt:

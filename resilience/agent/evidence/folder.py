@@ -138,7 +138,7 @@ class RunFolder:
                 attempt=self._attempt,
                 newcomers=agents,
                 unchanged_s=time.monotonic() - self._seen_s,
-                ended=self._find_ended(newest.agents) if newest else (),
+                ended=self._find_ended_of(newest) if newest else (),
             )
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
@@ -246,7 +246,7 @@ class RunFolder:
         def look() -> tuple[NodeEnded, ...]:
             # Those of other machines need no look at the files of all agents.
             likely = [node for node, starts in doubted.items() if all(map(self._has_ended, starts))]
-            ended = self._find_ended(likely) if likely else {}
+            ended = self._find_ended(likely, self._name) if likely else {}
             reason = "all its processes on this machine have ended"
             return tuple(
                 NodeEnded(node=node, starts=doubted[node], reason=reason)
@@ -256,8 +256,12 @@ class RunFolder:
 
         self._questions.put(look)
 
-    def _find_ended(self, names: Collection[str]) -> dict[str, set[str]]:
-        """Return which agents have ended for certain, however often they were started, and as what.
+    def _find_ended_of(self, record: Record) -> dict[str, set[str]]:
+        """Return which agents of a record have ended for certain, and as what."""
+        return self._find_ended(record.agents, attempt_name(record.run, record.attempt))
+
+    def _find_ended(self, names: Collection[str], run: str) -> dict[str, set[str]]:
+        """Return which agents of a run's attempt have ended for certain, and as which starts.
 
         Of one that has been started again since it was heard of the newest start counts as well.
         """
@@ -265,7 +269,7 @@ class RunFolder:
         with suppress(OSError):
             for path in (self._path / _AGENTS).iterdir():
                 word = _read_word(path)
-                if word.get("run") == self._name and word.get("node") in names:
+                if word.get("run") == run and word.get("node") in names:
                     starts.setdefault(word["node"], set()).add(path.name)
         return {name: found for name, found in starts.items() if all(map(self._has_ended, found))}
 
@@ -313,7 +317,7 @@ class RunFolder:
             record = self._newest_record()
             if record is None or record.is_over or not self._is_ours(record):
                 return False
-            has_ended = set(record.agents) <= set(self._find_ended(record.agents))
+            has_ended = set(record.agents) <= set(self._find_ended_of(record))
         except (OSError, _TornError):
             return False
         return record.generation >= 0 and not has_ended

@@ -369,7 +369,7 @@ class Board:
         self, name: str, copies: Sequence[Copy], living: Mapping[str, str], seen_s: float
     ) -> View:
         now_s = self._clock()
-        stored = self._stored(name, copies)
+        stored, damaged = self._stored(name, copies)
         known = (*copies, *stored)
         seen_there = self.peers.complete().get(name, frozenset())
         with self._lock:
@@ -409,6 +409,7 @@ class Board:
                     ),
                     default=None,
                 ),
+                damaged=tuple(damaged),
             )
 
     def _begun(self, namespace: str) -> frozenset[StepAt]:
@@ -428,17 +429,20 @@ class Board:
             copies[each.meta.id.namespace].append(copy)
         return copies
 
-    def _stored(self, name: str, held: Iterable[Copy]) -> list[Copy]:
-        """Return what the store has of the newest steps, and of those in memory.
+    def _stored(self, name: str, held: Iterable[Copy]) -> tuple[list[Copy], list[Copy]]:
+        """Return what the store has of the newest steps, and of those in memory; and what is bad.
 
         Plans are made after each change: older steps must not make them slow. What was found
-        damaged is left out, so that it is sent again where anybody has it.
+        damaged is told apart, so that it is sent again where anybody has it.
         """
         stored = self.shelf.copies(name, intact_only=True) if self.shelf else []
+        everything = self.shelf.copies(name) if self.shelf else []
         keep = max((each.keep or 0 for each in self.settings.lower.values()), default=0)
         steps = set(nlargest(RECENT_STEPS + keep, set(map(step_of, stored))))
         steps.update(map(step_of, held))
-        return [each for each in stored if step_of(each) in steps]
+        intact = set(stored)
+        damaged = [each for each in everything if each not in intact]
+        return [each for each in stored if step_of(each) in steps], damaged
 
     def _is_stored(self, namespace: str) -> bool:
         return bool(self.shelf and self.shelf.copies(namespace))

@@ -7,6 +7,7 @@ comes to its notice.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from resilience.tiered.client import StepOnOffer
 from resilience.tiered.errors import TierError
@@ -18,14 +19,18 @@ from resilience.tiered.stores.store import Store
 class StoredShard:
     """A shard that was read. A context manager, as what a daemon lends is."""
 
-    def __init__(self, memory: memoryview, meta: ShardMeta, source: str) -> None:
+    def __init__(
+        self, memory: memoryview, meta: ShardMeta, source: str, on_bad: Callable[[], None]
+    ) -> None:
         self.memory = memory
         """The shard's bytes, which nothing has compared with its checksums yet."""
         self.meta = meta
         self.source = source
+        self._on_bad = on_bad
 
     def bad(self, *, check: Check | None = None) -> bool:
-        """Say that the bytes do not fit their checksums: the only copy stays what it is."""
+        """Say that the bytes do not fit their checksums: there is no other copy to read next."""
+        self._on_bad()
         return False
 
     def __enter__(self) -> StoredShard:
@@ -43,6 +48,8 @@ class StoreReader:
         self._namespace = namespace
         self._source = source
         """What a person is told of where it came from."""
+        self._bad: set[ShardId] = set()
+        """Shards whose bytes were just found damaged."""
 
     def steps(self, *, check: Check | None = None) -> list[StepOnOffer]:
         """Return the steps that have shards there, newest first. Raises TierError."""
@@ -69,8 +76,14 @@ class StoreReader:
         timeout_s: float = 0.0,
         check: Check | None = None,
     ) -> StoredShard:
-        """Return a shard's bytes; KeyError where there is none. The store's own deadline counts."""
+        """Return a shard's bytes; KeyError where there is none. The store's own deadline counts.
+
+        After one that was bad it raises TierError once: whoever tries again later reads anew.
+        """
         shard_id = ShardId(namespace=self._namespace, step=step, generation=generation, shard=shard)
+        if shard_id in self._bad:
+            self._bad.discard(shard_id)
+            raise TierError("its bytes in the store are not what their checksums say")
         if (meta := self._store.get_meta(shard_id)) is None:
             raise KeyError(shard)
         memory = memoryview(bytearray(meta.num_bytes))
@@ -81,4 +94,4 @@ class StoreReader:
         except TierError:
             memory.release()
             raise
-        return StoredShard(memory, meta, self._source)
+        return StoredShard(memory, meta, self._source, lambda: self._bad.add(shard_id))

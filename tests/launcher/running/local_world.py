@@ -8,8 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.lock import read_lock
+from launcher.job.lineage import checkpoints_namespace
 from tests.launcher.command import Ended, launch
+from tests.resilience.tiered.store_places import Place, make_shard
 
 # Stands in for the recipe's own: a node that ends with the number that it reads, as `told` has it.
 NODE = """#!/usr/bin/env bash
@@ -45,6 +48,15 @@ def tell(run: Path, status: int) -> None:
     partial = run / "told.new"
     partial.write_text(str(status))
     partial.rename(run / "told")
+
+
+def put_steps(run: Path, *numbers: int, of: int = 1) -> None:
+    """Put a shard of each of these steps into a run's store."""
+    job = read_run_folder(run).job
+    namespace = checkpoints_namespace(job, run)
+    store = Place("folder", {"folder": str(run / "checkpoints")}).open()
+    for step in numbers:
+        make_shard(step, step=step, namespace=namespace, num_shards=of).put(store)
 
 
 def status_of(run: Path) -> Ended:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.events import EventLog
 from resilience.run_record import read_record
 from tests.launcher.command import Ended, launch
-from tests.launcher.running.local_world import prepare, start_run, tell
+from tests.launcher.running.local_world import prepare, put_steps, start_run, tell
 from tests.launcher.running.real_runs import go_on, named, steps, train
 
 
@@ -36,15 +35,11 @@ def start(folder: Path, *words: str) -> Path:
     return run
 
 
-def note_stored(run: Path, step: int) -> None:
-    with EventLog(run / "events.jsonl", node="n0", rank=None, generation=0) as events:
-        events.write("step_stored", step=step, store="folder:x")
-
-
 @pytest.mark.parametrize(
     ("words", "at", "text"),
     [
-        ((), "", "no event here says that a step of llama3-tiny-pretrain is in its store"),
+        ((), "@9", "step 9 of llama3-tiny-pretrain is not in folder:"),
+        ((), "@9", "/checkpoints; the store has 60, 5"),
         ((), "@last", "behind @ stands a step, a whole number"),
         ((), "@60", "trainer.max_steps 60: the run would begin with step 60, and have nothing to"),
         (("model.num_layers=1",), "@5", "model.num_layers"),
@@ -58,12 +53,38 @@ def test_what_cannot_branch_is_refused_and_writes_nothing(
     tmp_path: Path, words: tuple[str, ...], at: str, text: str
 ) -> None:
     run = start(tmp_path)
+    put_steps(run, 5, 60)
 
     ended = branch(run, *words, at=at)
 
     assert (ended.status, ended.err.count("Traceback")) == (2, 0), ended.err
     assert text in ended.err
     assert [each.name for each in (tmp_path / "runs").iterdir()] == [run.name]
+
+
+def test_a_run_whose_store_has_nothing_whole_has_no_branches(tmp_path: Path) -> None:
+    run = start(tmp_path)
+
+    nothing = branch(run)
+    put_steps(run, 5, of=2)
+    torn = branch(run, at="@5")
+
+    for ended in (nothing, torn):
+        assert ended.status == 2
+        assert ended.err.strip() == (
+            f"the store folder:{run}/checkpoints has no whole step of llama3-tiny-pretrain"
+        )
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == [run.name]
+
+
+def test_a_store_that_is_not_seen_from_here_is_told_by_the_events(tmp_path: Path) -> None:
+    s3 = ("resilience/tiered=s3", "resilience.tiered.store.url=s3://bucket/runs")
+    run = start(tmp_path, *s3)
+
+    ended = branch(run)
+
+    assert ended.status == 2
+    assert "no event here says that a step of llama3-tiny-pretrain is in its store" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -91,7 +112,7 @@ def test_a_run_has_to_be_named(tmp_path: Path, word: str) -> None:
 
 def test_a_namespace_that_is_named_is_not_shared(tmp_path: Path) -> None:
     run = start(tmp_path, "resilience.tiered.namespace=mine")
-    note_stored(run, 5)
+    put_steps(run, 5)
 
     refused = branch(run, "resilience.tiered.namespace=mine")
 
@@ -101,7 +122,7 @@ def test_a_namespace_that_is_named_is_not_shared(tmp_path: Path) -> None:
 
 def test_a_branch_has_a_folder_and_a_name_of_its_own(tmp_path: Path) -> None:
     run = start(tmp_path)
-    note_stored(run, 5)
+    put_steps(run, 4, 5)
 
     first = branch(run, "trainer.optimizer.lr=0.01", "run.detach=true")
     second = branch(run, "run.name='other'", "run.detach=true")
@@ -148,14 +169,23 @@ def test_a_branch_has_the_bits_of_the_run_that_it_leaves(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_branch_of_a_step_that_is_not_there_ends_in_its_own_words(tmp_path: Path) -> None:
+def test_a_branch_of_a_damaged_step_ends_in_its_own_words(tmp_path: Path) -> None:
     assert train(tmp_path, "trunk", "trainer.max_steps=5").status == 0
+    trunk = tmp_path / "runs" / "trunk"
+    newest = max(trunk.glob("checkpoints/*/data/*"), key=lambda path: path.stat().st_mtime)
+    newest.write_bytes(bytes(newest.stat().st_size))
 
-    ended = branch(tmp_path / "runs" / "trunk", "trainer.max_steps=9", at="@4")
+    ended = branch(trunk, "trainer.max_steps=9")
 
+    told = ended.out + ended.err
     assert ended.status == 1
-    assert "has no whole step 4; branch from another one" in ended.out + ended.err
-    assert "Traceback" not in ended.out + ended.err
+    assert (
+        "step 5: no copy of shard 0 of step 5 can be read: its bytes in the store are not" in told
+    )
+    assert "or branch from another step" in told
+    assert "Traceback" not in told
+    again = branch(trunk, "trainer.max_steps=9", at="@1")
+    assert again.status == 0, again.out + again.err
 
 
 def test_a_branch_that_is_not_submitted_leaves_its_folder_free(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 
 from launcher.clusters.running.lock import LOCK_FILE, read_lock
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.events import EventLog
 from tests.launcher.command import launch, refuse
 from tests.launcher.running.local_world import (
     WORDS,
     launcher_of,
     prepare,
+    put_steps,
     start_run,
     status_of,
     tell,
@@ -57,6 +60,27 @@ def test_step_that_is_kept_is_named_as_long_as_it_is_there(team: Path) -> None:
         arena.rmdir()
 
     assert "  safe " not in status_of(run).out
+
+
+def test_store_is_looked_at_before_it_is_said_what_is_in_it(team: Path) -> None:
+    run = start_run(team)
+    with EventLog(run / "events.jsonl", node="node-0", rank=None, generation=0) as events:
+        events.write("step_stored", step=8, store="folder:checkpoints")
+
+    def safe() -> str:
+        (line,) = (each for each in status_of(run).out.splitlines() if "  safe  " in each)
+        return line.removeprefix("  safe      ")
+
+    assert safe() == "step 8 is not in the store any more: it has no whole step"
+    put_steps(run, 4)
+    assert safe() == "step 8 is not in the store any more: step 4 is the newest there"
+    put_steps(run, 8)
+    assert safe().startswith("in the store: step 8 of 8, ")
+    put_steps(run, 12)
+    assert safe().startswith("in the store: step 8 of 8, ")
+    shutil.rmtree(next((run / "checkpoints").glob("*/steps/000000000008-*")))
+    assert safe() == "in the store: step 12"
+    tell(run, 0)
 
 
 def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) -> None:

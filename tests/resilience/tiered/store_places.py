@@ -91,13 +91,14 @@ def make_shard(
     step: int = 1,
     generation: int = 0,
     shard: str = "0",
+    num_shards: int = 1,
 ) -> Shard:
     """Return a shard whose bytes come from its seed and size alone."""
     word = xxhash.xxh3_128_digest(f"{seed}/{num_bytes}".encode())
     data = (word * (num_bytes // len(word) + 1))[:num_bytes]
     meta = ShardMeta(
         id=ShardId(namespace=namespace, step=step, generation=generation, shard=shard),
-        num_shards=1,
+        num_shards=num_shards,
         num_bytes=num_bytes,
         tensors=(),
         checksums=tuple(

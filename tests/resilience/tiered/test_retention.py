@@ -397,6 +397,22 @@ def test_unfinished_steps_of_a_tier_go_when_a_newer_one_is_there() -> None:
     assert drops([half, *tier_steps(20), *everywhere("a", 10, of=2)]) == []
 
 
+def test_what_was_found_damaged_goes_from_a_tier_as_what_is_intact_does() -> None:
+    settings = Settings(lower={"s3": every(10, keep=2)})
+
+    def drops(damaged: list[Copy], *copies: Copy) -> list[int]:
+        node = view([*copies], LIVING, settings=settings, damaged=tuple(damaged))
+        return [each.step for each in plan_tier_drops(node, "s3").drops]
+
+    bad = tier_steps(30)
+    assert drops(bad) == []
+    assert drops(bad, *tier_steps(10, 20)) == [], "it may be sent again"
+    assert drops(bad, *tier_steps(20, 40)) == [30]
+    assert drops(bad, *tier_steps(10, 20), *tier_steps(21, generation=2)) == [10, 30]
+    one, other = everywhere(["the-s3"], 20, of=2, tier="s3")
+    assert drops([other], one, *tier_steps(40)) == [20, 20]
+
+
 def test_a_stale_history_goes_from_a_tier_once_the_newer_one_is_there() -> None:
     settings = Settings(lower={"s3": every(10)})
     old = tier_steps(10, 20, 30)

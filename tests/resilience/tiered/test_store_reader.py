@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.tiered.errors import TierError
 from resilience.tiered.stores.choice import open_as, parse_place
 from resilience.tiered.stores.reader import StoreReader
 from tests.launcher.shipped import shipped_job
@@ -54,6 +55,18 @@ def test_reading_leaves_the_store_as_it_is(place: Place) -> None:
         reader.read(step=each.step, generation=each.generation, shard="0").bad()
 
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_damaged_shard_is_read_once_by_each_who_tries(place: Place) -> None:
+    """There is no second copy; what a file server did wrong once may be right later."""
+    store = place.open()
+    make_shard(3).put(store)
+    reader = StoreReader(store, "job", source="x")
+
+    for _ in range(2):
+        reader.read(step=1, generation=0, shard="0").bad()
+        with pytest.raises(TierError, match="bytes in the store are not what their checksums say"):
+            reader.read(step=1, generation=0, shard="0")
 
 
 def test_store_of_a_url_is_reached_as_a_tier_is(place: Place) -> None:

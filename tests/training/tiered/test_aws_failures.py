@@ -235,7 +235,7 @@ def test_older_step_is_loaded_where_the_newest_cannot_be(
     begun = world.run(lambda saves, group: saves.load_newest(newer_than=None))
 
     assert [each.step for each in begun] == [8, 8]
-    assert {each.step for each in world.named("checkpoint_failed")} == {12}
+    assert {each.step for each in world.named("checkpoint_unreadable")} == {12}
     assert {each.step for each in world.named("checkpoint_loaded")} == {8}
 
 

@@ -70,6 +70,15 @@ def test_another_job_follows_one_that_has_ended_or_does_not_renew_its_record() -
     assert RENEWAL_S < OTHERS_SILENCE_S < SILENCE_S
 
 
+@pytest.mark.parametrize("ended", [["n0", "n1", "n2"], ["n0", "n1"]])
+def test_another_job_follows_one_of_which_no_process_lives(ended: list[str]) -> None:
+    found = judge(FOUND, run="b", newcomers=["n0"], unchanged_s=0.0, ended=ended)
+
+    begun = Record(run="b", number=4, agents=("n0",), generation=7 + SLACK)
+    refused = "n0, n1, n2 may go on with 'a' in the same folder"
+    assert found == (begun if len(ended) == len(FOUND.agents) else refused)
+
+
 def test_run_that_has_ended_is_followed_at_once_by_the_next_number() -> None:
     over = replace(FOUND, is_over=True)
 

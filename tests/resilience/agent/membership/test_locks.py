@@ -23,9 +23,9 @@ def answer(folder: RunFolder) -> list[Answer]:
 class Node:
     """An agent, and a worker of its that has inherited the lock."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, *, run: str = "a") -> None:
         self.name = name
-        self.folder = RunFolder(path, run="a")
+        self.folder = RunFolder(path, run=run)
         self._lock = self.folder.hold_lock()
         assert self._lock >= 0
         self.folder.announce(f"{name}:1", name)
@@ -127,3 +127,27 @@ def test_run_whose_agents_have_come_again_or_ended_is_begun_anew_at_once(tmp_pat
     assert begun.record
     assert begun.record.number == 1
     again.end()
+
+
+def test_another_run_waits_as_long_as_a_process_of_the_one_before_lives(tmp_path: Path) -> None:
+    """Its agents have the names of the others, and say nothing of their processes."""
+    first = [Node(tmp_path, name) for name in ("n0", "n1")]
+    first[0].folder.found(("n0", "n1"))
+    answer(first[0].folder)
+    first[0].end()
+    first[1].end_agent()
+    others = [Node(tmp_path, name, run="another") for name in ("n0", "n1")]
+
+    others[0].folder.found(("n0", "n1"))
+    (refused,) = answer(others[0].folder)
+    first[1].end_worker()
+    others[0].folder.found(("n0", "n1"))
+    (begun,) = answer(others[0].folder)
+
+    assert isinstance(refused, Judged)
+    assert refused.reason == "n0, n1 may go on with 'a' in the same folder"
+    assert isinstance(begun, Judged)
+    assert begun.record
+    assert (begun.record.run, begun.record.number) == ("another", 1)
+    for node in others:
+        node.end()

@@ -1,0 +1,61 @@
+"""Where a run's store is, and which steps are whole there as far as this machine can see it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.clusters.k8s.start import run_path
+from launcher.clusters.running.cluster import RunFolder
+from launcher.errors import OutsideError
+from launcher.job.cluster import K8sCluster, LocalCluster
+from launcher.job.lineage import checkpoints_namespace
+from resilience.settings import StoreTier
+
+LOOK_DEADLINE_S = 10.0
+"""How long a file server may take to show what is in the store."""
+
+
+def run_place(run: RunFolder) -> tuple[Path, str]:
+    """Return the run's folder as its nodes call it, and what tells the like of it apart there."""
+    if isinstance(run.job.cluster, K8sCluster):
+        return Path(run_path(run.job, run.job.cluster)), run.job.cluster.namespace
+    return run.path, ""
+
+
+def store_url(run: RunFolder, store: StoreTier) -> str:
+    """Return the URL of a run's store, with the whole path of one in the run's own folder."""
+    assert store.url is not None
+    place, _ = run_place(run)
+    return f"folder:{place / store.url.removeprefix('folder:')}" if store.is_in_run else store.url
+
+
+def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
+    """Return the steps that are whole in a run's store, newest first; None where nobody sees it.
+
+    S3 is not asked: its credentials are the nodes'. Raises OutsideError where the folder does not
+    answer.
+    """
+    tiered = run.job.resilience.tiered
+    store = tiered.store if tiered is not None and tiered.starts_memoryd else None
+    if store is None or store.url is None or not store.url.startswith("folder:"):
+        return None
+    if find_spec("xxhash") is None:
+        return None  # of a machine that trains nothing itself
+    url = store_url(run, store)
+    is_local = isinstance(run.job.cluster, LocalCluster)
+    if not is_local and not Path(url.removeprefix("folder:")).is_dir():
+        return None
+    from resilience.tiered.errors import TierError
+    from resilience.tiered.stores.choice import open_as
+    from resilience.tiered.stores.reader import StoreReader
+
+    place, within = run_place(run)
+    namespace = checkpoints_namespace(run.job, place, within=within)
+    quick = store.model_copy(update={"deadline_s": LOOK_DEADLINE_S})
+    try:
+        found = StoreReader(open_as(url, quick), namespace, source="folder").steps()
+    except TierError as error:
+        raise OutsideError(f"{url}: {error}") from error
+    whole = {each.step for each in found if len(each.shards) == each.num_shards}
+    return tuple(sorted(whole, reverse=True))
