@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.tiered.errors import RefusedError, StaleError, VaultFullError
+from resilience.tiered.stores.owner import NamespaceOwner
 
 RUNS_MAX = 64
 """Of so many runs it is known where they went on; of older ones nothing is left to tell from."""
@@ -27,6 +28,8 @@ class _Namespace:
     """The last step that each generation wrote, where no newer generation is as far."""
     runs: dict[int, int] = field(default_factory=dict)
     """Where each run of the job went on, the oldest first; see `Runs`."""
+    owner: NamespaceOwner | None = None
+    """Whose it is in the store, where that was said here."""
 
     def see(self, step: int, generation: int) -> None:
         """Take note of a generation that has written a step."""
@@ -76,8 +79,8 @@ class Ledger:
     def load(self, names: set[str]) -> None:
         """Take over what an earlier daemon has kept of these namespaces, and of those with runs."""
         known = _read(self._path)
-        runs = {name for name, each in known.items() if each.runs}
-        self._known.update({name: known.get(name, _Namespace()) for name in names | runs})
+        told = {name for name, each in known.items() if each.runs or each.owner}
+        self._known.update({name: known.get(name, _Namespace()) for name in names | told})
 
     def find(self, name: str) -> _Namespace | None:
         """Return what is known of a namespace."""
@@ -144,6 +147,21 @@ class Ledger:
         """Return by namespace whose it is, and the runs that it has seen."""
         return {name: (each.job, each.runs) for name, each in self._known.items() if each.runs}
 
+    def own(self, name: str, owner: NamespaceOwner) -> None:
+        """Keep whose a namespace is in the store; VaultFullError where there is no room for it."""
+        known = self.open(name)
+        before, known.owner = known.owner, owner
+        try:
+            if before != owner:
+                self._write()
+        except OSError as error:
+            known.owner = before
+            raise VaultFullError(f"no room in {self._path.parent}: {error}") from error
+
+    def owners(self) -> dict[str, NamespaceOwner]:
+        """Return by namespace whose it is in the store."""
+        return {name: each.owner for name, each in self._known.items() if each.owner}
+
     def forget(self, name: str) -> None:
         """Let go of a namespace that nobody has and that holds nothing.
 
@@ -167,7 +185,11 @@ class Ledger:
 
     def _write(self) -> None:
         content = {
-            name: {"job": known.job, "runs": list(known.runs.items())}
+            name: {
+                "job": known.job,
+                "runs": list(known.runs.items()),
+                "owner": known.owner and known.owner.model_dump(),
+            }
             for name, known in self._known.items()
             if known.job is not None or known.runs
         }
@@ -197,6 +219,7 @@ def _read(path: Path) -> dict[str, _Namespace]:
             str(name): _Namespace(
                 job=None if each["job"] is None else str(each["job"]),
                 runs={int(first): int(step) for first, step in each["runs"]},
+                owner=NamespaceOwner.model_validate(each["owner"]) if each.get("owner") else None,
             )
             for name, each in content.items()
         }

@@ -24,10 +24,10 @@ from resilience.tiered.shard import (
     is_intact,
     num_pieces,
 )
+from resilience.tiered.stores.owner import NamespaceOwner
 
 _JOBS_NAME = "jobs.json"
 """The file beside the segments that says whose namespaces are."""
-
 _LOST_MAX = 4096
 
 
@@ -144,7 +144,7 @@ class Reading:
 
 
 class Vault:
-    """The shards of an arena. Thread-safe; finds those that an earlier daemon has kept.
+    """The shards of an arena, with those that an earlier daemon has kept. Thread-safe.
 
     `on_change` is called after each commit, abort and drop, by the thread that did it, with no
     lock held; it must not raise. It may be set later, before there is a second thread.
@@ -187,11 +187,10 @@ class Vault:
     ) -> Writing:
         """Return a segment to be filled; `owner` is who may have one mapped already.
 
-        Blocks while memory is made, some 0.1 to 3 s a GiB of what was not there before.
-        Raises HeldError where this very id is held or being written, StaleError where a
-        newer run went on from a step before this one or, unless it `is_copy` of what is
-        elsewhere, a newer generation has written this step or a later one; VaultFullError
-        where there is no room, and ValueError for a negative size.
+        Blocks while memory is made, some 0.1 to 3 s a GiB of what was not there before. Raises
+        HeldError where this very id is held or being written, StaleError where a newer run went on
+        from a step before this one or, unless it `is_copy` of what is elsewhere, a newer generation
+        has written this step or a later one; VaultFullError without room, ValueError for no size.
         """
         if num_bytes < 0:
             raise ValueError(f"a shard of {num_bytes} bytes")
@@ -305,10 +304,9 @@ class Vault:
             ]
 
     def claim(self, namespace: str, job: str) -> Claim:
-        """Give a job the right to a namespace, to be closed by the caller.
+        """Give a job the right to a namespace, to be closed by the caller; it may have many.
 
-        A job may have it many times. Raises RefusedError where another job has it, or
-        the namespace holds another job's shards, those found at the start included.
+        Raises RefusedError where another job has it, or has shards in it, found at the start too.
         """
         with self._lock:
             self._ledger.claim(namespace, job)
@@ -324,14 +322,24 @@ class Vault:
         with self._lock:
             return self._ledger.is_claimed(namespace)
 
+    def own(self, namespace: str, owner: NamespaceOwner) -> None:
+        """Keep whose a namespace is in the store; VaultFullError where there is no room."""
+        with self._lock:
+            self._ledger.own(namespace, owner)
+
+    def owners(self) -> dict[str, NamespaceOwner]:
+        """Return by namespace whose it is in the store, as this node was told."""
+        with self._lock:
+            return self._ledger.owners()
+
     def begin_run(
         self, namespace: str, *, step: int, first_generation: int, job: str | None = None
     ) -> None:
         """Take note that a run goes on from a step, with generations from a number on.
 
-        Later steps of older generations are refused from now on, of who writes them already,
-        too. Idempotent. Raises StaleError where a newer run has begun, or this one went on
-        from another step, VaultFullError where it finds no room to be kept.
+        Later steps of older generations are refused from now on, also such as are being written.
+        Idempotent. Raises StaleError where a newer run has begun, or this one went on from another
+        step, VaultFullError where it finds no room to be kept.
         """
         with self._lock:
             is_new = self._ledger.begin_run(namespace, first_generation, step, job)
@@ -412,9 +420,8 @@ class Vault:
         """Raise StaleError for what a newer run has gone back behind; the caller has the lock."""
         known = self._ledger.find(shard_id.namespace)
         if known and known.is_over(shard_id.step, shard_id.generation):
-            raise StaleError(
-                f"{show(shard_id)} comes too late: a newer run goes on from an earlier step"
-            )
+            why = "a newer run goes on from an earlier step"
+            raise StaleError(f"{show(shard_id)} comes too late: {why}")
 
     def _holds(self, namespace: str) -> bool:
         return any(each.namespace == namespace for each in (*self._shards, *self._writing))

@@ -41,7 +41,9 @@ def open_doors(options: MemorydOptions, vault: Vault, lease: Lease) -> tuple[Kee
     local, kept = options.local, options.kept
     peer_door = PeerDoor(vault, options.folder, options.peers) if options.peers else None
     peers: Peers = peer_door or NoPeers()
-    board = Board(vault, local.own, kept.settings, peers=peers, shelf=kept.open_shelf())
+    if (shelf := kept.open_shelf()) is not None:
+        shelf.remember(vault.owners())
+    board = Board(vault, local.own, kept.settings, peers=peers, shelf=shelf)
     vault.on_change = peers.on_change = board.wake
     keeper, room = Keeper(board), Room(board)
     offer = TieredOffer(board, room)

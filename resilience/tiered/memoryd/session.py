@@ -325,6 +325,7 @@ class Session:
         takes_over = bool(request.get("takes_over"))
         if shelf is not None:
             shelf.claim(namespace, owner, takes_over=takes_over)
+            self._vault.own(namespace, owner)
         return {}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
@@ -228,6 +228,11 @@ class Shelf:
             )
         with self._lock:
             self._owners[namespace] = owner
+
+    def remember(self, owners: Mapping[str, NamespaceOwner]) -> None:
+        """Take over what was said to an earlier daemon of this node: whose namespaces are."""
+        with self._lock:
+            self._owners.update(owners)
 
     def check_owner(self, namespace: str) -> None:
         """Raise TierError where a namespace that was claimed here is another run's by now.

@@ -1,4 +1,4 @@
-"""A run that is stopped, killed, cleaned and gone on with at random has the bits of a calm one."""
+"""A run that is stopped, killed, cleaned, branched from and gone on with has a calm one's bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resilience.events import read_events
+from resilience.events import Event, read_events
 from tests.launcher.command import TIMEOUT_S
 from tests.launcher.running.local_world import end_all
 
@@ -41,18 +41,22 @@ WORDS = (
 
 @dataclass
 class Trace:
-    """One run, and what was done to it."""
+    """One run with the branch that was made of it last, and what was done to them."""
 
     folder: Path
     told: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=lambda: ["run"])
+    """Of the run, and of each branch of the one before."""
 
     @property
     def run(self) -> Path:
-        return self.folder / "runs" / "run"
+        return self.folder / "runs" / self.names[-1]
 
     def start(self) -> subprocess.Popen[bytes]:
         store = f"resilience.tiered.store.url=folder:{self.folder / 'disk' / 'store'}"
-        words = ("continue", "run") if self.run.exists() else (*WORDS, store)
+        words = ("continue", self.names[-1]) if self.run.exists() else (*WORDS, store)
+        if len(self.names) > 1 and not self.run.exists():
+            words = ("branch", self.names[-2], f"run.name={self.names[-1]}")
         with (self.folder / "console").open("ab") as console:
             return subprocess.Popen(
                 [sys.executable, "-m", "launcher", *words],
@@ -60,12 +64,25 @@ class Trace:
             )  # fmt: skip
 
     def steps(self) -> dict[int, dict[str, Any]]:
-        """Return what each step came to when it was taken last."""
-        if not (self.run / "events.jsonl").exists():
-            return {}
-        events = read_events(self.run / "events.jsonl")
-        taken = [each for each in events if each.event == "step"]
-        return {each.step: each.fields for each in taken if each.step is not None}
+        """Return what each step came to when it was taken last, and by which start of which run."""
+        found: dict[int, dict[str, Any]] = {}
+        for number, name in enumerate(self.names):
+            path = self.folder / "runs" / name / "events.jsonl"
+            for each in read_events(path) if path.exists() else ():
+                if each.event == "run_branched":
+                    begun = each.fields["from_step"]
+                    found = {step: what for step, what in found.items() if step < begun}
+                elif each.event == "step" and (each.step not in found or is_taken(each)):
+                    assert each.step is not None
+                    start = (number, each.fields["start"])
+                    found[each.step] = {"loss": each.fields["loss"], "start": start}
+        return found
+
+    def stored(self) -> int:
+        """Return the newest step that the events of the run tell to be in its store, 0: none."""
+        path = self.run / "events.jsonl"
+        events = read_events(path) if path.exists() else []
+        return max((each.step or 0 for each in events if each.event == "step_stored"), default=0)
 
     def wait_for(self, step: int, process: subprocess.Popen[bytes]) -> None:
         """Wait until a step was taken by the newest start, or the run has ended."""
@@ -81,6 +98,11 @@ class Trace:
 
     def describe(self) -> str:
         return f"{self.told}\n{(self.folder / 'console').read_text()}"
+
+
+def is_taken(event: Event) -> bool:
+    """Return whether a step was taken, and not just written again by who went on from it."""
+    return event.fields["duration_s"] is not None
 
 
 def play(trace: Trace, seed: int) -> None:
@@ -104,10 +126,13 @@ def play(trace: Trace, seed: int) -> None:
             end_all(trace.folder)
         if chance.random() < 0.3:
             trace.told.append("clean")
-            command = [sys.executable, "-m", "launcher", "clean", "run"]
+            command = [sys.executable, "-m", "launcher", "clean", trace.names[-1]]
             subprocess.run(command, cwd=trace.folder, timeout=LIMIT_S, capture_output=True)
         if max(trace.steps(), default=-1) == NUM_STEPS - 1:
             return
+        if 0 < trace.stored() < NUM_STEPS and chance.random() < 0.3:
+            trace.told.append(f"a branch of step {trace.stored()}")
+            trace.names.append(f"run-{len(trace.names)}")
     trace.told.append("to the end")
     process = trace.start()
     status = process.wait(LIMIT_S)
@@ -127,8 +152,9 @@ def trace(tmp_path: Path) -> Iterator[Trace]:
     trace = Trace(tmp_path)
     yield trace
     end_all(tmp_path)
-    command = [sys.executable, "-m", "launcher", "clean", "run"]
-    subprocess.run(command, cwd=tmp_path, timeout=LIMIT_S, capture_output=True)
+    for name in trace.names:
+        command = [sys.executable, "-m", "launcher", "clean", name]
+        subprocess.run(command, cwd=tmp_path, timeout=LIMIT_S, capture_output=True)
 
 
 @pytest.mark.slow

@@ -250,6 +250,26 @@ def test_a_run_whose_namespace_is_taken_meanwhile_brings_nothing_more_there(
         assert not list((tmp_path / "store" / "n").glob("steps/*"))
 
 
+def test_a_daemon_that_is_started_again_knows_whose_its_namespaces_are(tmp_path: Path) -> None:
+    with daemon(tmp_path, "a") as first, daemon(tmp_path, "b") as second:
+        own(first, "first")
+        with TieredClient(first.socket_path, namespace="n", job="first") as client:
+            client.go_back(step=0)
+            first.kill()
+        own(second, "second", takes_over=True)
+        first.start()
+
+        with TieredClient(first.socket_path, namespace="n", job="first") as client:
+            save(client, make_id(3, generation=1 << 40, name="n"), make_content(1000))
+            client.flush(step=3, generation=1 << 40)
+        news = Reader(first)
+        while not (told := news.news()).failure:
+            pass
+
+        assert "belongs to second in /some/folder" in told.failure
+        assert not list((tmp_path / "store" / "n").glob("steps/*"))
+
+
 def test_a_namespace_that_is_nobodys_any_more_is_claimed_again(tmp_path: Path) -> None:
     with daemon(tmp_path, "a") as first:
         own(first, "first")
