@@ -121,12 +121,15 @@ def _safe(sight: Sight) -> str | None:
 def _stored(sight: Sight, newest_step: int | None) -> str | None:
     """Return how far the run's store is: what was told, and what is seen to have gone since."""
     told = sight.state.storage
+    text = storage_text(told, newest_step, sight.time)
+    if told.stored_step is None or told.failing:
+        return text
     try:
         there = stored_steps(sight.run)
     except OutsideError as error:
-        return f"the store cannot be looked at: {error}"
-    if there is None or told.stored_step is None or told.stored_step in there:
-        return storage_text(told, newest_step, sight.time)
+        return f"{text}; the store cannot be looked at from here: {error}"
+    if there is None or told.stored_step in there:
+        return text
     if there and there[0] > told.stored_step:
         return f"in the store: step {there[0]}"
     left = f"step {there[0]} is the newest there" if there else "it has no whole step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import html
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -32,6 +33,7 @@ _COLORS = {
     CHECKPOINT: "#2f6f9f",
     IDLE: "#dfe3e8",
 }
+_START = "#2f6f9f"
 _CHECKPOINTS = "checkpoints"
 """The row of the time line above the ranks."""
 _MARKS = {
@@ -44,8 +46,9 @@ _TIMELINE_PHASES = (*PHASES[:-1], IDLE)
 
 
 def loss_chart(record: RunRecord) -> Figure:
-    """Return the loss over steps, a line for each time the run went back, faults marked."""
-    traces = [*_lines(record, lambda step: step.loss), *_fault_points(record)]
+    """Return the loss over steps, a line for each time it went back; starts and faults marked."""
+    traces = [*_lines(record, lambda step: step.loss), *_start_points(record)]
+    traces += _fault_points(record)
     return {"data": traces, "layout": _layout("step", "loss", has_legend=len(traces) > 1)}
 
 
@@ -109,6 +112,22 @@ def _lines(record: RunRecord, value_of: Callable[[Step], float | None]) -> list[
 def _line_name(steps: Sequence[Step]) -> str:
     first, last = steps[0].generation, steps[-1].generation
     return f"generation {first}" if first == last else f"generations {first} to {last}"
+
+
+def _start_points(record: RunRecord) -> list[Figure]:
+    """Return a mark on the curve where each start of the run but its first took over."""
+    taken = [step for line in record.lines for step in line]
+    firsts = [step for before, step in itertools.pairwise(taken) if step.start > before.start]
+    if not firsts:
+        return []
+    return [
+        _marks(
+            ("start", _START, "diamond-open"),
+            x=[step.step + 1 for step in firsts],
+            y=[_finite(step.loss) for step in firsts],
+            texts=[f"start {step.start} of the run: step {step.step + 1}" for step in firsts],
+        )
+    ]
 
 
 def _fault_points(record: RunRecord) -> list[Figure]:

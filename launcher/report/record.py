@@ -38,6 +38,8 @@ class Step:
     loss: float | None
     duration_s: float | None
     num_samples: float | None
+    start: int = 0
+    """The start of the run that took it, from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ def _steps(events: Iterable[Event], start: float) -> Iterable[Step]:
                 loss=to_float(event.fields.get("loss")),
                 duration_s=to_float(event.fields.get("duration_s")),
                 num_samples=to_float(event.fields.get("num_samples")),
+                start=int(to_float(event.fields.get("start")) or 0),
             )
 
 

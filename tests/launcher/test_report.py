@@ -125,6 +125,22 @@ def test_generations_have_a_line_each() -> None:
     assert [trace["name"] for trace in figures["loss"]["data"]] == ["generation 0", "generation 1"]
 
 
+def test_curve_over_several_starts_is_one_with_marks() -> None:
+    events = [step_event(number, 1.0 + number, 4.0 - number, start=0) for number in range(4)]
+    # Its last step is written again by who goes on from it, as of the start that took it.
+    again = [step_event(3, 10.0, 1.0, start=0, duration_s=None)]
+    more = [step_event(number, 8.0 + number, 4.0 - number, start=1) for number in range(4, 6)]
+
+    one = figures_in(page_of(events))["loss"]["data"]
+    both = figures_in(page_of([*events, *again, *more]))["loss"]["data"]
+
+    assert len(one) == 1
+    curve, marks = both
+    assert curve["x"] == [1, 2, 3, 4, 5, 6]
+    assert (marks["name"], marks["x"], marks["y"]) == ("start", [5], [0.0])
+    assert marks["text"] == ["start 1 of the run: step 5"]
+
+
 @pytest.mark.parametrize("events", [[], [event("run_started", 1.0)]], ids=["none", "started"])
 def test_run_that_got_nowhere_has_a_page_that_says_so(events: list[Event]) -> None:
     page = page_of(events)

@@ -80,6 +80,11 @@ def test_store_is_looked_at_before_it_is_said_what_is_in_it(team: Path) -> None:
     assert safe().startswith("in the store: step 8 of 8, ")
     shutil.rmtree(next((run / "checkpoints").glob("*/steps/000000000008-*")))
     assert safe() == "in the store: step 12"
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_bytes(b"")
+    text = safe()
+    assert text.startswith("in the store: step 8 of 8, ")
+    assert "; the store cannot be looked at from here: folder:" in text
     tell(run, 0)
 
 
