@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,11 @@ settings.load_profile("steady")
 # lost of that costs 1 s instead of 5.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
+# Without the code that is kept of our modules each process compiles them anew, and tests start
+# many processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -33,6 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--judge"):
         durations.register(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # Thousands of tests and torch would be looked through by each collection of garbage, of which
+    # some tests ask for one.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

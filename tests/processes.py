@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -42,14 +43,28 @@ def command_of(pid: int) -> bytes:
 
 
 def stop(pid: int) -> None:
-    """Stop a child, and return when it has stopped: until then it may still answer."""
+    """Stop a process, and return when it has stopped: until then it may still answer."""
     os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    except ChildProcessError:
+        # It was forked elsewhere, and its parent alone is told.
+        while any(state not in "tTZX" for state in _states(pid)):
+            time.sleep(0.001)
+
+
+def _states(pid: int) -> list[str]:
+    """Return the state of each thread of a process, as /proc has it."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            found.append(path.read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Let a child do nothing within the block."""
+    """Let a process do nothing within the block."""
     stop(pid)
     try:
         yield

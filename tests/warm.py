@@ -96,25 +96,32 @@ def start(
         "folder": str(folder),
         "is_leader": is_leader,
     }
-    _, server = _server()
+    return Forked(*fork("tests.warm_server", request, output.fileno(), output.fileno()))
+
+
+def fork(server: str, request: Mapping[str, object], output: int, error: int) -> tuple[int, int]:
+    """Have a server fork what a request asks for; returns its pid, and a file that tells its end.
+
+    The server is a module that is run with `tests.forking`.
+    """
+    _, requests = _server(server)
     end, told = os.pipe()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    files = (told, nothing, output.fileno(), output.fileno())
-    socket.send_fds(server, [json.dumps(request).encode()], files)
+    socket.send_fds(requests, [json.dumps(request).encode()], (told, nothing, output, error))
     for file in (told, nothing):
         os.close(file)
-    answer = server.recv(64)
+    answer = requests.recv(64)
     assert answer, "the process that forks others has ended"
-    return Forked(int(answer), end)
+    return int(answer), end
 
 
 @functools.cache
-def _server() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _server(module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start the server, which ends with this process: its socket does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, apart():
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm_server", str(theirs.fileno())],
+            [sys.executable, "-m", module, str(theirs.fileno())],
             cwd=ROOT,
             env={
                 **os.environ,

@@ -6,7 +6,6 @@ It computes nothing and has one thread, which is what makes its children sound. 
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -15,7 +14,6 @@ import os
 import pkgutil
 import runpy
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -29,12 +27,11 @@ import torch
 
 import resilience.agent
 from benchmarks import namespaces
-from tests.warm import ROOM
+from tests.forking import close_others, serve, show_environment
 
 _PRELOADED = ("torch._dynamo", "training.preload")
 _AGENT = "resilience.agent"
 _ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
-_PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 18
 _FILES_MAX = 64
 _FIRST_FILE = 512
@@ -49,66 +46,12 @@ def _preload() -> None:
             importlib.import_module(each.name)
     assert _ZYGOTE[2] in sys.modules
     torch.set_num_threads(1)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork what is asked for, and tell how it ended, until nobody can ask any more."""
-    ends: dict[int, int] = {}
-    wake, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    with selectors.DefaultSelector() as selector:
-        selector.register(requests, selectors.EVENT_READ)
-        selector.register(wake, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fd == wake:
-                    os.read(wake, 4096)
-                    _tell_ends(ends)
-                elif not _take(requests, ends):
-                    return
-
-
-def _take(requests: socket.socket, ends: dict[int, int]) -> bool:
-    data, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES_MAX, 4)
-    if not data:
-        return False
-    pid = os.fork()
-    if not pid:
-        _become(json.loads(data), files[1:])
-    for file in files[1:]:
-        os.close(file)
-    ends[pid] = files[0]
-    requests.send(str(pid).encode())
-    return True
-
-
-def _tell_ends(ends: dict[int, int]) -> None:
-    while ends:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        end = ends.pop(pid)
-        try:
-            os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
-        except BrokenPipeError:
-            pass  # nobody waits for it
-        finally:
-            os.close(end)
-
-
 def _become(request: dict[str, Any], standard: Sequence[int]) -> NoReturn:
     """Be the process that is asked for."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if request["is_leader"]:
         os.setsid()
     os.chdir(request["folder"])
@@ -125,8 +68,8 @@ def _run(
     try:
         for number, file in enumerate(standard):
             os.dup2(file, number)
-        _close_others({0, 1, 2, *kept})
-        _show_environment(environment)
+        close_others({0, 1, 2, *kept})
+        show_environment(environment)
         if _AGENT in words:
             _Zygote.unborn = _Unborn()
         sys.argv = list(words)
@@ -144,31 +87,6 @@ def _run(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _close_others(kept: set[int]) -> None:
-    last = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
-    for file in range(last + 1):
-        if file not in kept:
-            try:
-                os.close(file)
-            except OSError:
-                continue
-
-
-def _show_environment(environment: dict[str, str]) -> None:
-    """Make it this process's environment, also as /proc tells it: tests look there for theirs.
-
-    What /proc shows is the memory that the interpreter was started with. Nothing points there
-    any more once each variable has been set anew.
-    """
-    os.environ.clear()
-    os.environ.update(environment)
-    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
-    block = b"".join(os.fsencode(f"{key}={value}\0") for key, value in environment.items())
-    assert len(block) <= end - begin, f"{ROOM} is too short"
-    ctypes.memset(begin, 0, end - begin)
-    ctypes.memmove(begin, block, len(block))
 
 
 class _Unborn:
@@ -201,7 +119,7 @@ def _wait_for_birth(requests: socket.socket) -> NoReturn:
     """Become the zygote that is asked for, or end with an agent that never wants one."""
     control = fcntl.fcntl(requests, fcntl.F_DUPFD_CLOEXEC, _FIRST_FILE)
     requests.close()
-    _close_others({0, 1, 2, control})
+    close_others({0, 1, 2, control})
     with socket.socket(fileno=control) as moved:
         data, files, _, _ = socket.recv_fds(moved, _REQUEST_BYTES_MAX, _FILES_MAX)
     if not data:
@@ -257,9 +175,5 @@ class _Zygote:
 
 
 if __name__ == "__main__":
-    # Ctrl-C ends the tests, and they end this.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _preload()
-    ours = socket.socket(fileno=int(sys.argv[1]))
-    ours.send(b"ready")
-    serve(ours)
+    serve(socket.socket(fileno=int(sys.argv[1])), _become)

@@ -121,7 +121,10 @@ class ProducerConnection:
         return "the producer does not answer"
 
     def close(self, verb: FromConsumer, number: int) -> None:
-        """Leave; with `over`, the producer is told to end, and has ended on return."""
+        """Leave; with `over`, the producer is told to end.
+
+        On return it has ended, or serves others, with the last of which it ends.
+        """
         self.tell(verb, number)
         if verb == "over":
             if self._socket is None:
@@ -207,8 +210,9 @@ class ProducerConnection:
     def _wait_for_end(self) -> None:
         end_s = time.monotonic() + _END_S
         with suppress(TimeoutError):
-            while self._receive_one(end_s - time.monotonic()):
-                pass
+            while message := self._receive_one(end_s - time.monotonic()):
+                if message.verb == "stays":
+                    return
             await_end(self._folder, _REAP_S)
 
     def _hang_up(self) -> None:

@@ -81,14 +81,14 @@ class Reception:
             message = None
         if message is None:
             self._hang_up(connection, is_coming_back=not self._is_last)
-            self._is_over |= self._is_last and not self._consumers
         elif message.verb == "over" and len(self._consumers) == 1:
             # The connection is left open: its end says that the producer has ended.
             self._is_over = True
         elif message.verb in ("bye", "over"):
             self._is_last |= message.verb == "over"
+            # Who hears nothing waits for the end of this process, which may not be near.
+            _sender(connection)(ProducerMessage("stays", message.number))
             self._hang_up(connection, is_coming_back=False)
-            self._is_over |= self._is_last and not self._consumers
         else:
             self._hear(connection, message)
 
@@ -115,6 +115,7 @@ class Reception:
         connection.close()
         if consumer is not None:
             self._production.leave(consumer, is_coming_back=is_coming_back)
+        self._is_over |= self._is_last and not self._consumers
         self._alone_since_s = time.monotonic()
 
 

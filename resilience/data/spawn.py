@@ -85,7 +85,8 @@ def end_producer(folder: Path, timeout_s: float) -> None:
     with connection, suppress(OSError):
         connection.send(encode_message(ProducerMessage("over", 0)))
         connection.settimeout(timeout_s)
-        connection.recv(1)
+        if connection.recv(1):
+            return  # It has consumers, and said so.
     await_end(folder, _REAP_S)
 
 

@@ -12,11 +12,12 @@ Consumers say:
     checkpoint N  a complete checkpoint goes on with batch N
     bye N         I leave, and was at batch N
     over N        the job is over: end
-The producer says, of a batch that the consumer waits for:
+The producer says, most of it of a batch that the consumer waits for:
     published N SERIAL  it is in the segment of that number
     failed N JSON       the source raised an error, see failure.py
     end N               the stage has N batches
     doing N TEXT        answers why, for a person
+    stays N             answers bye and over: it does not end yet, as others are here perhaps
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 FromConsumer = Literal["hello", "at", "need", "why", "bad", "checkpoint", "bye", "over"]
-FromProducer = Literal["published", "failed", "end", "doing"]
+FromProducer = Literal["published", "failed", "end", "doing", "stays"]
 
 MESSAGE_BYTES_MAX = 128 << 10
 """Well below what a socket's buffer takes by default."""

@@ -22,6 +22,7 @@ from tests.resilience.agent.runs import (
     listening_ports,
     plan,
 )
+from tests.shared import Shared
 
 HERE = Path(__file__).parent
 PLAIN = (str(HERE / "plain_program.py"),)
@@ -247,7 +248,7 @@ NOT_TOLD = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
 @pytest.mark.parametrize("recovery", [ONE_NODE, ("--nproc-per-node", "2")], ids=["none", "full"])
 def test_worker_is_told_what_torchrun_tells_it(
-    run: Run, tmp_path: Path, recovery: Sequence[str]
+    run: Run, shared: Shared, recovery: Sequence[str]
 ) -> None:
     program = str(HERE / "environment_program.py")
     known = {"OMP_NUM_THREADS": None, "KMP_BLOCKTIME": None}
@@ -257,7 +258,10 @@ def test_worker_is_told_what_torchrun_tells_it(
     assert run.wait() == 0, run.show()
     ours = read_environments(run.folder / "out")
 
-    theirs = read_environments(_run_torchrun(run, tmp_path / "torchrun", program))
+    # It takes seconds, and tells both the same.
+    theirs = read_environments(
+        shared.make_once("torchrun's variables", lambda folder: _run_torchrun(run, folder, program))
+    )
 
     for own, its in zip(ours, theirs, strict=True):
         told = set(its) - set(os.environ) - NOT_TOLD - {"OUT"} | {"OMP_NUM_THREADS"}
@@ -265,8 +269,7 @@ def test_worker_is_told_what_torchrun_tells_it(
         assert {name for name in told if own[name] != its[name]} == OTHER_VALUES
 
 
-def _run_torchrun(run: Run, folder: Path, program: str) -> Path:
-    folder.mkdir()
+def _run_torchrun(run: Run, folder: Path, program: str) -> None:
     environment = {
         **{key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"},
         "OUT": str(folder),
@@ -279,7 +282,6 @@ def _run_torchrun(run: Run, folder: Path, program: str) -> Path:
         *(f"--rdzv-endpoint=127.0.0.1:{run.port}", program),
     ]
     subprocess.run(command, env=environment, check=True, timeout=LIMIT_S, capture_output=True)
-    return folder
 
 
 def read_environments(folder: Path) -> list[dict[str, Any]]:

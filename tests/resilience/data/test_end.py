@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resilience.data import producer_connection, spawn
 from tests.processes import wait_for_end
 from tests.resilience.data.scene import Scene, make_batch
 
@@ -47,6 +48,24 @@ def test_who_ends_first_ends_it_for_nobody_else(scene: Scene) -> None:
     assert len(scene.producers()) == 1
     second.close(is_over=True)
     assert not scene.root.exists()
+
+
+def test_who_ends_first_does_not_wait_for_a_producer_that_serves_others(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = scene.open(), scene.open()
+    for loader in (first, second):
+        loader.read(0)
+
+    def wait(*_: object) -> None:
+        raise AssertionError("waits for a producer's end")
+
+    with monkeypatch.context() as patch:
+        for module in (producer_connection, spawn):
+            patch.setattr(module, "await_end", wait)
+        first.close(is_over=True)
+
+    second.read(500)
 
 
 def test_who_leaves_without_a_word_leaves_the_files(scene: Scene) -> None:

@@ -45,7 +45,7 @@ from resilience.data import loader as loaders
 from tests.resilience.data.watch import read
 from tests.resilience.data.scene import Scene
 folder, root, job, data, num_items, is_over = sys.argv[1:]
-loaders._LINGER_S = 3.0
+loaders._LINGER_S = 0.5
 scene = Scene(Path(folder))
 options = {"num_items": int(num_items)}
 loader = scene.open(

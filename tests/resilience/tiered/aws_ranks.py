@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 REPOSITORY = Path(__file__).parents[3]
 PYTHON = REPOSITORY / ".venv-aws-tiered/bin/python"
@@ -30,20 +32,27 @@ class Workers:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.num_starts = 0
-        self.processes: list[subprocess.Popen[str]] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        """The parent of all ranks, which leads their group."""
+        self.pipes: list[tuple[TextIO, TextIO]] = []
+        """What each rank reads and writes."""
 
     def start(self) -> None:
         self.num_starts += 1
         store = self.folder / f"store{self.num_starts}"
-        self.processes = [
-            subprocess.Popen(
-                [PYTHON, "-W", "ignore", HERE / "aws_worker.py",
-                 str(rank), str(WORLD_SIZE), store],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env={**os.environ, "PYTHONPATH": ""},
-            )
-            for rank in range(WORLD_SIZE)
-        ]  # fmt: skip
+        theirs = []
+        for _ in range(WORLD_SIZE):
+            (reads, tells), (hears, writes) = os.pipe(), os.pipe()
+            self.pipes.append((os.fdopen(tells, "w"), os.fdopen(hears)))
+            theirs += [reads, writes]
+        self.process = subprocess.Popen(
+            [PYTHON, "-W", "ignore", HERE / "aws_worker.py", store, *map(str, theirs)],
+            env={**os.environ, "PYTHONPATH": ""},
+            pass_fds=theirs,
+            start_new_session=True,
+        )
+        for file in theirs:
+            os.close(file)
 
     def __enter__(self) -> Workers:
         return self
@@ -52,29 +61,34 @@ class Workers:
         self.kill()
 
     def kill(self) -> None:
-        for each in self.processes:
-            each.kill()
-        for each in self.processes:
-            each.communicate()
-        self.processes = []
+        if self.process is None:
+            return
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+        for tells, hears in self.pipes:
+            # No rank lives any more once this has ended.
+            hears.read()
+            hears.close()
+            with suppress(BrokenPipeError):
+                tells.close()
+        self.pipes = []
 
     def tell(self, **command: Any) -> None:
         """Give all ranks a command; a list of `urls` names each rank's own door."""
-        if not self.processes:
+        if self.process is None:
             self.start()
         urls = command.pop("urls", [])
-        for rank, each in enumerate(self.processes):
+        for rank, (tells, _) in enumerate(self.pipes):
             own = {**command, "url": urls[rank]} if urls else command
-            assert each.stdin is not None
-            each.stdin.write(json.dumps(own) + "\n")
-            each.stdin.flush()
+            tells.write(json.dumps(own) + "\n")
+            tells.flush()
 
     def replies(self) -> list[Reply]:
         replies = []
-        for rank, each in enumerate(self.processes):
-            assert each.stdout is not None
-            assert select.select([each.stdout], [], [], LIMIT_S)[0], f"rank {rank} hangs"
-            line = each.stdout.readline()
+        for rank, (_, hears) in enumerate(self.pipes):
+            assert select.select([hears], [], [], LIMIT_S)[0], f"rank {rank} hangs"
+            line = hears.readline()
             assert line, f"rank {rank} is gone"
             replies.append(json.loads(line))
         return replies

@@ -1,8 +1,9 @@
-"""One rank that saves and loads with AWS's writer and reader; runs in AWS's environment.
+"""Ranks that save and load with AWS's writer and reader; runs in AWS's environment.
 
-usage: aws_worker.py RANK WORLD_SIZE STORE_FILE
+usage: aws_worker.py STORE_FILE IN OUT [IN OUT]...    with two descriptors for each rank
 
-Takes commands as JSON lines and answers each with one. The client itself is as it comes: its
+The ranks are forked once all is imported, which takes seconds. Each takes commands as JSON lines
+and answers each with one. The client itself is as it comes: its
 requests reach the door because that is named as their proxy.
 """
 
@@ -84,8 +85,24 @@ def load(command: dict[str, Any]) -> State:
 
 
 def main() -> None:
+    store_file, *files = sys.argv[1:]
+    pairs = list(zip(map(int, files[::2]), map(int, files[1::2]), strict=True))
+    for rank, pair in enumerate(pairs):
+        if not os.fork():
+            for number, file in enumerate(pair):
+                os.dup2(file, number)
+            for file in map(int, files):
+                os.close(file)
+            run_rank(rank, len(pairs), store_file)
+            return
+    for file in map(int, files):
+        os.close(file)
+    for _ in pairs:
+        os.wait()
+
+
+def run_rank(rank: int, world_size: int, store_file: str) -> None:
     signal.alarm(LIFE_S)
-    rank, world_size, store_file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
         os.environ.pop(name, None)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

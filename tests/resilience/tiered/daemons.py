@@ -21,6 +21,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.frames import FrameSocket
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.shard import ShardId, ShardMeta, piece_bounds
+from tests.resilience.tiered.warm_daemon import WarmDaemon
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60.0
@@ -59,7 +60,9 @@ class Daemon:
     folder: Path
     budget_mib: int = 16
     options: Sequence[str] = ()
-    process: subprocess.Popen[str] | None = None
+    is_real: bool = False
+    """Whether it is a program of its own, with imports and memory of its own, and not forked."""
+    process: subprocess.Popen[str] | WarmDaemon | None = None
     ready: str = ""
     """The line that said that all doors are open."""
     outputs: list[str] = field(default_factory=list)
@@ -80,18 +83,17 @@ class Daemon:
         """Start it without waiting; `before` is a command that runs it."""
         assert self.process is None, "one is running already"
         words = ["--dir", str(self.folder), "--budget-mib", str(self.budget_mib)]
+        words += [*self.options, *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if not (before or self.is_real):
+            self.process = WarmDaemon(words, self.folder.parent, environment)
+            return
         self.process = subprocess.Popen(
-            [
-                *before,
-                *(sys.executable, "-m", "resilience.tiered.memoryd"),
-                *words,
-                *self.options,
-                *options,
-            ],
+            [*before, sys.executable, "-m", "resilience.tiered.memoryd", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=environment,
             cwd=self.folder.parent,
         )
 

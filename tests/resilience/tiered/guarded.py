@@ -110,6 +110,7 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
     with make_cluster(folder, budget_mib=BUDGET_MIB, options=words) as cluster:
         for daemon in cluster.nodes.values():
             daemon.client = _with_token(daemon)  # type: ignore[method-assign]
+            daemon.is_real = True  # its memory is measured
         cluster["a"].start("--http", f"127.0.0.1:{port}")
         cluster["b"].start()
         guarded = Guarded(cluster, folder, port)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.resilience.tiered.warm_daemon import WarmDaemon
+
 
 @dataclass(frozen=True)
 class Use:
@@ -22,7 +24,7 @@ class Use:
     num_threads: int
 
 
-def read_use(process: subprocess.Popen[str] | None) -> Use:
+def read_use(process: subprocess.Popen[str] | WarmDaemon | None) -> Use:
     """Return what a running process takes."""
     assert process is not None
     folder = Path("/proc") / str(process.pid)

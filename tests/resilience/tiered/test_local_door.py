@@ -297,7 +297,8 @@ def test_a_signal_ends_it_in_order(daemon: Daemon, client: TieredClient, number:
 
 
 def test_remove_on_exit_leaves_nothing(tmp_path: Path) -> None:
-    with Daemon(folder=tmp_path / "arena", options=["--remove-on-exit"]).start() as daemon:
+    options = ["--remove-on-exit"]
+    with Daemon(folder=tmp_path / "arena", options=options, is_real=True).start() as daemon:
         save(daemon.client(), make_id(1), b"hello")
 
         assert daemon.end() == 0
@@ -324,7 +325,7 @@ def test_the_http_door_is_opened_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_wrong_options_end_the_process_with_status_2(tmp_path: Path) -> None:
-    daemon = Daemon(folder=tmp_path / "arena")
+    daemon = Daemon(folder=tmp_path / "arena", is_real=True)
     daemon.spawn("--budget-mib", "none")
 
     assert daemon.wait() == 2

@@ -103,7 +103,8 @@ def test_a_thousand_saves_over_http_with_random_kills(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     samples: list[Sample] = []
     words = ("--http", f"127.0.0.1:{port}")
-    with Daemon(folder=tmp_path / "arena", budget_mib=16, options=words).start() as daemon:
+    daemon = Daemon(folder=tmp_path / "arena", budget_mib=16, options=words, is_real=True)
+    with daemon.start():
         client = Client(("127.0.0.1", port))
         assert client.create("run", 1).status == 201
         for step in range(1, NUM_HTTP_SAVES + 1):
