@@ -183,7 +183,9 @@ class Agent(ABC):
         was_shared = self._folder.is_shared
         for answer in (*self._folder.answers(), *self._node_states.answers()):
             self._party.answer(answer)
-        if self._is_joined and not self._part.is_member and was_shared != self._folder.is_shared:
+        is_news = self._is_joined and was_shared != self._folder.is_shared
+        is_late = not self._is_joined and self._part.opening is None and self._folder.is_known
+        if (is_news or is_late) and not self._part.is_member:
             self.join()
 
     def _doubt(self, doubted: Mapping[str, frozenset[str]]) -> None:
@@ -206,8 +208,13 @@ class Agent(ABC):
         return take_over(options, standing, lost=lost, dead=dead, known=known, now_s=now_s)
 
     def join(self) -> None:
-        """Tell the coordinator of this node; it is done once its workers are warm."""
-        self._is_joined = self._part.opening is not None or self._crew.is_whole
+        """Tell the coordinator of this node, once its workers are warm.
+
+        And once the folder has said whether it is common: a run that begins without its record is
+        unknown to whoever comes to the folder later.
+        """
+        is_ready = self._crew.is_whole and self._folder.is_known
+        self._is_joined = self._part.opening is not None or is_ready
         if self._is_joined:
             address = self._transport.address
             self._party.tell(self._part.join(address, sees_folder=self._folder.is_shared))

@@ -166,9 +166,10 @@ class Ledger:
         """Let go of a namespace that nobody has and that holds nothing.
 
         Its runs stay known: other nodes may hold what is of older ones, and they tell only once.
+        So does whose it is in the store, which a worker says once.
         """
         known = self._known.get(name)
-        if known is None or known.num_claims or known.runs or self._is_held(name):
+        if known is None or known.num_claims or known.runs or known.owner or self._is_held(name):
             return
         del self._known[name]
         if known.job is not None:
@@ -191,7 +192,7 @@ class Ledger:
                 "owner": known.owner and known.owner.model_dump(),
             }
             for name, known in self._known.items()
-            if known.job is not None or known.runs
+            if known.job is not None or known.runs or known.owner
         }
         new = self._path.with_suffix(".json.new")
         new.write_text(json.dumps(content))

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -37,7 +37,16 @@ _RECORDS = "generations"
 
 
 Answer = Claimed | Judged | NodeEnded | Recorded
-_Found = Answer | bool | tuple[NodeEnded, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """Whether the folder is common, as it was asked."""
+
+    is_shared: bool
+
+
+_Found = Answer | _Common | bool | tuple[NodeEnded, ...] | None
 
 
 class _TornError(ValueError):
@@ -70,6 +79,8 @@ class RunFolder:
         """Whether an answer about silent agents is still to come."""
         self._is_looking = False
         """Whether one about the end of the run is."""
+        self._num_open = 0
+        """How often it was asked whether the folder is common, without an answer so far."""
         self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
         self._answers: deque[_Found] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -111,11 +122,26 @@ class RunFolder:
             write_whole(folder / self.start, word, self.start)
             return True
 
-        self._questions.put(write)
+        self._find_out(write)
 
     def look(self, start: str) -> None:
         """Find out whether another agent sees this folder; `is_shared` follows."""
-        self._questions.put((self._path / _AGENTS / start).is_file)
+        self._find_out((self._path / _AGENTS / start).is_file)
+
+    def _find_out(self, is_shared: Callable[[], bool]) -> None:
+        def ask() -> _Common:
+            try:
+                return _Common(is_shared())
+            except OSError:
+                return _Common(is_shared=False)
+
+        self._num_open += 1
+        self._questions.put(ask)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether all has been answered that was asked about a common folder."""
+        return self._num_open == 0
 
     def found(self, agents: tuple[str, ...]) -> None:
         """Try to begin the run with these agents; the answer says whether they may."""
@@ -289,7 +315,10 @@ class RunFolder:
         found: list[Answer] = []
         while self._answers:
             answer = self._answers.popleft()
-            if isinstance(answer, bool):
+            if isinstance(answer, _Common):
+                self._num_open -= 1
+                self.is_shared = answer.is_shared
+            elif isinstance(answer, bool):
                 self.is_shared = answer
             elif isinstance(answer, tuple):
                 self._is_checking = False

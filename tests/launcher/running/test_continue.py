@@ -12,8 +12,9 @@ from launcher.job import read_job
 from resilience.events import read_events
 from resilience.run_record import read_record, read_starts
 from tests.launcher.command import launch
-from tests.launcher.running.local_world import prepare, start_run, tell
+from tests.launcher.running.local_world import launcher_of, prepare, start_run, tell
 from tests.launcher.running.real_runs import go_on, named, steps, train
+from tests.processes import wait_for_end
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
 
@@ -28,8 +29,9 @@ def files(run: Path) -> dict[str, bytes]:
 
 def end(run: Path, status: int) -> None:
     """Have a run end, and wait for that."""
+    pid = launcher_of(run)
     tell(run, status)
-    launch("cancel", str(run), folder=run)
+    wait_for_end(pid)
 
 
 @pytest.fixture(autouse=True)

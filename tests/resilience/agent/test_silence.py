@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,16 @@ from tests.resilience.agent.runs import Run, fault, plan
 
 JOB = ("--nproc-per-node", "1", "--spares", "0", "--lease-s", "1", "--join-deadline-s", "60")
 PLACE = fault("wait", "forward", 0, 2)
+ROOT = Path(__file__).parents[3]
+# The disk takes an agent's word after longer than workers take to be there.
+SLOW_FOLDER = """
+import time
+from resilience.agent.evidence.folder import RunFolder
+find_out, pauses = RunFolder._find_out, [8]
+def slowly(self, is_shared):
+    find_out(self, lambda: (pauses and time.sleep(pauses.pop()), is_shared())[1])
+RunFolder._find_out = slowly
+"""
 
 
 def start(run: Run, node: str, num_nodes: int, num_standby: int = 0) -> None:
@@ -104,6 +116,22 @@ def test_all_nodes_that_come_back_begin_the_run_anew(run: Run, undisturbed: Undi
     opened = [event for event in run.events() if event.event == "generation_opened"]
     assert [int(event.fields["number"]) for event in opened][1] >= 100
     run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_run_does_not_begin_before_its_folder_says_that_it_is_common(
+    run: Run, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """Begun without a record it would be unknown to all that come to the folder later."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FOLDER)
+    for node in ("n0", "n1"):
+        options = (*JOB, "--nnodes", "2")
+        run.start(node, *options, variables={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, is_real=True)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    record = json.loads((run.folder / "run" / "generations" / "run-0").read_bytes())
+    assert record["agents"] == ["n0", "n1"], run.show()
 
 
 def test_node_that_stands_still_for_longer_than_its_deadlines_has_no_fault(run: Run) -> None:

@@ -51,6 +51,24 @@ def test_agents_find_each_other_and_leave_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "agents").iterdir()) == []
 
 
+def test_nothing_is_known_before_all_that_was_asked_is_answered(tmp_path: Path) -> None:
+    one, other = RunFolder(tmp_path, run="a"), RunFolder(tmp_path, run="a")
+    one.announce("n0:1")
+    while not one.is_known:
+        answer(one)
+    other.announce("n1:1")
+    other.look(one.start)
+
+    assert not other.is_known
+    while not other.is_known:
+        answer(other)
+    assert other.is_shared
+    other.look("nobody")
+    assert not other.is_known
+    for folder in (one, other):
+        folder.close()
+
+
 def test_agent_of_another_folder_is_not_seen(tmp_path: Path) -> None:
     one = RunFolder(tmp_path, run="a")
 
