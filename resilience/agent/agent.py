@@ -210,11 +210,11 @@ class Agent(ABC):
     def join(self) -> None:
         """Tell the coordinator of this node, once its workers are warm.
 
-        And once the folder has said whether it is common: a run that begins without its record is
-        unknown to whoever comes to the folder later.
+        And before the run has begun, once the folder has said whether it is common: a run that
+        begins without its record is unknown to whoever comes to the folder later.
         """
-        is_ready = self._crew.is_whole and self._folder.is_known
-        self._is_joined = self._part.opening is not None or is_ready
+        is_safe = self._part.standing.opened >= 0 or self._folder.is_known
+        self._is_joined = self._part.opening is not None or (self._crew.is_whole and is_safe)
         if self._is_joined:
             address = self._transport.address
             self._party.tell(self._part.join(address, sees_folder=self._folder.is_shared))
