@@ -33,8 +33,8 @@ def store_url(run: RunFolder, store: StoreTier) -> str:
 def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
     """Return the steps that are whole in a run's store, newest first; None where nobody sees it.
 
-    S3 is not asked: its credentials are the nodes'. Raises OutsideError where the folder does not
-    answer.
+    Those that the run has gone back behind are none. S3 is not asked: its credentials are the
+    nodes'. Raises OutsideError where the folder does not answer.
     """
     tiered = run.job.resilience.tiered
     store = tiered.store if tiered is not None and tiered.starts_memoryd else None
@@ -46,6 +46,7 @@ def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
     is_local = isinstance(run.job.cluster, LocalCluster)
     if not is_local and not Path(url.removeprefix("folder:")).is_dir():
         return None
+    from resilience.tiered.catalog import StepAt, find_stale
     from resilience.tiered.errors import TierError
     from resilience.tiered.stores.choice import open_as
     from resilience.tiered.stores.reader import StoreReader
@@ -57,5 +58,11 @@ def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
         found = StoreReader(open_as(url, quick), namespace, source="folder").steps()
     except TierError as error:
         raise OutsideError(f"{url}: {error}") from error
-    whole = {each.step for each in found if len(each.shards) == each.num_shards}
+    places = {StepAt(step=each.step, generation=each.generation): each for each in found}
+    stale = find_stale(places)
+    whole = {
+        at.step
+        for at, each in places.items()
+        if at not in stale and len(each.shards) == each.num_shards
+    }
     return tuple(sorted(whole, reverse=True))

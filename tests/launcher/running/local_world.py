@@ -50,13 +50,15 @@ def tell(run: Path, status: int) -> None:
     partial.rename(run / "told")
 
 
-def put_steps(run: Path, *numbers: int, of: int = 1) -> None:
+def put_steps(run: Path, *numbers: int, of: int = 1, generation: int = 0) -> None:
     """Put a shard of each of these steps into a run's store."""
     job = read_run_folder(run).job
     namespace = checkpoints_namespace(job, run)
     store = Place("folder", {"folder": str(run / "checkpoints")}).open()
     for step in numbers:
-        make_shard(step, step=step, namespace=namespace, num_shards=of).put(store)
+        make_shard(step, step=step, generation=generation, namespace=namespace, num_shards=of).put(
+            store
+        )
 
 
 def status_of(run: Path) -> Ended:

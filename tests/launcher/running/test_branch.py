@@ -62,6 +62,20 @@ def test_what_cannot_branch_is_refused_and_writes_nothing(
     assert [each.name for each in (tmp_path / "runs").iterdir()] == [run.name]
 
 
+def test_what_a_run_has_gone_back_behind_is_no_state_of_it(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    put_steps(run, 5, 30)
+    put_steps(run, 9, generation=7)
+
+    newest = branch(run, "trainer.max_steps=9", "trainer.schedule=keep")
+    left = branch(run, at="@30")
+
+    assert (newest.status, left.status) == (2, 2)
+    assert "the run would begin with step 9, and have nothing to do" in newest.err
+    assert "step 30 of llama3-tiny-pretrain is not in folder:" in left.err
+    assert left.err.strip().endswith("; the store has 9, 5")
+
+
 def test_a_run_whose_store_has_nothing_whole_has_no_branches(tmp_path: Path) -> None:
     run = start(tmp_path)
 
