@@ -49,8 +49,11 @@ def stop(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
     except ChildProcessError:
         # It was forked elsewhere, and its parent alone is told.
+        end_s = time.monotonic() + LIMIT_S
         while any(state not in "tTZX" for state in _states(pid)):
+            assert time.monotonic() < end_s, f"process {pid} does not stop: {_states(pid)}"
             time.sleep(0.001)
+        assert _states(pid), f"process {pid} has ended"
 
 
 def _states(pid: int) -> list[str]:

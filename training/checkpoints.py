@@ -275,9 +275,10 @@ class CadencedCheckpoints(Checkpoints, ABC):
             num_bad=num_bad,
         )
         if self._refused and self._is_leader:
-            why = "; ".join(self._refused)
-            self._events.write("warning", text=f"the run goes on from step {step}: {why}")
-        self._refused.clear()
+            text = f"the run goes on from step {step}: {'; '.join(self._refused)}"
+            self._events.write("warning", text=text)
+            sys.stderr.write(f"training: {text}\n")
+            sys.stderr.flush()
         return Begun(step=step, source=source)
 
     def _refuse(self, step: int, reason: str) -> None:

@@ -155,18 +155,21 @@ def _find_point(run: RunFolder, step: int | None) -> BranchPoint:
 def _choose_step(run: RunFolder, point: BranchPoint, asked: int | None) -> int:
     """Return the step that is asked for, or the newest; RecipeError where it is known not to be."""
     name, steps = run.job.name, stored_steps(run)
-    if steps == ():
-        raise RecipeError(f"the store {point.url} has no whole step of {name}")
+    if steps is not None and asked is not None and asked not in steps:
+        there = ", ".join(map(str, steps[:_SHOWN_MAX])) or "no whole step"
+        raise RecipeError(f"step {asked} of {name} is not in {point.url}; the store has {there}")
+    if asked is not None:
+        return asked
+    told = see_run(run, cluster_of(run.job)).state.storage.stored_step
     if steps is not None:
-        there = f"the store has {', '.join(map(str, steps[:_SHOWN_MAX]))}"
-        if asked is None:
-            return steps[0]
-        if asked not in steps:
-            raise RecipeError(f"step {asked} of {name} is not in {point.url}; {there}")
-    newest = see_run(run, cluster_of(run.job)).state.storage.stored_step
-    if asked is None and newest is None:
+        # What the events tell no more is what the run has gone back behind.
+        left = [each for each in steps if told is None or each <= told]
+        if not left:
+            raise RecipeError(f"the store {point.url} has no whole step of {name}")
+        return left[0]
+    if told is None:
         raise RecipeError(
             f"no event here says that a step of {name} is in its store; where you know of one, "
             f"name it: branch {shlex.quote(str(run.path))}@STEP"
         )
-    return newest or 0 if asked is None else asked
+    return told

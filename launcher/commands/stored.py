@@ -13,7 +13,7 @@ from launcher.job.lineage import checkpoints_namespace
 from resilience.settings import StoreTier
 
 LOOK_DEADLINE_S = 10.0
-"""How long a file server may take to show what is in the store."""
+"""How long a file server may take for each look into the store."""
 
 
 def run_place(run: RunFolder) -> tuple[Path, str]:
@@ -33,26 +33,24 @@ def store_url(run: RunFolder, store: StoreTier) -> str:
 def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
     """Return the steps that are whole in a run's store, newest first; None where nobody sees it.
 
-    Those that the run has gone back behind are none. S3 is not asked: its credentials are the
-    nodes'. Raises OutsideError where the folder does not answer.
+    Those that the store knows to be of an older history are none. A folder is looked at where the
+    run is of this machine: elsewhere the same path may be another one. S3 is not asked: its
+    credentials are the nodes'. Raises OutsideError where the folder does not answer.
     """
     tiered = run.job.resilience.tiered
     store = tiered.store if tiered is not None and tiered.starts_memoryd else None
-    if store is None or store.url is None or not store.url.startswith("folder:"):
+    is_local = isinstance(run.job.cluster, LocalCluster)
+    if store is None or store.url is None or not is_local or not store.url.startswith("folder:"):
         return None
     if find_spec("xxhash") is None:
         return None  # of a machine that trains nothing itself
     url = store_url(run, store)
-    is_local = isinstance(run.job.cluster, LocalCluster)
-    if not is_local and not Path(url.removeprefix("folder:")).is_dir():
-        return None
     from resilience.tiered.catalog import StepAt, find_stale
     from resilience.tiered.errors import TierError
     from resilience.tiered.stores.choice import open_as
     from resilience.tiered.stores.reader import StoreReader
 
-    place, within = run_place(run)
-    namespace = checkpoints_namespace(run.job, place, within=within)
+    namespace = checkpoints_namespace(run.job, run.path)
     quick = store.model_copy(update={"deadline_s": LOOK_DEADLINE_S})
     try:
         found = StoreReader(open_as(url, quick), namespace, source="folder").steps()

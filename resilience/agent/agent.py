@@ -34,6 +34,7 @@ from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.services.services import Services
 from resilience.agent.watch import Watch
 from resilience.comm.messages import (
+    GAVE_UP_STATUS,
     Break,
     End,
     Failed,
@@ -50,6 +51,9 @@ from resilience.comm.messages import (
 )
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
+
+_FOLDER_WORD_S = 10.0
+"""A run's folder that is silent for longer is named."""
 
 
 class Agent(ABC):
@@ -110,6 +114,11 @@ class Agent(ABC):
         )
         self._tries = Tries()
         self._is_joined = False
+        self._is_out = False
+        """Whether others can know of this agent."""
+        self._folder_s = time.monotonic()
+        """When the folder had answered all questions for the last time."""
+        self._is_folder_named = False
 
     def _make_party(self) -> Party:
         options = self._options
@@ -141,7 +150,6 @@ class Agent(ABC):
         Raises ZygoteError where no worker can start.
         """
         self._crew.watch_zygote()
-        self._watch.add(self._transport, self._party.serve)
         self._watch.add(self._folder, self._hear_evidence)
         self._watch.add(self._node_states, self._hear_evidence)
         self._watch.add(self._services, self._services.serve)
@@ -151,7 +159,7 @@ class Agent(ABC):
         soon_s = min(options.hang_deadline_s / 8, options.coordinator.lease_s / 6)
         pause_s = min(0.5, max(0.02, soon_s))
         while not self._ending.is_over():
-            due_s = self._party.due_s - time.monotonic()
+            due_s = self._party.due_s - time.monotonic() if self._is_out else pause_s
             self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
         assert self._ending.end
@@ -169,7 +177,9 @@ class Agent(ABC):
 
     def _tick(self) -> None:
         now_s = time.monotonic()
-        self._party.tick()
+        self._check_folder(now_s)
+        if self._is_out:
+            self._party.tick()
         self._services.serve()
         self._pool.reap()
         self._ending.check(now_s)
@@ -178,6 +188,22 @@ class Agent(ABC):
             if not self._part.is_broken:
                 self._crew.refill(now_s, is_patient=self._part.opening is not None)
 
+    def _check_folder(self, now_s: float) -> None:
+        """Let others know of this agent once its word is in the run's folder: they look for it."""
+        if self._folder.is_known:
+            self._folder_s, self._is_folder_named = now_s, False
+            if not self._is_out:
+                self._is_out = True
+                self._watch.add(self._transport, self._party.serve)
+        elif not self._is_joined and self._ending.end is None:
+            waited_s, limit_s = now_s - self._folder_s, self._options.coordinator.join_deadline_s
+            if waited_s >= limit_s:
+                text = f"--run-dir has not answered within {limit_s:g} s"
+                self._ending.give_up(text, GAVE_UP_STATUS)
+            elif waited_s >= _FOLDER_WORD_S and not self._is_folder_named:
+                self._is_folder_named = True
+                self._say("waits for --run-dir, which does not answer")
+
     def _hear_evidence(self) -> None:
         """Take in what the folder of the run says, and the platform of silent nodes."""
         was_shared = self._folder.is_shared
@@ -185,7 +211,7 @@ class Agent(ABC):
             self._party.answer(answer)
         is_news = self._is_joined and was_shared != self._folder.is_shared
         is_late = not self._is_joined and self._part.opening is None and self._folder.is_known
-        if (is_news or is_late) and not self._part.is_member:
+        if is_late or (is_news and not self._part.is_member):
             self.join()
 
     def _doubt(self, doubted: Mapping[str, frozenset[str]]) -> None:

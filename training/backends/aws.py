@@ -272,6 +272,7 @@ class AwsCheckpoints(CadencedCheckpoints):
         Raises CheckpointError where no other state is at hand, and it cannot be known which
         steps there are, or none of them can be loaded: to begin anew would give them up.
         """
+        self._refused.clear()
         is_needed = newer_than is None
         steps = self._agree_on_steps(is_needed=is_needed)
         problems: list[str] = []

@@ -87,6 +87,7 @@ class TierLoader:
         none of those on offer could be loaded: to begin without would make them void.
         """
         failed: dict[_Key, _Problem] = {}
+        reasons: dict[_Key, str] = {}
         given_up: set[_Key] = set()
         end_s = 0.0
         for number in itertools.count():
@@ -100,17 +101,24 @@ class TierLoader:
                 break
             result, own = self._load(offer, number)
             if isinstance(result, Loaded):
+                self._tell({key: text for key, text in reasons.items() if key != _key(offer)})
                 return result
             end_s = end_s or time.monotonic() + DAEMON_TIMEOUT_S
-            if _key(offer) not in failed and (own or self._is_leader):
-                self._fail(offer.step, (own or result).text)
             failed[_key(offer)] = result
+            if own or self._is_leader:
+                reasons[_key(offer)] = (own or result).text
             if not self._agree_on_retry(result, number, end_s):
                 given_up.add(_key(offer))
+        self._tell(reasons)
         # With another state at hand, those that are no longer on offer are no loss.
         if failed and (newer_than is None or offers):
             raise CheckpointError(f"{_describe(failed)}; {self._advice}")
         return None
+
+    def _tell(self, reasons: Mapping[_Key, str]) -> None:
+        """Tell which steps were left, and why: not of one that was loaded at another try."""
+        for (step, _), text in reasons.items():
+            self._fail(step, text)
 
     def _agree_on_offers(self, number: int) -> list[StepOnOffer]:
         """Return the steps to try, newest first: rank 0 asks its daemon, and tells the others.

@@ -302,6 +302,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         Raises CheckpointError where it cannot be known which steps there are, and where none
         of those on offer could be loaded: to begin without would give up what is there.
         """
+        self._refused.clear()
         own_namespace(self._client, self._subject.group, self._claim)
         loader = TierLoader(self._client, self._view, self._subject.group, self._refuse)
         loaded = loader.load_newest(newer_than=newer_than)
@@ -327,7 +328,8 @@ class TieredCheckpoints(CadencedCheckpoints):
 
         own = self._store_tier
         assert own is not None
-        place = point.model_dump(include={"endpoint", "region", "path_style"})
+        # Records of before do not say how the store is reached: then it is as this run's is.
+        place = point.model_dump(include={"endpoint", "region", "path_style"}, exclude_unset=True)
         store = open_as(point.url, own.model_copy(update=place))
         reader = StoreReader(store, point.namespace, source=BRANCH_SOURCE)
         group, where = self._subject.group, f"step {point.step} of {point.run}"

@@ -132,7 +132,7 @@ class RunFolder:
         def ask() -> _Common:
             try:
                 return _Common(is_shared())
-            except OSError:
+            except _FAILURES:
                 return _Common(is_shared=False)
 
         self._num_open += 1
@@ -379,13 +379,14 @@ class RunFolder:
         while (question := self._questions.get()) is not None:
             try:
                 self._answers.append(question())
-            except (OSError, ValueError, TypeError, RecursionError):
+            except _FAILURES:
                 # Who cannot write or read here shares nothing.
                 self._answers.append(False)
             os.eventfd_write(self._wake, 1)
 
 
 _CLOSE_S = 2.0
+_FAILURES = (OSError, ValueError, TypeError, RecursionError)
 
 
 def _read_word(path: Path) -> dict[str, str]:

@@ -435,13 +435,10 @@ class Board:
         Plans are made after each change: older steps must not make them slow. What was found
         damaged is told apart, so that it is sent again where anybody has it.
         """
-        stored = self.shelf.copies(name, intact_only=True) if self.shelf else []
-        everything = self.shelf.copies(name) if self.shelf else []
+        stored, damaged = self.shelf.judged(name) if self.shelf else ([], [])
         keep = max((each.keep or 0 for each in self.settings.lower.values()), default=0)
         steps = set(nlargest(RECENT_STEPS + keep, set(map(step_of, stored))))
         steps.update(map(step_of, held))
-        intact = set(stored)
-        damaged = [each for each in everything if each not in intact]
         return [each for each in stored if step_of(each) in steps], damaged
 
     def _is_stored(self, namespace: str) -> bool:

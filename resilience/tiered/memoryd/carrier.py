@@ -120,12 +120,15 @@ class Carrier:
         """Do one thing; returns how long there is nothing else to do, None for no limit."""
         if pause_s := self._shelf.pause_s():
             return pause_s
+        listed = self._shelf.listed()
         views = self._board.views()
-        new = [each.namespace for each in views if not self._shelf.is_listed(each.namespace)]
+        # What was listed meanwhile is seen in part, as whatever comes first in the listing.
+        new = [each.namespace for each in views if each.namespace not in listed]
         if new:
-            with self._shelf.asked():
-                self._shelf.look(new[0], timeout_s=LOOK_TIMEOUT_S)
-            self._shelf.succeed()
+            if not self._shelf.is_listed(new[0]):
+                with self._shelf.asked():
+                    self._shelf.look(new[0], timeout_s=LOOK_TIMEOUT_S)
+                self._shelf.succeed()
             return 0.0
         plans = [(view, plan_uploads(view)) for view in views]
         own = [(view, each) for view, plan in plans for each in plan.of(view.own)]

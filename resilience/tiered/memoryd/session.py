@@ -15,13 +15,14 @@ from typing import Any
 
 from resilience.tiered.attempts import encode_known
 from resilience.tiered.catalog import StepAt
-from resilience.tiered.errors import RefusedError, TieredError
+from resilience.tiered.errors import RefusedError, TieredError, VaultFullError
 from resilience.tiered.frames import describe_error
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.lease import Lease
 from resilience.tiered.memoryd.listener import Listener
 from resilience.tiered.memoryd.newsroom import Newsroom
 from resilience.tiered.memoryd.offer import TieredOffer
+from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.status import describe_vault
 from resilience.tiered.namespaces import Claim
@@ -325,7 +326,11 @@ class Session:
         takes_over = bool(request.get("takes_over"))
         if shelf is not None:
             shelf.claim(namespace, owner, takes_over=takes_over)
-            self._vault.own(namespace, owner)
+            try:
+                self._vault.own(namespace, owner)
+            except VaultFullError as error:
+                # The store knows it; what is lost is that the node's next daemon does.
+                complain(f"whose the namespace {namespace!r} is cannot be kept: {error}")
         return {}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:

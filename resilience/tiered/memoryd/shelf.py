@@ -102,10 +102,24 @@ class Shelf:
                 if not intact_only or not self._is_bad(namespace, each.digest)
             ]
 
+    def judged(self, namespace: str) -> tuple[list[Copy], list[Copy]]:
+        """Return what the store is known to hold at one moment: what is intact, and what is not."""
+        with self._lock:
+            known = self._known.get(namespace)
+            copies = list(known.copies.values()) if known else []
+            bad = [each for each in copies if self._is_bad(namespace, each.digest)]
+        gone = set(bad)
+        return [each for each in copies if each not in gone], bad
+
     def is_listed(self, namespace: str) -> bool:
         """Return whether all that the store held at some moment is known."""
         with self._lock:
             return namespace in self._known and self._known[namespace].is_listed
+
+    def listed(self) -> set[str]:
+        """Return the namespaces of which all is known that the store held at some moment."""
+        with self._lock:
+            return {name for name, each in self._known.items() if each.is_listed}
 
     def look(self, namespace: str, *, timeout_s: float) -> None:
         """Wait until the store is listed anew; TierError where it fails or takes longer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.events import EventLog
 from resilience.run_record import read_record
 from tests.launcher.command import Ended, launch
 from tests.launcher.running.local_world import prepare, put_steps, start_run, tell
@@ -76,6 +77,20 @@ def test_what_a_run_has_gone_back_behind_is_no_state_of_it(tmp_path: Path) -> No
     assert left.err.strip().endswith("; the store has 9, 5")
 
 
+def test_newest_step_is_the_one_that_the_run_has_gone_on_from(tmp_path: Path) -> None:
+    """The store knows it only when something newer is there."""
+    run = start(tmp_path)
+    put_steps(run, 5, 30)
+    with EventLog(run / "events.jsonl", node="node-0", rank=0, generation=0) as events:
+        events.write("step_stored", step=30, store="folder:checkpoints")
+        events.write("checkpoint_loaded", step=5, source="folder", num_bad=0)
+
+    ended = branch(run, "trainer.max_steps=5", "trainer.schedule=keep")
+
+    assert ended.status == 2
+    assert "the run would begin with step 5, and have nothing to do" in ended.err
+
+
 def test_a_run_whose_store_has_nothing_whole_has_no_branches(tmp_path: Path) -> None:
     run = start(tmp_path)
 
@@ -83,11 +98,12 @@ def test_a_run_whose_store_has_nothing_whole_has_no_branches(tmp_path: Path) -> 
     put_steps(run, 5, of=2)
     torn = branch(run, at="@5")
 
-    for ended in (nothing, torn):
-        assert ended.status == 2
-        assert ended.err.strip() == (
-            f"the store folder:{run}/checkpoints has no whole step of llama3-tiny-pretrain"
-        )
+    assert (nothing.status, torn.status) == (2, 2)
+    store = f"folder:{run}/checkpoints"
+    assert nothing.err.strip() == f"the store {store} has no whole step of llama3-tiny-pretrain"
+    assert torn.err.strip() == (
+        f"step 5 of llama3-tiny-pretrain is not in {store}; the store has no whole step"
+    )
     assert [each.name for each in (tmp_path / "runs").iterdir()] == [run.name]
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +89,13 @@ def read_only_disk(folder: Path) -> Iterator[Store]:
 
 @contextmanager
 def hanging_disk(folder: Path) -> Iterator[Store]:
-    with open_disk(folder / "disk", folder / "image"):
-        freeze = frozen(folder / "disk")
+    with open_disk(folder / "disk", folder / "image"), ExitStack() as stack:
+
+        def freeze() -> None:
+            stack.enter_context(frozen(folder / "disk"))
+
         more = ("resilience.tiered.store.deadline_s=5",)
-        yield Store(
-            f"folder:{folder}/disk/store",
-            freeze.__enter__, lambda: freeze.__exit__(None, None, None), "no answer", more,
-        )  # fmt: skip
+        yield Store(f"folder:{folder}/disk/store", freeze, stack.close, "no answer", more)
 
 
 STORES = {
@@ -107,7 +107,7 @@ STORES = {
     "read-only": read_only_disk,
     "hanging": hanging_disk,
 }
-CASES = [*((name, 4) for name in STORES), ("expired", NUM_STEPS - 8), ("full", NUM_STEPS - 8)]
+CASES = [*((name, 4) for name in STORES), ("expired", NUM_STEPS - 40), ("full", NUM_STEPS - 40)]
 
 
 @dataclass
