@@ -144,6 +144,8 @@ def started(folder: Path, num_standby: int) -> Iterator[Nodes]:
             end_strays(nodes.run_id, name)
         for each in nodes.running.values():
             each.wait(LIMIT_S)
+        # A run that was stopped keeps its checkpoints for the next start.
+        launch("clean", str(folder), folder=folder.parent)
 
 
 def check_bits(folder: Path, num_standby: int, run_dir: Path) -> None:
