@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.running.memory import arena_prefix
 from resilience.tiered.client import TieredClient
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.launcher.command import TIMEOUT_S
@@ -115,7 +116,7 @@ def running(folder: Path, *overrides: str) -> Iterator[Run]:
         started.close()
         started.process.kill()
         started.process.wait()
-        for arena in started.arenas():
+        for arena in SHM.glob(f"{arena_prefix(folder)}*"):
             shutil.rmtree(arena, ignore_errors=True)
 
 
