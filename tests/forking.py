@@ -8,10 +8,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,6 +87,32 @@ def _begin() -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run_as(words: Sequence[str]) -> int:
+    """Run `MODULE ARGUMENTS` as the interpreter would; returns the status that it ends with."""
+    sys.argv = list(words)
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            sys.stderr.write(f"{stop.code}\n")
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException:  # noqa: BLE001 - the interpreter would print it and end with 1
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def end_with(status: int) -> NoReturn:
+    """End a forked process: what its parent would do at its end is not for it to do."""
+    if sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def close_others(kept: Iterable[int]) -> None:

@@ -12,13 +12,11 @@ import importlib
 import json
 import os
 import pkgutil
-import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +25,7 @@ import torch
 
 import resilience.agent
 from benchmarks import namespaces
-from tests.forking import close_others, serve, show_environment
+from tests.forking import close_others, end_with, run_as, serve, show_environment
 
 _PRELOADED = ("torch._dynamo", "training.preload")
 _AGENT = "resilience.agent"
@@ -72,21 +70,9 @@ def _run(
         show_environment(environment)
         if _AGENT in words:
             _Zygote.unborn = _Unborn()
-        sys.argv = list(words)
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        status = 0
-    except SystemExit as stop:
-        if isinstance(stop.code, str):
-            sys.stderr.write(f"{stop.code}\n")
-        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
-    except BaseException:  # noqa: BLE001 - the interpreter would print it and end with 1
-        traceback.print_exc()
+        status = run_as(words)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        end_with(status)
 
 
 class _Unborn:

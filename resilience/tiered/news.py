@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+STALL_S = 8.0
+"""A store that is to get something and does nothing for so long is said not to answer."""
+
 
 class StoreNews(BaseModel):
     """How the store does, and how far it is, as one node knows it."""

@@ -14,6 +14,7 @@ from typing import Any
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError, RefusedError
 from resilience.tiered.memoryd.local import SOCKET_NAME
+from resilience.tiered.news import STALL_S
 
 WIDTH = 100
 """Columns that no line of a table passes."""
@@ -120,6 +121,8 @@ def _daemon_lines(told: Told) -> list[str]:
         state = "answers"
         if store.get("failing_s") is not None:
             state = f"has failed for {store['failing_s']:.0f} s: {store.get('last_error')}"
+        elif (stalled_s := store.get("stalled_s") or 0.0) >= STALL_S:
+            state = f"has not answered for {stalled_s:.0f} s"
         lines += _wrap(f"store {store['name']} {state}")
     return lines
 

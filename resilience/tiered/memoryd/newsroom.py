@@ -10,11 +10,9 @@ from contextlib import contextmanager
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.memoryd.status import lag_of_store
-from resilience.tiered.news import StoreNews
+from resilience.tiered.news import STALL_S, StoreNews
 from resilience.tiered.uploads import judge
 
-STALL_S = 8.0
-"""A store that is to get something and does nothing for so long is said not to answer."""
 TRIAL_S = 20.0
 """How long the store's trial at the start may take."""
 _CLOSE_TIMEOUT_S = 5.0

@@ -328,6 +328,7 @@ class Shelf:
                 "name": self.name,
                 "last_error": self._error or None,
                 "failing_s": None if since_s is None else self._clock() - since_s,
+                "stalled_s": None if self._asked_s is None else self._clock() - self._asked_s,
                 "num_bad": len({*self._bad, *chain(*self._bad_there.values())} - self._mended),
             }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from tests.launcher.running.real_runs import SMALL, go_on, named, steps
 from tests.resilience.tiered.fault_proxy import Fault, fault_proxy
 from tests.resilience.tiered.s3_server import s3_server
 
-NUM_STEPS = 150
+NUM_STEPS = 300
 """So many that the progress says twice how far the store is."""
 _LIMIT_S = 3 * TIMEOUT_S
 
@@ -198,7 +199,7 @@ def test_store_that_fails_is_told_in_five_places_and_gets_all_later(
         if not is_late:
             run.wait_until(lambda: "the store fails on node-0 for " in run.safe())
             assert store.words in run.safe().lower()
-            assert " has failed for " in " ".join(run.tiers().split())
+            assert re.search(r" has (failed|not answered) for \d", " ".join(run.tiers().split()))
         status = run.process.wait(_LIMIT_S)
 
         console = run.console()

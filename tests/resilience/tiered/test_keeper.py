@@ -26,7 +26,7 @@ from tests.resilience.tiered.daemons import (
 from tests.resilience.tiered.fault_proxy import Fault, fault_proxy
 from tests.resilience.tiered.http_client import Client
 from tests.resilience.tiered.kept import NODE, held, say, stored, wait_until, waiting
-from tests.resilience.tiered.s3_server import ENVIRONMENT, S3Server, s3_server
+from tests.resilience.tiered.s3_server import ENVIRONMENT, S3Server
 
 TEXT = b"a file that a folder cannot be made in"
 
@@ -256,12 +256,6 @@ def test_a_flipped_bit_in_memory_is_not_sent(
 
     wait_until(lambda: held(client) == [], client.status)
     assert stored(store) == stored(store, "steps") == []
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.mark.slow

@@ -11,15 +11,9 @@ import pytest
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save
 from tests.resilience.tiered.fault_proxy import Fault, FaultProxy, fault_proxy
 from tests.resilience.tiered.news_reader import Reader
-from tests.resilience.tiered.s3_server import S3Server, s3_server
+from tests.resilience.tiered.s3_server import S3Server
 
 BUCKET = "news"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -45,6 +45,16 @@ def test_status_tells_which_steps_are_where(tmp_path: Path) -> None:
     assert [each["step"] for each in told["jobs"]["run"]["steps"]] == [12, 7]
 
 
+@pytest.mark.parametrize(
+    ("stalled_s", "text"),
+    [(None, "answers"), (7.9, "answers"), (12.3, "has not answered for 12 s")],
+)
+def test_store_that_says_nothing_does_not_answer(stalled_s: float | None, text: str) -> None:
+    store = {"name": "s3:bucket", "failing_s": None, "last_error": None, "stalled_s": stalled_s}
+
+    assert f"\nstore s3:bucket {text}\n" in render_status([told("/a", "a", {}, store)])
+
+
 def test_two_nodes_daemons_tell_of_a_job_once(tmp_path: Path) -> None:
     step = {
         "step": 3, "generation": 0, "num_shards": 4, "num_bytes": 3 << 30, "shards_here": [],

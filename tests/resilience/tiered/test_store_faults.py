@@ -22,14 +22,8 @@ from resilience.tiered.stores.objects import Stored
 from resilience.tiered.stores.s3 import S3Settings
 from resilience.tiered.stores.store import Store
 from tests.resilience.tiered.fault_proxy import Fault, FaultProxy, fault_proxy
-from tests.resilience.tiered.s3_server import S3Server, s3_server
+from tests.resilience.tiered.s3_server import S3Server
 from tests.resilience.tiered.store_places import Place, Shard, big_shard, make_shard, s3_place
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as started:
-        yield started
 
 
 @pytest.fixture

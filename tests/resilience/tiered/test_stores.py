@@ -17,7 +17,7 @@ from resilience.tiered.errors import TierError
 from resilience.tiered.paths import data_key, data_prefix, steps_prefix
 from resilience.tiered.shard import PIECE_BYTES, ShardId
 from resilience.tiered.stores.store import Store
-from tests.resilience.tiered.s3_server import S3Server, s3_server
+from tests.resilience.tiered.s3_server import S3Server
 from tests.resilience.tiered.store_places import Place, big_shard, make_shard, s3_place
 
 ROOT = Path(__file__).parents[3]
@@ -26,12 +26,6 @@ FEW = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as started:
-        yield started
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -11,18 +11,16 @@ import gc
 import importlib
 import os
 import pkgutil
-import runpy
 import socket
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from tests.forking import close_others, serve, show_environment
+from tests.forking import close_others, end_with, run_as, serve, show_environment
 from tests.warm import Forked, fork
 
 MODULE = "resilience.tiered.memoryd"
@@ -84,17 +82,9 @@ def _become(request: dict[str, Any], standard: list[int]) -> NoReturn:
         close_others({0, 1, 2})
         os.chdir(request["folder"])
         show_environment(request["environment"])
-        sys.argv = [MODULE, *request["words"]]
-        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
-    except SystemExit as stop:
-        # Of wrong options, it is.
-        status = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:  # noqa: BLE001 - the interpreter would print it and end with 1
-        traceback.print_exc()
+        status = run_as([MODULE, *request["words"]])
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        end_with(status)
 
 
 if __name__ == "__main__":
