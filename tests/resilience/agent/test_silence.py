@@ -18,9 +18,9 @@ PLACE = fault("wait", "forward", 0, 2)
 ROOT = Path(__file__).parents[3]
 # The disk takes an agent's word after longer than workers take to be there.
 SLOW_FOLDER = """
-import time
+import os, time
 from resilience.agent.evidence.folder import RunFolder
-find_out, pauses = RunFolder._find_out, [8]
+find_out, pauses = RunFolder._find_out, [float(os.environ["TEST_PAUSE_S"])]
 def slowly(self, is_shared):
     find_out(self, lambda: (pauses and time.sleep(pauses.pop()), is_shared())[1])
 RunFolder._find_out = slowly
@@ -127,12 +127,27 @@ def test_run_does_not_begin_before_its_folder_says_that_it_is_common(
     for node in ("n0", "n1"):
         # The one that others find first is the last whose word is there.
         path = f"{tmp_path}:{ROOT}" if node == "n0" else str(ROOT)
-        run.start(node, *JOB, "--nnodes", "2", variables={"PYTHONPATH": path}, is_real=True)
+        variables = {"PYTHONPATH": path, "TEST_PAUSE_S": "8"}
+        run.start(node, *JOB, "--nnodes", "2", variables=variables, is_real=True)
 
     assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
     assert set(run.digests().values()) == {undisturbed(2, 6)}
     record = json.loads((run.folder / "run" / "generations" / "run-0").read_bytes())
     assert record["agents"] == ["n0", "n1"], run.show()
+
+
+@pytest.mark.slow
+def test_folder_that_never_answers_is_named_and_ends_what_has_not_begun(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_FOLDER)
+    variables = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TEST_PAUSE_S": "600"}
+
+    run.start("n0", *JOB, "--join-deadline-s", "15", variables=variables, is_real=True)
+
+    assert run.wait() == 75, run.show()
+    assert "waits for --run-dir, which does not answer" in run.text()
+    assert "--run-dir has not answered within 15 s" in run.text()
 
 
 def test_node_that_stands_still_for_longer_than_its_deadlines_has_no_fault(run: Run) -> None:

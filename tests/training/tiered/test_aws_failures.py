@@ -228,7 +228,7 @@ def test_run_with_another_state_goes_on_from_that_where_tiers_fail(world: World)
     ids=["torn", "no reader"],
 )
 def test_older_step_is_loaded_where_the_newest_cannot_be(
-    world: World, loads: Any, fails: Any
+    world: World, loads: Any, fails: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world.steps, world.loads, world.fails = [12, 8, 4], loads, fails
 
@@ -236,6 +236,10 @@ def test_older_step_is_loaded_where_the_newest_cannot_be(
 
     assert [each.step for each in begun] == [8, 8]
     assert {each.step for each in world.named("checkpoint_unreadable")} == {12}
+    (warning,) = world.named("warning")
+    text = "the run goes on from step 8: step 12 cannot be loaded: "
+    assert warning.fields["text"].startswith(text)
+    assert capfd.readouterr().err.count(f"training: {text}") == 1
     assert {each.step for each in world.named("checkpoint_loaded")} == {8}
 
 
