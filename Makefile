@@ -1,4 +1,5 @@
 # make run    train a small Llama 3 on this machine, through two faults, and show the report's path
+# make install-megatron   what recipes with trainer=megatron need besides
 # make test   everything that a change has to pass
 # make test-long   that and what takes longer, part by part; PART=... for one of them
 # make mutants  break lines that carry an invariant, one at a time: a test beside each has to fail;
@@ -43,12 +44,15 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run install check format test test-long mutants bench image clean
+.PHONY: run install install-megatron check format test test-long mutants bench image clean
 
 run: $(VENV)/.train
 	$(BIN)/python -m launcher recipe=$(RECIPE) action=run $(ARGS)
 
 install: $(VENV)/.train
+
+install-megatron: $(VENV)/.train
+	$(PIP) install -e '.[train,megatron]'
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

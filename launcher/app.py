@@ -95,7 +95,7 @@ def _check_action(request: Request) -> None:
         if not request.beside.oversubscribe:
             check_machine(job, read_machine())
         check_inputs(job)
-        check_trainer_installed()
+        check_trainer_installed(job)
 
 
 def _sweep_number() -> int | None:

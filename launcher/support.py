@@ -59,9 +59,7 @@ def refusals(job: Job) -> list[str]:
 
 def _no_runtime(job: Job) -> str | None:
     """Say what of a job is rendered, but has nothing here that would run it."""
-    missing = []
-    if isinstance(job.trainer, MegatronTrainer):
-        missing.append("trainer.kind 'megatron' (it runs: 'torch')")
+    missing = _missing_of_megatron(job)
     if job.resilience.elastic:
         missing.append("resilience.elastic")
     if job.resilience.checkpointless and is_hyperpod(job):
@@ -76,6 +74,18 @@ def _no_runtime(job: Job) -> str | None:
             "or resilience/tiered=aws)"
         )
     return f"this version renders, but cannot run, {' and '.join(missing)}" if missing else None
+
+
+def _missing_of_megatron(job: Job) -> list[str]:
+    if not isinstance(trainer := job.trainer, MegatronTrainer):
+        return []
+    missing = []
+    if trainer.context_parallel > 1:
+        # Megatron's attention without Transformer Engine knows none.
+        missing.append(f"trainer.context_parallel {trainer.context_parallel} (it runs: 1)")
+    if trainer.virtual_pipeline:
+        missing.append(f"trainer.virtual_pipeline {trainer.virtual_pipeline} (it runs: null)")
+    return missing
 
 
 def unpublished_image(job: Job) -> str | None:
@@ -202,10 +212,14 @@ def _is_below(path: str, folders: list[str]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
-def check_trainer_installed() -> None:
-    """Raise OutsideError where this Python has no torch to train with."""
-    if find_spec("torch") is None:
-        raise OutsideError(
-            "action 'run' trains with torch, which this Python does not have; install "
-            "training-recipes[train], or run `make install` in a checkout"
-        )
+def check_trainer_installed(job: Job) -> None:
+    """Raise OutsideError where this Python has nothing to train the job with."""
+    needed = [("torch", "torch", "train", "install")]
+    if isinstance(job.trainer, MegatronTrainer):
+        needed.append(("megatron", "Megatron-Core", "megatron", "install-megatron"))
+    for module, name, extra, target in needed:
+        if find_spec(module) is None:
+            raise OutsideError(
+                f"action 'run' trains with {name}, which this Python does not have; install "
+                f"training-recipes[{extra}], or run `make {target}` in a checkout"
+            )

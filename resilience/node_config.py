@@ -58,6 +58,8 @@ class AgentConfig(_Section):
     """Workers of each node."""
     shards: Count | None
     """Ranks that together hold one copy of the state; null: each has one."""
+    stages: Count = 1
+    """Pipeline stages, each of so many ranks in a row, that these ranks are divided over."""
     join_deadline_s: Seconds
     """How long nodes may take to come where `checkpointless` does not say it."""
     max_restarts: Whole

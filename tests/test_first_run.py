@@ -34,3 +34,22 @@ def test_gpt_oss_learns_too(tmp_path: Path) -> None:
              if event.event == "step"]  # fmt: skip
     assert len(steps) == 25
     assert steps[-1].fields["loss"] < 0.9 * steps[0].fields["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    ["llama/llama3_tiny_megatron_checkpointless", "gpt_oss/gpt_oss_tiny_megatron_checkpointless"],
+)
+def test_megatron_learns_through_the_faults_of_its_recipe(tmp_path: Path, recipe: str) -> None:
+    """On two nodes of two workers, which is where the recipe's groups lie."""
+    ended = launch(f"recipe={recipe}", "action=run", "run.dir=out", folder=tmp_path)
+
+    assert ended.status == 0, ended.out + ended.err
+    events = list(read_events(tmp_path / "out" / "events.jsonl"))
+    losses = {each.step: each.fields["loss"] for each in events if each.event == "step"}
+    assert len(losses) == 200
+    assert losses[199] < 0.7 * losses[0]
+    assert sum(each.event == "fault_injected" for each in events) == 2
+    assert not [each for each in events if each.event == "recovery_fallback"]
+    assert (tmp_path / "out" / "checkpoint" / "model.safetensors").is_file()

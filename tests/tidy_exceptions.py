@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 38_988
+CODE_LINES_MAX = 40_160
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -25,7 +25,6 @@ PUBLIC_API = {
     "resilience.testing.network": ("docs/architecture.md", "resilience.testing.network"),
     "resilience.tiered.aws_bucket": ("docs/tiered.md", "BucketSource"),
     "resilience.tiered.aws_reader": ("docs/tiered.md", "AwsReader"),
-    "training.megatron.plan": ("docs/recipes.md", "training/megatron/plan.py"),
 }
 """Modules for the users of our packages, with the page that tells them, and its words."""
 FOREIGN_TARGETS = {
@@ -52,9 +51,31 @@ FOREIGN_TARGETS = {
         "the ways of torch and numpy to move a tensor and to protect an array",
         "each.data part.flags.writeable tensor.data",
     ),
-    "training/torch/export.py": (
-        "Transformers' way to name the class in config.json",
-        "core.config.architectures",
+    "resilience/comm/bindings.py": (
+        "Python's way to change what a function refers to",
+        "holder.cell_contents",
+    ),
+    "training/megatron/library.py": (
+        "what a library calls otherwise than it comes",
+        (
+            "buffers.dist_all_gather_func buffers.dist_reduce_scatter_func "
+            "module.dist_all_gather_func module.dist_reduce_scatter_func"
+        ),
+    ),
+    "training/megatron/model.py": (
+        "Megatron's ways to choose layers, and to leave reductions to the last micro batch",
+        ("config.no_sync_func layer.submodules.input_layernorm layer.submodules.pre_mlp_layernorm"),
+    ),
+    "training/megatron/step.py": (
+        "Megatron has no call that forgets a step; torch's optimizers take options this way",
+        (
+            "group.grad_reduce_handle group.is_last_microbatch group.per_param_grad_ready_counts "
+            "optimizer.param_groups"
+        ),
+    ),
+    "training/megatron/trainer.py": (
+        "Megatron has no call that has parameters gathered anew",
+        "group.param_gather_dispatched group.param_gather_handle",
     ),
     "training/torch/model.py": (
         "the ways of torch to tie, replace and wrap a module",
@@ -68,6 +89,10 @@ FOREIGN_TARGETS = {
             "param._unsharded_param.grad param.sharded_param.grad "
             "param.unsharded_accumulated_grad"
         ),
+    ),
+    "training/torch/trainer.py": (
+        "Transformers' way to name the class in config.json",
+        "config.architectures",
     ),
     "training/torch/step.py": (
         "torch's optimizers take options this way",

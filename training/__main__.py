@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -77,11 +78,6 @@ def _train(
     make_trainer: MakeTrainer | None,
 ) -> None:
     """Train with recovery where the job asks for it, and once where it does not."""
-    if make_trainer is None and job.trainer.kind == "megatron":
-        raise TrainingError(
-            "trainer.kind 'megatron' is not run by this version; "
-            "set trainer: torch in the recipe, or render the job without running it"
-        )
     is_recoverable = job.resilience.checkpointless is not None
     if is_recoverable and not has_agent(os.environ):
         raise TrainingError(
@@ -97,10 +93,7 @@ def _train(
     from training.loop import Worker, run_once
 
     if make_trainer is None:
-        from training.torch.trainer import TorchTrainer
-
-        make_trainer = TorchTrainer
-
+        make_trainer = _choose_trainer(job)
     worker = Worker(
         job=job,
         run_dir=options.run_dir,
@@ -116,6 +109,25 @@ def _train(
     else:
         assert environment is not None
         run_once(worker, make_trainer, environment)
+
+
+def _choose_trainer(job: Job) -> MakeTrainer:
+    if job.trainer.kind == "torch":
+        from training.torch.trainer import TorchTrainer
+
+        return TorchTrainer
+    if find_spec("megatron") is None:
+        raise TrainingError(
+            "trainer.kind 'megatron' needs Megatron-Core, which this Python does not have; install "
+            "training-recipes[megatron], or run `make install-megatron` in a checkout"
+        )
+    if job.instance.accelerator == "cpu":
+        from training.megatron.cpu import stand_in
+
+        stand_in()
+    from training.megatron.trainer import MegatronTrainer
+
+    return MegatronTrainer
 
 
 def _parse_options(arguments: list[str] | None) -> argparse.Namespace:

@@ -42,9 +42,9 @@ from training.environment import WorkerEnvironment
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
+    LOG_RANK,
     check_layout,
     plan_device_type,
-    plan_log_rank,
     plan_placement,
 )
 from training.progress import CommitHooks, MakeProgress, NoRecovery
@@ -223,7 +223,7 @@ class Loop:
             view=ViewWithRest(self._trainer.view, self.progress),
             progress=self.progress,
             group=group,
-            placement=plan_placement(group.layout, group.rank),
+            placement=plan_placement(self._job.trainer, group.layout, group.rank),
             stall_s=self._stall_s(),
             pulse=self.watch.pulse,
         )
@@ -293,7 +293,7 @@ class Loop:
             self._batches = open_batches(
                 self._job,
                 samples,
-                plan_placement(group.layout, group.rank),
+                plan_placement(self._job.trainer, group.layout, group.rank),
                 first=self.progress.step,
                 position=position,
                 run_dir=self._worker.run_dir,
@@ -357,7 +357,7 @@ class Loop:
 
     def _take_steps(self, members: Members, group: WorkerGroup, batches: Batches) -> None:
         progress = self.progress
-        is_logger = group.rank == plan_log_rank(group.layout)
+        is_logger = group.rank == LOG_RANK
         log = StepLog(self._job, self._events if is_logger else None, progress.rest)
         self._stop.defer()
         first = progress.step

@@ -1,4 +1,4 @@
-"""What the torch trainer does with a job: pure functions from its fields.
+"""What a trainer does with a job: pure functions from its fields.
 
 Nothing here imports torch, reads a file or knows which worker it runs in.
 """
@@ -6,11 +6,18 @@ Nothing here imports torch, reads a file or knows which worker it runs in.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.job import Job
-from launcher.job.workload import GptOssModel, Model, Optimizer, TorchTrainer
+from launcher.job.workload import (
+    GptOssModel,
+    Model,
+    Optimizer,
+    TorchTrainer,
+    TrainerSettings,
+)
 from resilience.state.layout import Layout, make_layout
 from training.data.order import Split
 from training.data.position import Position
@@ -33,10 +40,11 @@ def check_world_size(job: Job, world_size: int) -> None:
             f"(trainer.num_nodes {trainer.num_nodes} x trainer.num_devices "
             f"{trainer.num_devices}); start as many workers as the job has"
         )
-    if trainer.global_batch_size % (trainer.micro_batch_size * world_size):
+    data_size = world_size // trainer.model_parallel_size
+    if trainer.global_batch_size % (trainer.micro_batch_size * data_size):
         raise PlacementError(
             f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of "
-            f"trainer.micro_batch_size {trainer.micro_batch_size} x world size {world_size}"
+            f"trainer.micro_batch_size {trainer.micro_batch_size} x data-parallel size {data_size}"
         )
     if world_size % trainer.replicas and isinstance(trainer, TorchTrainer):
         raise PlacementError(
@@ -47,17 +55,46 @@ def check_world_size(job: Job, world_size: int) -> None:
 def check_layout(job: Job, layout: Layout) -> None:
     """Refuse a world that the job does not have, or one that holds its state in another way."""
     check_world_size(job, layout.world_size)
-    mesh = (
-        plan_mesh(job.trainer, layout.world_size) if isinstance(job.trainer, TorchTrainer) else None
+    wanted = plan_copy(job, layout.world_size)
+    given = CopyPlan(
+        num_shards=layout.num_shards, is_sharded=layout.is_sharded, num_stages=layout.num_stages
     )
-    wanted = (mesh.sizes[-1] if mesh else 1, mesh is not None)
-    if (layout.num_shards, layout.is_sharded) != wanted:
-        option = f"--shards={wanted[0]}" if mesh else "no --shards"
-        given = f"--shards={layout.num_shards}" if layout.is_sharded else "none"
+    if given != wanted:
         raise PlacementError(
-            f"the job's trainer.sharding {getattr(job.trainer, 'sharding', None)!r} needs {option} "
-            f"on the node agents' command lines, and they were started with {given}"
+            f"the job's trainer needs {wanted.options()} on the node agents' command lines, and "
+            f"they were started with {given.options()}"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPlan:
+    """How the ranks divide the copies of the state, as a layout has it."""
+
+    num_shards: int
+    is_sharded: bool
+    num_stages: int
+
+    def options(self) -> str:
+        """Return the node agent's options that say so."""
+        if not self.is_sharded:
+            return "no --shards"
+        stages = f" --stages={self.num_stages}" if self.num_stages > 1 else ""
+        return f"--shards={self.num_shards}{stages}"
+
+
+def plan_copy(job: Job, world_size: int) -> CopyPlan:
+    """Return how the job's trainer divides a copy of the state in a world of that size."""
+    trainer = job.trainer
+    if isinstance(trainer, TorchTrainer):
+        mesh = plan_mesh(trainer, world_size)
+        return CopyPlan(
+            num_shards=mesh.sizes[-1] if mesh else 1, is_sharded=mesh is not None, num_stages=1
+        )
+    return CopyPlan(
+        num_shards=world_size // trainer.num_replicas,
+        is_sharded=True,
+        num_stages=trainer.num_stages,
+    )
 
 
 def plan_device_type(job: Job) -> Literal["cpu", "cuda"]:
@@ -83,8 +120,6 @@ class Placement:
     """In how many parts a global batch is divided."""
     writes_shard: bool
     """Whether the rank writes its shard on its node: the first of the node that holds it does."""
-    has_loss: bool
-    """Whether the rank knows the loss of a step, so that it can be the one that logs."""
 
 
 def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
@@ -107,32 +142,37 @@ def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
             f"WORLD_SIZE is {world_size}"
         )
     num_nodes = world_size // num_local_ranks
-    mesh = plan_mesh(job.trainer, world_size) if isinstance(job.trainer, TorchTrainer) else None
+    copy = plan_copy(job, world_size)
     return make_layout(
         nodes=[f"node-{number}" for number in range(num_nodes)],
         num_local_ranks=num_local_ranks,
-        num_shards=mesh.sizes[-1] if mesh else 1,
-        is_sharded=mesh is not None,
+        num_shards=copy.num_shards,
+        is_sharded=copy.is_sharded,
+        num_stages=copy.num_stages,
     )
 
 
-def plan_placement(layout: Layout, rank: int) -> Placement:
-    """Return what a rank has to do with state and data."""
+def plan_placement(trainer: TrainerSettings, layout: Layout, rank: int) -> Placement:
+    """Return what a rank has to do with state and data.
+
+    The ranks of a tensor-parallel group follow each other, and those that read different data
+    follow within a stage: Megatron's order "tp-cp-ep-dp-pp".
+    """
     seat = layout.seat(rank)
     before = range(rank - seat.local_rank, rank)
+    stage_size = layout.world_size // layout.num_stages
+    group_size = trainer.model_parallel_size // layout.num_stages
     return Placement(
         replica=seat.replica,
         shard=seat.shard,
-        data_rank=rank,
-        data_size=layout.world_size,
+        data_rank=rank % stage_size // group_size,
+        data_size=stage_size // group_size,
         writes_shard=all(layout.seat(other).shard != seat.shard for other in before),
-        has_loss=True,
     )
 
 
-def plan_log_rank(layout: Layout) -> int:
-    """Return the rank that logs steps: the first that knows their loss."""
-    return next(rank for rank in range(layout.world_size) if plan_placement(layout, rank).has_loss)
+LOG_RANK = 0
+"""The rank that logs steps; all know their loss."""
 
 
 def plan_split(job: Job, data_size: int, position: Position | None = None) -> Split:
@@ -295,7 +335,7 @@ def shard_rows(num_rows: int, *, num_shards: int, shard: int) -> range:
     return range(start, min(num_rows, start + rows_per_shard))
 
 
-def plan_files(sizes: dict[str, int], bytes_max: int) -> list[list[str]]:
+def plan_files(sizes: Mapping[str, int], bytes_max: int) -> list[list[str]]:
     """Divide named tensors over files of at most `bytes_max`, in order.
 
     A tensor larger than that has a file of its own.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.job import Job
-from launcher.job.workload import TorchTrainer
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, BranchPoint, RunConfig
 
@@ -77,7 +76,7 @@ def agent_command(
         *(f"--memoryd={each}" for each in memoryd),
         *((f"--node-state-command={node_state_command}",) if node_state_command else ()),
         *((f"--grace-s={grace_s:g}",) if grace_s is not None else ()),
-        "--preload=training.preload",
+        *(f"--preload={each}" for each in _preloads(job)),
         # Spares wait with all modules imported, at the beginning of the block that is run again.
         *(("--warm=program",) if job.resilience.checkpointless else ()),
         "--",
@@ -88,6 +87,15 @@ def agent_command(
         f"--run-dir={run_path}",
         f"--node-name={node}",
     )
+
+
+def _preloads(job: Job) -> tuple[str, ...]:
+    """Return the modules that import what the job's workers need."""
+    if job.trainer.kind == "torch":
+        return ("training.preload",)
+    is_cpu = job.instance.accelerator == "cpu"
+    trainer = "training.megatron.preload_cpu" if is_cpu else "training.megatron.trainer"
+    return (trainer, "training.recovery")
 
 
 def workers_grace_s(given_s: float) -> float | None:
@@ -109,7 +117,8 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
         nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
         nodes_max=elastic.nodes_max if elastic else trainer.num_nodes,
         workers_per_node=trainer.num_devices,
-        shards=trainer.num_shards if isinstance(trainer, TorchTrainer) else None,
+        shards=trainer.num_shards,
+        stages=trainer.num_stages,
         join_deadline_s=join_deadline_s,
         max_restarts=trainer.max_restarts,
         checkpointless=job.resilience.checkpointless,

@@ -133,7 +133,7 @@ def check_job(before: Job | None, job: Job, folders: Folders) -> None:
         if before is None or (before.trainer, before.resources) != (job.trainer, job.resources):
             check_machine(job, read_machine())
         check_inputs(job)
-        check_trainer_installed()
+        check_trainer_installed(job)
 
 
 def tell_changes(

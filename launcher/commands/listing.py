@@ -157,7 +157,7 @@ def _print_table(entries: Sequence[Entry]) -> None:
     width = None if sys.stdout.isatty() else COLUMNS_MAX
     console = Console(width=width, highlight=False)
     console.width = min(console.width, COLUMNS_MAX)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     # A name is never divided: it is copied from here.
     longest = max((len(entry.name) for entry in entries), default=0)
     table.add_column(_TITLES[0], no_wrap=True, min_width=longest)

@@ -116,6 +116,16 @@ def _megatron(job: JobContent) -> Iterator[str]:
     if not isinstance(trainer, MegatronTrainer):
         return
     degree = trainer.tensor_parallel
+    if model.vocab_size % degree:
+        yield (
+            f"model.vocab_size {model.vocab_size} does not divide by trainer.tensor_parallel "
+            f"{degree}; set it to a multiple, at least as many as the tokenizer has tokens"
+        )
+    if model.ffn_hidden_size % degree:
+        yield (
+            f"model.ffn_hidden_size {model.ffn_hidden_size} does not divide by "
+            f"trainer.tensor_parallel {degree}"
+        )
     for name, value in (("num_heads", model.num_heads), ("num_kv_heads", model.num_kv_heads)):
         if value % degree:
             yield (
@@ -128,6 +138,12 @@ def _megatron(job: JobContent) -> Iterator[str]:
             f"model.num_layers {model.num_layers} does not divide by trainer.pipeline_parallel "
             f"{trainer.pipeline_parallel} x trainer.virtual_pipeline "
             f"{trainer.virtual_pipeline or 1} = {stages}"
+        )
+    if model.tie_embeddings and trainer.pipeline_parallel > 1:
+        yield (
+            "model.tie_embeddings true shares a matrix between the first and the last stage, which "
+            f"trainer.pipeline_parallel {trainer.pipeline_parallel} keeps apart; set it to false, "
+            "or pipeline_parallel to 1"
         )
     if trainer.virtual_pipeline and trainer.pipeline_parallel == 1:
         yield (
@@ -152,6 +168,11 @@ def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
             f"model.num_experts {job.model.num_experts} does not divide by "
             f"trainer.expert_parallel {degree}"
         )
+    if trainer.tensor_parallel > 1 and not trainer.sequence_parallel:
+        yield (
+            f"trainer.tensor_parallel {trainer.tensor_parallel} of a model with experts needs "
+            "trainer.sequence_parallel, which is false; set it to true, or tensor_parallel to 1"
+        )
     # Megatron takes the expert ranks from tensor, context and data parallelism together.
     ranks = trainer.world_size // (trainer.tensor_parallel * trainer.pipeline_parallel)
     if ranks % (degree * trainer.num_replicas):
@@ -162,6 +183,11 @@ def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
 
 
 def _sequence(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
+    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
+        yield (
+            "trainer.sequence_parallel true needs trainer.tensor_parallel of at least 2, which is "
+            "1; set it to false"
+        )
     length, context = job.data.seq_length, trainer.context_parallel
     # With context parallelism each rank takes one chunk from the front and one from the back.
     chunks = 2 * context if context > 1 else 1
@@ -200,7 +226,8 @@ def _hardware(job: JobContent) -> Iterator[str]:
             f"trainer.num_devices {trainer.num_devices} is more than the "
             f"{instance.num_devices} devices of instance {instance.type!r}"
         )
-    if trainer.precision == "bf16" and instance.accelerator == "cpu":
+    is_torch = isinstance(trainer, TorchTrainer)
+    if trainer.precision == "bf16" and instance.accelerator == "cpu" and is_torch:
         yield (
             f"trainer.precision 'bf16' needs an accelerator, and instance {instance.type!r} "
             "has none; allowed here: 'fp32'"

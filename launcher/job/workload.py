@@ -183,6 +183,11 @@ class TrainerSettings(Section):
         """Return the ranks that work on different samples, rounded down."""
         return self.world_size // self.model_parallel_size
 
+    @property
+    def num_stages(self) -> int:
+        """Return the pipeline stages, each of which has ranks that follow each other."""
+        return 1
+
 
 class TorchTrainer(TrainerSettings):
     """Plain PyTorch: DDP, or FSDP2 with full or hybrid sharding."""
@@ -243,6 +248,16 @@ class MegatronTrainer(TrainerSettings):
     def replicas(self) -> int:
         """Return the number of full copies of the training state."""
         return self.num_replicas
+
+    @property
+    def num_shards(self) -> int:
+        """Return the ranks that together hold one copy of the training state."""
+        return self.world_size // self.num_replicas
+
+    @property
+    def num_stages(self) -> int:
+        """Return the pipeline stages, each of which has ranks that follow each other."""
+        return self.pipeline_parallel
 
 
 Trainer = Annotated[TorchTrainer | MegatronTrainer, Field(discriminator="kind")]

@@ -296,6 +296,7 @@ def _agent_options(
             num_local_ranks=options.workers_per_node,
             num_shards=options.shards or 1,
             is_sharded=options.shards is not None,
+            num_stages=options.stages,
             join_deadline_s=options.join_deadline_s,
             lease_s=options.lease_s,
             partition_patience_s=options.partition_patience_s,

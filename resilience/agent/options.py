@@ -41,7 +41,7 @@ replace the processes that die or hang, and keep the others going. PROGRAM is
 `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
 """
 _NAME_BYTES_MAX = 255
-_JOB = {"workers_per_node": 1, "shards": None, "max_restarts": 0}
+_JOB = {"workers_per_node": 1, "shards": None, "stages": 1, "max_restarts": 0}
 _RECOVERY = {
     "transfer_buffer_mib": 32,
     "spares_per_node": None,
@@ -211,6 +211,11 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(
             f"argument --shards: {options.shards} does not divide the world size {world_size} "
             f"(--nnodes {options.nnodes[0]} x --nproc-per-node {options.workers_per_node})"
+        )
+    if (options.shards or 1) % options.stages:
+        parser.error(
+            f"argument --stages: {options.stages} does not divide --shards {options.shards or 1}, "
+            "the ranks that together hold one copy of the state"
         )
     for name in options.preload:
         _check_module(parser, "--preload", name)

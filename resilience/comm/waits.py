@@ -3,14 +3,21 @@
 gloo fails an operation whose connection goes down, with one exception: a send that its peer has not
 asked for yet is only queued, and not told that the connection is gone (seen on torch 2.13 in an
 all-gather of two ranks, where a rank waits for its send first). Such a send would wait for the
-time-out of the group. So the training thread waits in slices, and looks between them whether its
-generation still goes on. A slice that ends harms no collective: the work goes on. In a send or
-receive between two ranks it would close their connection, so those are waited for whole; they end
-with their connection.
+time-out of the group.
+So the training thread waits in slices, and looks between them whether its
+generation still goes on. A slice that ends harms no collective: the work goes on.
+
+In a send or receive between two ranks a slice that ends would close their connection, and torch has
+no other way to give one up. They mostly end with their connection, but not always (seen on torch
+2.13 about once in fifty breaks between the stages of a pipeline, in a send and in a receive). So a
+thread of its own waits for each, and the training thread for that one, in slices again. A broken
+generation leaves such a thread behind: it ends with its connection, or with the group's time-out.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -21,7 +28,7 @@ from resilience.errors import BrokenError
 SLICE = timedelta(milliseconds=100)
 """How long a wait may outlive its generation; all but the rare ones end at once."""
 
-_WHOLE = frozenset({12, 13, 14})  # c10d's OpType: SEND, RECV, RECVANYSOURCE
+_BETWEEN_TWO = frozenset({12, 13, 14})  # c10d's OpType: SEND, RECV, RECVANYSOURCE
 _NO_LIMIT = timedelta(0)
 _torch_wait: Callable[..., bool] = Work.wait
 _is_broken: Callable[[], bool] | None = None
@@ -43,6 +50,55 @@ def wait_in_slices(work: Work, is_broken: Callable[[], bool]) -> bool:
             raise BrokenError("the generation ended while this rank waited in a collective")
 
 
+class _Waiter:
+    """A thread that waits for one work after the other, each to its end."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="wait-for-peer", daemon=True).start()
+
+    def wait(self, work: Work, is_broken: Callable[[], bool]) -> bool:
+        """Return once the work is done; False once the generation is broken."""
+        self._asked.put(work)
+        while True:
+            try:
+                problem = self._answers.get(timeout=SLICE.total_seconds())
+            except queue.Empty:
+                if is_broken():
+                    return False
+                continue
+            if problem is not None:
+                raise problem
+            return True
+
+    def _run(self) -> None:
+        while True:
+            work = self._asked.get()
+            problem = None
+            try:
+                _torch_wait(work)
+            except BaseException as error:  # noqa: BLE001 - raised where the work is waited for
+                problem = error
+            self._answers.put(problem)
+            # What is waited for next may be long in coming, and holds nothing of this.
+            del work, problem
+
+
+_waiter: _Waiter | None = None
+
+
+def wait_for_peer(work: Work, is_broken: Callable[[], bool]) -> bool:
+    """Wait for a send or receive; raises BrokenError once the generation is broken."""
+    global _waiter  # noqa: PLW0603 - there is one training thread
+    if _waiter is None:
+        _waiter = _Waiter()
+    if not _waiter.wait(work, is_broken):
+        _waiter = None
+        raise BrokenError("the generation ended while this rank waited for a peer")
+    return True
+
+
 def slice_waits(is_broken: Callable[[], bool] | None) -> None:
     """Have every wait without a limit of its own end with the generation; None undoes it.
 
@@ -55,7 +111,7 @@ def slice_waits(is_broken: Callable[[], bool] | None) -> None:
 
 
 def _wait(work: Work, timeout: timedelta = _NO_LIMIT) -> bool:
-    is_whole = work._get_op_type() in _WHOLE  # type: ignore[attr-defined]  # noqa: SLF001
-    if timeout != _NO_LIMIT or _is_broken is None or is_whole:
+    if timeout != _NO_LIMIT or _is_broken is None:
         return _torch_wait(work, timeout)
-    return wait_in_slices(work, _is_broken)
+    is_between_two = work._get_op_type() in _BETWEEN_TWO  # type: ignore[attr-defined]  # noqa: SLF001
+    return (wait_for_peer if is_between_two else wait_in_slices)(work, _is_broken)

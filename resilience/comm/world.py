@@ -350,6 +350,14 @@ def open_world(
     return group
 
 
+def opening_groups() -> AbstractContextManager[None]:
+    """Own the connections of all groups that the block opens over the open world.
+
+    For a framework that opens its own; each rank has to open the same ones in the same order.
+    """
+    return nullcontext() if _current is None else _current.opening()
+
+
 def open_axes(
     sizes: Sequence[int], *, collective_timeout: timedelta = COLLECTIVE_TIMEOUT
 ) -> list[ProcessGroup]:
@@ -359,7 +367,7 @@ def open_axes(
     """
     mesh = torch.arange(dist.get_world_size()).view(*sizes)
     rows = [mesh.movedim(axis, -1).reshape(-1, size) for axis, size in enumerate(sizes)]
-    with nullcontext() if _current is None else _current.opening():
+    with opening_groups():
         return [_open_axis(each.tolist(), collective_timeout) for each in rows]
 
 

@@ -38,6 +38,8 @@ class Layout:
     """Ranks that together hold one copy of the state."""
     is_sharded: StrictBool
     """Whether shards have names, as they also have where one rank holds all that there are."""
+    num_stages: StrictInt = 1
+    """Pipeline stages: each is so many ranks in a row, and a copy has ranks in all of them."""
     starts: tuple[str, ...] = ()
     """Which start of its agent each node's is; empty where nobody needs to know."""
 
@@ -48,6 +50,10 @@ class Layout:
             raise ValueError(
                 f"{self.num_local_ranks} ranks of a node and {self.num_shards} shards; want at "
                 "least 1 of each"
+            )
+        if self.num_stages < 1 or self.num_shards % self.num_stages:
+            raise ValueError(
+                f"{self.num_shards} shards do not divide by {self.num_stages} pipeline stages"
             )
         if self.world_size % self.num_shards:
             raise ValueError(
@@ -66,6 +72,11 @@ class Layout:
         return self.world_size // self.num_shards
 
     @property
+    def shards(self) -> tuple[str, ...]:
+        """Return the names of the shards that together are one copy of the state."""
+        return tuple(map(self._name_shard, range(self.num_shards)))
+
+    @property
     def local_ranks(self) -> Sequence[int]:
         """Return the local rank of each rank."""
         return [rank % self.num_local_ranks for rank in range(self.world_size)]
@@ -75,14 +86,19 @@ class Layout:
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} is none of {self.world_size}")
         node_index, local_rank = divmod(rank, self.num_local_ranks)
-        replica, shard = divmod(rank, self.num_shards)
+        stage, place = divmod(rank, self.world_size // self.num_stages)
+        stage_shards = self.num_shards // self.num_stages
+        replica, shard = divmod(place, stage_shards)
         return Seat(
             replica=replica,
-            shard=str(shard) if self.is_sharded else "",
+            shard=self._name_shard(stage * stage_shards + shard),
             node=self.nodes[node_index],
             node_index=node_index,
             local_rank=local_rank,
         )
+
+    def _name_shard(self, number: int) -> str:
+        return str(number) if self.is_sharded else ""
 
     def ranks_of(self, node_index: int) -> range:
         """Return the ranks of the node at a position."""
@@ -104,6 +120,7 @@ def make_layout(
     num_local_ranks: int,
     num_shards: int = 1,
     is_sharded: bool | None = None,
+    num_stages: int = 1,
 ) -> Layout:
     """Return the layout of such ranks; raises ValueError where the world does not divide.
 
@@ -114,4 +131,5 @@ def make_layout(
         num_local_ranks=num_local_ranks,
         num_shards=num_shards,
         is_sharded=num_shards > 1 if is_sharded is None else is_sharded,
+        num_stages=num_stages,
     )

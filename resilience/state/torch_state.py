@@ -125,12 +125,13 @@ class TorchState:
             yield f"optimizer/{name}/{key}", state[key]
 
 
-def materialise(optimizer: Optimizer) -> None:
+def materialise(optimizer: Optimizer, *, has_frozen: bool = False) -> None:
     """Create what the optimizer would create in its first step, bit for bit; keeps what is there.
 
     A replaced process has then memory to receive into. A parameter that never
-    has a gradient gets zeros that torch would not create and nobody reads.
-    Raises StateError for anything but Adam and AdamW themselves.
+    has a gradient gets zeros that torch would not create and nobody reads; one that
+    requires none is passed over, unless the optimizer `has_frozen` ones that are given
+    their gradients from elsewhere. Raises StateError for anything but Adam and AdamW themselves.
     """
     if type(optimizer) not in _ALLOWED:
         raise StateError(
@@ -139,7 +140,8 @@ def materialise(optimizer: Optimizer) -> None:
         )
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.requires_grad and not optimizer.state[parameter]:
+            is_trained = parameter.requires_grad or has_frozen
+            if is_trained and not optimizer.state[parameter]:
                 optimizer.state[parameter].update(_first_moments(parameter, group))
 
 

@@ -223,7 +223,7 @@ INCONSISTENT = [
     pytest.param(["trainer.optimizer.decay_steps=2000"],
                  "trainer.optimizer.warmup_steps 2000 is not less than "
                  "trainer.optimizer.decay_steps 2000", id="warmup"),
-    pytest.param(["action=run"], "cannot run, trainer.kind 'megatron'", id="no-runtime-yet"),
+    pytest.param(["action=run", "trainer.virtual_pipeline=2"], "virtual_pipeline 2", id="not-yet"),
     pytest.param(["action=run", "cluster=slurm"],
                  "action 'run' needs cluster=local, not cluster=slurm", id="run-on-a-cluster"),
     pytest.param(["action=submit"], "action 'submit' needs cluster=slurm or cluster=k8s",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.training.groups import make_group
+from tests.training.jobs import make_job
 from training.checkpoints import Subject
 from training.plan import plan_placement
 
@@ -37,7 +38,7 @@ def make_subject(view: Any, progress: Any = None, **parts: Any) -> Subject:
         view=view,
         progress=progress or NoProgress(),
         group=group,
-        placement=plan_placement(group.layout, group.rank),
+        placement=plan_placement(make_job().trainer, group.layout, group.rank),
         pulse=go_on,
         **{"stall_s": 60.0, **parts},
     )

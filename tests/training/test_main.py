@@ -9,6 +9,8 @@ import pytest
 
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome, run_torchrun, run_two_agents
+from training.__main__ import _choose_trainer
+from training.errors import TrainingError
 from training.stop import EXIT_STATUS
 
 
@@ -187,10 +189,11 @@ def test_other_world_size_is_one_line(workers, tmp_path):
     )
 
 
-def test_megatron_is_one_line(workers, tmp_path):
-    line = _complaint(workers, tmp_path, make_job(trainer=MEGATRON))
+def test_megatron_that_is_not_installed_is_one_line(monkeypatch):
+    monkeypatch.setattr("training.__main__.find_spec", lambda name: None)
 
-    assert line.startswith("training: trainer.kind 'megatron' is not run by this version; ")
+    with pytest.raises(TrainingError, match="needs Megatron-Core, which this Python does not have"):
+        _choose_trainer(make_job(trainer=MEGATRON))
 
 
 def test_gpu_instance_without_gpu_is_one_line(workers, tmp_path):

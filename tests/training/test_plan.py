@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.state.layout import make_layout
-from tests.training.jobs import GPT_OSS, MODEL_KEYS, make_job, with_other_value
+from tests.training.jobs import GPT_OSS, MEGATRON, MODEL_KEYS, make_job, with_other_value
 from training.environment import parse_environment
 from training.errors import DataError, PlacementError
 from training.plan import (
@@ -20,6 +20,7 @@ from training.plan import (
     has_weight_decay,
     is_logged,
     plan_adamw,
+    plan_copy,
     plan_device_type,
     plan_files,
     plan_layout,
@@ -163,7 +164,7 @@ def test_elastic_job_takes_other_world_sizes_that_divide():
     job = make_job(resilience={"elastic": elastic})
 
     check_world_size(job, 2)
-    with pytest.raises(PlacementError, match=r"8 is no multiple of trainer.micro_batch_size 2 x w"):
+    with pytest.raises(PlacementError, match=r"8 is no multiple of trainer.micro_batch_size 2 x d"):
         check_world_size(job, 3)
 
 
@@ -250,20 +251,20 @@ def test_layout_is_that_of_the_mesh_and_of_earlier_runs(
     assert layout.num_replicas == job.trainer.replicas
     assert layout.num_shards == (job.trainer.num_shards or 1)
     for rank in range(world_size):
-        placement = plan_placement(layout, rank)
+        placement = plan_placement(job.trainer, layout, rank)
         shard = "" if sharding == "none" else str(rank % num_shards)
         assert (placement.replica, placement.shard) == (rank // num_shards, shard)
         assert (placement.data_rank, placement.data_size) == (rank, world_size)
         local = range(rank - rank % num_devices, rank)
         assert placement.writes_shard == all(
-            plan_placement(layout, other).shard != shard for other in local
+            plan_placement(job.trainer, layout, other).shard != shard for other in local
         )
 
 
 @pytest.mark.parametrize(
     ("sharding", "num_shards", "words"),
     [
-        pytest.param("full", None, "needs --shards=4 .* started with none", id="forgotten"),
+        pytest.param("full", None, "needs --shards=4 .* started with no --shards", id="forgotten"),
         pytest.param("none", 2, "needs no --shards .* started with --shards=2", id="needless"),
         pytest.param("full", 2, "needs --shards=4 .* started with --shards=2", id="other"),
     ],
@@ -276,4 +277,52 @@ def test_agents_that_were_told_other_shards_than_the_job_has_are_refused(
     layout = make_layout(nodes=["n0"], num_local_ranks=4, num_shards=num_shards or 1)
 
     with pytest.raises(PlacementError, match=words):
+        check_layout(job, layout)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "data", "shards", "replicas"),
+    [
+        pytest.param({}, [0, 1, 2, 3], ["0", "1", "0", "1"], [0, 0, 1, 1], id="sharded"),
+        pytest.param(
+            {"tensor_parallel": 2}, [0, 0, 1, 1], ["0", "1", "0", "1"], [0, 0, 1, 1], id="tensor"
+        ),
+        pytest.param(
+            {"pipeline_parallel": 2},
+            [0, 1, 0, 1],
+            ["0", "0", "1", "1"],
+            [0, 1, 0, 1],
+            id="pipeline",
+        ),
+    ],
+)
+def test_ranks_of_megatron_stand_in_its_order(trainer, data, shards, replicas):
+    """tp-cp-ep-dp-pp, as `parallel_state` numbers them by default."""
+    own = {**MEGATRON, **trainer, "num_devices": 4, "num_replicas": 2}
+    job = make_job(model={"vocab_size": 260}, trainer=own)
+    copy = plan_copy(job, 4)
+    layout = make_layout(
+        nodes=["n0"],
+        num_local_ranks=4,
+        num_shards=copy.num_shards,
+        is_sharded=copy.is_sharded,
+        num_stages=copy.num_stages,
+    )
+
+    check_layout(job, layout)
+    found = [plan_placement(job.trainer, layout, rank) for rank in range(4)]
+
+    assert [each.data_rank for each in found] == data
+    assert {each.data_size for each in found} == {max(data) + 1}
+    assert [each.shard for each in found] == shards
+    assert [each.replica for each in found] == replicas
+
+
+def test_agents_that_were_told_no_stages_are_refused():
+    job = make_job(
+        trainer={**MEGATRON, "pipeline_parallel": 2, "num_devices": 4, "num_replicas": 2}
+    )
+    layout = make_layout(nodes=["n0"], num_local_ranks=4, num_shards=2)
+
+    with pytest.raises(PlacementError, match=r"--shards=2 --stages=2 .* started with --shards=2$"):
         check_layout(job, layout)

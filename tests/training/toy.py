@@ -42,7 +42,7 @@ class ToyTrainer:
     # ---- Trainer
 
     def take_groups(self, group: WorkerGroup) -> None:
-        placement = plan_placement(group.layout, group.rank)
+        placement = plan_placement(self._job.trainer, group.layout, group.rank)
         size = -(-self.num_parameters // group.layout.num_shards)
         first = int(placement.shard or 0) * size
         if not hasattr(self, "slice"):

@@ -49,13 +49,16 @@ class Outcome:
         return (self.folder / f"worker-{rank}.log").read_text()
 
     def weights(self) -> dict[str, bytes]:
-        from safetensors.numpy import load_file
+        import torch
+        from safetensors.torch import load_file
 
         folder = self.folder / "checkpoint"
         tensors = {}
         for path in sorted(folder.glob("*.safetensors")):
             tensors.update(load_file(path))
-        return {name: tensor.tobytes() for name, tensor in tensors.items()}
+        return {
+            name: tensor.view(torch.uint8).numpy().tobytes() for name, tensor in tensors.items()
+        }
 
 
 class Workers:

@@ -1,1 +1,6 @@
-"""The trainer megatron: what Megatron-Core is told of a job. This version renders it alone."""
+"""The Megatron trainer: Megatron-Core's GPTModel with its distributed optimizer."""
+
+import warnings
+
+# Megatron tells at its import of each library that it does without.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")

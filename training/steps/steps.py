@@ -24,7 +24,7 @@ from training.coordinator import Members
 from training.data.position import read_position
 from training.errors import DivergedError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
-from training.plan import plan_log_rank, plan_placement, plan_schedule, plan_split
+from training.plan import LOG_RANK, Placement, plan_placement, plan_schedule, plan_split
 from training.progress import Progress
 from training.steplog import StepWords
 from training.steps.non_finite import (
@@ -104,12 +104,15 @@ class Steps:
         """Return the learning rate of a step."""
         return self._schedule.lr_at(step)
 
+    def _placement(self, group: WorkerGroup, rank: int) -> Placement:
+        return plan_placement(self._job.trainer, group.layout, rank)
+
     @property
     def _skipped(self) -> list[int]:
         return list(self._progress.rest.get(SKIPPED, ()))
 
     def _compute(self, step: int, rows: Sequence[Tensor], group: WorkerGroup) -> _Try:
-        placement = plan_placement(group.layout, group.rank)
+        placement = self._placement(group, group.rank)
         seed_step(self._job.trainer.seed, step, placement.data_rank)
         self._progress.begin()
         result = self._trainer.stepper.compute(rows, step=step)
@@ -127,8 +130,11 @@ class Steps:
         evidence = self._exchange(step, group, first, part)
         verdict = judge(first.result, second.result, evidence)
         position = read_position(self._progress.rest, batch=self._job.trainer.global_batch_size)
+        placements = [self._placement(group, rank) for rank in verdict.ranks]
         where = describe_samples(
-            plan_split(self._job, group.world_size, position), step=step, ranks=verdict.ranks
+            plan_split(self._job, self._placement(group, group.rank).data_size, position),
+            step=step,
+            ranks=sorted({each.data_rank for each in placements}),
         )
         if verdict.outcome is Outcome.CORRUPT:
             self._tell(step, group, first.result, verdict, "corrupt", verdict.text)
@@ -202,7 +208,7 @@ class Steps:
         text: str,
     ) -> None:
         """Write the event, and for a run that goes on one line on standard error."""
-        if group.rank != plan_log_rank(group.layout):
+        if group.rank != LOG_RANK:
             return
         self._events.write(
             "non_finite",

@@ -1,25 +1,16 @@
-"""Where weights begin: drawn numbers, or a local folder.
-
-A parameter's first values are a function of (seed, name, shape) alone. They are
-drawn in blocks of fixed size, each from a generator of its own, so a worker
-draws only the blocks that its shard overlaps and any sharding begins alike.
-"""
+"""Fills a torch model with the numbers that a run without given weights begins with."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.plan import classify_parameter, shard_rows
-
-BLOCK_SIZE = 1 << 20
+from training.weights.draw import normal_blocks
 
 
 def fill_parameters(model: nn.Module, *, seed: int, std: float) -> None:
@@ -35,7 +26,7 @@ def fill_parameters(model: nn.Module, *, seed: int, std: float) -> None:
             rows = local_rows(parameter)
             start, stop = rows.start * row_size, rows.stop * row_size
             flat = local.view(-1)
-            for offset, values in _normal_blocks(
+            for offset, values in normal_blocks(
                 name, tuple(parameter.shape), seed=seed, start=start, stop=stop
             ):
                 part = flat[offset : offset + len(values)]
@@ -59,27 +50,3 @@ def local_rows(parameter: Tensor) -> range:
     )
     assert len(rows) == parameter.to_local().shape[0]
     return rows
-
-
-def _normal_blocks(
-    name: str, shape: tuple[int, ...], *, seed: int, start: int, stop: int
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield (offset from `start`, values) until `stop`, by flat index."""
-    size = math.prod(shape)
-    position = start
-    while position < stop:
-        block = position // BLOCK_SIZE
-        first = block * BLOCK_SIZE
-        values = _draw_block(name, shape, seed, block, min(BLOCK_SIZE, size - first))
-        values = values[position - first : stop - first]
-        yield position - start, values
-        position += len(values)
-
-
-def _draw_block(
-    name: str, shape: tuple[int, ...], seed: int, block: int, length: int
-) -> NDArray[np.float32]:
-    text = f"{seed}/{name}/{shape}/{block}".encode()
-    key = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
-    generator = np.random.Generator(np.random.Philox(key=key))
-    return generator.standard_normal(length, dtype=np.float32)

@@ -27,7 +27,8 @@ from launcher.job.workload import Model, TorchTrainer
 from training.group import WorkerGroup, keep
 from training.plan import MeshPlan, plan_mesh, plan_model_config
 from training.torch.initial import fill_parameters
-from training.torch.weights import check_config, load_parameters
+from training.torch.weights import load_parameters
+from training.weights.folder import check_config
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.comm.reducer import GradientReducer

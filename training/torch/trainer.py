@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -23,7 +25,6 @@ from training.plan import (
     plan_device_type,
     plan_placement,
 )
-from training.torch.export import write_model
 from training.torch.model import (
     SpreadModel,
     build_core,
@@ -34,6 +35,7 @@ from training.torch.model import (
 from training.torch.rebind import clear_step, take_groups
 from training.torch.step import TorchStepper
 from training.trainer import StepWatch
+from training.weights.export import write_model
 
 
 class TorchTrainer:
@@ -73,7 +75,7 @@ class TorchTrainer:
         else:
             take_groups(self._model)
         self._hook_layers()
-        self._set_view(plan_placement(group.layout, group.rank))
+        self._set_view(plan_placement(self._settings, group.layout, group.rank))
 
     def _build(self, group: WorkerGroup) -> None:
         if group.device.type == "cuda" and not self._is_restartable:
@@ -135,7 +137,29 @@ class TorchTrainer:
 
     def export(self, folder: Path) -> None:
         """Write the weights in Hugging Face's layout."""
-        write_model(self._core, folder, group=self._group)
+        parameters = dict(self._core.named_parameters())
+        config: Any = self._core.config
+        config.architectures = [_class_name(self._core)]
+        write_model(
+            folder,
+            sizes={name: each.numel() * each.element_size() for name, each in parameters.items()},
+            gather=lambda name: _gather(parameters[name]),
+            config=config,
+            group=self._group,
+        )
+
+
+def _gather(parameter: Tensor) -> Tensor:
+    """Return the whole parameter; a collective of the workers that share it."""
+    with torch.no_grad():
+        if isinstance(parameter, DTensor):
+            return parameter.full_tensor()
+        return parameter.detach()
+
+
+def _class_name(core: nn.Module) -> str:
+    """Return the model's own class name; sharding puts one of its own before it."""
+    return next(each.__name__ for each in type(core).__mro__ if "transformers" in each.__module__)
 
 
 def _make_optimizer(job: Job, core: nn.Module) -> Optimizer:

@@ -37,7 +37,8 @@ class Options:
     num_local_ranks: int
     num_shards: int = 1
     is_sharded: bool = False
-    """Both as a layout has them."""
+    num_stages: int = 1
+    """All three as a layout has them."""
     last_call_s: float = 20.0
     """How long expected standby nodes are waited for once enough nodes are there."""
     join_deadline_s: float = 120.0

@@ -106,6 +106,7 @@ def _found(state: State, now_s: float) -> Decision:
         num_local_ranks=options.num_local_ranks,
         num_shards=options.num_shards,
         is_sharded=options.is_sharded,
+        num_stages=options.num_stages,
     )
     layout = find_newest(state) or _with_starts(state, layout)
     ranks = range(layout.world_size)

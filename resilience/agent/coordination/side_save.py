@@ -91,9 +91,7 @@ def _holds_state(report: Report) -> bool:
 
 
 def _find_missing(state: State, holders: dict[str, int]) -> list[str]:
-    layout = state.members
-    shards = [layout.seat(rank).shard for rank in range(layout.num_shards)]
-    return [each for each in shards if each not in holders]
+    return [each for each in state.members.shards if each not in holders]
 
 
 def note_saved(state: State, said: StateSaved) -> Decision:

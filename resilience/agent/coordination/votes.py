@@ -119,5 +119,4 @@ def _hold_all_shards(state: State) -> bool:
         for report in state.reports.values()
         if report.phase not in HOLDS_NONE and report.is_healthy
     }
-    layout = state.members
-    return held >= {layout.seat(rank).shard for rank in range(layout.num_shards)}
+    return held >= set(state.members.shards)

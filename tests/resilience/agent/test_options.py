@@ -193,6 +193,11 @@ def test_connections_that_are_made_late_are_refused(
             id="shards",
         ),
         pytest.param(
+            ["--nproc-per-node", "4", "--shards", "2", "--stages", "4", *PROGRAM],
+            "--stages: 4 does not divide --shards 2, the ranks that together hold one copy",
+            id="stages",
+        ),
+        pytest.param(
             ["--no-recovery", "--standby-nodes", "1", *PROGRAM],
             "--standby-nodes: 1 lets nodes stand by, which needs recovery",
             id="standby",

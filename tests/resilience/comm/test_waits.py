@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -68,3 +69,34 @@ def test_an_error_of_the_work_itself_passes() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     assert run_ranks(fail, 2, server.port) == ["RuntimeError", "left"]
+
+
+def exchange(rank: int, world_size: int, port: int) -> list[str]:
+    """Two ranks send and receive; then one waits for a message that is never sent."""
+    store = open_group(rank, world_size, port)
+    slice_waits(lambda: False)
+    own, theirs = torch.full((3,), float(rank)), torch.zeros(3)
+    works = [dist.isend(own, 1 - rank), dist.irecv(theirs, 1 - rank)]
+    for work in works:
+        assert work is not None
+        assert work.wait()
+    said = [str(theirs.tolist())]
+    if rank == 1:
+        store.wait(["given up"])
+        return said
+    late = dist.irecv(torch.zeros(3), 1)
+    assert late is not None
+    slice_waits(lambda: True)
+    with pytest.raises(BrokenError, match="ended while this rank waited for a peer"):
+        late.wait()
+    # The thread that waits for it is left behind, and the next wait has another one.
+    assert sum(each.name == "wait-for-peer" for each in threading.enumerate()) == 1
+    store.set("given up", "")
+    slice_waits(None)
+    return said
+
+
+def test_a_wait_for_a_peer_is_given_up() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    assert run_ranks(exchange, 2, server.port) == [["[1.0, 1.0, 1.0]"], ["[0.0, 0.0, 0.0]"]]

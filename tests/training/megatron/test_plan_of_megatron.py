@@ -11,7 +11,8 @@ from training.megatron.plan import MegatronPlan, plan_megatron
 
 def _plan(model: dict[str, Any], trainer: dict[str, Any], seq_length: int = 16) -> MegatronPlan:
     job: Job = make_job(
-        model=model,
+        # Two tensor ranks divide an even vocabulary.
+        model={**model, "vocab_size": 2 * model["vocab_size"]},
         trainer={**trainer, "num_nodes": 4, "num_devices": 8, "global_batch_size": 256},
         data={"seq_length": seq_length},
         instance={"type": "gpu", "accelerator": "gpu"},
@@ -58,8 +59,11 @@ def test_keys_of_the_trainer_are_all_looked_at():
 
 @pytest.mark.parametrize("key", _OTHER)
 def test_every_key_of_the_trainer_changes_the_plan(key):
-    model = {**GPT_OSS, "num_layers": 4}
+    # Experts with tensor parallelism need sequence parallelism, and that needs several ranks.
+    model = {**(LLAMA if key == "tensor_parallel" else GPT_OSS), "num_layers": 4}
     base = {**MEGATRON, "pipeline_parallel": 2}
+    if key == "sequence_parallel":
+        model, base = {**LLAMA, "num_layers": 4}, {**base, "tensor_parallel": 2}
 
     assert _plan(model, base) != _plan(model, {**base, key: _OTHER[key]})
 

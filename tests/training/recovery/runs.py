@@ -18,13 +18,17 @@ from benchmarks.namespaces import Network
 from launcher.job import Job
 from resilience.events import Event, EventReader, read_events
 from tests.ports import free_ports
-from tests.training.jobs import make_job, write_job
+from tests.training.jobs import MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome
 from tests.warm import Process, start
 
 MARK = "RECOVERY_TEST_RUN"
 HANG_DEADLINE_S = 2.0
 LIMIT_S = 240.0
+PRELOADS = {
+    "torch": ["training.preload"],
+    "megatron": ["training.megatron.preload_cpu", "training.recovery"],
+}
 SHARDINGS = {"ddp": ("none", None), "hybrid": ("hybrid", 2)}
 Faults = Sequence[dict[str, Any]]
 
@@ -43,7 +47,6 @@ def make_fault_job(
     **parts: Any,
 ) -> Job:
     """Return a job of four ranks whose learning rates do not depend on its number of steps."""
-    sharding, num_replicas = SHARDINGS[trainer]
     all_settings = {
         "transfer_buffer_mib": 8,
         "process_restarts_max": 1000,
@@ -64,11 +67,14 @@ def make_fault_job(
     own = {
         "num_nodes": num_nodes,
         "num_devices": num_devices,
-        "sharding": sharding,
-        "num_replicas": num_replicas,
         "max_steps": max_steps,
         "optimizer": {"decay_steps": 400},
     }
+    if trainer == "megatron":
+        own = {**MEGATRON, **own, "num_replicas": 2}
+        own["optimizer"] = {**MEGATRON["optimizer"], "decay_steps": 400}
+    else:
+        own["sharding"], own["num_replicas"] = SHARDINGS[trainer]
     resilience: dict[str, Any] = {
         "checkpointless": all_settings if recovers else None,
         "mmap": mmap,
@@ -205,11 +211,12 @@ def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: 
         f"--nnodes={trainer.num_nodes}",
         f"--nproc-per-node={trainer.num_devices}",
         *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
+        f"--stages={trainer.num_stages}",
         *options,
         f"--node-name={node}",
         f"--run-dir={folder}",
         *_recovery_options(job),
-        "--preload=training.preload",
+        *(f"--preload={each}" for each in PRELOADS[trainer.kind]),
         "--",
         "python",
         "-m",

@@ -15,7 +15,6 @@ from tests.training.recovery.runs import (
     make_fault_job,
     start_run,
 )
-from training.plan import plan_placement
 
 NUM_STEPS = 40
 NODES = ("n0", "n1", "n2")
@@ -111,7 +110,7 @@ def test_workers_of_a_node_that_gets_another_place_live_on(tmp_path, undisturbed
 def test_every_node_holds_a_whole_copy_of_the_state():
     layout = make_layout(nodes=["n0", "n1"], num_local_ranks=2, num_shards=2)
 
-    seats = [plan_placement(layout, rank) for rank in range(4)]
+    seats = [layout.seat(rank) for rank in range(4)]
 
     shards = [{(each.replica, each.shard) for each in seats[first : first + 2]} for first in (0, 2)]
     assert shards == [{(0, "0"), (0, "1")}, {(1, "0"), (1, "1")}]

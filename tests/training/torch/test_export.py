@@ -12,7 +12,7 @@ from tests.cases import grid
 from tests.training.groups import make_group
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
 from training.errors import CheckpointError, GroupError
-from training.torch import export
+from training.weights import export
 
 SHARDINGS = [
     pytest.param("none", None, 2, id="ddp"),

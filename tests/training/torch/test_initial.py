@@ -6,8 +6,8 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
 from training.plan import plan_model_config
-from training.torch import initial
 from training.torch.initial import fill_parameters
+from training.weights import draw as drawing
 
 MODELS = [
     pytest.param(LLAMA, LlamaConfig, LlamaForCausalLM, id="llama"),
@@ -51,10 +51,10 @@ def test_values_depend_on_seed_and_name():
     ("start", "stop"), [(0, 100), (0, 32), (31, 33), (32, 64), (50, 100), (99, 100), (70, 70)]
 )
 def test_part_of_a_parameter_is_that_part_of_the_whole(monkeypatch, start, stop):
-    monkeypatch.setattr(initial, "BLOCK_SIZE", 32)
+    monkeypatch.setattr(drawing, "BLOCK_SIZE", 32)
 
     def draw(first: int, last: int) -> list[float]:
-        blocks = initial._normal_blocks("w", (10, 10), seed=3, start=first, stop=last)
+        blocks = drawing.normal_blocks("w", (10, 10), seed=3, start=first, stop=last)
         values = [float("nan")] * (last - first)
         for offset, block in blocks:
             values[offset : offset + len(block)] = block.tolist()

@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # node-4 of 16 of llama/llama3_70b_pretrain version 1, digest c907d815a5a46b3c389201d5d6f96f7ee73e48bc82afbd26d0d08101f2ebc773.
 # Llama 3 70B from random weights, TP 8 x PP 4 x DP 4 on 16 nodes of 8 GPUs
-# Know before you start this:
-# - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
 # 127.0.0.1:PORT with commas between).
@@ -63,7 +61,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --memoryd=--peer=node-13=127.0.0.1:"${peer_ports[13]}" \
   --memoryd=--peer=node-14=127.0.0.1:"${peer_ports[14]}" \
   --memoryd=--peer=node-15=127.0.0.1:"${peer_ports[15]}" \
-  --preload=training.preload \
+  --preload=training.megatron.trainer \
+  --preload=training.recovery \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \

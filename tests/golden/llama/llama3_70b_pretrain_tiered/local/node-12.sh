@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # node-12 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 98aabf8b6b949f92b188fbe1885b4a66cd1d6ab64ed8036b6d9b481fc4751abe.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
-# Know before you start this:
-# - this version renders, but cannot run, trainer.kind 'megatron' (it runs: 'torch')
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
 # 127.0.0.1:PORT with commas between).
@@ -63,7 +61,8 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --memoryd=--peer=node-13=127.0.0.1:"${peer_ports[13]}" \
   --memoryd=--peer=node-14=127.0.0.1:"${peer_ports[14]}" \
   --memoryd=--peer=node-15=127.0.0.1:"${peer_ports[15]}" \
-  --preload=training.preload \
+  --preload=training.megatron.trainer \
+  --preload=training.recovery \
   --warm=program \
   -- \
   "${LAUNCHER_PYTHON:-python}" \

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
@@ -32,29 +30,40 @@ _PUBLISHED = "published"
 
 
 def write_model(
-    core: Any, path: Path, *, group: WorkerGroup, file_bytes_max: int = FILE_BYTES_MAX
+    path: Path,
+    *,
+    sizes: Mapping[str, int],
+    gather: Callable[[str], Tensor],
+    config: Any,
+    group: WorkerGroup,
+    file_bytes_max: int = FILE_BYTES_MAX,
 ) -> None:
-    """Write the folder `path`; all workers take part and return when it is there."""
-    parameters: dict[str, Tensor] = dict(core.named_parameters())
-    sizes = {name: each.numel() * each.element_size() for name, each in parameters.items()}
+    """Write the folder `path`; all workers take part and return when it is there.
+
+    `sizes` has the tensors' bytes by name, in the order of the files, alike on all workers.
+    `gather` is called on all of them for one name after the other; what it returns counts on rank
+    0 alone. `config` is the model's, of transformers, with its architecture.
+    """
     files = plan_files(sizes, file_bytes_max)
     if group.rank != 0:
-        _help_write(parameters, files, group)
+        _help_write(gather, files, group)
         return
     with _unfinished_folder(path) as unfinished:
         with _lead(_STARTED, group, path):
             unfinished.mkdir(parents=True)
         for names, file_name in zip(files, _file_names(len(files)), strict=True):
             with _lead(file_name, group, path):
-                tensors = {name: _gather(parameters[name]).cpu().contiguous() for name in names}
+                tensors = {name: gather(name).cpu().contiguous() for name in names}
                 save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
         with _lead(_PUBLISHED, group, path):
-            _write_rest(core, unfinished, files, sizes)
+            _write_rest(config, unfinished, files, sizes)
             _publish(unfinished, path)
 
 
-def _help_write(parameters: dict[str, Tensor], files: list[list[str]], group: WorkerGroup) -> None:
-    """Give rank 0 the shards of one file after the other.
+def _help_write(
+    gather: Callable[[str], Tensor], files: list[list[str]], group: WorkerGroup
+) -> None:
+    """Give rank 0 the parts of one file after the other.
 
     Between files a worker waits by the store: there it hears that rank 0 failed,
     in a collective it would wait for it in vain.
@@ -62,7 +71,7 @@ def _help_write(parameters: dict[str, Tensor], files: list[list[str]], group: Wo
     group.follow(f"checkpoint/{_STARTED}", CHECKPOINT_TIMEOUT)
     for names, file_name in zip(files, _file_names(len(files)), strict=True):
         for name in names:
-            _gather(parameters[name])
+            gather(name)
         group.follow(f"checkpoint/{file_name}", CHECKPOINT_TIMEOUT)
     group.follow(f"checkpoint/{_PUBLISHED}", CHECKPOINT_TIMEOUT)
 
@@ -88,14 +97,6 @@ def _unfinished_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _gather(parameter: Tensor) -> Tensor:
-    """Return the whole parameter; a collective of the workers that share it."""
-    with torch.no_grad():
-        if isinstance(parameter, DTensor):
-            return parameter.full_tensor()
-        return parameter.detach()
-
-
 def _file_names(num_files: int) -> list[str]:
     if num_files == 1:
         return ["model.safetensors"]
@@ -104,7 +105,9 @@ def _file_names(num_files: int) -> list[str]:
     ]
 
 
-def _write_rest(core: Any, folder: Path, files: list[list[str]], sizes: dict[str, int]) -> None:
+def _write_rest(
+    config: Any, folder: Path, files: list[list[str]], sizes: Mapping[str, int]
+) -> None:
     """Write what stands beside the tensors: the index and the model's configuration."""
     file_names = _file_names(len(files))
     if len(files) > 1:
@@ -118,13 +121,7 @@ def _write_rest(core: Any, folder: Path, files: list[list[str]], sizes: dict[str
         }
         text = json.dumps(index, indent=2, sort_keys=True)
         (folder / "model.safetensors.index.json").write_text(f"{text}\n")
-    core.config.architectures = [_class_name(core)]
-    core.config.save_pretrained(folder)
-
-
-def _class_name(core: Any) -> str:
-    """Return the model's own class name; sharding puts one of its own before it."""
-    return next(each.__name__ for each in type(core).__mro__ if "transformers" in each.__module__)
+    config.save_pretrained(folder)
 
 
 def _publish(unfinished: Path, path: Path) -> None:

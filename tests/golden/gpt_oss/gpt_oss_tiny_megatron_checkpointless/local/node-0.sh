@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# node-0 of 2 of gpt_oss/gpt_oss_tiny_megatron_checkpointless version 1, digest ff9fc398f3da15a5fa474ec27d9e8e2b9ec3c353676cb3f340b6d7fd12c41b71.
+# A small GPT-OSS on Megatron-Core that meets two faults, and loses no step
+# Change the recipe and render it again instead of this file. By hand: start every node's
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
+# shellcheck disable=SC2016  # a recipe's values are plain text
+set -euo pipefail
+
+die() {
+  echo "node-0.sh: $*" >&2
+  exit 2
+}
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+[ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
+
+export GLOO_SOCKET_IFNAME=lo
+export OMP_NUM_THREADS=1
+
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-0
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202}"
+
+exec "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  resilience.agent \
+  --config="$run_dir/node.json" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501}" \
+  --rdzv-id=gpt-oss-tiny-megatron-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
+  --local-addr=127.0.0.1 \
+  --node-name=node-0 \
+  --token-file="$token_file" \
+  --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[0]}" \
+  --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
+  --preload=training.megatron.preload_cpu \
+  --preload=training.recovery \
+  --warm=program \
+  -- \
+  "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  training \
+  --job="$run_dir/job.json" \
+  --run-dir="$run_dir" \
+  --node-name=node-0

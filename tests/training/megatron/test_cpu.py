@@ -1,0 +1,92 @@
+"""What stands in for torch.cuda has a meaning on a CPU; each case fails without its stand-in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.workers import ROOT
+
+CASES = {
+    "current_device": "assert str(torch.cuda.current_device()) == 'cpu'",
+    "_lazy_call": "found = []; torch.cuda._lazy_call(lambda: found.append(1)); assert found == [1]",
+    "default_generators": "assert torch.cuda.default_generators[3] is torch.default_generator",
+    "Stream": "torch.cuda.Stream().wait_stream(torch.cuda.current_stream())",
+    "current_stream": "torch.cuda.current_stream().record_event().synchronize()",
+    "default_stream": "torch.cuda.default_stream().synchronize()",
+    "stream": "with torch.cuda.stream(torch.cuda.Stream()): pass",
+    "synchronize": "torch.cuda.synchronize()",
+    "compile": "def f(): pass\nassert torch.compile(f) is f and torch.compile()(f) is f",
+    "type": "assert torch.zeros(1).type() == 'torch.cuda.FloatTensor'",
+    "get_rng_state": (
+        "torch.manual_seed(3); state = torch.cuda.get_rng_state(); first = torch.rand(2)\n"
+        "torch.cuda.set_rng_state(state); assert torch.equal(first, torch.rand(2))"
+    ),
+    "manual_seed": (
+        "torch.manual_seed(4); torch.cuda.manual_seed(3); first = torch.rand(2)\n"
+        "torch.manual_seed(3); assert torch.equal(first, torch.rand(2))"
+    ),
+    **{
+        name: f"assert torch.{name}({values}, device='cuda').device.type == 'cpu'"
+        for name, values in {
+            "arange": "3",
+            "empty": "3",
+            "empty_like": "torch.zeros(3)",
+            "full": "(3,), 1.0",
+            "ones": "3",
+            "ones_like": "torch.zeros(3)",
+            "tensor": "[1.0]",
+            "zeros": "3",
+            "zeros_like": "torch.zeros(3)",
+        }.items()
+    },
+}
+
+
+def run(text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", text]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_every_stand_in_has_a_meaning() -> None:
+    """One process for all: each alone would import torch once more."""
+    lines = [
+        "import torch",
+        "from training.megatron.cpu import stand_in",
+        "stand_in()",
+        "stand_in()",
+    ]
+
+    ended = run("\n".join([*lines, *CASES.values()]))
+
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_without_the_stand_ins_each_case_fails() -> None:
+    text = ["import torch", "found = []"]
+    for name, case in CASES.items():
+        body = "\n".join(f"    {line}" for line in case.splitlines())
+        text.append(f"try:\n{body}\n    found.append({name!r})\nexcept Exception:\n    pass")
+    text.append("print(*found)")
+
+    ended = run("\n".join(text))
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == []
+
+
+def test_they_come_before_megatron() -> None:
+    ended = run("import megatron.core\nfrom training.megatron.cpu import stand_in\nstand_in()")
+
+    assert ended.returncode != 0
+    assert "megatron.core was imported before torch.cuda had its stand-ins" in ended.stderr
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_names_a_stand_in(name: str) -> None:
+    """Nothing is tried here that nobody stands in for."""
+    source = (ROOT / "training" / "megatron" / "cpu.py").read_text()
+
+    assert f'"{name}"' in source

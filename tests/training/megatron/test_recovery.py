@@ -1,0 +1,142 @@
+"""A run of Megatron with faults has the bits of one without, whatever the layout of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job import Job
+from tests.cases import slow
+from tests.shared import Shared
+from tests.training.jobs import GPT_OSS, LLAMA
+from tests.training.recovery.runs import FaultOutcome, check_same, make_fault_job, run_job
+
+NUM_STEPS = 16
+# Tensor ranks divide the vocabulary, stages the layers.
+_LLAMA = {**LLAMA, "vocab_size": 260, "num_layers": 4}
+_GPT_OSS = {**GPT_OSS, "vocab_size": 260}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": {},
+    "tensor": {"tensor_parallel": 2},
+    "sequence": {"tensor_parallel": 2, "sequence_parallel": True},
+    "pipeline": {"pipeline_parallel": 2},
+    "experts": {"expert_parallel": 2},
+    "tensor-pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2, "num_devices": 8},
+    "long-pipeline": {"pipeline_parallel": 4, "num_devices": 8},
+}
+FAULTS = (
+    {"kind": "exception", "place": "backward"},
+    {"kind": "sigkill", "place": "forward"},
+    {"kind": "exception", "place": "within_update"},
+    {"kind": "sigkill", "place": "within_update"},
+    {"kind": "exception", "place": "after_update"},
+    {"kind": "sigkill", "place": "gate"},
+)
+
+
+def make_megatron_job(layout: str, **values: Any) -> Job:
+    """Return a job of 4 ranks, or of as many as its layout needs."""
+    own = {**LAYOUTS[layout], **values}
+    faults = own.pop("faults", ())
+    return make_fault_job(
+        "megatron",
+        max_steps=NUM_STEPS,
+        faults=faults,
+        num_devices=own.pop("num_devices", 4),
+        values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
+        model=_GPT_OSS if layout == "experts" else _LLAMA,
+    )
+
+
+@pytest.fixture
+def undisturbed(shared: Shared) -> Callable[[Job], FaultOutcome]:
+    """Return the run of a job without faults; it is run once."""
+
+    def run(job: Job) -> FaultOutcome:
+        def make(folder: Path) -> None:
+            outcome = run_job(folder, job)
+            assert outcome.statuses == [0], folder
+            assert not outcome.left_behind
+
+        return FaultOutcome(shared.make_once(f"megatron {job.to_json()}", make), [0])
+
+    return run
+
+
+OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+BF16 = {"precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "values"),
+    [
+        pytest.param("tensor", {}, id="tensor"),
+        pytest.param("pipeline", BF16, id="pipeline-bf16"),
+        pytest.param("sharded", {**BF16, **OVERLAP}, id="sharded-bf16-overlap"),
+        pytest.param("experts", {}, id="experts"),
+        slow("sharded", {}, id="sharded"),
+        slow("sharded", OVERLAP, id="sharded-overlap"),
+        slow("sequence", {}, id="sequence"),
+        slow("sequence", BF16, id="sequence-bf16"),
+        slow("pipeline", {}, id="pipeline"),
+        slow("experts", BF16, id="experts-bf16"),
+        slow("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
+        slow("long-pipeline", {}, id="long-pipeline"),
+    ],
+)
+def test_a_run_with_faults_has_the_bits_of_one_without(
+    tmp_path: Path,
+    undisturbed: Callable[[Job], FaultOutcome],
+    layout: str,
+    values: dict[str, Any],
+) -> None:
+    world_size = LAYOUTS[layout].get("num_devices", 4)
+    faults = [
+        {**fault, "step": 2 + 2 * number, "rank": (3 * number + 1) % world_size}
+        for number, fault in enumerate(FAULTS)
+    ]
+
+    outcome = run_job(tmp_path, make_megatron_job(layout, faults=faults, **values))
+
+    check_same(outcome, undisturbed(make_megatron_job(layout, **values)), faults=faults)
+    detected = {each.fields["reason"] for each in outcome.named("fault_detected")}
+    assert "hung" not in detected, "a wait has outlived its generation"
+
+
+@pytest.mark.parametrize("layout", ["sequence", slow("sharded"), slow("tensor"), slow("pipeline")])
+def test_losses_are_those_of_the_torch_trainer(
+    undisturbed: Callable[[Job], FaultOutcome], layout: str
+) -> None:
+    """The same seed begins with the same weights, under whatever trainer."""
+    check_losses(undisturbed, layout, _LLAMA)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["experts", "sharded"])
+def test_losses_of_experts_are_those_of_the_torch_trainer(
+    undisturbed: Callable[[Job], FaultOutcome], layout: str
+) -> None:
+    # Each balances its experts over other tokens: torch over a rank's, Megatron over a layer's.
+    check_losses(undisturbed, layout, {**_GPT_OSS, "router_aux_loss_coef": 0.0})
+
+
+def check_losses(
+    undisturbed: Callable[[Job], FaultOutcome], layout: str, model: dict[str, Any]
+) -> None:
+    values = {"overlap_grad_reduce": False, "overlap_param_gather": False, **LAYOUTS[layout]}
+    jobs = [
+        make_fault_job("megatron", max_steps=NUM_STEPS, values=values, model=model),
+        make_fault_job("ddp", max_steps=NUM_STEPS, model=model),
+    ]
+
+    found, expected = (undisturbed(job).steps for job in jobs)
+
+    assert [each["loss"] for each in found] == pytest.approx(
+        [each["loss"] for each in expected], rel=1e-5
+    )
+    assert [each["grad_norm"] for each in found] == pytest.approx(
+        [each["grad_norm"] for each in expected], rel=1e-4
+    )

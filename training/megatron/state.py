@@ -1,0 +1,66 @@
+"""What a rank of Megatron owns of the training state, as recovery and checkpoints see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron.core import parallel_state
+from torch import Tensor
+
+from resilience.state.view import NamedTensor
+from training.megatron.model import MegatronModel, Shard
+
+
+class MegatronState:
+    """Main parameters and moments of this rank's part of the distributed optimizer; a StateView.
+
+    Each is a flat part of a flat whole, which is named by stage, tensor rank and parameter, so
+    that another data-parallel size finds its own parts in it. The model's parameters are no part
+    of the state: `settle` makes them of this.
+    """
+
+    def __init__(self, model: MegatronModel, *, replica: int, shard: str) -> None:
+        self.replica = replica
+        self.shard = shard
+        self._tensors = [
+            _named(_prefix(each), each, kind, tensor)
+            for each in model.shards
+            for kind, tensor in _contents(each)
+        ]
+
+    def tensors(self) -> list[NamedTensor]:
+        """Return the same tensors each time, by parameter."""
+        return self._tensors
+
+    def read_rest(self) -> Mapping[str, Any]:
+        """Return nothing: learning rates follow from the step."""
+        return {}
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take over nothing."""
+
+
+def _contents(shard: Shard) -> list[tuple[str, Tensor]]:
+    moments = shard.optimizer.state[shard.main]
+    return [
+        ("parameter", shard.main),
+        *((f"optimizer/{key}", moments[key]) for key in sorted(moments)),
+    ]
+
+
+def _named(prefix: str, shard: Shard, kind: str, tensor: Tensor) -> NamedTensor:
+    name, tensor = f"{prefix}/{shard.name}/{kind}", tensor.detach()
+    if tensor.ndim == 0:
+        return NamedTensor(name=name, tensor=tensor)
+    return NamedTensor(
+        name=name, tensor=tensor.view(-1), full_shape=(shard.size,), begin=(shard.begin,)
+    )
+
+
+def _prefix(shard: Shard) -> str:
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    prefix = f"pp{stage}-tp{parallel_state.get_tensor_model_parallel_rank()}"
+    if not shard.is_expert:
+        return prefix
+    return f"{prefix}-ep{parallel_state.get_expert_model_parallel_rank()}"

@@ -1,0 +1,142 @@
+"""Hugging Face's weights, into this rank's part of Megatron's model and out of it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+from transformers import GptOssConfig, LlamaConfig
+
+from launcher.job import Job
+from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
+from training.megatron.model import MegatronModel
+from training.megatron.names import Piece, Place, pieces, shapes
+from training.plan import classify_parameter, plan_model_config
+from training.weights.draw import normal_blocks
+from training.weights.export import write_model
+from training.weights.folder import Index, WeightsFolder, split_index
+
+_Read = Callable[[str, Index], Tensor]
+
+
+def fill_model(job: Job, model: MegatronModel) -> None:
+    """Set parameters to what they are before the first step, and moments to zero."""
+    read = _read_from_folder(job) if job.model.weights else _draw(job)
+    with torch.no_grad():
+        for name, parameter in model.core.named_parameters():
+            for piece in pieces(name, job.model, model.place):
+                rows = parameter.data[piece.rows]
+                part = read(piece.source, piece.index)
+                rows.copy_((part.T if piece.is_transposed else part).reshape(rows.shape))
+        for each in model.parts:
+            each._copy_model_params_to_main_params()  # noqa: SLF001
+            for moments in each.optimizer.state.values():
+                for tensor in moments.values():
+                    tensor.zero_()
+
+
+def _read_from_folder(job: Job) -> _Read:
+    weights, known = WeightsFolder(Path(job.model.weights or "")), shapes(job.model)
+    return lambda name, index: weights.read(name, known[name], index)
+
+
+def _draw(job: Job) -> _Read:
+    known, seed, std = shapes(job.model), job.trainer.seed, np.float32(job.model.init_std)
+
+    def read(name: str, index: Index) -> Tensor:
+        shape = known[name]
+        covering, within = split_index(index or (slice(None),))
+        rows = range(shape[0])[covering[0]]
+        kind = classify_parameter(name)
+        if kind != "normal":
+            drawn = torch.full((len(rows), *shape[1:]), 1.0 if kind == "ones" else 0.0)
+        else:
+            size = int(np.prod(shape[1:], dtype=np.int64))
+            drawn = torch.empty(len(rows), *shape[1:])
+            start, stop = rows.start * size, rows.stop * size
+            flat = drawn.view(-1)
+            for offset, values in normal_blocks(name, shape, seed=seed, start=start, stop=stop):
+                flat[offset : offset + len(values)].copy_(torch.from_numpy(values * std))
+        first: Index = (slice(None),)
+        return drawn[first + covering[1:]][within]
+
+    return read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder:
+    """What one rank writes: parameters that no rank before it has."""
+
+    place: Place
+    names: tuple[str, ...]
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> _Holder:
+        content = json.loads(text)
+        return cls(place=Place(**content["place"]), names=tuple(content["names"]))
+
+
+def export_model(job: Job, model: MegatronModel, folder: Path, *, group: WorkerGroup) -> None:
+    """Write the model in Hugging Face's layout; every rank calls it.
+
+    Rank 0 is sent one tensor after the other by the ranks that hold its parts.
+    """
+    parameters = dict(model.core.named_parameters())
+    own = _Holder(place=model.place, names=tuple(filter(_is_writer(model), parameters)))
+    told = group.told_by_all("checkpoint/holders", own.to_text(), CHECKPOINT_TIMEOUT)
+    parts: dict[str, list[tuple[int, str, Piece]]] = {}
+    for rank, holder in sorted((rank, _Holder.from_text(text)) for rank, text in told.items()):
+        for name in holder.names:
+            for piece in pieces(name, job.model, holder.place):
+                parts.setdefault(piece.source, []).append((rank, name, piece))
+    known = shapes(job.model)
+    dtype = next(iter(parameters.values())).dtype
+
+    def gather(source: str) -> Tensor:
+        whole = torch.empty(known[source] if group.rank == 0 else (0,), dtype=dtype)
+        for rank, name, piece in parts[source]:
+            if rank == group.rank:
+                rows = parameters[name].data[piece.rows].cpu()
+                values = (rows.T if piece.is_transposed else rows).contiguous()
+            if group.rank == 0:
+                target = whole[piece.index]
+                if rank != 0:
+                    values = torch.empty(target.shape, dtype=dtype)
+                    dist.recv(values, src=rank)
+                target.copy_(values.view(target.shape))
+            elif rank == group.rank:
+                dist.send(values, dst=0)
+        return whole
+
+    sizes = {name: dtype.itemsize * int(np.prod(known[name])) for name in known}
+    write_model(folder, sizes=sizes, gather=gather, config=_config(job), group=group)
+
+
+def _is_writer(model: MegatronModel) -> Callable[[str], bool]:
+    """Return which parameters this rank is the first to hold."""
+    is_first = parallel_state.get_data_parallel_rank() == 0
+    is_first_expert = parallel_state.get_expert_data_parallel_rank() == 0
+    parameters = dict(model.core.named_parameters())
+    return lambda name: is_first_expert if _is_expert(parameters[name]) else is_first
+
+
+def _is_expert(parameter: Tensor) -> bool:
+    return not getattr(parameter, "allreduce", True)
+
+
+def _config(job: Job) -> Any:
+    is_llama = job.model.architecture == "llama"
+    config = (LlamaConfig if is_llama else GptOssConfig)(**plan_model_config(job.model))
+    config.architectures = ["LlamaForCausalLM" if is_llama else "GptOssForCausalLM"]
+    return config

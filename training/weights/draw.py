@@ -1,0 +1,41 @@
+"""The numbers that a run without given weights begins with.
+
+A parameter's first values are a function of (seed, name, shape) alone. They are
+drawn in blocks of fixed size, each from a generator of its own, so a worker
+draws only the blocks that its shard overlaps and any sharding begins alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_SIZE = 1 << 20
+
+
+def normal_blocks(
+    name: str, shape: tuple[int, ...], *, seed: int, start: int, stop: int
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield (offset from `start`, values) until `stop`, by flat index."""
+    size = math.prod(shape)
+    position = start
+    while position < stop:
+        block = position // BLOCK_SIZE
+        first = block * BLOCK_SIZE
+        values = _draw_block(name, shape, seed, block, min(BLOCK_SIZE, size - first))
+        values = values[position - first : stop - first]
+        yield position - start, values
+        position += len(values)
+
+
+def _draw_block(
+    name: str, shape: tuple[int, ...], seed: int, block: int, length: int
+) -> NDArray[np.float32]:
+    text = f"{seed}/{name}/{shape}/{block}".encode()
+    key = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
+    generator = np.random.Generator(np.random.Philox(key=key))
+    return generator.standard_normal(length, dtype=np.float32)

@@ -1,0 +1,109 @@
+"""A folder of weights in Hugging Face's layout: whether it fits a job's model, and parts of it.
+
+A worker reads only the part of a tensor that it holds, straight from the safetensors files, so no
+worker has a copy of the whole model. Quantised weights are to be expanded beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from training.errors import WeightsError, first_line
+
+_INDEX_NAME = "model.safetensors.index.json"
+_SINGLE_NAME = "model.safetensors"
+# What may differ between the run that made the weights and the one that takes them.
+_FREE_KEYS = frozenset(
+    {
+        "initializer_range",
+        "max_position_embeddings",
+        "router_aux_loss_coef",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
+)
+
+
+Index = tuple[int | slice, ...]
+
+
+class WeightsFolder:
+    """The tensors of a folder by name; raises WeightsError for what it has not, or cannot read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files = _read_index(folder)
+
+    def read(self, name: str, shape: Sequence[int], index: Index = ()) -> Tensor:
+        """Return a part of a tensor, which has to have the shape."""
+        path = self._files.get(name)
+        if path is None:
+            raise WeightsError(f"model.weights {self._folder} has no parameter {name!r}")
+        try:
+            with safe_open(path, framework="pt") as file:
+                found = file.get_slice(name)
+                if (own := tuple(found.get_shape())) != tuple(shape):
+                    raise WeightsError(
+                        f"{name!r} in {path} has the shape {own}, the model {tuple(shape)}"
+                    )
+                covering, within = split_index(index or (slice(None),))
+                part: Tensor = found[covering]
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"cannot read {name!r} in {path}: {error}") from error
+        return part[within]
+
+
+def split_index(index: Index) -> tuple[tuple[slice, ...], Index]:
+    """Return the smallest range of each axis that covers an index, and the index within them."""
+    covering: list[slice] = []
+    within: list[int | slice] = []
+    for each in index:
+        if isinstance(each, int):
+            covering.append(slice(each, each + 1))
+            within.append(0)
+        else:
+            covering.append(slice(each.start, each.stop))
+            within.append(slice(None, None, each.step))
+    return tuple(covering), tuple(within)
+
+
+def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> None:
+    """Refuse weights of a model that computes something else than the job's."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = first_line(error)
+        raise WeightsError(f"model.weights {folder} has no usable config: {reason}") from error
+    if config.model_type != architecture:
+        raise WeightsError(
+            f"model.weights {folder} is of architecture {config.model_type!r}, "
+            f"model.architecture is {architecture!r}"
+        )
+    for key in expected.keys() - _FREE_KEYS:
+        if (found := getattr(config, key)) != expected[key]:
+            raise WeightsError(
+                f"model.weights {folder} has {key} {found!r}, the job {expected[key]!r}; "
+                "set the job's model to that of the weights"
+            )
+
+
+def _read_index(folder: Path) -> dict[str, Path]:
+    """Return the file of each parameter."""
+    try:
+        if (index := folder / _INDEX_NAME).exists():
+            names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+            return {name: folder / file for name, file in names.items()}
+        single = folder / _SINGLE_NAME
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WeightsError(f"model.weights {folder} has no safetensors: {error}") from error
