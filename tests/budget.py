@@ -6,6 +6,10 @@ import os
 import time
 
 _RECOVERY = "tests/training/recovery"
+_MEGATRON = (
+    "tests/training/megatron/test_recovery.py"
+    "::test_a_run_with_faults_has_the_bits_of_one_without"
+)
 BUDGET_S = 10.0
 OVER = {
     "tests/test_first_run.py::test_the_first_run_learns_and_leaves_a_model_and_a_report": (
@@ -36,6 +40,10 @@ OVER = {
     f"{_RECOVERY}/test_matrix.py::test_run_survives_a_fault_of_each_kind[hybrid]": (
         "a recovery for each kind of fault, one of which is a hang"
     ),
+    **{
+        f"{_MEGATRON}[{layout}]": "two runs of Megatron, whose import alone takes seconds"
+        for layout in ("tensor", "pipeline-bf16", "sharded-bf16-overlap", "experts")
+    },
 }
 """Why a test takes longer than the budget, by its name. `tests/test_suite.py` counts them."""
 _STEPS = 2_000_000

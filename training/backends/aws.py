@@ -71,6 +71,8 @@ class AwsCheckpoints(CadencedCheckpoints):
         self._last_store_s: float | None = None
         self._due: int | None = None
         self._under_way: _UnderWay | None = None
+        self._kept: int | None = None
+        """The last step, once memory has it: what is saved of it then is for S3 alone."""
         self._is_off = False
         self._gloo: dist.ProcessGroup | None = None
 
@@ -79,6 +81,7 @@ class AwsCheckpoints(CadencedCheckpoints):
         super().bind(subject)
         # A worker that has just been started knows nothing of what the others switched off.
         self._is_off = False
+        self._kept = None
         self._gloo = dist.new_group(backend="gloo", timeout=timedelta(seconds=SAVE_TIMEOUT_S))
         keep(self._gloo)
 
@@ -116,37 +119,47 @@ class AwsCheckpoints(CadencedCheckpoints):
         super().abandon()
 
     def finish(self, step: int) -> None:
-        """Save the last state, and wait for what is under way."""
+        """Save the last state, and wait for what is under way.
+
+        S3 gets it, too, whatever its cadence: memory may go with the run. Memory comes first: a
+        run that is asked to end may not have the time for both.
+        """
         self._await_end()
-        self.begin_step(step, is_requested=False)
-        if self._is_new and not self._is_off:
-            self._due = step
         self._subject.progress.check()
-        self.keep()
-        self._await_end()
+        for is_stored in (False, True) if self._settings.store else (False,):
+            if self._is_new and not self._is_off:
+                self._kept = step if is_stored and self._saved == step else None
+                self._save(step, is_stored=is_stored)
+                self._await_end()
         if (under_way := self._under_way) is not None:
             self._fail(under_way.step, _describe_stuck(under_way))
 
-    def _save(self, step: int) -> None:
-        """Begin a save on all workers or on none: the library's threads meet each other."""
+    def _save(self, step: int, *, is_stored: bool | None = None) -> None:
+        """Begin a save on all workers or on none: the library's threads meet each other.
+
+        Where nobody says whether S3 gets the step, its cadence does.
+        """
+        # The last step is saved twice: what a worker says of one save is not read of the other.
+        topic = f"{step}/{is_stored}"
         began_s = self._last_s = time.monotonic()
-        if not self._agree_on_end(step):
+        if not self._agree_on_end(step, topic):
             return
-        is_stored = self._agree_on_store(step)
+        if is_stored is None:
+            is_stored = self._agree_on_store(step)
         content, writer, problem = self._content(), None, None
         try:
             config = self._configure(knows_s3=is_stored, is_stored=is_stored)
             writer = self._library.writer(config, step=step)
         except Exception as error:  # noqa: BLE001 - whatever the library raises, the run goes on
             problem = _describe(error)
-        if told := self._first_problem(f"{step}/writer", problem):
+        if told := self._first_problem(f"{topic}/writer", problem):
             self._fail(step, told)
             return
         try:
             future = async_save(content, storage_writer=writer, process_group=self._gloo)
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - likewise
             problem = _describe(error)
-        if told := self._first_problem(f"{step}/begun", problem):
+        if told := self._first_problem(f"{topic}/begun", problem):
             # The threads of the others wait for this one, in a group that is of no use now.
             self._fail(step, told)
             self._switch_off(step, told)
@@ -160,7 +173,7 @@ class AwsCheckpoints(CadencedCheckpoints):
             blocked_s=time.monotonic() - began_s,
         )
 
-    def _agree_on_end(self, step: int) -> bool:
+    def _agree_on_end(self, step: int, topic: str) -> bool:
         """Return whether the save before is over on all workers, after a short wait.
 
         Nothing shows that the worker gets on meanwhile: it does not.
@@ -172,10 +185,10 @@ class AwsCheckpoints(CadencedCheckpoints):
             busy = f"the save of step {under_way.step} has not ended"
             if time.monotonic() >= under_way.began_s + SAVE_TIMEOUT_S:
                 stuck = _describe_stuck(under_way)
-        if (told := self._first_problem(f"{step}/busy", busy)) is None:
+        if (told := self._first_problem(f"{topic}/busy", busy)) is None:
             return True
         self._fail(step, told)
-        if told := self._first_problem(f"{step}/stuck", stuck):
+        if told := self._first_problem(f"{topic}/stuck", stuck):
             self._switch_off(step, told)
         return False
 
@@ -186,8 +199,10 @@ class AwsCheckpoints(CadencedCheckpoints):
         """Take no more checkpoints in this generation; all workers do so at the same step."""
         self._is_off = True
         self._under_way = None
+        self._warn(step, f"no more checkpoints are taken from step {step} on: {reason}")
+
+    def _warn(self, step: int, text: str) -> None:
         if self._is_leader:
-            text = f"no more checkpoints are taken from step {step} on: {reason}"
             self._events.write("warning", step=step, text=text)
             sys.stderr.write(f"training: {text}; the run goes on\n")
 
@@ -253,6 +268,8 @@ class AwsCheckpoints(CadencedCheckpoints):
         if (error := under_way.future.exception()) is not None:
             self._fail(under_way.step, _describe(error))
             return
+        if under_way.step == self._kept:
+            return  # told when memory had it
         self._tell_saved(
             under_way.step,
             num_bytes=under_way.num_bytes,
@@ -262,6 +279,9 @@ class AwsCheckpoints(CadencedCheckpoints):
 
     def _fail(self, step: int, reason: str, *, is_said: bool = True) -> None:
         """Tell that a checkpoint failed: on all workers alike, so that one of them says it."""
+        if step == self._kept:
+            self._warn(step, f"step {step} is in memory, and S3 has not got it: {reason}")
+            return
         super()._fail(step, reason, is_said=is_said and self._is_leader)
 
     # ---- loading

@@ -106,9 +106,9 @@ def test_run_goes_on_from_what_the_library_has_saved(tmp_path: Path, workers: Wo
         second = train_with_library(tmp_path / "run", aws_job(10), url)
 
     assert (first.statuses, second.statuses) == ([0, 0], [0, 0]), first.log() + second.log()
-    assert saved_steps(first)[:1] == [4]
-    assert loads(second) == [(0, 4, "aws"), (1, 4, "aws")]
-    assert saved_steps(second) == [4, 8]
+    assert loads(second) == [(0, 7, "aws"), (1, 7, "aws")]
+    # Of both runs: by the cadence, and the last step of each.
+    assert saved_steps(second) == [4, 7, 8, 10]
     assert second.weights() == undisturbed.weights()
 
 
@@ -159,8 +159,10 @@ def test_run_goes_on_from_what_the_library_has_stored(tmp_path: Path, workers: W
     third = train(12, number=3)
 
     assert (first.statuses, second.statuses) == ([0, 0], [0, 0]), first.log() + second.log()
-    assert loads(second) == [(0, 4, "aws"), (1, 4, "aws")]
-    assert saved_steps(second) == [4, 8]
+    # By its cadence S3 would have got steps 4 and 8 alone.
+    assert loads(second) == [(0, 7, "aws"), (1, 7, "aws")]
+    assert saved_steps(second) == [4, 7, 8, 10]
+    assert not second.named("checkpoint_failed")
     assert second.weights() == undisturbed.weights()
     assert third.statuses == [1, 1]
     assert "training: cannot tell which checkpoints there are: " in third.log(0)

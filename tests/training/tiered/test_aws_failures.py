@@ -150,6 +150,47 @@ def test_s3_is_asked_for_nothing_by_saves_that_do_not_go_there(world: World) -> 
     assert found == {(4, "", False), (8, URL, True)}
 
 
+def test_last_step_goes_to_memory_and_then_to_s3_whatever_the_cadence(world: World) -> None:
+    def act(saves: AwsCheckpoints, group: WorkerGroup) -> None:
+        take_steps(saves, 8)
+        saves.finish(9)
+
+    world.run(act)
+
+    found = dict.fromkeys((step, each.save_to_s3) for step, each in world.configs)
+    assert list(found) == [(8, True), (9, False), (9, True)]
+    assert sorted(world.saves) == [(rank, step) for rank in (0, 1) for step in (8, 9, 9)]
+    assert [each.step for each in world.named("checkpoint_saved")] == [8, 9]
+
+
+def test_last_step_is_in_memory_where_s3_does_not_take_it(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world.fails = lambda rank, config, step: rank == 1 and config.save_to_s3
+
+    def act(saves: AwsCheckpoints, group: WorkerGroup) -> bool:
+        saves.finish(9)
+        return saves.has_saved(9)
+
+    assert world.run(act) == [True, True]
+
+    assert sorted(world.saves) == [(0, 9), (1, 9)]
+    assert [each.step for each in world.named("checkpoint_saved")] == [9]
+    assert not world.named("checkpoint_failed")
+    text = "step 9 is in memory, and S3 has not got it: no word of the bucket"
+    assert [each.fields["text"] for each in world.named("warning")] == [text]
+    assert capfd.readouterr().err.count(f"training: {text}") == 1
+
+
+def test_last_step_is_in_s3_where_memory_does_not_take_it(world: World) -> None:
+    world.fails = lambda rank, config, step: rank == 1 and not config.save_to_s3
+
+    world.run(lambda saves, group: saves.finish(9))
+
+    assert sorted(world.saves) == [(0, 9), (1, 9)]
+    assert [each.step for each in world.named("checkpoint_saved")] == [9]
+
+
 def test_save_under_way_costs_the_next_one(world: World) -> None:
     world.future = Future
 
