@@ -7,8 +7,7 @@ import time
 
 _RECOVERY = "tests/training/recovery"
 _MEGATRON = (
-    "tests/training/megatron/test_recovery.py"
-    "::test_a_run_with_faults_has_the_bits_of_one_without"
+    "tests/training/megatron/test_recovery.py::test_a_run_with_faults_has_the_bits_of_one_without"
 )
 BUDGET_S = 10.0
 OVER = {
