@@ -184,7 +184,9 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     model = entry.architecture and f"{entry.architecture}{size}"
     nodes = entry.num_nodes and f"{entry.num_nodes} x {entry.num_devices or '?'}"
     features = None if entry.features is None else ", ".join(entry.features) or "-"
-    cells = (entry.version, model, entry.method, nodes, features)
+    # Degrees are Megatron's alone.
+    method = entry.method and entry.method.removeprefix("Megatron ")
+    cells = (entry.version, model, method, nodes, features)
     return (entry.name, *("?" if cell is None else str(cell) for cell in cells))
 
 

@@ -20,7 +20,7 @@ CLUSTERS = {
 }
 # What a recipe of a real size leaves to the cluster's profile, or to whoever runs it.
 STORE = ("cluster.checkpoint_store_url=s3://example-bucket/runs",)
-ASKED_FOR = {name: STORE for name in RECIPES if "70b" in name or "8b" in name}
+ASKED_FOR = {name: STORE for name in RECIPES if any(size in name for size in ("120b", "70b", "8b"))}
 TEMPLATES = {
     name: text
     for kind in ("local", "slurm", "k8s")

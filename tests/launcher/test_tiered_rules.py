@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from launcher.composition.messages import validation_problems
 from launcher.errors import RecipeError
 from launcher.job import Job
+from launcher.job.parameters import count_parameters
 from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
 from launcher.support import check_runnable
 from resilience.tiered.paths import check_namespace
@@ -165,6 +166,18 @@ def test_each_kind_fits_a_small_job(cluster: str, group: str) -> None:
 def test_state_of_a_known_model_has_the_bytes_that_its_trainer_keeps() -> None:
     """70,553,706,496 parameters: in bfloat16 with a copy and two moments in 32 bits."""
     assert state_bytes(shipped_job(LARGE, "slurm")) == 70_553_706_496 * 14
+
+
+@pytest.mark.parametrize(
+    ("override", "number"),
+    [("gpt_oss_120b", 116_829_156_672), ("gpt_oss_20b", 20_914_757_184)],
+)
+def test_published_models_have_their_numbers_of_parameters(override: str, number: int) -> None:
+    recipe = "gpt_oss/gpt_oss_120b_full_checkpointless"
+
+    job = shipped_job(recipe, "slurm", [f"model={override}"])
+
+    assert count_parameters(job.model) == number
 
 
 def test_nodes_part_of_the_state_is_each_different_shard_once() -> None:

@@ -40,11 +40,12 @@ FAULTS = (
 def make_megatron_job(layout: str, **values: Any) -> Job:
     """Return a job of 4 ranks, or of as many as its layout needs."""
     own = {**LAYOUTS[layout], **values}
-    faults = own.pop("faults", ())
+    faults, recovers = own.pop("faults", ()), own.pop("recovers", True)
     return make_fault_job(
         "megatron",
         max_steps=NUM_STEPS,
         faults=faults,
+        recovers=recovers,
         num_devices=own.pop("num_devices", 4),
         values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
         model=_GPT_OSS if layout == "experts" else _LLAMA,
@@ -140,3 +141,19 @@ def check_losses(
     assert [each["grad_norm"] for each in found] == pytest.approx(
         [each["grad_norm"] for each in expected], rel=1e-4
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
+def test_a_run_without_recovery_has_the_same_bits(
+    tmp_path: Path, undisturbed: Callable[[Job], FaultOutcome], layout: str
+) -> None:
+    plain = make_megatron_job(layout, recovers=False)
+
+    outcome = run_job(tmp_path, plain)
+
+    assert outcome.statuses == [0], outcome.log()
+    expected = undisturbed(make_megatron_job(layout))
+    assert outcome.bits() == expected.bits()
+    assert outcome.weights() == expected.weights()
+    assert not outcome.left_behind

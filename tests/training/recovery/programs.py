@@ -11,8 +11,8 @@ from tests.training import spoiled
 from training import __main__ as program
 from training.group import WorkerGroup
 from training.loop import Loop
-from training.torch import export
 from training.watch import RunWatch
+from training.weights import export
 
 
 def _die_once(name: str) -> None:

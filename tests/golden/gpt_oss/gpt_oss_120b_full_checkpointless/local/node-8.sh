@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# node-8 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 1, digest 7ffa2577fa860f5ec16760fef47d28b2ae397993a0f28b797671c86e110ecc8c.
+# GPT-OSS 120B from given weights, all of them trained, recovering from replicas in memory
+# Change the recipe and render it again instead of this file. By hand: start every node's
+# script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
+# 127.0.0.1:PORT with commas between).
+# shellcheck disable=SC2016  # a recipe's values are plain text
+set -euo pipefail
+
+die() {
+  echo "node-8.sh: $*" >&2
+  exit 2
+}
+
+run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+[ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
+
+export FI_PROVIDER=efa
+export OMP_NUM_THREADS=8
+
+# Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
+# and once.
+token_file=$run_dir/run.token
+if [ ! -e "$token_file" ]; then
+  new_token=$(mktemp "$run_dir/.run.token.XXXXXX")
+  head --bytes=32 /dev/urandom | base64 >"$new_token"
+  ln "$new_token" "$token_file" 2>/dev/null || [ -e "$token_file" ]
+  rm "$new_token"
+fi
+
+# The node's checkpoint daemon is found by its folder, which the next start of this script finds,
+# too. The name is short, as a socket's path has 107 bytes at most.
+place=$(printf %s "$run_dir" | sha256sum)
+export MEMORYD_DIR=/dev/shm/memoryd-$UID-${place:0:10}-node-8
+export MEMORYD_TOKEN_FILE=$token_file
+read -ra peer_ports <<<"${LAUNCHER_PEER_PORTS:-9201 9202 9203 9204 9205 9206 9207 9208 9209 9210 9211 9212 9213 9214 9215 9216}"
+
+exec "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  resilience.agent \
+  --config="$run_dir/node.json" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502,127.0.0.1:29503,127.0.0.1:29504,127.0.0.1:29505,127.0.0.1:29506,127.0.0.1:29507,127.0.0.1:29508,127.0.0.1:29509,127.0.0.1:29510,127.0.0.1:29511,127.0.0.1:29512,127.0.0.1:29513,127.0.0.1:29514,127.0.0.1:29515}" \
+  --rdzv-id=gpt-oss-120b-full-checkpointless-"${LAUNCHER_RUN_ID:-0}" \
+  --local-addr=127.0.0.1 \
+  --node-name=node-8 \
+  --token-file="$token_file" \
+  --run-dir="$run_dir" \
+  --memoryd=--peer-listen=127.0.0.1:"${peer_ports[8]}" \
+  --memoryd=--peer=node-0=127.0.0.1:"${peer_ports[0]}" \
+  --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
+  --memoryd=--peer=node-2=127.0.0.1:"${peer_ports[2]}" \
+  --memoryd=--peer=node-3=127.0.0.1:"${peer_ports[3]}" \
+  --memoryd=--peer=node-4=127.0.0.1:"${peer_ports[4]}" \
+  --memoryd=--peer=node-5=127.0.0.1:"${peer_ports[5]}" \
+  --memoryd=--peer=node-6=127.0.0.1:"${peer_ports[6]}" \
+  --memoryd=--peer=node-7=127.0.0.1:"${peer_ports[7]}" \
+  --memoryd=--peer=node-9=127.0.0.1:"${peer_ports[9]}" \
+  --memoryd=--peer=node-10=127.0.0.1:"${peer_ports[10]}" \
+  --memoryd=--peer=node-11=127.0.0.1:"${peer_ports[11]}" \
+  --memoryd=--peer=node-12=127.0.0.1:"${peer_ports[12]}" \
+  --memoryd=--peer=node-13=127.0.0.1:"${peer_ports[13]}" \
+  --memoryd=--peer=node-14=127.0.0.1:"${peer_ports[14]}" \
+  --memoryd=--peer=node-15=127.0.0.1:"${peer_ports[15]}" \
+  --preload=training.megatron.trainer \
+  --preload=training.recovery \
+  --warm=program \
+  -- \
+  "${LAUNCHER_PYTHON:-python}" \
+  -m \
+  training \
+  --job="$run_dir/job.json" \
+  --run-dir="$run_dir" \
+  --node-name=node-8
