@@ -3,15 +3,15 @@
 gloo fails an operation whose connection goes down, with one exception: a send that its peer has not
 asked for yet is only queued, and not told that the connection is gone (seen on torch 2.13 in an
 all-gather of two ranks, where a rank waits for its send first). Such a send would wait for the
-time-out of the group.
-So the training thread waits in slices, and looks between them whether its
+time-out of the group. So the training thread waits in slices, and looks between them whether its
 generation still goes on. A slice that ends harms no collective: the work goes on.
 
 In a send or receive between two ranks a slice that ends would close their connection, and torch has
 no other way to give one up. They mostly end with their connection, but not always (seen on torch
 2.13 about once in fifty breaks between the stages of a pipeline, in a send and in a receive). So a
 thread of its own waits for each, and the training thread for that one, in slices again. A broken
-generation leaves such a thread behind: it ends with its connection, or with the group's time-out.
+generation leaves such a thread behind; it ends with the work that it waits for, by the group's
+time-out at the latest.
 """
 
 from __future__ import annotations
@@ -54,27 +54,32 @@ class _Waiter:
     """A thread that waits for one work after the other, each to its end."""
 
     def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="wait-for-peer", daemon=True).start()
 
-    def wait(self, work: Work, is_broken: Callable[[], bool]) -> bool:
-        """Return once the work is done; False once the generation is broken."""
+    def wait(self, work: Work, is_broken: Callable[[], bool]) -> BaseException | None:
+        """Return the work's own error, or None, when it is done.
+
+        Raises BrokenError once the generation is broken. Who leaves with an error asks no more:
+        the answer that comes later would be taken for that of another work.
+        """
         self._asked.put(work)
         while True:
             try:
-                problem = self._answers.get(timeout=SLICE.total_seconds())
+                return self._answers.get(timeout=SLICE.total_seconds())
             except queue.Empty:
                 if is_broken():
-                    return False
-                continue
-            if problem is not None:
-                raise problem
-            return True
+                    raise BrokenError(
+                        "the generation ended while this rank waited for a peer"
+                    ) from None
+
+    def leave(self) -> None:
+        """Have the thread end with what it waits for now."""
+        self._asked.put(None)
 
     def _run(self) -> None:
-        while True:
-            work = self._asked.get()
+        while (work := self._asked.get()) is not None:
             problem = None
             try:
                 _torch_wait(work)
@@ -89,13 +94,20 @@ _waiter: _Waiter | None = None
 
 
 def wait_for_peer(work: Work, is_broken: Callable[[], bool]) -> bool:
-    """Wait for a send or receive; raises BrokenError once the generation is broken."""
+    """Wait until a send or receive is done; raises BrokenError once the generation is broken.
+
+    Raises torch's RuntimeError where the work itself failed.
+    """
     global _waiter  # noqa: PLW0603 - there is one training thread
-    if _waiter is None:
-        _waiter = _Waiter()
-    if not _waiter.wait(work, is_broken):
-        _waiter = None
-        raise BrokenError("the generation ended while this rank waited for a peer")
+    waiter, _waiter = _waiter or _Waiter(), None
+    try:
+        problem = waiter.wait(work, is_broken)
+    except BaseException:
+        waiter.leave()
+        raise
+    _waiter = waiter
+    if problem is not None:
+        raise problem
     return True
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore, Work  # type: ignore[attr-defined]
 
-from resilience.comm.waits import slice_waits, wait_in_slices
+from resilience.comm import waits
+from resilience.comm.waits import slice_waits, wait_for_peer, wait_in_slices
 from resilience.errors import BrokenError
 from tests.resilience.rank_processes import run_ranks
 
@@ -89,10 +90,8 @@ def exchange(rank: int, world_size: int, port: int) -> list[str]:
     slice_waits(lambda: True)
     with pytest.raises(BrokenError, match="ended while this rank waited for a peer"):
         late.wait()
-    # The thread that waits for it is left behind, and the next wait has another one.
-    assert sum(each.name == "wait-for-peer" for each in threading.enumerate()) == 1
-    store.set("given up", "")
     slice_waits(None)
+    store.set("given up", "")
     return said
 
 
@@ -100,3 +99,64 @@ def test_a_wait_for_a_peer_is_given_up() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     assert run_ranks(exchange, 2, server.port) == [["[1.0, 1.0, 1.0]"], ["[0.0, 0.0, 0.0]"]]
+
+
+class Sent:
+    """A work that is done, or fails, when it is told to."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.may_end = threading.Event()
+        self._problem = problem
+
+    def wait(self) -> bool:
+        assert self.may_end.wait(LONG.total_seconds())
+        if self._problem is not None:
+            raise self._problem
+        return True
+
+
+def interrupt() -> bool:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "_torch_wait", lambda work: work.wait())
+    monkeypatch.setattr(waits, "_waiter", None)
+
+
+@pytest.mark.usefixtures("works")
+def test_a_wait_that_was_left_answers_no_later_one() -> None:
+    """Whatever ended it: else a later receive would be taken for done, and its bits for right."""
+    left, later = Sent(RuntimeError("of the one that was left")), Sent()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_peer(left, interrupt)  # type: ignore[arg-type]
+    left.may_end.set()
+    later.may_end.set()
+
+    assert wait_for_peer(later, lambda: False)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("works")
+def test_a_thread_that_was_left_ends_with_its_work() -> None:
+    before = set(threading.enumerate())
+    left = Sent()
+    with pytest.raises(BrokenError):
+        wait_for_peer(left, lambda: True)  # type: ignore[arg-type]
+    (thread,) = set(threading.enumerate()) - before
+
+    left.may_end.set()
+    thread.join(LONG.total_seconds())
+
+    assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("works")
+def test_an_error_of_a_send_itself_passes_and_the_next_is_waited_for() -> None:
+    failed, later = Sent(RuntimeError("connection closed by peer")), Sent()
+    failed.may_end.set()
+    later.may_end.set()
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        wait_for_peer(failed, lambda: False)  # type: ignore[arg-type]
+    assert wait_for_peer(later, lambda: False)  # type: ignore[arg-type]
