@@ -149,7 +149,7 @@ class TrainerSettings(Section):
     seed: Whole
     """Seed of the weights, the order of the data and all other random numbers."""
     precision: Literal["fp32", "bf16"]
-    """Number format that the model computes in; bf16 needs an accelerator."""
+    """Number format that the model computes in; under torch bf16 needs an accelerator."""
     activation_checkpointing: bool
     """Whether each layer's activations are computed again in the backward pass, which takes time
     and saves memory."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -34,14 +34,9 @@ def open_groups(options: Mapping[str, Any], *, is_shared: bool) -> list[ProcessG
     """
     for name, value in _AT_IMPORT.items():
         setattr(parallel_state, name, copy.copy(value))
-    with opening_groups(), _sharing() if is_shared else _as_asked():
+    with opening_groups(), _sharing() if is_shared else nullcontext():
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **options)
     return list(_world.pg_map)
-
-
-@contextmanager
-def _as_asked() -> Iterator[None]:
-    yield
 
 
 @contextmanager

@@ -6,7 +6,7 @@ generation; the sums have the same bits. What its local layers lack on a CPU is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,15 @@ class _Ended:
         """Return at once."""
 
 
-def _reduce_scatter(
+def _sum_own_part(output: Tensor, values: Tensor, op: Any, group: Any) -> None:
+    """Sum over the group in place in `values`, and copy the rank's part of them."""
+    dist.all_reduce(values, op=op, group=group)
+    part = values.view(-1).chunk(group.size())[group.rank()]
+    if part.data_ptr() != output.data_ptr():
+        output.copy_(part.view_as(output))
+
+
+def _reduce_gradients(
     output: Tensor,
     values: Tensor,
     op: Any = dist.ReduceOp.SUM,
@@ -52,26 +60,23 @@ def _reduce_scatter(
     group: Any,
     async_op: bool = False,
 ) -> _Ended | None:
-    """Sum in place in `values`, of which Megatron needs the rank's part alone, and copy that."""
+    """Reduce and scatter a buffer, of which Megatron needs the rank's part alone afterwards."""
     reduced_sums.append(values.sum())
-    dist.all_reduce(values, op=op, group=group)
-    part = values.view(-1).chunk(group.size())[group.rank()]
-    if part.data_ptr() != output.data_ptr():
-        output.copy_(part.view_as(output))
+    _sum_own_part(output, values, op, group)
     return _Ended() if async_op else None
 
 
-def _reduce_scatter_kept(
+def _reduce_scatter(
     output: Tensor, values: Tensor, *, group: Any, async_op: bool = False
-) -> Any:
-    """Do the same for values that are needed afterwards."""
-    values = values.clone()
-    dist.all_reduce(values, group=group)
-    output.copy_(values.view(-1).chunk(group.size())[group.rank()].view_as(output))
+) -> _Ended | None:
+    """Reduce and scatter values that stay as they are."""
+    _sum_own_part(output, values.clone(), dist.ReduceOp.SUM, group)
     return _Ended() if async_op else None
 
 
-def _all_gather(output: Tensor, values: Tensor, *, group: Any, async_op: bool = False) -> Any:
+def _all_gather(
+    output: Tensor, values: Tensor, *, group: Any, async_op: bool = False
+) -> _Ended | None:
     parts = list(output.view(-1).chunk(group.size()))
     # Megatron's values may be one of the parts.
     dist.all_gather(parts, values.reshape(-1).clone(), group=group)
@@ -93,18 +98,17 @@ def adapt(*, device_type: str) -> None:
     if device_type != "cpu":
         return
     buffers: Any = param_and_grad_buffer
-    buffers.dist_reduce_scatter_func = _reduce_scatter
+    buffers.dist_reduce_scatter_func = _reduce_gradients
     buffers.dist_all_gather_func = _all_gather
     buffers._coalescing_manager = _not_coalesced  # noqa: SLF001
     for module in (layers, mappings):
-        module.dist_reduce_scatter_func = _reduce_scatter_kept
+        module.dist_reduce_scatter_func = _reduce_scatter
         module.dist_all_gather_func = _all_gather
     # Its name is bound only where Transformer Engine is, and asked for everywhere.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     token_dispatcher.maybe_move_tensor_to_cpu = _to_lists
-    if layers.reduce_from_tensor_model_parallel_region.__module__ != __name__:
-        layers.reduce_from_tensor_model_parallel_region = _reduce_from_tensor_ranks
+    layers.reduce_from_tensor_model_parallel_region = _reduce_from_tensor_ranks
 
 
 def _reduce_from_tensor_ranks(values: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -132,8 +136,3 @@ def built_alone() -> Iterator[None]:
         yield
     finally:
         setattr(dist, "all_gather_object", gather)  # noqa: B010
-
-
-def layers_of(core: Any) -> Sequence[nn.Module]:
-    """Return the model's layers of this stage in the order of the forward pass."""
-    return list(core.decoder.layers)

@@ -178,8 +178,13 @@ def _find_shards(core: Any, parts: tuple[Any, ...]) -> Iterator[Shard]:
                     main=main,
                     begin=own.start,
                     size=model.numel(),
-                    is_expert=not getattr(model, "allreduce", True),
+                    is_expert=is_expert(model),
                 )
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """Return whether ranks of other experts hold another parameter of the same name."""
+    return not getattr(parameter, "allreduce", True)
 
 
 def _find_place(config: Any) -> Place:

@@ -18,7 +18,7 @@ from resilience.comm.bindings import Bindings, Outlived
 from resilience.faults.hooks import reach_in_backward
 from training.group import WorkerGroup
 from training.megatron.groups import open_groups
-from training.megatron.library import adapt, layers_of
+from training.megatron.library import adapt
 from training.megatron.model import MegatronModel, build_model
 from training.megatron.plan import plan_megatron
 from training.megatron.state import MegatronState
@@ -83,7 +83,7 @@ class MegatronTrainer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = reach_in_backward(
-            layers_of(self._model.core),
+            list(self._model.core.decoder.layers),
             places=self._watch.places,
             reach=self._watch.reach,
             is_reducing=lambda: self.stepper.is_last_micro_batch,

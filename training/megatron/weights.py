@@ -17,10 +17,10 @@ from transformers import GptOssConfig, LlamaConfig
 
 from launcher.job import Job
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
-from training.megatron.model import MegatronModel
+from training.megatron.model import MegatronModel, is_expert
 from training.megatron.names import Piece, Place, pieces, shapes
-from training.plan import classify_parameter, plan_model_config
-from training.weights.draw import normal_blocks
+from training.plan import plan_model_config
+from training.weights.draw import fill_rows
 from training.weights.export import write_model
 from training.weights.folder import Index, WeightsFolder, split_index
 
@@ -49,24 +49,16 @@ def _read_from_folder(job: Job) -> _Read:
 
 
 def _draw(job: Job) -> _Read:
-    known, seed, std = shapes(job.model), job.trainer.seed, np.float32(job.model.init_std)
+    known, seed, std = shapes(job.model), job.trainer.seed, job.model.init_std
 
     def read(name: str, index: Index) -> Tensor:
         shape = known[name]
         covering, within = split_index(index or (slice(None),))
         rows = range(shape[0])[covering[0]]
-        kind = classify_parameter(name)
-        if kind != "normal":
-            drawn = torch.full((len(rows), *shape[1:]), 1.0 if kind == "ones" else 0.0)
-        else:
-            size = int(np.prod(shape[1:], dtype=np.int64))
-            drawn = torch.empty(len(rows), *shape[1:])
-            start, stop = rows.start * size, rows.stop * size
-            flat = drawn.view(-1)
-            for offset, values in normal_blocks(name, shape, seed=seed, start=start, stop=stop):
-                flat[offset : offset + len(values)].copy_(torch.from_numpy(values * std))
-        first: Index = (slice(None),)
-        return drawn[first + covering[1:]][within]
+        drawn = torch.empty(len(rows), *shape[1:])
+        fill_rows(drawn, name, shape, rows.start, seed=seed, std=std)
+        every_row: Index = (slice(None),)
+        return drawn[every_row + covering[1:]][within]
 
     return read
 
@@ -128,11 +120,7 @@ def _is_writer(model: MegatronModel) -> Callable[[str], bool]:
     is_first = parallel_state.get_data_parallel_rank() == 0
     is_first_expert = parallel_state.get_expert_data_parallel_rank() == 0
     parameters = dict(model.core.named_parameters())
-    return lambda name: is_first_expert if _is_expert(parameters[name]) else is_first
-
-
-def _is_expert(parameter: Tensor) -> bool:
-    return not getattr(parameter, "allreduce", True)
+    return lambda name: is_first_expert if is_expert(parameters[name]) else is_first
 
 
 def _config(job: Job) -> Any:

@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.plan import classify_parameter, shard_rows
-from training.weights.draw import normal_blocks
+from training.plan import shard_rows
+from training.weights.draw import fill_rows
 
 
 def fill_parameters(model: nn.Module, *, seed: int, std: float) -> None:
     """Set every parameter, or the shard of it that this worker holds, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            local = local_part(parameter)
-            kind = classify_parameter(name)
-            if kind != "normal":
-                local.fill_(1.0 if kind == "ones" else 0.0)
-                continue
-            row_size = math.prod(parameter.shape[1:])
-            rows = local_rows(parameter)
-            start, stop = rows.start * row_size, rows.stop * row_size
-            flat = local.view(-1)
-            for offset, values in normal_blocks(
-                name, tuple(parameter.shape), seed=seed, start=start, stop=stop
-            ):
-                part = flat[offset : offset + len(values)]
-                part.copy_(torch.from_numpy(values * np.float32(std)))
+            first_row = local_rows(parameter).start
+            shape = tuple(parameter.shape)
+            fill_rows(local_part(parameter), name, shape, first_row, seed=seed, std=std)
 
 
 def local_part(tensor: Tensor) -> Tensor:

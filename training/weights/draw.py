@@ -12,9 +12,33 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from training.plan import classify_parameter
 
 BLOCK_SIZE = 1 << 20
+
+
+def fill_rows(
+    target: Tensor, name: str, shape: tuple[int, ...], first_row: int, *, seed: int, std: float
+) -> None:
+    """Set contiguous rows of a parameter to what they are before the first step, in place.
+
+    `shape` is that of the whole parameter, `name` Hugging Face's.
+    """
+    kind = classify_parameter(name)
+    if kind != "normal":
+        target.fill_(1.0 if kind == "ones" else 0.0)
+        return
+    flat = target.view(-1)
+    start = first_row * math.prod(shape[1:])
+    for offset, values in normal_blocks(
+        name, shape, seed=seed, start=start, stop=start + flat.numel()
+    ):
+        part = flat[offset : offset + len(values)]
+        part.copy_(torch.from_numpy(values * np.float32(std)))
 
 
 def normal_blocks(

@@ -133,7 +133,8 @@ def check_losses(
         make_fault_job("ddp", max_steps=NUM_STEPS, model=model),
     ]
 
-    found, expected = (undisturbed(job).steps for job in jobs)
+    ours, theirs = (undisturbed(job) for job in jobs)
+    found, expected = ours.steps, theirs.steps
 
     assert [each["loss"] for each in found] == pytest.approx(
         [each["loss"] for each in expected], rel=1e-5
@@ -141,6 +142,20 @@ def check_losses(
     assert [each["grad_norm"] for each in found] == pytest.approx(
         [each["grad_norm"] for each in expected], rel=1e-4
     )
+    check_weights(ours.folder / "checkpoint", theirs.folder / "checkpoint")
+
+
+def check_weights(found: Path, expected: Path) -> None:
+    """Assert that both folders hold one model, but for rounding, and that it can be loaded."""
+    from transformers import AutoModelForCausalLM
+
+    models = [AutoModelForCausalLM.from_pretrained(each) for each in (found, expected)]
+    ours, theirs = (dict(each.named_parameters()) for each in models)
+
+    assert ours.keys() == theirs.keys()
+    for name, each in ours.items():
+        difference = (each - theirs[name]).abs().max().item()
+        assert difference < 1e-4, f"{name} differs by {difference}"
 
 
 @pytest.mark.slow
