@@ -33,6 +33,9 @@ OVER = {
     "tests/benchmarks/test_overhead.py::test_worker_without_recovery_meets_nothing_of_it": (
         "a real agent with real imports: a warm one would hide what is loaded"
     ),
+    "tests/launcher/running/test_continue.py::test_a_finished_run_goes_on_where_it_ended": (
+        "two whole runs of the launcher with real imports"
+    ),
     f"{_RECOVERY}/test_nodes.py::test_run_goes_on_without_a_lost_node[coordinator-hybrid]": (
         "three nodes, and the deadline for the one that is lost"
     ),

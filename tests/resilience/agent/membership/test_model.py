@@ -174,7 +174,7 @@ BREAKS: dict[str, tuple[Sizes, bool, str]] = {
 """By rule, in which world it is missed, whether each node holds a shard, and what breaks."""
 
 
-_LONG = ("more than half", "agreements never lapse")
+_LONG = ("more than half", "the record of a tie", "agreements never lapse")
 
 
 @pytest.mark.parametrize("rule", [slow(each, id=each) if each in _LONG else each for each in RULES])
