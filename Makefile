@@ -28,14 +28,15 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 # Every test file belongs to one part of make test-long, by the folder that it lies in.
 PART_recovery := tests/training/recovery --ignore=tests/training/recovery/test_random.py
 PART_random := tests/training/recovery/test_random.py
-PART_training := tests/training --ignore=tests/training/recovery
+PART_training := tests/training --ignore=tests/training/recovery --ignore=tests/training/megatron
+PART_megatron := tests/training/megatron
 PART_tiered := tests/resilience/tiered
 PART_data := tests/resilience/data
 PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data --ignore=tests/resilience/agent/membership
 PART_membership := tests/membership tests/resilience/agent/membership --ignore=tests/resilience/agent/membership/test_model.py --ignore=tests/resilience/agent/membership/test_random.py
 PART_model := tests/resilience/agent/membership/test_model.py tests/resilience/agent/membership/test_random.py
 PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/membership
-PARTS := recovery random training tiered data agent membership model rest
+PARTS := recovery random training megatron tiered data agent membership model rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error PART is '$(PART)'; allowed: $(PARTS))

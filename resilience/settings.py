@@ -61,6 +61,7 @@ FaultPlace = Literal[
     "before_update",
     "within_update",
     "after_update",
+    "settle",
     "data",
     "recovery",
 ]

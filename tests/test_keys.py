@@ -23,7 +23,7 @@ from tests.cases import slow
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job, untiered_job
 from tests.training.workers import Workers
 from training.megatron.plan import plan_megatron
-from training.plan import plan_mesh
+from training.plan import plan_mesh, plan_schedule, plan_split
 
 STORE: dict[str, Any] = {
     "url": "s3://bucket/runs",
@@ -341,7 +341,8 @@ def texts(plain: dict[str, Any]) -> dict[str, Any]:
 def plans(plain: dict[str, Any]) -> Any:
     job = valid(plain)
     if isinstance(job.trainer, MegatronTrainer):
-        return plan_megatron(job, job.trainer)
+        split = plan_split(job, job.trainer.data_parallel_size)
+        return plan_megatron(job, job.trainer), plan_schedule(job), split, job.model.weights
     assert isinstance(job.trainer, TorchTrainer)
     return plan_mesh(job.trainer, job.trainer.world_size)
 

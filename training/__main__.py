@@ -93,7 +93,7 @@ def _train(
     from training.loop import Worker, run_once
 
     if make_trainer is None:
-        make_trainer = _choose_trainer(job)
+        make_trainer = choose_trainer(job)
     worker = Worker(
         job=job,
         run_dir=options.run_dir,
@@ -111,7 +111,8 @@ def _train(
         run_once(worker, make_trainer, environment)
 
 
-def _choose_trainer(job: Job) -> MakeTrainer:
+def choose_trainer(job: Job) -> MakeTrainer:
+    """Return what makes the trainer that the job names; raises TrainingError where it lacks."""
     if job.trainer.kind == "torch":
         from training.torch.trainer import TorchTrainer
 

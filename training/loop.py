@@ -173,6 +173,8 @@ class Loop:
         resumed = self.progress.resume(members, lambda fallback: self._start(fallback, members))
         self.progress.begin()
         self._trainer.discard()
+        # What is settled is the update that the state comes from.
+        self.watch.step = self.progress.step - 1
         self._trainer.settle()
         if resumed is not None:
             self._note_resumed(resumed)

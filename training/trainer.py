@@ -66,7 +66,8 @@ class StepWatch(Protocol):
 
         `backward` is in the middle of a step's last backward, `reduction` where most gradients
         are handed to the reduction that follows, `within_update` where a part of an update
-        is done and a part is not. Returns at once where no fault is due.
+        is done and a part is not, `settle` in what follows it. Returns at once where no fault is
+        due.
         """
 
 
@@ -129,7 +130,7 @@ class Trainer(Protocol):
         """Drop what an aborted step has left, gradients too; needs no other rank."""
 
     def settle(self) -> None:
-        """Run the collectives that follow an update or a recovery.
+        """Run the collectives that follow an update or a recovery; reaches `settle`.
 
         Every rank calls it; a second call leaves the same bits.
         """

@@ -232,6 +232,9 @@ class MegatronTrainer(TrainerSettings):
     sequence_parallel: bool
     """Whether tensor-parallel ranks also split norms and dropout along the sequence, which saves
     memory."""
+    dropout: Share
+    """Share of the values that dropout leaves out, of attention and of what is added to the
+    residual; 0 for none."""
     num_replicas: Count
     """Distributed-optimizer instances, each a full copy of the training state."""
     overlap_grad_reduce: bool

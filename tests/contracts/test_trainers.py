@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import slow
 from tests.contracts import trainer_ranks
-from tests.training.jobs import make_job
+from tests.training.jobs import LLAMA, MEGATRON, make_job
 from tests.training.workers import Workers
 
 SIZE = 4
@@ -19,13 +19,21 @@ SHARDINGS: dict[str, dict[str, Any]] = {
     "hybrid": {"sharding": "hybrid", "num_replicas": 2},
     "full": {"sharding": "full"},
 }
+_MEGATRON = {**MEGATRON, "num_devices": SIZE, "num_replicas": 2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": {"overlap_grad_reduce": False, "overlap_param_gather": False},
+    "tensor": {"tensor_parallel": 2, "precision": "bf16"},
+    "pipeline": {"pipeline_parallel": 2},
+}
 
 
 CASES = [
     ("torch", "copies"),
     ("torch", "hybrid"),
     ("toy", "hybrid"),
+    ("megatron", "tensor"),
     *(slow(each) for each in (("torch", "full"), ("toy", "copies"), ("toy", "full"))),
+    *(slow(("megatron", each)) for each in ("sharded", "pipeline")),
 ]
 
 
@@ -37,7 +45,12 @@ def found(
     """Return what each rank found."""
     kind, sharding = request.param
     folder = tmp_path_factory.mktemp("contract")
-    job = make_job(trainer={"num_devices": SIZE, **SHARDINGS[sharding]})
+    if kind == "megatron":
+        # Tensor ranks divide the vocabulary.
+        model = {**LLAMA, "vocab_size": 260}
+        job = make_job(trainer={**_MEGATRON, **LAYOUTS[sharding]}, model=model)
+    else:
+        job = make_job(trainer={"num_devices": SIZE, **SHARDINGS[sharding]})
     Workers().run(
         job, folder, num_workers=SIZE + 1, target=TARGET, variables={"TEST_TRAINER": kind}
     )
@@ -104,6 +117,7 @@ def test_faults_can_strike_at_every_place(found: list[dict[str, Any]]) -> None:
             "forward",
             "in backward",
             "in reduction",
+            "in settle",
             "in within_update",
         ]
 
@@ -112,8 +126,9 @@ def test_corruption_is_seen_in_the_view(found: list[dict[str, Any]]) -> None:
     assert all(rank["corrupt parameter"] for rank in found)
 
 
-def test_ranks_list_the_same_names(found: list[dict[str, Any]]) -> None:
-    assert len({json.dumps(rank["names"]) for rank in found}) == 1
+def test_ranks_of_a_shard_list_the_same_names(found: list[dict[str, Any]]) -> None:
+    names = {(rank["shard"], json.dumps(rank["names"])) for rank in found}
+    assert len(names) == len({rank["shard"] for rank in found})
 
 
 def test_model_is_written_for_its_users(found: list[dict[str, Any]]) -> None:

@@ -24,7 +24,9 @@ from resilience.errors import BrokenError
 from resilience.state.digest import digest_state
 from resilience.state.layout import make_layout
 from tests.training.toy import ToyTrainer
+from training.__main__ import choose_trainer
 from training.group import WorkerGroup
+from training.plan import plan_copy, plan_placement
 from training.torch.trainer import TorchTrainer
 from training.trainer import Trainer
 
@@ -51,7 +53,7 @@ class Watch:
     """Ends a step where it is told to, and notes what it was told."""
 
     rank: int
-    places: Collection[str] = ("backward", "reduction", "within_update")
+    places: Collection[str] = ("backward", "reduction", "within_update", "settle")
     fails_at: tuple[str, int] | None = None
     told: list[str] = field(default_factory=list)
     micro_batch: int = 0
@@ -61,17 +63,18 @@ class Watch:
 
     def forward(self, micro_batch: int, *, is_last: bool) -> None:
         self.micro_batch = micro_batch
-        self._tell("forward")
+        self._tell("forward", micro_batch)
 
     def backward(self, micro_batch: int) -> None:
-        self._tell("backward")
+        # A pipeline's stage may have begun other forward passes since.
+        self._tell("backward", micro_batch)
 
     def reach(self, place: str) -> None:
-        self._tell(f"in {place}")
+        self._tell(f"in {place}", self.micro_batch)
 
-    def _tell(self, place: str) -> None:
+    def _tell(self, place: str, micro_batch: int) -> None:
         self.told.append(place)
-        if self.fails_at == (place, self.micro_batch):
+        if self.fails_at == (place, micro_batch):
             raise InjectedError
 
 
@@ -82,7 +85,8 @@ class Rank:
         self.rank, self.size, self._port = rank, size, port
         self.job = read_job(job_path)
         self.watch = Watch(rank)
-        self.trainer: Trainer = TRAINERS[kind](self.job, self.watch, is_restartable=True)
+        make = TRAINERS.get(kind) or choose_trainer(self.job)
+        self.trainer: Trainer = make(self.job, self.watch, is_restartable=True)
         self._talk, self._ears = connect(port), connect(port)
         self._number = -1
 
@@ -98,12 +102,14 @@ class Rank:
             world_size=self.size,
             timeout=LONG,
         )
-        trainer = self.job.trainer
+        copy = plan_copy(self.job, self.size)
         layout = make_layout(
             nodes=["node-0"],
             num_local_ranks=self.size,
-            num_shards=getattr(trainer, "num_shards", 0) or 1,
+            num_shards=copy.num_shards,
+            num_stages=copy.num_stages,
         )
+        self._data_rank = plan_placement(self.job.trainer, layout, self.rank).data_rank
         self.trainer.take_groups(
             WorkerGroup(
                 rank=self.rank,
@@ -120,8 +126,9 @@ class Rank:
         return digest_state(self.trainer.view)
 
     def compute(self, step: int) -> Any:
-        generator = torch.Generator().manual_seed(100 * step + self.rank)
-        rows = torch.randint(self.job.model.vocab_size, (2, 2, 9), generator=generator)
+        generator = torch.Generator().manual_seed(100 * step + self._data_rank)
+        shape = (2, 2, self.job.data.seq_length + 1)
+        rows = torch.randint(self.job.model.vocab_size, shape, generator=generator)
         return self.trainer.stepper.compute(list(rows), step=step)
 
     def compute_part(self, step: int) -> list[str]:
@@ -187,6 +194,7 @@ def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     """Go through the contract; returns what the test looks at."""
     world = rank.open()
     found: dict[str, Any] = {"first": rank.begin_anew(), "again": rank.begin_anew()}
+    found["shard"] = rank.trainer.view.shard
     found["names"] = [each.name for each in rank.trainer.view.tensors()]
     found["undisturbed"] = [rank.take_step(step) for step in range(3)]
     rank.trainer.settle()

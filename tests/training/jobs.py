@@ -93,6 +93,7 @@ MEGATRON = {
     "context_parallel": 1,
     "expert_parallel": 1,
     "sequence_parallel": False,
+    "dropout": 0.0,
     "num_replicas": 1,
     "overlap_grad_reduce": True,
     "overlap_param_gather": True,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome, run_torchrun, run_two_agents
-from training.__main__ import _choose_trainer
+from training.__main__ import choose_trainer
 from training.errors import TrainingError
 from training.stop import EXIT_STATUS
 
@@ -193,7 +193,7 @@ def test_megatron_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setattr("training.__main__.find_spec", lambda name: None)
 
     with pytest.raises(TrainingError, match="needs Megatron-Core, which this Python does not have"):
-        _choose_trainer(make_job(trainer=MEGATRON))
+        choose_trainer(make_job(trainer=MEGATRON))
 
 
 def test_gpu_instance_without_gpu_is_one_line(workers, tmp_path):

@@ -60,6 +60,7 @@ class ToyTrainer:
         self.gradient[:] = 0
 
     def settle(self) -> None:
+        self._watch.reach("settle")
         # A sum in which each number comes from one rank: the others add zeros.
         self.gathered[:] = 0
         if self.replica == 0:

@@ -3,4 +3,4 @@
 import warnings
 
 # Megatron tells at its import of each library that it does without.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.")
+warnings.filterwarnings("ignore", module=r"megatron\.")

@@ -16,7 +16,7 @@ from launcher.job.workload import GptOssModel, MegatronTrainer, Model, Yarn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan:
-    """Keyword arguments of each of Megatron's parts, and the numbers of the loop."""
+    """Keyword arguments of each of Megatron's parts."""
 
     parallel_state: dict[str, Any]
     """Of parallel_state.initialize_model_parallel."""
@@ -30,20 +30,14 @@ class MegatronPlan:
     """Of DistributedDataParallelConfig."""
     optimizer: dict[str, Any]
     """Of OptimizerConfig."""
-    scheduler: dict[str, Any]
-    """Of OptimizerParamScheduler, counted in steps."""
-    num_micro_batches: int
     micro_batch_size: int
     seq_length: int
-    weights: str | None
-    """A folder in Hugging Face's layout to start from."""
     seed: int
-    """Of model_parallel_cuda_manual_seed, and of the order of samples."""
+    """Of what dropout draws."""
 
 
 def plan_megatron(job: Job, trainer: MegatronTrainer) -> MegatronPlan:
     """Return what Megatron-Core is told of the job."""
-    samples = trainer.micro_batch_size * trainer.data_parallel_size
     return MegatronPlan(
         parallel_state=_parallel_state(trainer),
         transformer=_transformer(job.model, trainer),
@@ -51,11 +45,8 @@ def plan_megatron(job: Job, trainer: MegatronTrainer) -> MegatronPlan:
         model=_model(job.model),
         ddp=_ddp(trainer),
         optimizer=_optimizer(trainer),
-        scheduler=_scheduler(trainer),
-        num_micro_batches=trainer.global_batch_size // samples,
         micro_batch_size=trainer.micro_batch_size,
         seq_length=job.data.seq_length,
-        weights=job.model.weights,
         seed=trainer.seed,
     )
 
@@ -92,8 +83,8 @@ def _transformer(model: Model, trainer: MegatronTrainer) -> dict[str, Any]:
         "normalization": "RMSNorm",
         "layernorm_epsilon": model.norm_eps,
         "init_method_std": model.init_std,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
+        "hidden_dropout": trainer.dropout,
+        "attention_dropout": trainer.dropout,
         "gated_linear_unit": True,
         "activation_func": "silu",
         "add_bias_linear": False,
@@ -174,29 +165,12 @@ def _optimizer(trainer: MegatronTrainer) -> dict[str, Any]:
         "use_distributed_optimizer": True,
         "overlap_param_gather": trainer.overlap_param_gather,
         "lr": options.lr,
-        "min_lr": options.min_lr,
         "weight_decay": options.weight_decay,
         "adam_beta1": options.beta1,
         "adam_beta2": options.beta2,
         "adam_eps": options.eps,
         # Megatron does not clip at 0.
         "clip_grad": options.clip_norm or 0.0,
-    }
-
-
-def _scheduler(trainer: MegatronTrainer) -> dict[str, Any]:
-    options = trainer.optimizer
-    return {
-        "init_lr": 0.0,
-        "max_lr": options.lr,
-        "min_lr": options.min_lr,
-        "lr_warmup_steps": options.warmup_steps,
-        "lr_decay_steps": options.decay_steps or trainer.max_steps,
-        "lr_decay_style": "cosine",
-        "start_wd": options.weight_decay,
-        "end_wd": options.weight_decay,
-        "wd_incr_steps": trainer.max_steps,
-        "wd_incr_style": "constant",
     }
 
 

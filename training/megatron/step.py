@@ -125,13 +125,13 @@ class MegatronStepper:
         with torch.no_grad():
             tensor.detach().view(-1).view(torch.int32)[0] ^= 1 << 20
 
-    def begin_forward(self, number: int, step: int, *, is_last: bool) -> None:
-        """Note a micro batch, and seed what it draws."""
-        self.is_last_micro_batch = is_last
-        self._watch.forward(number, is_last=is_last)
-        data_size = parallel_state.get_data_parallel_world_size()
-        # Its number in the global batch: no size of the world is in it.
-        place = (number - 1) * data_size + parallel_state.get_data_parallel_rank()
+    def begin_forward(self, number: int, num: int, step: int) -> None:
+        """Note a micro batch, 1 to `num`, and seed what it draws."""
+        self.is_last_micro_batch = number == num
+        self._watch.forward(number, is_last=self.is_last_micro_batch)
+        # Its number in the global batch, of which each rank has neighbours: no world's size is in
+        # it.
+        place = parallel_state.get_data_parallel_rank() * num + number - 1
         stage = parallel_state.get_pipeline_model_parallel_rank()
         text = f"{self._plan.seed}/{step}/{place}/{stage}".encode()
         seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") >> 1
@@ -166,7 +166,7 @@ class _Batches:
     def forward(self, rows: Iterator[Tensor], model: Any) -> tuple[Tensor, Any]:
         """Compute the next micro batch; returns the stage's output, and what makes it a loss."""
         self._number = number = self._number + 1
-        self._stepper.begin_forward(number, self._step, is_last=number == self._num)
+        self._stepper.begin_forward(number, self._num, self._step)
         tokens = next(rows).to(self._stepper.device)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         length = inputs.shape[1]

@@ -111,11 +111,15 @@ class MegatronTrainer:
         with torch.no_grad():
             for part in self._model.parts:
                 part._copy_main_params_to_model_params()  # noqa: SLF001
-        for group in self._model.bucket_groups:
+        groups = self._model.bucket_groups
+        for number, group in enumerate(groups, 1):
             group.param_gather_handle = None
             group.param_gather_dispatched = False
-        if not is_late:
-            self._model.chunk.start_param_sync(force_sync=True)
+            if number == len(groups):
+                # What is gathered before it is that of this step by now, the last is not.
+                self._watch.reach("settle")
+            if not is_late:
+                group.start_param_sync(force_sync=True)
 
     def export(self, folder: Path) -> None:
         """Write the weights in Hugging Face's layout."""

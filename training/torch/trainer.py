@@ -133,7 +133,8 @@ class TorchTrainer:
         clear_step(self._model)
 
     def settle(self) -> None:
-        """Return: DDP and FSDP2 need no collective after an update."""
+        """Return, as DDP and FSDP2 need no collective after an update; a fault may strike."""
+        self._watch.reach("settle")
 
     def export(self, folder: Path) -> None:
         """Write the weights in Hugging Face's layout."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-14 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 1, digest 7ffa2577fa860f5ec16760fef47d28b2ae397993a0f28b797671c86e110ecc8c.
+# node-14 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 1, digest b67b6c3b7e4ffca3358fcecaf966327126197cdfe4580913b778a85309929fc7.
 # GPT-OSS 120B from given weights, all of them trained, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

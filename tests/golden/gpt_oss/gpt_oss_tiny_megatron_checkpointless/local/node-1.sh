@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_megatron_checkpointless version 1, digest ff9fc398f3da15a5fa474ec27d9e8e2b9ec3c353676cb3f340b6d7fd12c41b71.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_megatron_checkpointless version 1, digest ab017b1e5e0367789e75040831ec0abdfb266e09ae4a97b6bfddd09fcb18b5bb.
 # A small GPT-OSS on Megatron-Core that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-4 of 16 of llama/llama3_70b_pretrain version 1, digest c907d815a5a46b3c389201d5d6f96f7ee73e48bc82afbd26d0d08101f2ebc773.
+# node-4 of 16 of llama/llama3_70b_pretrain version 1, digest f5f46ebd934fee0cf915483fef0eaca1aed5ef28f3f48047cdd725f17dcb844b.
 # Llama 3 70B from random weights, TP 8 x PP 4 x DP 4 on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

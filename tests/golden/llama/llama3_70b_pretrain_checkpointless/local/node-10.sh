@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-10 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 14f1081fa3672c2c7140f64f30b73959bf04661c28a31ff17fb602cee0821f61.
+# node-10 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 2588cd7109ed8dee495bac4040a3c1e45f9d90e76ca04c3e07c354a13b886324.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

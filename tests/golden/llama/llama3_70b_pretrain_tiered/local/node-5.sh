@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-5 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 98aabf8b6b949f92b188fbe1885b4a66cd1d6ab64ed8036b6d9b481fc4751abe.
+# node-5 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 6eaff50243b1dcce35e476899ab79da3ec13e19802f1fa333e67390521ef9b01.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_megatron_checkpointless version 1, digest d7bad7dffc3757b00f3d81f5f7826150203a506d9e670036583c950b3b020089.
+# node-1 of 2 of llama/llama3_tiny_megatron_checkpointless version 1, digest a8632c888fd5fe977b41c31e98d59f1cc65a641e11801700b5f592a1299df558.
 # A small Llama 3 on Megatron-Core that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
