@@ -122,6 +122,18 @@ def test_faults_can_strike_at_every_place(found: list[dict[str, Any]]) -> None:
         ]
 
 
+def test_state_with_other_memory_has_the_same_bits(
+    found: list[dict[str, Any]], request: pytest.FixtureRequest
+) -> None:
+    # A DTensor has more holders of its memory, the toy offers nothing.
+    kind, sharding = request.node.callspec.params["found"]  # type: ignore[attr-defined]
+    can_move = kind == "megatron" or (kind, sharding) == ("torch", "copies")
+
+    for rank in found:
+        assert rank["is moved"] == can_move
+        assert rank["after the move"] == rank["undisturbed"]
+
+
 def test_corruption_is_seen_in_the_view(found: list[dict[str, Any]]) -> None:
     assert all(rank["corrupt parameter"] for rank in found)
 

@@ -23,6 +23,7 @@ from resilience.comm.world import World
 from resilience.errors import BrokenError
 from resilience.state.digest import digest_state
 from resilience.state.layout import make_layout
+from resilience.state.shared import SharedState
 from tests.training.toy import ToyTrainer
 from training.__main__ import choose_trainer
 from training.group import WorkerGroup
@@ -221,8 +222,12 @@ def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     rest = [rank.take_step(step) for step in (1, 2)]
     first = [result.loss.hex(), result.grad_norm.hex(), result.requests]
     found["rolled forward"] = [first, *rest]
+    shared = SharedState([os.memfd_create("state")])
+    found["is moved"] = shared.adopt(rank.trainer.view, 0)
+    rank.begin_anew()
+    found["after the move"] = [rank.take_step(step) for step in range(3)]
     rank.trainer.stepper.corrupt("parameter")
-    found["corrupt parameter"] = rank.digest() != found["rolled forward"][-1][-1]
+    found["corrupt parameter"] = rank.digest() != found["after the move"][-1][-1]
     rank.trainer.export(folder / "model")
     return found
 

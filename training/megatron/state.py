@@ -23,15 +23,19 @@ class MegatronState:
     def __init__(self, model: MegatronModel, *, replica: int, shard: str) -> None:
         self.replica = replica
         self.shard = shard
-        self._tensors = [
-            _named(_prefix(each), each, kind, tensor)
+        self._entries = [
+            (f"{_prefix(each)}/{each.name}/{kind}", each, tensor)
             for each in model.shards
             for kind, tensor in _contents(each)
         ]
 
     def tensors(self) -> list[NamedTensor]:
-        """Return the same tensors each time, by parameter."""
-        return self._tensors
+        """Return the tensors by parameter."""
+        return [_named(*each) for each in self._entries]
+
+    def owners(self) -> list[Tensor]:
+        """Return the optimizer's own objects, each of which has its memory for itself."""
+        return [tensor for _, _, tensor in self._entries]
 
     def read_rest(self) -> Mapping[str, Any]:
         """Return nothing: learning rates follow from the step."""
@@ -49,8 +53,8 @@ def _contents(shard: Shard) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _named(prefix: str, shard: Shard, kind: str, tensor: Tensor) -> NamedTensor:
-    name, tensor = f"{prefix}/{shard.name}/{kind}", tensor.detach()
+def _named(name: str, shard: Shard, tensor: Tensor) -> NamedTensor:
+    tensor = tensor.detach()
     if tensor.ndim == 0:
         return NamedTensor(name=name, tensor=tensor)
     return NamedTensor(
