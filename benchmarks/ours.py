@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
@@ -14,6 +15,21 @@ HANG_DEADLINE_S = 2.0
 
 def start(plan: JobPlan) -> RunningJob:
     """Start a node agent, which starts the ranks and keeps one warm spare."""
+    preload = ("torch", "transformers", "benchmarks.recovery_peers.job")
+    return _start_agent(plan, "benchmarks.recovery_peers.ours_worker", preload)
+
+
+def start_megatron(plan: JobPlan) -> RunningJob:
+    """Start the same with the Megatron trainer, two of whose ranks hold a copy."""
+    from benchmarks.recovery_peers import megatron_job
+
+    megatron_job.write_job(plan)
+    # Before the stand-ins: transformers is imported as it is.
+    preload = ("torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu")
+    return _start_agent(plan, "benchmarks.recovery_peers.megatron_ours", preload, "--shards=2")
+
+
+def _start_agent(plan: JobPlan, worker: str, preload: Sequence[str], *more: str) -> RunningJob:
     options = {
         "--nproc-per-node": plan.num_ranks,
         "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
@@ -25,10 +41,10 @@ def start(plan: JobPlan) -> RunningJob:
         "--restarts-max": 1000,
     }
     arguments = [sys.executable, "-m", "resilience.agent"]
-    arguments += [f"{key}={value}" for key, value in options.items()]
-    for module in ("torch", "transformers", "benchmarks.recovery_peers.job"):
+    arguments += [*(f"{key}={value}" for key, value in options.items()), *more]
+    for module in preload:
         arguments += ["--preload", module]
-    arguments += ["--", "python", "-m", "benchmarks.recovery_peers.ours_worker"]
+    arguments += ["--", "python", "-m", worker]
     environment = job_environment(plan)
     return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])
 
@@ -42,6 +58,13 @@ OURS = System(
     name="ours",
     what="this project: recovery in the process, state from a live replica",
     start=start,
+    missing=why_missing,
+    places=("backward", "update"),
+)
+OURS_MEGATRON = System(
+    name="ours",
+    what="this project: its Megatron trainer, recovery in the process",
+    start=start_megatron,
     missing=why_missing,
     places=("backward", "update"),
 )

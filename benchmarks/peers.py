@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.faultbench import RunningJob, System, job_environment
@@ -50,6 +52,19 @@ def rank_environment(plan: JobPlan, rank: int) -> dict[str, str]:
 
 def start_torchrun(plan: JobPlan) -> RunningJob:
     """Start torchrun, which starts the ranks."""
+    return _torchrun(plan, str(PYTHON), "torchrun_worker")
+
+
+def start_torchrun_megatron(plan: JobPlan) -> RunningJob:
+    """Start the same with Megatron-Core, which this project's own Python has."""
+    from benchmarks.recovery_peers import megatron_job
+
+    # An instance of the distributed optimizer alone: a user has no need of a second.
+    megatron_job.write_job(plan, "trainer.num_replicas=1", "resilience.checkpointless=null")
+    return _torchrun(plan, sys.executable, "megatron_torchrun")
+
+
+def _torchrun(plan: JobPlan, python: str, worker: str) -> RunningJob:
     options = {
         "--nnodes": 1,
         "--nproc-per-node": plan.num_ranks,
@@ -58,9 +73,9 @@ def start_torchrun(plan: JobPlan) -> RunningJob:
         "--master-addr": "127.0.0.1",
         "--master-port": plan.ports[0],
     }
-    arguments = [str(PYTHON), "-m", "torch.distributed.run"]
+    arguments = [python, "-m", "torch.distributed.run"]
     arguments += [f"{key}={value}" for key, value in options.items()]
-    arguments += ["-m", f"{WORKERS}.torchrun_worker"]
+    arguments += ["-m", f"{WORKERS}.{worker}"]
     return ProcessJob(
         plan.run_dir, [Command(arguments=arguments, environment=job_environment(plan))]
     )
@@ -95,11 +110,22 @@ def start_torchft(plan: JobPlan) -> RunningJob:
     return ProcessJob(plan.run_dir, commands)
 
 
+def why_no_megatron_checkpoint() -> str | None:
+    """Return why Megatron cannot save here, or None."""
+    return None if find_spec("psutil") else "Megatron saves with psutil; run pip install psutil"
+
+
 TORCHRUN = System(
     name="torchrun",
     what="restart of all ranks, checkpoint in memory every step",
     start=start_torchrun,
     missing=functools.partial(why_missing, "torchrun"),
+)
+TORCHRUN_MEGATRON = System(
+    name="torchrun",
+    what="restart of all ranks, Megatron's own checkpoint in memory every step",
+    start=start_torchrun_megatron,
+    missing=why_no_megatron_checkpoint,
 )
 TORCHRUN_10 = System(
     name="torchrun-10",

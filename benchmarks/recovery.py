@@ -1,6 +1,6 @@
 """How long each system takes to go on after a fault, and what the fault cost it.
 
-    python -m benchmarks.recovery [-n 3] [--systems ours,torchrun] [--json FILE]
+    python -m benchmarks.recovery [-n 3] [--trainer megatron] [--systems ours,torchrun]
 
 Every system trains the same job: once undisturbed, and per kind of fault in one run with all
 faults, or in one run per fault where a killed rank is not replaced. Times are medians with
@@ -21,11 +21,18 @@ from benchmarks import figures, machine
 from benchmarks.faultbench import Limits, Run, System, make_plan, run_folder, run_job
 from benchmarks.faults import plan_steps
 from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, Fault, Kind, Place
-from benchmarks.ours import OURS
-from benchmarks.peers import NVRX, NVRX_FAST, PEERS, TORCHFT, TORCHRUN
+from benchmarks.ours import OURS, OURS_MEGATRON
+from benchmarks.peers import NVRX, NVRX_FAST, PEERS, TORCHFT, TORCHRUN, TORCHRUN_MEGATRON
 
-SYSTEMS = {system.name: system for system in (OURS, *PEERS)}
-DEFAULT = (OURS, TORCHRUN, NVRX, NVRX_FAST, TORCHFT)
+SYSTEMS = {
+    "torch": {system.name: system for system in (OURS, *PEERS)},
+    "megatron": {system.name: system for system in (OURS_MEGATRON, TORCHRUN_MEGATRON)},
+}
+"""By trainer."""
+DEFAULT = {
+    "torch": (OURS, TORCHRUN, NVRX, NVRX_FAST, TORCHFT),
+    "megatron": (OURS_MEGATRON, TORCHRUN_MEGATRON),
+}
 KINDS: dict[str, tuple[Kind, Place]] = {
     "exception": ("exception", "backward"),
     "kill": ("kill", "backward"),
@@ -54,14 +61,17 @@ def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("-n", "--num-faults", type=int, default=3, help="faults of each kind")
-    parser.add_argument("--systems", default=",".join(system.name for system in DEFAULT))
+    parser.add_argument("--trainer", choices=tuple(SYSTEMS), default="torch")
+    parser.add_argument("--systems", help="names of systems, with commas between")
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--limit", type=float, default=120, help="seconds without a step: given up")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--keep", type=Path, help="copy logs and events of all runs here")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
-    for option, known in (("systems", SYSTEMS), ("kinds", KINDS)):
+    if arguments.systems is None:
+        arguments.systems = ",".join(system.name for system in DEFAULT[arguments.trainer])
+    for option, known in (("systems", SYSTEMS[arguments.trainer]), ("kinds", KINDS)):
         names = getattr(arguments, option).split(",")
         if unknown := sorted(set(names) - set(known)):
             parser.error(f"no {option} {', '.join(unknown)}; known: {', '.join(known)}")
@@ -156,7 +166,7 @@ def main() -> None:
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     about = machine.check_load(arguments)
-    systems = [SYSTEMS[name] for name in arguments.systems]
+    systems = [SYSTEMS[arguments.trainer][name] for name in arguments.systems]
     for system in systems:
         print(f"{system.name}: {system.what}")
     print(

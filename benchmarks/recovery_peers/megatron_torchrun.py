@@ -1,0 +1,168 @@
+"""One rank of Megatron-Core under torchrun, with a distributed checkpoint in memory every step.
+
+The model and its step are those of this project's trainer, with Megatron's own reductions, gathers
+and checkpoints. After a fault torchrun ends all ranks and starts them again; they load the newest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from benchmarks.events import EventLog
+from benchmarks.faults import FaultInjector
+from benchmarks.jobplan import read_plan
+from benchmarks.recovery_peers import job, megatron_job
+from training.megatron.cpu import stand_in
+
+PLAN = read_plan()
+LOG = EventLog(PLAN.run_dir)
+RANK = int(os.environ["RANK"])
+LOG.write("started", RANK)
+
+stand_in()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+
+from resilience.state.digest import digest_state  # noqa: E402
+from training.megatron.model import MegatronModel, build_model  # noqa: E402
+from training.megatron.plan import plan_megatron  # noqa: E402
+from training.megatron.state import MegatronState  # noqa: E402
+from training.megatron.step import MegatronStepper  # noqa: E402
+from training.megatron.weights import fill_model  # noqa: E402
+from training.plan import plan_schedule  # noqa: E402
+
+FOLDER = Path(PLAN.run_dir, "checkpoints")
+NEWEST = FOLDER / "newest"
+
+LOG.write("imported", RANK)
+
+
+class Watch:
+    """Strikes between forward and backward."""
+
+    places = ()
+
+    def __init__(self) -> None:
+        self.step = -1
+        self._injector = FaultInjector(PLAN, LOG)
+
+    def requests(self) -> int:
+        """Ask for nothing."""
+        return 0
+
+    def reach(self, place: str) -> None:
+        """Do nothing: there are no other places."""
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None:
+        """Do nothing."""
+
+    def backward(self, micro_batch: int) -> None:
+        """Strike, where a fault is due."""
+        self._injector.fire(RANK, self.step)
+
+
+def open_group() -> None:
+    """Open the group under a prefix of this attempt, as `torchrun_worker` does."""
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore(f"attempt-{attempt}", dist.TCPStore(address, port, is_master=False))
+    dist.init_process_group(
+        "gloo",
+        store=store,
+        rank=RANK,
+        world_size=PLAN.num_ranks,
+        timeout=timedelta(seconds=PLAN.gloo_timeout_s),
+    )
+
+
+def describe(model: MegatronModel, *, is_loading: bool) -> dict[str, Any]:
+    """Return Megatron's own description of what a checkpoint holds."""
+    sharded = model.core.sharded_state_dict()
+    optimizer = model.optimizer.sharded_state_dict(
+        sharded, is_loading=is_loading, metadata={"distrib_optim_sharding_type": "dp_reshardable"}
+    )
+    return {"model": sharded, "optimizer": optimizer}
+
+
+def save(model: MegatronModel, next_step: int) -> None:
+    """Write a checkpoint, and name it the newest once it is whole; the two newest stay."""
+    folder = FOLDER / str(next_step)
+    if RANK == 0:
+        # What an attempt before has left half written.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    dist.barrier()
+    dist_checkpointing.save(describe(model, is_loading=False), str(folder))
+    dist.barrier()
+    if RANK == 0:
+        fresh = FOLDER / "newest.new"
+        fresh.write_text(str(next_step), "utf-8")
+        fresh.replace(NEWEST)
+        shutil.rmtree(FOLDER / str(next_step - 2 * PLAN.checkpoint_every), ignore_errors=True)
+
+
+def restore(model: MegatronModel) -> int:
+    """Load the newest checkpoint and return the step to go on with."""
+    if not NEWEST.exists():
+        return 0
+    next_step = int(NEWEST.read_text("utf-8"))
+    folder = str(FOLDER / str(next_step))
+    loaded = dist_checkpointing.load(describe(model, is_loading=True), folder)
+    model.core.load_state_dict(loaded["model"])
+    model.optimizer.load_state_dict(loaded["optimizer"])
+    return next_step
+
+
+def draw_rows() -> Any:
+    """Return what draws this rank's micro batches: tensor ranks have the same."""
+    rank = parallel_state.get_data_parallel_rank()
+    size = parallel_state.get_data_parallel_world_size()
+
+    def draw(step: int) -> torch.Tensor:
+        rows = job.draw_batch(rank, step, size)
+        return torch.cat([rows, rows[:, :1]], dim=1)
+
+    return draw
+
+
+def main() -> None:
+    """Train from the newest checkpoint to the planned step."""
+    torch.set_num_threads(1)
+    FOLDER.mkdir(exist_ok=True)
+    description = megatron_job.read_job(PLAN)
+    plan = plan_megatron(description, description.trainer)  # type: ignore[arg-type]
+    open_group()
+    parallel_state.initialize_model_parallel(**plan.parallel_state)
+    LOG.write("joined", RANK)
+    model, watch = build_model(plan), Watch()
+    fill_model(description, model)
+    next_step = restore(model)
+    LOG.write("restored", RANK, step=next_step)
+    stepper = MegatronStepper(model, plan, device=torch.device("cpu"), watch=watch)
+    schedule, draw = plan_schedule(description), draw_rows()
+    for step in range(next_step, PLAN.num_steps):
+        watch.step = step
+        result = stepper.compute([draw(step)], step=step)
+        stepper.update(schedule.lr_at(step))
+        for part in model.parts:
+            part._copy_main_params_to_model_params()  # noqa: SLF001
+        model.chunk.start_param_sync(force_sync=True)
+        bits = job.loss_bits(torch.tensor(result.loss))
+        LOG.write("committed", RANK, step=step, loss=bits, world=PLAN.num_ranks)
+        if (step + 1) % PLAN.checkpoint_every == 0:
+            save(model, step + 1)
+    digest = megatron_job.join_digests(digest_state(MegatronState(model, replica=0, shard="")))
+    LOG.write("finished", RANK, digest=digest)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# Megatron starts a process that imports this module to save.
+if __name__ == "__main__":
+    main()
