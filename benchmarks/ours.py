@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 
 from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
@@ -12,8 +13,19 @@ HANG_DEADLINE_S = 2.0
 """How long a stopped rank may hold the others up; the peers' time-outs are 2 to 90 s."""
 
 
+WORKER = "benchmarks.recovery_peers.ours_worker"
+PRELOADED = ("torch", "transformers", "benchmarks.recovery_peers.job")
+
+
 def start(plan: JobPlan) -> RunningJob:
     """Start a node agent, which starts the ranks and keeps one warm spare."""
+    return start_workers(plan, WORKER, preloaded=PRELOADED, variables={})
+
+
+def start_workers(
+    plan: JobPlan, worker: str, *, preloaded: Sequence[str], variables: Mapping[str, str]
+) -> ProcessJob:
+    """Start an agent whose ranks run a module, forked from a process with those `preloaded`."""
     options = {
         "--nproc-per-node": plan.num_ranks,
         "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
@@ -26,10 +38,10 @@ def start(plan: JobPlan) -> RunningJob:
     }
     arguments = [sys.executable, "-m", "resilience.agent"]
     arguments += [f"{key}={value}" for key, value in options.items()]
-    for module in ("torch", "transformers", "benchmarks.recovery_peers.job"):
+    for module in preloaded:
         arguments += ["--preload", module]
-    arguments += ["--", "python", "-m", "benchmarks.recovery_peers.ours_worker"]
-    environment = job_environment(plan)
+    arguments += ["--", "python", "-m", worker]
+    environment = {**job_environment(plan), **variables}
     return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])
 
 
