@@ -89,7 +89,11 @@ def test_a_broken_generation_keeps_the_gate_shut_on_a_cpu_as_well() -> None:
 @pytest.mark.slow
 def test_program_that_shares_a_device_runs_on_a_cpu() -> None:
     """Its zygote, a rank that cannot read its state and is replaced, and its bits."""
-    rows = [*show_fork("cpu"), *show_sticky_errors("cpu"), *show_bits("cpu", flags=["product"])]
+    rows = [
+        *show_fork("cpu"),
+        *show_sticky_errors("cpu"),
+        *show_bits("cpu", flags=["product"], num_steps=5),
+    ]
 
     assert [row.is_shown for row in rows] == [True, True, True], rows
 
