@@ -119,12 +119,14 @@ def show_sticky(device: str) -> list[Row]:
         costs = figures.judge_faults(run.events, num_ranks=NUM_RANKS, micro_batch=MICRO_BATCH)
         recovery_s = costs[0].recovery_s if costs else None
         took = "-" if recovery_s is None else f"{recovery_s:.2f} s"
+        # What the driver or gloo makes of the error may end the process before.
+        how = "its report failed" if "DeviceLostError" in run.log else "it ended before its report"
         rows.append(
             Row(
                 part="sticky",
                 what=f"{STICKY[kind]}: that rank is replaced at once and repaired from the other",
                 is_shown=not problems,
-                seen=", ".join(problems) or f"{took}, same bits",
+                seen=", ".join(problems) or f"{took}, same bits; {how}",
             )
         )
     return rows
@@ -146,7 +148,6 @@ def judge_sticky(calm: Sequence[Event], run: RanksRun) -> list[str]:
         and (last[VICTIM]["role"], last[VICTIM]["source"]) == ("repaired", other),
         "the other did not keep its state": other in last
         and last[other]["role"] in ("kept", "rolled_forward"),
-        "no process said that its device is lost": "DeviceLostError" in run.log,
         "the bits differ": figures.is_equal(calm, run.events) is True,
     }
     return [problem for problem, holds in claims.items() if not holds]

@@ -48,6 +48,9 @@ class _Queue:
 
     def fill(self, gradients: Sequence[Tensor]) -> None:
         """Queue a long kernel, and one that changes the gradients behind it."""
+        for each in gradients:
+            # Its first call loads the kernel, which may wait for all that runs.
+            each.mul_(1.0)
         if self._event is not None:
             torch.cuda._sleep(LONG_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
         for each in gradients:

@@ -93,7 +93,9 @@ def device_files(pid: int) -> list[str]:
 
 def find_zygote(agent: int) -> int:
     """Return the process that forks the agent's workers; the agent has started it before them."""
-    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
+    first = int(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()[0])
+    assert b"resilience.agent.processes.zygote" in Path(f"/proc/{first}/cmdline").read_bytes()
+    return first
 
 
 def choose_flags(name: str) -> None:
