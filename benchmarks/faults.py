@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.events import EventLog
@@ -70,12 +71,15 @@ class FaultInjector:
 
     A marker file remembers over restarts what was done. A fault that is due by the clock while
     its rank is not in its training loop is dropped as "merged" with the outage it falls into,
-    but SIGSTOP: that one waits for the rank.
+    but SIGSTOP: that one waits for the rank. `strike` does a fault of a kind, with its words.
     """
 
-    def __init__(self, plan: JobPlan, log: EventLog) -> None:
+    def __init__(
+        self, plan: JobPlan, log: EventLog, strike: Callable[[Kind, str], None] | None = None
+    ) -> None:
         self.plan = plan
         self.log = log
+        self._strike = strike or strike_process
         self.began_s: float | None = None
         self.asked_s = time.monotonic()
 
@@ -101,7 +105,7 @@ class FaultInjector:
                     self.log.write("merged", rank, index=index, kind=fault.kind)
                     continue
             self.log.write("faulted", rank, step=step, index=index, kind=fault.kind)
-            strike(fault.kind, f"planned fault {index} of rank {rank} in step {step}")
+            self._strike(fault.kind, f"planned fault {index} of rank {rank} in step {step}")
 
     def _is_due(self, fault: Fault, step: int) -> bool:
         if fault.at_s is None:
@@ -125,7 +129,7 @@ class FaultInjector:
         return True
 
 
-def strike(kind: Kind, words: str) -> None:
+def strike_process(kind: Kind, words: str) -> None:
     """Do one fault to this process."""
     if kind == "exception":
         raise InjectedFaultError(words)

@@ -15,7 +15,7 @@ RUN_DIR_VARIABLE = "FAULTBENCH_RUN_DIR"
 NUM_RANKS = 4
 MICRO_BATCH = 2
 
-Kind = Literal["exception", "kill", "stop"]
+Kind = Literal["exception", "kill", "stop", "assert", "address"]
 Place = Literal["backward", "update"]
 
 
@@ -23,7 +23,8 @@ Place = Literal["backward", "update"]
 class Fault:
     """One planned fault; it has either a step or a second of the measured window.
 
-    `kill` is SIGKILL and `stop` SIGSTOP, both sent by the victim to itself. The place is
+    `kill` is SIGKILL and `stop` SIGSTOP, both sent by the victim to itself. `assert` and
+    `address` are errors of a kernel, for workers on a device. The place is
     between forward and backward, or within the update when weights have been written.
     """
 

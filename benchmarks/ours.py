@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.faultbench import RunningJob, System, job_environment
 from benchmarks.jobplan import JobPlan
@@ -13,24 +13,36 @@ HANG_DEADLINE_S = 2.0
 """How long a stopped rank may hold the others up; the peers' time-outs are 2 to 90 s."""
 
 
+WORKER = "benchmarks.recovery_peers.ours_worker"
+PRELOADED = ("torch", "transformers", "benchmarks.recovery_peers.job")
+
+
 def start(plan: JobPlan) -> RunningJob:
     """Start a node agent, which starts the ranks and keeps one warm spare."""
-    preload = ("torch", "transformers", "benchmarks.recovery_peers.job")
-    return _start_agent(plan, "benchmarks.recovery_peers.ours_worker", preload)
+    return start_workers(plan, WORKER, preloaded=PRELOADED)
 
 
-def start_megatron(plan: JobPlan) -> RunningJob:
+def start_megatron(plan: JobPlan) -> ProcessJob:
     """Start the same with the Megatron trainer, two of whose ranks hold a copy."""
     from benchmarks.recovery_peers import megatron_job
 
     megatron_job.write_job(plan)
     # Before the stand-ins: transformers is imported as it is.
-    preload = ("torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu")
-    return _start_agent(plan, "benchmarks.recovery_peers.megatron_ours", preload, "--shards=2")
+    preloaded = ("torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu")
+    worker = "benchmarks.recovery_peers.megatron_ours"
+    return start_workers(plan, worker, preloaded=preloaded, options=["--shards=2"])
 
 
-def _start_agent(plan: JobPlan, worker: str, preload: Sequence[str], *more: str) -> RunningJob:
-    options = {
+def start_workers(
+    plan: JobPlan,
+    worker: str,
+    *,
+    preloaded: Sequence[str],
+    options: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> ProcessJob:
+    """Start an agent whose ranks run a module, forked from a process with those `preloaded`."""
+    known = {
         "--nproc-per-node": plan.num_ranks,
         "--rdzv-endpoint": f"127.0.0.1:{plan.ports[0]}",
         "--local-addr": "127.0.0.1",
@@ -41,11 +53,11 @@ def _start_agent(plan: JobPlan, worker: str, preload: Sequence[str], *more: str)
         "--restarts-max": 1000,
     }
     arguments = [sys.executable, "-m", "resilience.agent"]
-    arguments += [*(f"{key}={value}" for key, value in options.items()), *more]
-    for module in preload:
+    arguments += [*(f"{key}={value}" for key, value in known.items()), *options]
+    for module in preloaded:
         arguments += ["--preload", module]
     arguments += ["--", "python", "-m", worker]
-    environment = job_environment(plan)
+    environment = {**job_environment(plan), **(variables or {})}
     return ProcessJob(plan.run_dir, [Command(arguments=arguments, environment=environment)])
 
 

@@ -6,7 +6,8 @@ ResilienceError
 |   |-- TransferError   state that arrived is not the state that was sent
 |   |-- CorruptionError this rank's own state is not what its last update left
 |   `-- GroupOpenError  the members of a generation did not meet in time
-`-- StateError          a state that cannot be kept in replicas; says what to change
+|-- StateError          a state that cannot be kept in replicas; says what to change
+`-- DeviceLostError     what this process holds on its device is gone; it has to be replaced
 """
 
 from __future__ import annotations
@@ -38,3 +39,7 @@ class GroupOpenError(FaultError):
 
 class StateError(ResilienceError):
     """The state cannot be kept in replicas; the message says what to change."""
+
+
+class DeviceLostError(ResilienceError):
+    """What this process holds on its device is gone, and its context takes no more work."""

@@ -50,6 +50,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        # Only now: most tests do without torch.
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))

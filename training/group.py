@@ -157,11 +157,23 @@ def open_device(device_type: str, local_rank: int) -> torch.device:
             f"local rank {local_rank} has no GPU, this node has {torch.cuda.device_count()}; "
             "set trainer.num_devices and instance to what the node has"
         )
-    # cuBLAS reads this when its first handle is made; without it sums have no fixed order.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    choose_fixed_order()
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def choose_fixed_order() -> None:
+    """Take the kernels whose sums have one order, where there are such; before the first of them.
+
+    Attention of torch is left as it is, whose backward pass may have none: without `warn_only`
+    torch would also refuse every call that knows no fixed order.
+    """
+    # cuBLAS reads this when its first handle is made; without it sums have no fixed order.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    # Nothing here reads memory before it is written, and to fill it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def wait_for_key(store: Store, key: str, timeout: timedelta, check: Callable[[], None]) -> str:

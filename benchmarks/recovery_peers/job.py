@@ -83,7 +83,7 @@ def state_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> st
     digest = xxhash.xxh3_128()
     for name, tensor in named_state(model, optimizer):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
+import torch
+
 from benchmarks.events import EventLog
-from benchmarks.faults import FaultInjector
-from benchmarks.jobplan import read_plan
+from benchmarks.faults import FaultInjector, strike_process
+from benchmarks.jobplan import Kind, read_plan
 from benchmarks.recovery_peers import job
 from resilience.checkpointless.plan import Fallback
 from resilience.checkpointless.recovery import Recovery
@@ -20,6 +22,7 @@ from resilience.comm.reducer import GradientReducer
 from resilience.inprocess.block import reexecutable
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import read_handles
+from resilience.state.report import Report
 from resilience.state.shared import SharedState
 from resilience.state.torch_state import TorchState, materialise
 from resilience.state.transfer_buffer import TransferBuffer
@@ -31,8 +34,10 @@ LOG = EventLog(PLAN.run_dir)
 class Training:
     """What a rank keeps over generations."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
         self.model, self.optimizer = job.build_model()
+        self.model.to(self.device)
         materialise(self.optimizer)
         handles = read_handles(os.environ)
         assert handles is not None
@@ -55,6 +60,14 @@ class Training:
         """Write weights and moments."""
         self.optimizer.step()
 
+    def strike(self, kind: Kind, words: str) -> None:
+        """Do one fault to this process."""
+        strike_process(kind, words)
+
+    def report(self, *, rank: int, node: str, generation: int) -> Report:
+        """Return what this rank holds."""
+        return self.recovery.report(rank=rank, node=node, generation=generation)
+
     def start(self, fallback: Fallback) -> int:
         """Begin with what was built, which is the same in every process."""
         assert self.recovery.mark.step == 0, fallback.reason
@@ -67,12 +80,13 @@ class Training:
             self.reducer = GradientReducer(self.model)
         else:
             self.reducer.take_group()
-        first = self.recovery.resume(generation, self.start).step
+        resumed = self.recovery.resume(generation, self.start)
+        first = resumed.step
         self.reducer.clear()
-        LOG.write("restored", rank, step=first)
-        injector = FaultInjector(PLAN, LOG)
+        LOG.write("restored", rank, step=first, role=resumed.role, source=resumed.source)
+        injector = FaultInjector(PLAN, LOG, self.strike)
         for step in range(first, PLAN.num_steps):
-            batch = job.draw_batch(rank, step, PLAN.num_ranks)
+            batch = job.draw_batch(rank, step, PLAN.num_ranks).to(self.device)
             self.recovery.begin()
             generation.mark(Activity.FORWARD, step)
             with self.reducer.micro_batch(is_last=True):
@@ -89,17 +103,16 @@ class Training:
         LOG.write("finished", rank, digest=job.state_digest(self.model, self.optimizer))
 
 
-def main() -> None:
+def run(training: Training) -> None:
     """Run this rank until all ranks have finished."""
-    training = Training()
     recovery = training.recovery
     reexecutable(
         training.block,
-        report=recovery.report,
+        report=training.report,
         enter=lambda g: recovery.enter(g.number, g.layout, keeps_state=g.keeps_state),
     )()
 
 
 if __name__ == "__main__":
-    main()
+    run(Training())
     sys.stdout.flush()

@@ -36,6 +36,7 @@ from resilience.inprocess.variables import (
     GLOO_INTERFACE,
     MAX_RESTARTS,
     NCCL_ERRORS,
+    NCCL_LEAVES_THEM,
     NUM_THREADS,
     RUN_ID,
 )
@@ -262,7 +263,10 @@ def _serve(agent: Agent, console: Console) -> int:
 
 
 def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
-    """Return what torchrun tells each worker beside its rank."""
+    """Return what torchrun tells each worker beside its rank.
+
+    But for errors of NCCL where workers live on: torchrun has torch end the process then.
+    """
     max_restarts = options.process_restarts_max if options.recovers else options.max_restarts
     # What gloo listens on is then reached by nobody who does not reach the agent.
     interface = os.environ.get(GLOO_INTERFACE) or find_interface(options.local_addr)
@@ -272,7 +276,7 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
         RUN_ID: options.rdzv_id,
         # Also for one worker: a process whose imports start threads cannot be forked.
         NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
-        NCCL_ERRORS: os.environ.get(NCCL_ERRORS, "1"),
+        NCCL_ERRORS: os.environ.get(NCCL_ERRORS, NCCL_LEAVES_THEM if options.recovers else "1"),
     }
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
@@ -22,6 +23,7 @@ from resilience.comm.forbid import forbid_collectives
 from resilience.comm.gate import Gate
 from resilience.comm.page import Activity
 from resilience.errors import CorruptionError
+from resilience.state.device import await_kernels, check_readable, on_devices
 from resilience.state.digest import digest_state
 from resilience.state.layout import Layout
 from resilience.state.move import run_transfers
@@ -121,6 +123,7 @@ class Recovery:
         self._before_update = before_update or (lambda: None)
         self._keep = keep or (lambda: None)
         self._view: StateView | None = None
+        self._on_devices: list[Tensor] = []
         self._member_generation = -1
         self._layout: Layout | None = None
         self._digest: str | None = None
@@ -148,6 +151,7 @@ class Recovery:
     def bind(self, view: StateView) -> None:
         """Take the state that all else is about; before each `resume`."""
         self._view = view
+        self._on_devices = on_devices([each.tensor for each in view.tensors()])
 
     # ---- reports
 
@@ -162,8 +166,13 @@ class Recovery:
         self._member_generation, self._layout = generation, layout
 
     def report(self, *, rank: int, node: str, generation: int) -> Report:
-        """Return what this rank holds; only after its training thread has stopped."""
+        """Return what this rank holds; only after its training thread has stopped.
+
+        What is on a device is read before. Raises DeviceLostError where that fails: the rank holds
+        nothing then, and its process has to end.
+        """
         assert self._layout is not None
+        check_readable(self._on_devices)
         seat = self._layout.seat(rank)
         return Report(
             rank=rank,
@@ -287,12 +296,13 @@ class Recovery:
     def commit(self, members: Members) -> Iterator[None]:
         """Pass the gate, then run the block, which ends the update of this step.
 
-        All that changes gradients has ended before, on this rank as on every
-        other. The block may hold no collective. Raises BrokenError where the
-        gate was not passed, CorruptionError where this rank's state is not what
-        its last update left.
+        All that changes gradients was called before, on this rank as on every
+        other; what a device still has to do of it is waited for here. The block
+        may hold no collective. Raises BrokenError where the gate was not passed,
+        CorruptionError where this rank's state is not what its last update left.
         """
         step = self.mark.step
+        await_kernels(self._on_devices)
         self.mark = replace(self.mark, phase=Phase.REDUCED, gradient_generation=members.number)
         members.mark(Activity.GATE, step)
         self._reach("gate", step)

@@ -44,10 +44,11 @@ from resilience.inprocess.variables import rank_variables
 from resilience.state.report import Report
 
 T = TypeVar("T")
+R = TypeVar("R")
 GROUP_DEADLINE = timedelta(seconds=30)
 COLLECTIVE_DEADLINE = timedelta(minutes=30)
 BAD_HOOK_STATUS = 71
-"""Exit status of a worker whose hook or health check failed; the agent replaces it."""
+"""Exit status of a worker whose hook, health check or report failed; the agent replaces it."""
 
 
 class GaveUp(SystemExit):
@@ -66,7 +67,10 @@ class Reporter(Protocol):
     """Tells the other ranks what this rank holds."""
 
     def __call__(self, *, rank: int, node: str, generation: int) -> Report:
-        """Return the report; called after the block has stopped."""
+        """Return the report; called after the block has stopped.
+
+        A process in which it raises is replaced: it holds nothing that others could count on.
+        """
 
 
 class SaveAlone(Protocol):
@@ -290,8 +294,10 @@ class _Loop(Generic[T]):
         for hook in (self.hooks.finalize, self.hooks.health_check):
             if hook is not None:
                 self._call(hook)
-        report = self.report(
-            rank=generation.rank, node=generation.node, generation=generation.number
+        report = self._call(
+            lambda: self.report(
+                rank=generation.rank, node=generation.node, generation=generation.number
+            )
         )
         self.link.send(
             Stopped(generation=generation.number, rank=generation.rank, report=report.to_json())
@@ -302,10 +308,10 @@ class _Loop(Generic[T]):
         if self.hooks.abort is not None:
             self._call(self.hooks.abort)
 
-    def _call(self, hook: Callable[[], None]) -> None:
-        """Call a user's hook; a process whose hook fails is replaced."""
+    def _call(self, hook: Callable[[], R]) -> R:
+        """Call a user's hook, or what reports; a process in which that fails is replaced."""
         try:
-            hook()
+            return hook()
         except BaseException:  # noqa: BLE001 - a hook may fail in any way
             traceback.print_exc()
             sys.stderr.flush()

@@ -8,6 +8,13 @@ MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 RUN_ID = "TORCHELASTIC_RUN_ID"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+NCCL_LEAVES_THEM = "0"
+"""torch's watchdog notes an error of NCCL, and neither ends the process nor aborts a communicator.
+
+With 1 and 3 survivors of a dead peer would end. With 2 they would live, but the watchdog would
+abort at a moment of its own: the stream runs on over garbage then, and the gate, which knows of
+the breaks of its generation alone, could be passed with it.
+"""
 NUM_THREADS = "OMP_NUM_THREADS"
 GLOO_CONNECTS_LATE = "TORCH_GLOO_LAZY_INIT"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"

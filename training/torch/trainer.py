@@ -78,8 +78,6 @@ class TorchTrainer:
         self._set_view(plan_placement(self._settings, group.layout, group.rank))
 
     def _build(self, group: WorkerGroup) -> None:
-        if group.device.type == "cuda" and not self._is_restartable:
-            _choose_fixed_order()
         model = spread_core(
             self._core,
             self._settings,
@@ -174,10 +172,3 @@ def _make_optimizer(job: Job, core: nn.Module) -> Optimizer:
         {"params": kept, "weight_decay": 0.0},
     ]
     return AdamW(groups, **plan_adamw(options))
-
-
-def _choose_fixed_order() -> None:
-    """Take the kernels whose sums have one order, where there are such."""
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    # Nothing here reads memory before it is written, and to fill it takes time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -48,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     agent = socket.socket(fileno=int(arguments[0]))
+    # Else numpy's own library starts threads of its own at import, OMP_NUM_THREADS of them.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in arguments[1:]:
         try:
             importlib.import_module(name)

@@ -2,8 +2,8 @@
 
 FAULTS is a JSON list of {"kind", "at", "rank", "step"}, each of which happens once in a run.
 `at` is a place of a step (forward, reduce, gate, before_update, update, after_update), of a
-recovery (recovery) or a hook; for the last two `step` may be left out. With `after` it does not
-happen before the fault of that number has.
+recovery (recovery), a hook or the report; for the last two `step` may be left out. With `after` it
+does not happen before the fault of that number has.
 
 With EVENTS, the path of the run's log, rank 0 notes each step there and prints it with WORDS, and
 each step takes STEP_S longer.
@@ -35,6 +35,7 @@ from resilience.inprocess.event_pipe import open_events
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import read_handles
 from resilience.state.digest import digest_state
+from resilience.state.report import Report
 from resilience.state.torch_state import TorchState, materialise
 from resilience.state.transfer_buffer import TransferBuffer
 
@@ -279,6 +280,11 @@ def enter(generation: Generation) -> None:
         log.enter(generation.number, rank=generation.rank)
 
 
+def report(*, rank: int, node: str, generation: int) -> Report:
+    reach("report")
+    return rec.report(rank=rank, node=node, generation=generation)
+
+
 def main() -> None:
     if os.environ.get("ORDERLY"):
         signal.signal(signal.SIGTERM, lambda number, frame: is_asked.append(number))
@@ -293,7 +299,7 @@ def main() -> None:
     )
     digest = reexecutable(
         block,
-        report=rec.report,
+        report=report,
         hooks=hooks,
         options=BlockOptions(fatal=(FatalError,), is_all=bool(os.environ.get("IS_ALL"))),
         enter=enter,

@@ -45,6 +45,8 @@ HANGS = [
     fault("thread", "forward", 1, 5),
 ]
 HOOKS = [
+    fault("raise", "forward", 2, 0),
+    fault("raise", "report", 1),
     # What a break ends by itself may end sooner than the break comes, and then nothing is aborted.
     fault("pipe", "forward", 1, 1),
     fault("raise", "abort", 1),

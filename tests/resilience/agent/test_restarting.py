@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from resilience.agent.__main__ import _worker_variables
+from resilience.inprocess.variables import NCCL_ERRORS
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import (
     LIMIT_S,
@@ -266,7 +269,30 @@ def test_worker_is_told_what_torchrun_tells_it(
     for own, its in zip(ours, theirs, strict=True):
         told = set(its) - set(os.environ) - NOT_TOLD - {"OUT"} | {"OMP_NUM_THREADS"}
         assert told - set(own) == set()
-        assert {name for name in told if own[name] != its[name]} == OTHER_VALUES
+        differing = {name for name in told if own[name] != its[name]}
+        assert differing == OTHER_VALUES | ({NCCL_ERRORS} if recovery != ONE_NODE else set())
+
+
+@pytest.mark.parametrize(
+    ("recovers", "given", "told"),
+    [(True, None, "0"), (False, None, "1"), (True, "2", "2"), (False, "3", "3")],
+)
+def test_survivors_of_a_dead_peer_of_nccl_live_unless_a_job_says_else(
+    recovers: bool, given: str | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's watchdog ends the process with 1 and 3, and aborts communicators with 1 and 2."""
+    monkeypatch.delenv(NCCL_ERRORS, raising=False)
+    if given is not None:
+        monkeypatch.setenv(NCCL_ERRORS, given)
+    options = argparse.Namespace(
+        recovers=recovers,
+        process_restarts_max=3,
+        max_restarts=0,
+        local_addr="127.0.0.1",
+        rdzv_id="id",
+    )
+
+    assert _worker_variables(options)[NCCL_ERRORS] == told
 
 
 def _run_torchrun(run: Run, folder: Path, program: str) -> None:

@@ -55,3 +55,24 @@ def test_program_that_has_closed_its_output_fails_as_it_does(words: str, run: Ru
 
     assert run.wait() == (3 if "exit" in words else 1), run.show()
     run.assert_nothing_left()
+
+
+def test_workers_with_several_threads_each_are_forked_from_a_process_with_one(run: Run) -> None:
+    program = run.folder / "program.py"
+    program.write_text(
+        "import os, pathlib, sys, torch\n"
+        "pathlib.Path(os.environ['OUT'], 'threads').write_text(str(torch.get_num_threads()))\n"
+        "sys.exit(3)\n"
+    )
+
+    run.start(
+        "n0",
+        *("--nproc-per-node", "1"),
+        program=(str(program),),
+        # Else the imports are those of the test's own process.
+        is_real=True,
+        variables={"OMP_NUM_THREADS": "2"},
+    )
+
+    assert run.wait() == 3, run.show()
+    assert (run.folder / "out" / "threads").read_text() == "2"

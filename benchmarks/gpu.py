@@ -1,0 +1,255 @@
+"""What one NVIDIA GPU shows of recovery: two ranks share it, through gloo with its tensors.
+
+    python -m benchmarks.gpu [--parts fork,sticky,gate,bits]
+
+Prints a table with the machine's name. Without a GPU every part is "not shown", with status 0;
+status 1 says that a part does not hold. `--device cpu` runs what has a meaning there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import figures, machine
+from benchmarks.events import Event
+from benchmarks.faultbench import Limits, System, make_plan, run_folder, run_job
+from benchmarks.gpu_gate import take_step
+from benchmarks.jobplan import MICRO_BATCH, Fault, Kind
+from benchmarks.ours import PRELOADED, start_workers
+from resilience.state.report import Phase
+
+NUM_RANKS = 2
+VICTIM = 1
+FAULT_STEP = 4
+STALL_S = 60.0
+BITS_STEPS, BITS_RUNS = 50, 3
+FLAGS = {
+    "none": "no flag",
+    "cublas": "CUBLAS_WORKSPACE_CONFIG=:4096:8",
+    "product": "that and use_deterministic_algorithms(True, warn_only=True), as the trainers have",
+    "strict": "that without warn_only",
+}
+STICKY: dict[Kind, str] = {
+    "assert": "a device-side assertion",
+    "address": "an illegal address",
+}
+NO_GPU = "no GPU"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one part came to. `is_shown` is None where nothing could show it."""
+
+    part: str
+    what: str
+    is_shown: bool | None
+    seen: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RanksRun:
+    """A run of the ranks: its events, and all that its processes have printed."""
+
+    end: str
+    events: tuple[Event, ...]
+    log: str
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether it came to its last step."""
+        return self.end == "finished"
+
+
+def run_ranks(
+    device: str, *, num_steps: int, flags: str = "product", faults: tuple[Fault, ...] = ()
+) -> RanksRun:
+    """Train with two ranks on one device under an agent, whose zygote has all modules."""
+    variables = {"GPU_BENCHMARK_DEVICE": device, "GPU_BENCHMARK_FLAGS": flags}
+    system = System(
+        name="gpu",
+        what="two ranks on one device",
+        start=lambda plan: start_workers(
+            plan,
+            "benchmarks.recovery_peers.gpu_worker",
+            preloaded=(*PRELOADED, "training.preload"),
+            variables=variables,
+        ),
+        missing=lambda: None,
+    )
+    with run_folder() as folder:
+        plan = make_plan(system, folder, num_steps=num_steps, faults=faults)
+        plan = dataclasses.replace(plan, num_ranks=NUM_RANKS)
+        run = run_job(system, plan, Limits(stall_s=STALL_S))
+        log = Path(folder, "log").read_text("utf-8", "replace")
+    return RanksRun(end=f"{run.end} {run.words}".strip(), events=run.events, log=log)
+
+
+def show_fork(device: str, *, num_steps: int = 3) -> list[Row]:
+    """Show that the process which forks workers has no context, and the workers have one."""
+    run = run_ranks(device, num_steps=num_steps)
+    opened = figures.named(run.events, "opened")
+    zygotes = {tuple(each.values["zygote"]) for each in opened}
+    own = {bool(each.values["own"]) for each in opened}
+    return [
+        Row(
+            part="fork",
+            what="the zygote opens no device file, each forked worker trains on the device",
+            is_shown=run.is_finished and zygotes == {()} and own == {device != "cpu"},
+            seen=f"{run.end}; zygote: {sorted(zygotes)}; workers with a device open: {own}",
+        )
+    ]
+
+
+def show_sticky(device: str) -> list[Row]:
+    """Show that a rank whose kernel failed is replaced, and the other one is its source."""
+    kinds = list(STICKY) if device != "cpu" else list(STICKY)[:1]
+    num_steps = FAULT_STEP + 4
+    calm = run_ranks(device, num_steps=num_steps)
+    rows = []
+    for kind in kinds:
+        fault = Fault(kind=kind, rank=VICTIM, step=FAULT_STEP)
+        run = run_ranks(device, num_steps=num_steps, faults=(fault,))
+        problems = judge_sticky(calm.events, run)
+        costs = figures.judge_faults(run.events, num_ranks=NUM_RANKS, micro_batch=MICRO_BATCH)
+        recovery_s = costs[0].recovery_s if costs else None
+        took = "-" if recovery_s is None else f"{recovery_s:.2f} s"
+        # What the driver or gloo makes of the error may end the process before.
+        how = "its report failed" if "DeviceLostError" in run.log else "it ended before its report"
+        rows.append(
+            Row(
+                part="sticky",
+                what=f"{STICKY[kind]}: that rank is replaced at once and repaired from the other",
+                is_shown=not problems,
+                seen=", ".join(problems) or f"{took}, same bits; {how}",
+            )
+        )
+    return rows
+
+
+def judge_sticky(calm: Sequence[Event], run: RanksRun) -> list[str]:
+    """Return what a run does not show of the rank that failed, or of the other one. Pure."""
+    restored = figures.named(run.events, "restored")
+    processes = {
+        rank: {each.pid for each in restored if each.rank == rank} for rank in range(NUM_RANKS)
+    }
+    last = {each.rank: each.values for each in restored}
+    other = 1 - VICTIM
+    claims = {
+        f"the run did not finish: {run.end}": run.is_finished,
+        "the victim was not replaced": len(processes[VICTIM]) == 2,
+        "the other rank was replaced": len(processes[other]) == 1,
+        "the victim was not repaired from the other": VICTIM in last
+        and (last[VICTIM]["role"], last[VICTIM]["source"]) == ("repaired", other),
+        "the other did not keep its state": other in last
+        and last[other]["role"] in ("kept", "rolled_forward"),
+        "the bits differ": figures.is_equal(calm, run.events) is True,
+    }
+    return [problem for problem, holds in claims.items() if not holds]
+
+
+def show_gate(device: str) -> list[Row]:
+    """Show that no gate is entered before the host has seen the gradients end."""
+    target = torch.device(device)
+    idle = take_step(target, is_awaited=False)
+    passed = take_step(target)
+    broken = take_step(target, is_broken=True)
+    is_long = device == "cpu" or idle.had_ended_at_gate is False
+    return [
+        Row(
+            part="gate",
+            what="the kernel is longer than the way to a gate that waits for nothing",
+            is_shown=is_long,
+            seen=f"had ended at the gate: {idle.had_ended_at_gate}",
+        ),
+        Row(
+            part="gate",
+            what="the gate is entered after the gradients' last kernel",
+            is_shown=passed.had_ended_at_gate is True and passed.phase is Phase.COMPUTING,
+            seen=f"had ended at the gate: {passed.had_ended_at_gate}",
+        ),
+        Row(
+            part="gate",
+            what="broken meanwhile: the gate is not entered, and the kernel has ended",
+            is_shown=broken.had_ended_at_gate is None
+            and broken.had_ended_after
+            and broken.phase is Phase.REDUCED,
+            seen=f"reports {broken.phase.value}, kernel ended: {broken.had_ended_after}",
+        ),
+    ]
+
+
+def show_bits(
+    device: str, *, flags: Sequence[str] = tuple(FLAGS), num_steps: int = BITS_STEPS
+) -> list[Row]:
+    """Show which flags it takes for several runs to end with the same bits."""
+    rows = []
+    for name in flags:
+        runs = [run_ranks(device, num_steps=num_steps, flags=name) for _ in range(BITS_RUNS)]
+        found = {figures.digests(each.events) for each in runs}
+        is_same = all(each.is_finished for each in runs) and len(found) == 1
+        rows.append(
+            Row(
+                part="bits",
+                what=f"{num_steps} steps, {BITS_RUNS} runs, same bits with {FLAGS[name]}",
+                # Of the other sets it is asked, not promised.
+                is_shown=is_same if name == "product" else None,
+                seen="same bits" if is_same else "; ".join(sorted({each.end for each in runs})),
+            )
+        )
+    return rows
+
+
+PARTS: dict[str, tuple[str, Callable[[str], list[Row]]]] = {
+    "fork": ("the zygote has no context, a forked worker opens one", show_fork),
+    "sticky": ("a rank whose kernel failed is replaced, the other is the source", show_sticky),
+    "gate": ("the gate is entered after the host saw the gradients end", show_gate),
+    "bits": (f"{BITS_STEPS} steps, {BITS_RUNS} runs, same bits", show_bits),
+}
+
+
+def render(row: Row) -> str:
+    """Render one line of the table."""
+    shown = {True: "yes", False: "NO", None: "not asked"}[row.is_shown]
+    if row.seen.startswith("not shown"):
+        return f"| {row.part} | {row.what} | {row.seen} | |"
+    return f"| {row.part} | {row.what} | {shown} | {row.seen} |"
+
+
+def describe_device(device: str) -> str:
+    """Return the name of what the parts run on, with the versions that matter."""
+    if device == "cpu":
+        return f"a CPU, which shows the programs and nothing of a GPU; torch {torch.__version__}"
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; return 1 where a part does not hold."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    options = parser.parse_args(arguments)
+    names = options.parts.split(",")
+    if unknown := sorted(set(names) - set(PARTS)):
+        parser.error(f"no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    is_there = options.device == "cpu" or torch.cuda.is_available()
+    print(" | ".join(f"{key} {value}" for key, value in machine.describe_machine().items()))
+    print(describe_device(options.device) if is_there else NO_GPU)
+    print("| part | what has to hold | shown | seen |\n|---|---|---|---|", flush=True)
+    has_failed = False
+    for name in names:
+        what, show = PARTS[name]
+        missing = Row(part=name, what=what, is_shown=None, seen=f"not shown: {NO_GPU}")
+        for row in show(options.device) if is_there else [missing]:
+            print(render(row), flush=True)
+            has_failed |= row.is_shown is False
+    return int(has_failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
