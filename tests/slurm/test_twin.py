@@ -36,6 +36,7 @@ TWIN = (
     "trainer.global_batch_size=16",
     f"trainer.max_steps={NUM_STEPS}",
     "trainer.log_every_n_steps=1",
+    "trainer.threads_per_worker=2",
     "trainer.optimizer.warmup_steps=4",
 )
 FAULTS = (
