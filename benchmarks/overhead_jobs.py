@@ -14,7 +14,9 @@ from benchmarks.processes import Command, ProcessJob
 HANG_DEADLINE_S = 120.0
 
 
-def agent_job(plan: JobPlan, program: Sequence[object], preload: Sequence[str]) -> ProcessJob:
+def agent_job(
+    plan: JobPlan, program: Sequence[object], preload: Sequence[str], more: Sequence[str] = ()
+) -> ProcessJob:
     """Start `python -m PROGRAM` under an agent that keeps one warm spare."""
     options = {
         "--nproc-per-node": plan.num_ranks,
@@ -26,7 +28,7 @@ def agent_job(plan: JobPlan, program: Sequence[object], preload: Sequence[str]) 
         "--hang-deadline-s": HANG_DEADLINE_S,
     }
     arguments = [sys.executable, "-m", "resilience.agent"]
-    arguments += [f"{key}={value}" for key, value in options.items()]
+    arguments += [*(f"{key}={value}" for key, value in options.items()), *more]
     for module in preload:
         arguments += ["--preload", module]
     arguments += ["--", "python", "-m", *map(str, program)]

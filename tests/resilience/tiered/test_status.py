@@ -175,6 +175,7 @@ def test_two_real_nodes(tmp_path: Path) -> None:
     assert output.count(f"store folder:{tmp_path / 'store'} answers") == 2
     assert output.endswith(
         "namespace run of job job\n"
+        "  in the store: step 4 of 4\n"
         "  step  generation  complete  size     in memory of (shards)   store\n"
         "  4     0           yes       2.0 MiB  node-0 2/2, node-1 2/2  2/2\n"
     )
