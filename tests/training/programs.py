@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def write_norms(arguments: list[str]) -> int:
     status = main(arguments)
     (run_dir / f"norms-{os.environ['RANK']}.json").write_text(json.dumps(norms))
     return status
+
+
+def train_quietly(arguments: list[str]) -> int:
+    """Train; what Megatron warns of at its import is no error."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"megatron\.")
+    return main(arguments)
 
 
 def write_small_files(arguments: list[str]) -> int:
