@@ -40,9 +40,14 @@ def write_norms(arguments: list[str]) -> int:
     return status
 
 
-def train_quietly(arguments: list[str]) -> int:
-    """Train; what Megatron warns of at its import is no error."""
+def ignore_warnings_of_megatron() -> None:
+    """Take what Megatron warns of at its import for no error."""
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"megatron\.")
+
+
+def train_quietly(arguments: list[str]) -> int:
+    """Train, with Megatron or without."""
+    ignore_warnings_of_megatron()
     return main(arguments)
 
 

@@ -24,6 +24,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sequence": {"tensor_parallel": 2, "sequence_parallel": True},
     "pipeline": {"pipeline_parallel": 2},
     "experts": {"expert_parallel": 2},
+    "experts-tensor": {"expert_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True},
+    "experts-sequence": {"tensor_parallel": 2, "sequence_parallel": True},
     "tensor-pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2, "num_devices": 8},
     "long-pipeline": {"pipeline_parallel": 4, "num_devices": 8},
 }
@@ -48,7 +50,7 @@ def make_megatron_job(layout: str, **values: Any) -> Job:
         recovers=recovers,
         num_devices=own.pop("num_devices", 4),
         values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
-        model=_GPT_OSS if layout == "experts" else _LLAMA,
+        model=_GPT_OSS if "experts" in layout else _LLAMA,
     )
 
 
@@ -84,6 +86,7 @@ BF16 = {"precision": "bf16"}
         slow("sequence", BF16, id="sequence-bf16"),
         slow("pipeline", {}, id="pipeline"),
         slow("experts", BF16, id="experts-bf16"),
+        slow("experts-tensor", OVERLAP, id="experts-tensor-overlap"),
         slow("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
         slow("long-pipeline", {}, id="long-pipeline"),
     ],
@@ -116,7 +119,7 @@ def test_losses_are_those_of_the_torch_trainer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["experts", "sharded"])
+@pytest.mark.parametrize("layout", ["experts", "experts-tensor", "experts-sequence", "sharded"])
 def test_losses_of_experts_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:
