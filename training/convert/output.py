@@ -18,7 +18,7 @@ from training.errors import CheckpointError
 from training.group import WorkerGroup
 from training.weights.export import write_model
 
-FILE_BYTES_MAX = 256 << 20
+FILE_BYTES_MAX = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import GptOssConfig, LlamaConfig
 
+from launcher.job.workload import Model
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
-from training.plan import plan_files
+from training.plan import plan_files, plan_model_config
 
 FILE_BYTES_MAX = 4 << 30
 
@@ -61,6 +63,14 @@ def write_model(
                 shutil.copyfile(each, unfinished / each.name)
             _write_rest(config, unfinished, files, sizes)
             _publish(unfinished, path)
+
+
+def make_config(model: Model) -> Any:
+    """Return a model's configuration, of transformers."""
+    is_llama = model.architecture == "llama"
+    config = (LlamaConfig if is_llama else GptOssConfig)(**plan_model_config(model))
+    config.architectures = ["LlamaForCausalLM" if is_llama else "GptOssForCausalLM"]
+    return config
 
 
 def _write_file(path: Path, names: list[str], gather: Callable[[str], Tensor]) -> None:

@@ -56,7 +56,8 @@ def test_a_source_that_is_none_is_refused(convert, tmp_path):
 def test_a_folder_of_something_else_is_refused(convert, packed):
     (packed / "config.json").unlink()
 
-    assert convert() == (2, f"SOURCE {packed} has no config.json, as weights have")
+    neither = "has neither a config.json, as weights have, nor a job.json, as runs have"
+    assert convert() == (2, f"SOURCE {packed} {neither}")
 
 
 def test_plain_weights_are_refused(convert, packed):
