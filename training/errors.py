@@ -7,6 +7,7 @@ TrainingError
 |-- GroupError       the workers did not find each other in time
 |-- CheckpointError  a checkpoint could not be written, or not be read again
 |-- OwnedError       the checkpoints' namespace is another run's (status 2)
+|-- ConversionError  weights that were named cannot be converted, or not to there (status 2)
 `-- DivergedError    a step is not finite, and would not be when it is run again
 
 Each ends the worker with one line on stderr and status 1, unless it says another; everything else
@@ -44,6 +45,12 @@ class CheckpointError(TrainingError):
 
 class OwnedError(TrainingError):
     """The namespace belongs to another run, and nobody has said what to do about that."""
+
+    exit_status = 2
+
+
+class ConversionError(TrainingError):
+    """What is to be converted is not there or needs no conversion, or its target exists."""
 
     exit_status = 2
 

@@ -174,7 +174,7 @@ class Loop:
         self.progress.begin()
         self._trainer.discard()
         # What is settled is the update that the state comes from.
-        self.watch.step = self.progress.step - 1
+        self.watch.go_to(self.progress.step - 1)
         self._trainer.settle()
         if resumed is not None:
             self._note_resumed(resumed)

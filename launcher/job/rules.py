@@ -173,11 +173,11 @@ def _experts(job: JobContent, trainer: MegatronTrainer) -> Iterator[str]:
             f"trainer.tensor_parallel {trainer.tensor_parallel} of a model with experts needs "
             "trainer.sequence_parallel, which is false; set it to true, or tensor_parallel to 1"
         )
-    # Megatron takes the expert ranks from tensor, context and data parallelism together.
-    ranks = trainer.world_size // (trainer.tensor_parallel * trainer.pipeline_parallel)
+    # Megatron divides no expert by tensor rank: all ranks of a stage hold experts of their own.
+    ranks = trainer.world_size // trainer.pipeline_parallel
     if ranks % (degree * trainer.num_replicas):
         yield (
-            f"data-parallel size {ranks} of the experts does not divide by "
+            f"the number of ranks of a stage, {ranks}, does not divide by "
             f"trainer.expert_parallel {degree} x trainer.num_replicas {trainer.num_replicas}"
         )
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,17 @@ def write_norms(arguments: list[str]) -> int:
     status = main(arguments)
     (run_dir / f"norms-{os.environ['RANK']}.json").write_text(json.dumps(norms))
     return status
+
+
+def ignore_warnings_of_megatron() -> None:
+    """Take what Megatron warns of at its import for no error."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"megatron\.")
+
+
+def train_quietly(arguments: list[str]) -> int:
+    """Train, with Megatron or without."""
+    ignore_warnings_of_megatron()
+    return main(arguments)
 
 
 def write_small_files(arguments: list[str]) -> int:

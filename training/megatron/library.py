@@ -6,7 +6,7 @@ generation; the sums have the same bits. What its local layers lack on a CPU is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,15 +108,21 @@ def adapt(*, device_type: str) -> None:
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     token_dispatcher.maybe_move_tensor_to_cpu = _to_lists
-    layers.reduce_from_tensor_model_parallel_region = _reduce_from_tensor_ranks
+    for name in (
+        "reduce_from_tensor_model_parallel_region",
+        "reduce_scatter_to_sequence_parallel_region",
+    ):
+        setattr(layers, name, _over_several_ranks(getattr(mappings, name)))
 
 
-def _reduce_from_tensor_ranks(values: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def _over_several_ranks(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Leave values of a single rank as they are: an expert's bias is added to them in place."""
-    if group is not None and group.size() == 1:
-        return values
-    reduced: Tensor = mappings.reduce_from_tensor_model_parallel_region(values, group=group)
-    return reduced
+
+    def reduce_if_any(values: Tensor, group: ProcessGroup | None = None) -> Tensor:
+        is_alone = group is not None and group.size() == 1
+        return values if is_alone else reduce(values, group=group)
+
+    return reduce_if_any
 
 
 @contextmanager

@@ -100,6 +100,7 @@ def build_model(plan: MegatronPlan) -> MegatronModel:
     )
     if config.bf16:
         core = core.bfloat16()
+    _mark_experts(core)
     chunk = DistributedDataParallel(config, DistributedDataParallelConfig(**plan.ddp), core)
     with built_alone():
         optimizer = get_megatron_optimizer(
@@ -160,6 +161,18 @@ def _layer_specification(config: Any) -> Any:
     return TransformerBlockSubmodules(
         layer_specs=[layer] * get_num_layers_to_build(config, None, stage), layer_norm=RMSNorm
     )
+
+
+def _mark_experts(core: Any) -> None:
+    """Say of experts, which tensor ranks do not divide, what is to be made of their gradients.
+
+    Tensor ranks give an expert other tokens. Megatron sums over them in the experts' own groups,
+    which it has under expert parallelism alone, and there no rank has what another one counts.
+    """
+    for name, parameter in core.named_parameters():
+        if ".local_experts." in name:
+            setattr(parameter, "sequence_parallel", not is_expert(parameter))  # noqa: B010
+            setattr(parameter, "tensor_model_parallel", is_expert(parameter))  # noqa: B010
 
 
 def _find_shards(core: Any, parts: tuple[Any, ...]) -> Iterator[Shard]:

@@ -5,7 +5,7 @@
     q_proj, k_proj, v_proj           linear_qkv: per query group its q heads, its k, its v head
     o_proj, down_proj                linear_proj, linear_fc2: columns by tensor rank
     gate_proj, up_proj               linear_fc1: a tensor rank's part of gate, then that of up
-    experts.gate_up_proj, down_proj  linear_fc1, linear_fc2 of each expert, transposed
+    experts.gate_up_proj, down_proj  linear_fc1, linear_fc2 of each expert, transposed and whole
     self_attn.sinks                  core_attention.softmax_offset: by tensor rank
 
 The way back is the same table: what a rank holds is written where it stands.
@@ -88,7 +88,7 @@ def pieces(name: str, model: Model, place: Place) -> tuple[Piece, ...]:
         return tuple(_attention(inner.removeprefix("self_attention."), layer, model, place))
     if (expert := _EXPERT.fullmatch(inner)) is not None:
         number = place.first_expert + int(expert[1])
-        return tuple(_expert(f"{expert[2]}.{expert[3]}", number, layer, model, place))
+        return tuple(_expert(f"{expert[2]}.{expert[3]}", number, layer, model))
     return tuple(_mlp(inner, layer, model, place))
 
 
@@ -130,23 +130,23 @@ def _mlp(name: str, layer: str, model: Model, place: Place) -> Iterator[Piece]:
         raise KeyError(name)
 
 
-def _expert(name: str, number: int, layer: str, model: Model, place: Place) -> Iterator[Piece]:
+def _expert(name: str, number: int, layer: str, model: Model) -> Iterator[Piece]:
     assert isinstance(model, GptOssModel)
-    own = place.part(model.ffn_hidden_size)
+    size = model.ffn_hidden_size
     experts = f"{layer}mlp.experts."
     if name == "fc2.bias":
         yield Piece(source=f"{experts}down_proj_bias", index=(number,))
     elif name == "fc2.weight":
-        yield Piece(source=f"{experts}down_proj", index=(number, _slice(own)), is_transposed=True)
+        yield Piece(source=f"{experts}down_proj", index=(number,), is_transposed=True)
     else:
         is_weight = name == "fc1.weight"
         for part in range(2):
             # Gate and up take turns along the last axis.
-            columns = slice(2 * own.start + part, 2 * own.stop, 2)
+            columns = slice(part, 2 * size, 2)
             yield Piece(
                 source=f"{experts}gate_up_proj{'' if is_weight else '_bias'}",
                 index=(number, slice(None), columns) if is_weight else (number, columns),
-                rows=_half(part, own),
+                rows=_half(part, range(size)),
                 is_transposed=is_weight,
             )
 

@@ -65,6 +65,8 @@ def _degrees(trainer: MegatronTrainer) -> dict[str, Any]:
         "virtual_pipeline_model_parallel_size": trainer.virtual_pipeline,
         "context_parallel_size": trainer.context_parallel,
         "expert_model_parallel_size": trainer.expert_parallel,
+        # Megatron divides no expert that has biases. Tensor ranks read other samples there.
+        "expert_tensor_parallel_size": 1,
     }
 
 

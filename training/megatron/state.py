@@ -15,9 +15,9 @@ from training.megatron.model import MegatronModel, Shard
 class MegatronState:
     """Main parameters and moments of this rank's part of the distributed optimizer; a StateView.
 
-    Each is a flat part of a flat whole, which is named by stage, tensor rank and parameter, so
-    that another data-parallel size finds its own parts in it. The model's parameters are no part
-    of the state: `settle` makes them of this.
+    Each is a flat part of a flat whole, which is named by stage, tensor or expert rank and
+    parameter, so that another data-parallel size finds its own parts in it. The model's parameters
+    are no part of the state: `settle` makes them of this.
     """
 
     def __init__(self, model: MegatronModel, *, replica: int, shard: str) -> None:
@@ -64,7 +64,6 @@ def _named(name: str, shard: Shard, tensor: Tensor) -> NamedTensor:
 
 def _prefix(shard: Shard) -> str:
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    prefix = f"pp{stage}-tp{parallel_state.get_tensor_model_parallel_rank()}"
-    if not shard.is_expert:
-        return prefix
-    return f"{prefix}-ep{parallel_state.get_expert_model_parallel_rank()}"
+    if shard.is_expert:
+        return f"pp{stage}-ep{parallel_state.get_expert_model_parallel_rank()}"
+    return f"pp{stage}-tp{parallel_state.get_tensor_model_parallel_rank()}"

@@ -6,22 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
-from transformers import GptOssConfig, LlamaConfig
 
 from launcher.job import Job
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 from training.megatron.model import MegatronModel, is_expert
 from training.megatron.names import Piece, Place, pieces, shapes
-from training.plan import plan_model_config
 from training.weights.draw import fill_rows
-from training.weights.export import write_model
+from training.weights.export import make_config, write_model
 from training.weights.folder import Index, WeightsFolder, split_index
 
 _Read = Callable[[str, Index], Tensor]
@@ -112,7 +109,7 @@ def export_model(job: Job, model: MegatronModel, folder: Path, *, group: WorkerG
         return whole
 
     sizes = {name: dtype.itemsize * int(np.prod(known[name])) for name in known}
-    write_model(folder, sizes=sizes, gather=gather, config=_config(job), group=group)
+    write_model(folder, sizes=sizes, gather=gather, config=make_config(job.model), group=group)
 
 
 def _is_writer(model: MegatronModel) -> Callable[[str], bool]:
@@ -121,10 +118,3 @@ def _is_writer(model: MegatronModel) -> Callable[[str], bool]:
     is_first_expert = parallel_state.get_expert_data_parallel_rank() == 0
     parameters = dict(model.core.named_parameters())
     return lambda name: is_first_expert if is_expert(parameters[name]) else is_first
-
-
-def _config(job: Job) -> Any:
-    is_llama = job.model.architecture == "llama"
-    config = (LlamaConfig if is_llama else GptOssConfig)(**plan_model_config(job.model))
-    config.architectures = ["LlamaForCausalLM" if is_llama else "GptOssForCausalLM"]
-    return config

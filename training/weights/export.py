@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import GptOssConfig, LlamaConfig
 
+from launcher.job.workload import Model
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
-from training.plan import plan_files
+from training.plan import plan_files, plan_model_config
 
 FILE_BYTES_MAX = 4 << 30
 
@@ -37,12 +39,14 @@ def write_model(
     config: Any,
     group: WorkerGroup,
     file_bytes_max: int = FILE_BYTES_MAX,
+    beside: Sequence[Path] = (),
 ) -> None:
     """Write the folder `path`; all workers take part and return when it is there.
 
     `sizes` has the tensors' bytes by name, in the order of the files, alike on all workers.
     `gather` is called on all of them for one name after the other; what it returns counts on rank
-    0 alone. `config` is the model's, of transformers, with its architecture.
+    0 alone. `config` is the model's, of transformers, with its architecture. Files `beside` are
+    copied.
     """
     files = plan_files(sizes, file_bytes_max)
     if group.rank != 0:
@@ -53,11 +57,26 @@ def write_model(
             unfinished.mkdir(parents=True)
         for names, file_name in zip(files, _file_names(len(files)), strict=True):
             with _lead(file_name, group, path):
-                tensors = {name: gather(name).cpu().contiguous() for name in names}
-                save_file(tensors, unfinished / file_name, metadata={"format": "pt"})
+                _write_file(unfinished / file_name, names, gather)
         with _lead(_PUBLISHED, group, path):
+            for each in beside:
+                shutil.copyfile(each, unfinished / each.name)
             _write_rest(config, unfinished, files, sizes)
             _publish(unfinished, path)
+
+
+def make_config(model: Model) -> Any:
+    """Return a model's configuration, of transformers."""
+    is_llama = model.architecture == "llama"
+    config = (LlamaConfig if is_llama else GptOssConfig)(**plan_model_config(model))
+    config.architectures = ["LlamaForCausalLM" if is_llama else "GptOssForCausalLM"]
+    return config
+
+
+def _write_file(path: Path, names: list[str], gather: Callable[[str], Tensor]) -> None:
+    """Write one file, and keep nothing of it: the next one would come on top."""
+    tensors = {name: gather(name).cpu().contiguous() for name in names}
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _help_write(

@@ -1,12 +1,14 @@
 """A folder of weights in Hugging Face's layout: whether it fits a job's model, and parts of it.
 
 A worker reads only the part of a tensor that it holds, straight from the safetensors files, so no
-worker has a copy of the whole model. Quantised weights are to be expanded beforehand.
+worker has a copy of the whole model. Quantised weights are refused: `python -m training.convert`
+expands them beforehand.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from training.errors import WeightsError, first_line
 
+PACKED = "mxfp4"
+"""The way of packing weights that training.convert expands."""
 _INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
 # What may differ between the run that made the weights and the one that takes them.
@@ -37,15 +41,19 @@ Index = tuple[int | slice, ...]
 class WeightsFolder:
     """The tensors of a folder by name; raises WeightsError for what it has not, or cannot read."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files = _read_index(folder)
+    def __init__(self, folder: Path, *, key: str = "model.weights") -> None:
+        """`key` is by what a person has named the folder."""
+        self._title = f"{key} {folder}"
+        self._files = _read_index(folder, self._title)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def read(self, name: str, shape: Sequence[int], index: Index = ()) -> Tensor:
         """Return a part of a tensor, which has to have the shape."""
         path = self._files.get(name)
         if path is None:
-            raise WeightsError(f"model.weights {self._folder} has no parameter {name!r}")
+            raise WeightsError(f"{self._title} has no parameter {name!r}")
         try:
             with safe_open(path, framework="pt") as file:
                 found = file.get_slice(name)
@@ -76,13 +84,12 @@ def split_index(index: Index) -> tuple[tuple[slice, ...], Index]:
 
 def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> None:
     """Refuse weights of a model that computes something else than the job's."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
-        raise WeightsError(f"model.weights {folder} has no usable config: {reason}") from error
+    config = read_config(folder)
+    if (packing := find_packing(config)) is not None:
+        raise WeightsError(
+            f"model.weights {folder} is quantised ({packing}), and training needs plain weights; "
+            + _tell_remedy(folder, packing)
+        )
     if config.model_type != architecture:
         raise WeightsError(
             f"model.weights {folder} is of architecture {config.model_type!r}, "
@@ -96,7 +103,32 @@ def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> N
             )
 
 
-def _read_index(folder: Path) -> dict[str, Path]:
+def read_config(folder: Path, *, key: str = "model.weights") -> Any:
+    """Return the model's configuration, of transformers."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = first_line(error)
+        raise WeightsError(f"{key} {folder} has no usable config: {reason}") from error
+
+
+def find_packing(config: Any) -> str | None:
+    """Return the name of the way in which a model's weights are quantised, None for plain ones."""
+    found = getattr(config, "quantization_config", None)
+    return found and str(dict(found).get("quant_method"))
+
+
+def _tell_remedy(folder: Path, packing: str) -> str:
+    if packing != PACKED:
+        return f"training.convert expands {PACKED} alone"
+    plain = f"{folder}-plain"
+    words = shlex.join(["python", "-m", "training.convert", str(folder), plain])
+    return f"expand them with `{words}` and set model.weights to {plain}"
+
+
+def _read_index(folder: Path, title: str) -> dict[str, Path]:
     """Return the file of each parameter."""
     try:
         if (index := folder / _INDEX_NAME).exists():
@@ -106,4 +138,4 @@ def _read_index(folder: Path) -> dict[str, Path]:
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsError(f"model.weights {folder} has no safetensors: {error}") from error
+        raise WeightsError(f"{title} has no safetensors: {error}") from error

@@ -18,6 +18,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sequence": {"tensor_parallel": 2, "sequence_parallel": True},
     "pipeline": {"pipeline_parallel": 2},
     "experts": {"expert_parallel": 2},
+    "experts-tensor": {"expert_parallel": 2, "tensor_parallel": 2, "sequence_parallel": True},
+    "experts-sequence": {"tensor_parallel": 2, "sequence_parallel": True},
     "tensor-pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2, "num_devices": 8},
     "long-pipeline": {"pipeline_parallel": 4, "num_devices": 8},
 }
@@ -34,5 +36,5 @@ def make_megatron_job(layout: str, **values: Any) -> Job:
         recovers=recovers,
         num_devices=own.pop("num_devices", 4),
         values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
-        model=EXPERTS if layout == "experts" else MODEL,
+        model=EXPERTS if "experts" in layout else MODEL,
     )

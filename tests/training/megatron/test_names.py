@@ -33,6 +33,7 @@ OF_EXPERTS = [
     *SPLITS,
     pytest.param(Split(experts=2), id="ep2"),
     pytest.param(Split(experts=4, stages=2), id="ep4-pp2"),
+    pytest.param(Split(experts=2, tensor=2), id="ep2-tp2"),
 ]
 CASES = [
     *(pytest.param(LLAMA, *each.values, id=f"llama-{each.id}") for each in SPLITS),
@@ -72,9 +73,10 @@ def own_shapes(model: Model, split: Split, stage: int) -> Iterator[tuple[str, tu
         yield f"{name}mlp.router.bias", (model.num_experts,)
         for expert in range(model.num_experts // split.experts):
             inner = f"{name}mlp.experts.local_experts.{expert}."
-            yield f"{inner}linear_fc1.weight", (2 * ffn, hidden)
-            yield f"{inner}linear_fc1.bias", (2 * ffn,)
-            yield f"{inner}linear_fc2.weight", (hidden, ffn)
+            whole = model.ffn_hidden_size
+            yield f"{inner}linear_fc1.weight", (2 * whole, hidden)
+            yield f"{inner}linear_fc1.bias", (2 * whole,)
+            yield f"{inner}linear_fc2.weight", (hidden, whole)
             yield f"{inner}linear_fc2.bias", (hidden,)
 
 

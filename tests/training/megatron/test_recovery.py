@@ -40,6 +40,7 @@ BF16 = {"precision": "bf16", "dropout": 0.1}
         slow("sequence", BF16, id="sequence-bf16"),
         slow("pipeline", {}, id="pipeline"),
         slow("experts", BF16, id="experts-bf16"),
+        slow("experts-tensor", OVERLAP, id="experts-tensor-overlap"),
         slow("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
         slow("long-pipeline", {}, id="long-pipeline"),
     ],
@@ -72,7 +73,7 @@ def test_losses_are_those_of_the_torch_trainer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["experts", "sharded"])
+@pytest.mark.parametrize("layout", ["experts", "experts-tensor", "experts-sequence", "sharded"])
 def test_losses_of_experts_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:

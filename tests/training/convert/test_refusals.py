@@ -1,0 +1,170 @@
+"""What cannot be converted is told in one line, and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.training.convert.packing import write_packed
+from training.convert.__main__ import main
+
+_UP_PROJ = "model.layers.1.mlp.experts.gate_up_proj"
+
+Convert = Callable[[], tuple[int, str]]
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    folder = tmp_path / "packed"
+    write_packed(folder)
+    return folder
+
+
+@pytest.fixture
+def convert(packed: Path, capsys: pytest.CaptureFixture[str]) -> Convert:
+    """Return what converts, and tells the status and the only line on stderr."""
+
+    plain = packed.with_name("plain")
+
+    def run(source: Path = packed, target: Path = plain) -> tuple[int, str]:
+        before = set(packed.parent.iterdir())
+        status = main([str(source), str(target)])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert set(packed.parent.iterdir()) == before
+        return status, line.removeprefix("training.convert: ")
+
+    return run
+
+
+def test_a_target_that_exists_is_left_alone(convert, packed):
+    plain = packed.with_name("plain")
+    plain.mkdir()
+
+    assert convert() == (2, f"TARGET {plain} exists; name a folder that does not")
+
+
+def test_a_source_that_is_none_is_refused(convert, tmp_path):
+    assert convert(tmp_path / "none") == (2, f"SOURCE {tmp_path / 'none'} is no folder")
+
+
+def test_a_folder_of_something_else_is_refused(convert, packed):
+    (packed / "config.json").unlink()
+
+    neither = "has neither a config.json, as weights have, nor a job.json, as runs have"
+    assert convert() == (2, f"SOURCE {packed} {neither}")
+
+
+def test_plain_weights_are_refused(convert, packed):
+    plain = packed.with_name("plain")
+    assert main([str(packed), str(plain)]) == 0
+
+    status, line = convert(plain, plain.with_name("again"))
+
+    assert (status, line) == (2, f"{plain} has plain weights already; set model.weights to it")
+
+
+def test_another_packing_is_refused(convert, packed):
+    path = packed / "config.json"
+    path.write_text(path.read_text().replace("mxfp4", "fp8"))
+
+    assert convert() == (2, f"{packed} is quantised as 'fp8'; allowed: 'mxfp4'")
+
+
+@pytest.mark.parametrize("text", ["{", '{"model_type": "other"}', "[]"])
+def test_a_config_that_is_none_is_refused(convert, packed, text):
+    (packed / "config.json").write_text(text)
+
+    status, line = convert()
+
+    assert status == 1
+    assert line.startswith(f"the folder {packed} has no usable config: ")
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("lm_head.weight", "lm_head.weight"),
+        (f"{_UP_PROJ}_blocks", _UP_PROJ),
+        (f"{_UP_PROJ}_scales", f"{_UP_PROJ}_scales"),
+    ],
+)
+def test_a_tensor_that_is_missing_is_named(convert, packed, missing, told):
+    path = packed / "model.safetensors"
+    tensors = load_file(path)
+    del tensors[missing]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+    assert convert() == (1, f"the folder {packed} has no parameter {told!r}")
+
+
+def test_a_tensor_of_another_shape_is_named(convert, packed):
+    path = packed / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{_UP_PROJ}_scales"] = tensors[f"{_UP_PROJ}_scales"][:, 1:].contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+    told = f"{_UP_PROJ + '_scales'!r} in {path} has the shape (4, 127, 1), the model (4, 128, 1)"
+    assert convert() == (1, told)
+
+
+def test_a_file_that_is_cut_off_is_refused(convert, packed):
+    path = packed / "model.safetensors"
+    with path.open("rb+") as file:
+        file.truncate(path.stat().st_size // 2)
+
+    status, line = convert()
+
+    assert status == 1
+    assert line.startswith(f"the folder {packed} has no safetensors: ")
+
+
+def test_a_file_that_the_index_names_and_nobody_has_is_refused(convert, packed):
+    names = load_file(packed / "model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+    (packed / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    status, line = convert()
+
+    assert status == 1
+    assert "model-00001-of-00001.safetensors" in line
+
+
+def test_a_disk_without_room_leaves_nothing(convert, packed):
+    with files_of_at_most(50_000):
+        status, line = convert()
+
+    assert status == 1
+    assert line.startswith(f"cannot write the checkpoint {packed.with_name('plain')}: ")
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Let the kernel refuse to write larger files, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "the following arguments are required: SOURCE, TARGET"),
+        (("a", "b", "--dtype=fp16"), "'fp16' (choose from"),
+    ],
+)
+def test_wrong_arguments_are_refused(capsys, arguments, told):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
