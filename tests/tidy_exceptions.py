@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 40_170
+CODE_LINES_MAX = 40_201
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -63,8 +63,14 @@ FOREIGN_TARGETS = {
         ),
     ),
     "training/megatron/model.py": (
-        "Megatron's ways to choose layers, and to leave reductions to the last micro batch",
-        ("config.no_sync_func layer.submodules.input_layernorm layer.submodules.pre_mlp_layernorm"),
+        (
+            "Megatron's ways to choose layers, and to leave reductions to the last micro batch; "
+            "torch's way to give a tensor other memory"
+        ),
+        (
+            "config.no_sync_func layer.submodules.input_layernorm "
+            "layer.submodules.pre_mlp_layernorm main.data"
+        ),
     ),
     "training/megatron/step.py": (
         "Megatron has no call that forgets a step; torch's optimizers take options this way",

@@ -21,9 +21,20 @@ CONTEXT = multiprocessing.get_context("forkserver")
 def run_ranks(target: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
     """Call `target(rank, world_size, *arguments)` in a process each; returns the results."""
     CONTEXT.set_forkserver_preload(PRELOADED)
-    pipes = [CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
+    return _run_ranks(CONTEXT, target, world_size, arguments)
+
+
+def fork_ranks(target: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """Do the same in processes that have what this one has imported; it has no other thread."""
+    return _run_ranks(multiprocessing.get_context("fork"), target, world_size, arguments)
+
+
+def _run_ranks(
+    context: Any, target: Callable[..., Any], world_size: int, arguments: tuple[Any, ...]
+) -> list[Any]:
+    pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
-        CONTEXT.Process(target=_run, args=(pipe[1], target, rank, world_size, arguments))
+        context.Process(target=_run, args=(pipe[1], target, rank, world_size, arguments))
         for rank, pipe in enumerate(pipes)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):

@@ -23,15 +23,19 @@ class MegatronState:
     def __init__(self, model: MegatronModel, *, replica: int, shard: str) -> None:
         self.replica = replica
         self.shard = shard
-        self._tensors = [
-            _named(_prefix(each), each, kind, tensor)
+        self._entries = [
+            (f"{_prefix(each)}/{each.name}/{kind}", each, tensor)
             for each in model.shards
             for kind, tensor in _contents(each)
         ]
 
     def tensors(self) -> list[NamedTensor]:
         """Return the same tensors each time, by parameter."""
-        return self._tensors
+        return [_named(*each) for each in self._entries]
+
+    def owners(self) -> list[Tensor]:
+        """Return them as the optimizer has them: whoever sets their `data` moves them."""
+        return [tensor for _, _, tensor in self._entries]
 
     def read_rest(self) -> Mapping[str, Any]:
         """Return nothing: learning rates follow from the step."""
@@ -49,12 +53,11 @@ def _contents(shard: Shard) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _named(prefix: str, shard: Shard, kind: str, tensor: Tensor) -> NamedTensor:
-    name, tensor = f"{prefix}/{shard.name}/{kind}", tensor.detach()
+def _named(name: str, shard: Shard, tensor: Tensor) -> NamedTensor:
     if tensor.ndim == 0:
-        return NamedTensor(name=name, tensor=tensor)
+        return NamedTensor(name=name, tensor=tensor.detach())
     return NamedTensor(
-        name=name, tensor=tensor.view(-1), full_shape=(shard.size,), begin=(shard.begin,)
+        name=name, tensor=tensor.detach().view(-1), full_shape=(shard.size,), begin=(shard.begin,)
     )
 
 

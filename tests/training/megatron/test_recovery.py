@@ -10,23 +10,9 @@ import pytest
 
 from launcher.job import Job
 from tests.cases import slow
-from tests.shared import Shared
-from tests.training.jobs import GPT_OSS, LLAMA
+from tests.training.megatron.runs import GPT_OSS, LAYOUTS, LLAMA, NUM_STEPS, make_megatron_job
 from tests.training.recovery.runs import FaultOutcome, check_same, make_fault_job, run_job
 
-NUM_STEPS = 16
-# Tensor ranks divide the vocabulary, stages the layers.
-_LLAMA = {**LLAMA, "vocab_size": 260, "num_layers": 4}
-_GPT_OSS = {**GPT_OSS, "vocab_size": 260}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "sharded": {},
-    "tensor": {"tensor_parallel": 2},
-    "sequence": {"tensor_parallel": 2, "sequence_parallel": True},
-    "pipeline": {"pipeline_parallel": 2},
-    "experts": {"expert_parallel": 2},
-    "tensor-pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2, "num_devices": 8},
-    "long-pipeline": {"pipeline_parallel": 4, "num_devices": 8},
-}
 FAULTS = (
     {"kind": "exception", "place": "backward"},
     {"kind": "sigkill", "place": "forward"},
@@ -35,38 +21,6 @@ FAULTS = (
     {"kind": "exception", "place": "after_update"},
     {"kind": "sigkill", "place": "gate"},
 )
-
-
-def make_megatron_job(layout: str, **values: Any) -> Job:
-    """Return a job of 4 ranks, or of as many as its layout needs."""
-    own = {**LAYOUTS[layout], **values}
-    faults, recovers = own.pop("faults", ()), own.pop("recovers", True)
-    return make_fault_job(
-        "megatron",
-        max_steps=NUM_STEPS,
-        faults=faults,
-        recovers=recovers,
-        num_devices=own.pop("num_devices", 4),
-        values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
-        model=_GPT_OSS if layout == "experts" else _LLAMA,
-    )
-
-
-@pytest.fixture
-def undisturbed(shared: Shared) -> Callable[[Job], FaultOutcome]:
-    """Return the run of a job without faults; it is run once."""
-
-    def run(job: Job) -> FaultOutcome:
-        def make(folder: Path) -> None:
-            outcome = run_job(folder, job)
-            assert outcome.statuses == [0], folder
-            assert not outcome.left_behind
-
-        return FaultOutcome(shared.make_once(f"megatron {job.to_json()}", make), [0])
-
-    return run
-
-
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BF16 = {"precision": "bf16"}
 
@@ -112,7 +66,7 @@ def test_losses_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:
     """The same seed begins with the same weights, under whatever trainer."""
-    check_losses(undisturbed, layout, _LLAMA)
+    check_losses(undisturbed, layout, LLAMA)
 
 
 @pytest.mark.slow
@@ -121,7 +75,7 @@ def test_losses_of_experts_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:
     # Each balances its experts over other tokens: torch over a rank's, Megatron over a layer's.
-    check_losses(undisturbed, layout, {**_GPT_OSS, "router_aux_loss_coef": 0.0})
+    check_losses(undisturbed, layout, {**GPT_OSS, "router_aux_loss_coef": 0.0})
 
 
 def check_losses(

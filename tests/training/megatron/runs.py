@@ -1,0 +1,37 @@
+"""Small runs of Megatron in every layout of its ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.job import Job
+from tests.training import jobs
+from tests.training.recovery.runs import make_fault_job
+
+NUM_STEPS = 16
+# Tensor ranks divide the vocabulary, stages the layers.
+LLAMA = {**jobs.LLAMA, "vocab_size": 260, "num_layers": 4}
+GPT_OSS = {**jobs.GPT_OSS, "vocab_size": 260}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "sharded": {},
+    "tensor": {"tensor_parallel": 2},
+    "sequence": {"tensor_parallel": 2, "sequence_parallel": True},
+    "pipeline": {"pipeline_parallel": 2},
+    "experts": {"expert_parallel": 2},
+    "tensor-pipeline": {"tensor_parallel": 2, "pipeline_parallel": 2, "num_devices": 8},
+    "long-pipeline": {"pipeline_parallel": 4, "num_devices": 8},
+}
+_PARTS = ("max_steps", "num_nodes", "num_devices", "faults", "settings", "mmap", "recovers")
+"""What of a job is no key of its trainer."""
+
+
+def make_megatron_job(layout: str, **values: Any) -> Job:
+    """Return a job of 4 ranks, or of as many as its layout needs."""
+    own = {**LAYOUTS[layout], **values}
+    parts = {key: own.pop(key) for key in _PARTS if key in own}
+    return make_fault_job(
+        "megatron",
+        **{"max_steps": NUM_STEPS, "num_devices": 4, **parts},
+        values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
+        model=GPT_OSS if layout == "experts" else LLAMA,
+    )
