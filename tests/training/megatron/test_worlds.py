@@ -21,6 +21,8 @@ from tests.training.megatron.worlds import (
     train_and_save,
 )
 
+TIMEOUT_S = 240
+"""For all worlds of a case, one after the other."""
 _TRAINER = {**MEGATRON, "global_batch_size": 12, "micro_batch_size": 1}
 
 
@@ -61,7 +63,7 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             *(world(load_saved, each) for each in sizes),
             world(adopt_state, sizes[0]),
         ]
-        ((saved, *loaded, adopted),) = run_ranks(fork_worlds, 1, asked)
+        ((saved, *loaded, adopted),) = run_ranks(fork_worlds, 1, asked, timeout_s=TIMEOUT_S)
     return Worlds(saved, dict(zip(sizes, loaded, strict=True)), adopted)
 
 
