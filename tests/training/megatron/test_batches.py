@@ -54,10 +54,10 @@ def command_of(pid: int) -> bytes:
 @pytest.mark.parametrize(
     ("layout", "readers"),
     [
-        ("tensor", ["0of2", "1of2"]),
-        slow("pipeline", ["0of2", "1of2"]),
-        slow("sharded", ["0of4", "1of4", "2of4", "3of4"]),
-        slow("experts", ["0of4", "1of4", "2of4", "3of4"]),
+        pytest.param("tensor", ["0of2", "1of2"], id="tensor"),
+        slow("pipeline", ["0of2", "1of2"], id="pipeline"),
+        slow("sharded", ["0of4", "1of4", "2of4", "3of4"], id="sharded"),
+        slow("experts", ["0of4", "1of4", "2of4", "3of4"], id="experts"),
     ],
 )
 def test_a_position_is_read_once_for_all_ranks_that_want_it(

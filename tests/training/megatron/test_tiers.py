@@ -50,10 +50,10 @@ def check_went_on(outcome: FaultOutcome, expected: FaultOutcome, *, sources: set
 @pytest.mark.parametrize(
     ("layout", "values"),
     [
-        ("tensor", {}),
-        slow("sharded", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
-        slow("pipeline", {"precision": "bf16"}),
-        slow("experts", {}),
+        pytest.param("tensor", {}, id="tensor"),
+        slow("sharded", {"overlap_grad_reduce": True, "overlap_param_gather": True}, id="sharded"),
+        slow("pipeline", {"precision": "bf16"}, id="pipeline"),
+        slow("experts", {}, id="experts"),
     ],
 )
 def test_both_holders_of_a_part_are_killed_and_no_stable_step_is_lost(

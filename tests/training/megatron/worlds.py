@@ -130,16 +130,19 @@ class Rank:
         )
         self.trainer.settle()
 
-    def found(self) -> Found:
-        model: Any = self.trainer._model
-        buffers = [*model.chunk.buffers, *model.chunk.expert_parallel_buffers]
+    def parts(self) -> dict[str, tuple[int, bytes]]:
         parts = {}
         for each in self.trainer.view.tensors():
             values = each.tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             (begin,) = each.begin or (0,)
             parts[each.name] = begin, values
+        return parts
+
+    def found(self) -> Found:
+        model: Any = self.trainer._model
+        buffers = [*model.chunk.buffers, *model.chunk.expert_parallel_buffers]
         padded = sum(each.numel - each.numel_unpadded for each in buffers)
-        return Found(parts, self.compute(STEP), padded)
+        return Found(self.parts(), self.compute(STEP), padded)
 
 
 def train_and_save(rank: int, size: int, *place: Any) -> Found:
@@ -160,12 +163,11 @@ def load_saved(rank: int, size: int, *place: Any) -> Found:
 def adopt_state(rank: int, size: int, *place: Any) -> bool:
     """Return whether the state moves into shared memory as it is, and is there after a step."""
     each = Rank(rank, size, *place)
-    each.take_steps()
-    before = each.found().parts
+    before = each.parts()
     shared = SharedState([os.memfd_create("place")])
-    is_moved = shared.adopt(each.trainer.view, 0) and each.found().parts == before
+    is_moved = shared.adopt(each.trainer.view, 0) and each.parts() == before
     each.take_steps()
-    is_trained = each.found().parts != before
+    is_trained = each.parts() != before
     return is_moved and is_trained and shared.holds(each.trainer.view.tensors())
 
 
