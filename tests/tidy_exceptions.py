@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 41_500
+CODE_LINES_MAX = 41_040
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -63,8 +63,10 @@ FOREIGN_TARGETS = {
         ),
     ),
     "training/megatron/model.py": (
-        "Megatron's ways to choose layers, and to leave reductions to the last micro batch; torch's "
-        "to give a tensor other memory",
+        (
+            "Megatron's ways to choose layers, and to leave reductions to the last micro batch; "
+            "torch's way to give a tensor other memory"
+        ),
         (
             "config.no_sync_func layer.submodules.input_layernorm "
             "layer.submodules.pre_mlp_layernorm main.data"

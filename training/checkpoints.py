@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from launcher.job import Job
-from launcher.job.lineage import differing_values, fixed_values
+from launcher.job.lineage import explain_misfit, fixed_values
 from resilience.events import EventLog
 from resilience.state.view import StateView
 from training.group import WorkerGroup
@@ -147,13 +147,17 @@ class SameLineage:
         self._view = view
         self._lineage = lineage
 
-    def write_rest(self, rest: Mapping[str, Any]) -> None:
-        """Take it over; ValueError names what differs, TypeError is for no state of a run."""
+    def check_rest(self, rest: Mapping[str, Any]) -> None:
+        """Raise ValueError that names what differs, and TypeError for no state of a run."""
         saved = rest["recovery"].get(LINEAGE)
         if not isinstance(saved, Mapping):
             raise TypeError("it does not say of which model it is, as states of runs do")
-        if changes := differing_values(saved, self._lineage):
-            raise ValueError(f"it fits another job: {'; '.join(map(str, changes))}")
+        if misfit := explain_misfit(saved, self._lineage):
+            raise ValueError(misfit)
+
+    def write_rest(self, rest: Mapping[str, Any]) -> None:
+        """Take it over, where `check_rest` has nothing against it."""
+        self.check_rest(rest)
         self._view.write_rest(rest)
 
 

@@ -17,7 +17,13 @@ from launcher.composition.choice import nearest
 from launcher.composition.messages import OPEN_MAPPINGS, first_line, validation_problems
 from launcher.errors import RecipeError
 from launcher.job import Job
-from launcher.job.lineage import Change, changed_horizon, compare_jobs
+from launcher.job.lineage import (
+    CONVERSION,
+    Change,
+    are_degrees,
+    changed_horizon,
+    compare_jobs,
+)
 
 SCHEDULE = "trainer.schedule"
 """What becomes of learning rates that span the run, where the run becomes longer or shorter."""
@@ -52,6 +58,8 @@ def change_job(before: Job, overrides: Sequence[str], *, hint: str) -> ChangedJo
     stretched = (Change(SCHEDULE, None, _STRETCH),) if schedule == _STRETCH else ()
     if found.refused:
         lines = [f"{each}: no state of the run fits that" for each in found.refused]
+        if are_degrees(found.refused):
+            hint = f"{hint}; {CONVERSION}"
         raise RecipeError("\n".join([*lines, f"  {hint}"]))
     return ChangedJob(job=after, told=(*found.told, *stretched))
 

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.job.content import JobContent
 
-_FIXED = ("model", "trainer.kind", "data.tokenizer")
+_DEGREES = tuple(
+    f"trainer.{each}"
+    for each in ("tensor_parallel", "pipeline_parallel", "virtual_pipeline", "expert_parallel")
+)
+"""How Megatron divides a copy of the state, whatever the number of data-parallel ranks."""
+_FIXED = ("model", "trainer.kind", *_DEGREES, "data.tokenizer")
 """What has to be equal, a section with all that it holds."""
+CONVERSION = "python -m training.convert RUN_DIR OUT writes its weights, for model.weights=OUT"
+"""What there is of a run's state for a job that divides it otherwise."""
 _TOLD_IN_FIXED = ("model.weights", "model.init_std", "model.router_aux_loss_coef")
 """What of these may change: how a state began, or what its loss is made of."""
 _FREE = (
@@ -103,6 +110,23 @@ def differing_values(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[C
     return [
         Change(key, saved.get(key), own.get(key)) for key in keys if saved.get(key) != own.get(key)
     ]
+
+
+def explain_misfit(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return why a state of these `fixed_values` does not fit the job's; empty where it does."""
+    changes = differing_values(saved, own)
+    if changes and are_degrees(changes):
+        return f"it is divided by {_degrees(saved)}, and the job by {_degrees(own)} ({CONVERSION})"
+    return f"it fits another job: {'; '.join(map(str, changes))}" if changes else ""
+
+
+def are_degrees(changes: Iterable[Change]) -> bool:
+    """Return whether nothing differs but how Megatron divides the state."""
+    return all(each.key in _DEGREES for each in changes)
+
+
+def _degrees(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {values[key]}" for key in _DEGREES if values.get(key) is not None)
 
 
 def changed_horizon(before: JobContent, after: JobContent) -> tuple[int, int] | None:

@@ -65,6 +65,14 @@ class Distributed(Protocol):
         """Return the tensors by name as torch has them: some may be DTensors."""
 
 
+@runtime_checkable
+class Selective(Protocol):
+    """What a view offers beside, if not every state fits it."""
+
+    def check_rest(self, rest: Mapping[str, Any]) -> None:
+        """Raise ValueError or TypeError where a state with this rest does not fit."""
+
+
 class HasRest(Protocol):
     """Who keeps small data beside a state."""
 

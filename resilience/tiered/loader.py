@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from resilience.state.view import NamedTensor, StateView
+from resilience.state.view import NamedTensor, Selective, StateView
 from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import LostError, TierError
 from resilience.tiered.lending import Check
@@ -121,10 +121,11 @@ def load(
 
     Raises LostError where no copy is intact, after which the tensors hold parts of several
     states; ValueError where the state that was saved is of other tensors, with those of
-    the view as they were if one shard is all.
+    the view as they were if one shard is all; and what a Selective view raises, with its
+    tensors as they were.
     """
     own = view.shard or "0"
-    taking = _Taking(client, view.tensors(), step, generation, timeout_s, check or (lambda: None))
+    taking = _Taking(client, view, step, generation, timeout_s, check or (lambda: None))
     order = order_shards(own, num_shards, shards) if shards else [own]
     for number, shard in enumerate(order, start=1):
         taking.take(shard, is_last=number == len(order))
@@ -147,7 +148,7 @@ class _Taking:
     """One rank's tensors on their way out of shards."""
 
     client: ShardSource
-    tensors: Sequence[NamedTensor]
+    view: StateView
     step: int
     generation: int
     timeout_s: float
@@ -156,10 +157,12 @@ class _Taking:
     num_bad: int = 0
     rest: Mapping[str, Any] | None = None
     sources: list[str] = field(default_factory=list)
+    tensors: Sequence[NamedTensor] = ()
     targets: tuple[TensorPlace, ...] = ()
     lacking: list[Lack] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.tensors = self.view.tensors()
         self.targets = place_tensors(self.tensors)[0]
         self.lacking = lack_all(self.targets)
 
@@ -189,6 +192,8 @@ class _Taking:
 
     def _copy(self, loan: Lent, *, is_last: bool) -> bool:
         """Copy what is of use; False where the shard is not what it was."""
+        if isinstance(self.view, Selective):
+            self.view.check_rest(loan.meta.rest)
         memory = np.frombuffer(loan.memory, dtype=np.uint8)
         if loan.meta.tensors == self.targets:
             if unpack(memory, loan.meta, self.tensors, on_piece=self.check) is not None:

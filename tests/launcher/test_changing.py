@@ -8,6 +8,7 @@ from launcher.composition.changing import ChangedJob, change_job
 from launcher.errors import RecipeError
 from launcher.job import Job
 from tests.launcher.shipped import shipped_job
+from tests.training.jobs import LLAMA, MEGATRON, make_job
 
 JOB = shipped_job("llama/llama3_tiny_tiered", "local", ["trainer.max_steps=60"])
 
@@ -44,6 +45,20 @@ def test_what_the_state_has_to_fit_is_refused_with_both_values() -> None:
         f"model.vocab_size: {JOB.model.vocab_size} -> {JOB.model.vocab_size * 2}: no state of the "
         "run fits that\n"
         "  start another run"
+    )
+
+
+def test_another_division_of_megatrons_state_names_what_converts_it() -> None:
+    trainer = {**MEGATRON, "num_devices": 4, "tensor_parallel": 2}
+    job = make_job(trainer=trainer, model={**LLAMA, "vocab_size": 260})
+
+    text = refusal("trainer.tensor_parallel=1", "trainer.pipeline_parallel=2", job=job)
+
+    assert text == (
+        "trainer.pipeline_parallel: 1 -> 2: no state of the run fits that\n"
+        "trainer.tensor_parallel: 2 -> 1: no state of the run fits that\n"
+        "  start another run; python -m training.convert RUN_DIR OUT writes its weights, for "
+        "model.weights=OUT"
     )
 
 

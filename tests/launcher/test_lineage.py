@@ -12,10 +12,12 @@ from launcher.job.lineage import (
     changed_horizon,
     compare_jobs,
     differing_values,
+    explain_misfit,
     fixed_values,
     lineage_digest,
 )
 from tests.launcher.shipped import RECIPES, shipped_job
+from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
 
 TINY = "llama/llama3_tiny_pretrain"
 JOB = shipped_job(TINY, "local")
@@ -99,6 +101,41 @@ def test_features_and_clusters_keep_the_lineage(recipe: str) -> None:
     assert len(digests) == 1
     found = compare_jobs(shipped_job(recipe, "local"), shipped_job(recipe, "slurm"))
     assert [each.key for each in found.told] == ["cluster.kind"]
+
+
+@pytest.mark.parametrize("key", ["tensor_parallel", "pipeline_parallel", "expert_parallel"])
+def test_what_divides_megatrons_state_is_refused_with_both_layouts(key: str) -> None:
+    trainer = {**MEGATRON, "num_devices": 2}
+    before = make_job(trainer=trainer, model={**GPT_OSS, "vocab_size": 260})
+    # Whether a degree may have that value is a question for other rules.
+    other = before.model_copy(update={"trainer": before.trainer.model_copy(update={key: 2})})
+
+    found = compare_jobs(before, other)
+
+    assert [str(each) for each in found.refused] == [f"trainer.{key}: 1 -> 2"]
+    assert lineage_digest(other) != lineage_digest(before)
+    text = explain_misfit(fixed_values(before), fixed_values(other))
+    layout = ", ".join(
+        f"trainer.{each} 1" for each in ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+    )
+    assert text == (
+        f"it is divided by {layout}, and the job by "
+        f"{layout.replace(f'{key} 1', f'{key} 2')} (python -m training.convert RUN_DIR OUT writes "
+        "its weights, for model.weights=OUT)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_devices", 2), ("num_replicas", 2), ("sequence_parallel", True)]
+)
+def test_any_number_of_data_ranks_goes_on_from_megatrons_state(key: str, value: Any) -> None:
+    trainer = {**MEGATRON, "num_devices": 4, "tensor_parallel": 2}
+    before = make_job(trainer=trainer, model={**LLAMA, "vocab_size": 260})
+
+    found = compare_jobs(before, changed(f"trainer.{key}", value, before))
+
+    assert found.refused == ()
+    assert [each.key for each in found.told] == [f"trainer.{key}"]
 
 
 def test_bytes_are_the_tokenizer_of_data_that_names_none() -> None:

@@ -216,6 +216,9 @@ def _key(offer: StepOnOffer) -> _Key:
 
 
 def _describe(failed: Mapping[_Key, _Problem]) -> str:
-    """Say which steps could not be loaded."""
-    steps = "; ".join(f"step {step}: {each.text}" for (step, _), each in failed.items())
-    return f"no checkpoint on offer can be loaded: {steps}"
+    """Say which steps could not be loaded, and each reason once."""
+    steps: dict[str, list[str]] = {}
+    for (step, _), problem in failed.items():
+        steps.setdefault(problem.text, []).append(str(step))
+    parts = (f"step {', '.join(each)}: {text}" for text, each in steps.items())
+    return f"no checkpoint on offer can be loaded: {'; '.join(parts)}"

@@ -184,8 +184,8 @@ def _find_shards(core: Any, parts: tuple[Any, ...]) -> Iterator[Shard]:
         ]
         for models, mains in pairs:
             for model, main in zip(models, mains, strict=True):
-                if main.untyped_storage().nbytes() != main.nbytes:
-                    # In fp32 it is a part of the model's own buffer, and could not be moved.
+                if main.is_cpu and main.untyped_storage().nbytes() != main.nbytes:
+                    # In an fp32 model a part of it, which could not be moved into shared memory.
                     main.data = main.data.clone()
                 own = each._get_model_param_range_map(model)["param"]  # noqa: SLF001
                 yield Shard(

@@ -30,11 +30,11 @@ class MegatronState:
         ]
 
     def tensors(self) -> list[NamedTensor]:
-        """Return the tensors by parameter."""
+        """Return the same tensors each time, by parameter."""
         return [_named(*each) for each in self._entries]
 
     def owners(self) -> list[Tensor]:
-        """Return the optimizer's own objects, each of which has its memory for itself."""
+        """Return them as the optimizer has them: whoever sets their `data` moves them."""
         return [tensor for _, _, tensor in self._entries]
 
     def read_rest(self) -> Mapping[str, Any]:
@@ -54,11 +54,10 @@ def _contents(shard: Shard) -> list[tuple[str, Tensor]]:
 
 
 def _named(name: str, shard: Shard, tensor: Tensor) -> NamedTensor:
-    tensor = tensor.detach()
     if tensor.ndim == 0:
-        return NamedTensor(name=name, tensor=tensor)
+        return NamedTensor(name=name, tensor=tensor.detach())
     return NamedTensor(
-        name=name, tensor=tensor.view(-1), full_shape=(shard.size,), begin=(shard.begin,)
+        name=name, tensor=tensor.detach().view(-1), full_shape=(shard.size,), begin=(shard.begin,)
     )
 
 

@@ -13,10 +13,19 @@ from resilience.events import read_events
 from resilience.run_record import read_record, read_starts
 from tests.launcher.command import launch
 from tests.launcher.running.local_world import launcher_of, prepare, start_run, tell
-from tests.launcher.running.real_runs import go_on, named, steps, train
+from tests.launcher.running.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
+from tests.resilience.tiered.kept import wait_until
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
+MEGATRON = (
+    "recipe=llama/llama3_tiny_megatron_checkpointless",
+    *SMALL[1:],
+    "trainer.num_devices=4",
+    "trainer.max_steps=24",
+)
+SLOW = "resilience.faults.injected=[{kind: slow, place: data, step: 8, rank: 0, seconds: 5}]"
+"""Gives time to stop a run."""
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -162,6 +171,28 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
     assert [each["lr"] for each in steps(run)] == [each["lr"] for each in steps(whole)]
     assert [each["start"] for each in steps(run)] == [0] * 5 + [1] * 4 + [2] * 7
     weights = [each / "checkpoint" / "model.safetensors" for each in (whole, run)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_of_megatron_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    whole = launch(*MEGATRON, "resilience.faults=null", "run.name=whole", folder=tmp_path)
+    parts = launch(*MEGATRON, SLOW, "run.name=parts", "run.detach=true", folder=tmp_path)
+    assert (whole.status, parts.status) == (0, 0)
+    run, other = (tmp_path / "runs" / each for each in ("parts", "whole"))
+    wait_until(lambda: len(steps(run)) >= 8)
+    assert launch("cancel", str(run), folder=tmp_path).status == 0
+    num_taken = len(steps(run))
+
+    ended = go_on(run)
+
+    assert ended.status == 0, ended.err
+    assert [each["start"] for each in steps(run)] == [0] * num_taken + [1] * (24 - num_taken)
+    assert {each.step for each in named(run, "checkpoint_loaded")} == {num_taken}
+    assert [each["loss"] for each in steps(run)] == [each["loss"] for each in steps(other)]
+    weights = [each / "checkpoint" / "model.safetensors" for each in (run, other)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 

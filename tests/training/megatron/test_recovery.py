@@ -10,7 +10,7 @@ import pytest
 
 from launcher.job import Job
 from tests.cases import slow
-from tests.training.megatron.runs import EXPERTS, LAYOUTS, MODEL, NUM_STEPS, make_megatron_job
+from tests.training.megatron.runs import GPT_OSS, LAYOUTS, LLAMA, NUM_STEPS, make_megatron_job
 from tests.training.recovery.runs import FaultOutcome, check_same, make_fault_job, run_job
 
 FAULTS = (
@@ -21,8 +21,6 @@ FAULTS = (
     {"kind": "exception", "place": "settle"},
     {"kind": "sigkill", "place": "settle"},
 )
-
-
 OVERLAP = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BF16 = {"precision": "bf16", "dropout": 0.1}
 
@@ -69,7 +67,7 @@ def test_losses_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:
     """The same seed begins with the same weights, under whatever trainer."""
-    check_losses(undisturbed, layout, MODEL)
+    check_losses(undisturbed, layout, LLAMA)
 
 
 @pytest.mark.slow
@@ -78,7 +76,7 @@ def test_losses_of_experts_are_those_of_the_torch_trainer(
     undisturbed: Callable[[Job], FaultOutcome], layout: str
 ) -> None:
     # Each balances its experts over other tokens: torch over a rank's, Megatron over a layer's.
-    check_losses(undisturbed, layout, {**EXPERTS, "router_aux_loss_coef": 0.0})
+    check_losses(undisturbed, layout, {**GPT_OSS, "router_aux_loss_coef": 0.0})
 
 
 def check_losses(

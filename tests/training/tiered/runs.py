@@ -97,7 +97,11 @@ def start_nodes(
 
 def make_tiered_job(trainer: str, *, tiers: dict[str, Any] | None = None, **parts: Any) -> Job:
     """Return a job under agents that takes a checkpoint every five steps."""
-    job = make_fault_job(trainer, **parts)
+    return add_tiers(make_fault_job(trainer, **parts), tiers)
+
+
+def add_tiers(job: Job, tiers: dict[str, Any] | None = None) -> Job:
+    """Return the job with checkpoints, every five steps where nothing else is said."""
     content = job.model_dump(mode="json", by_alias=True)
     content["resilience"]["tiered"] = tiers or tiered()
     return Job.model_validate(content)

@@ -165,6 +165,24 @@ def test_step_of_another_recipe_is_refused_at_once(workers: Workers) -> None:
     )
 
 
+def test_state_of_another_recipe_is_refused_before_a_tensor_is_overwritten(
+    workers: Workers,
+) -> None:
+    workers.save(4, lineage="theirs")
+    mine = view(value=1.0)
+    loader = TierLoader(
+        workers.clients[0],
+        SameLineage(mine, {"model.num_layers": "ours"}),
+        make_group(world_size=1),
+        lambda step, reason: None,
+    )
+
+    with pytest.raises(CheckpointError, match="it fits another job"):
+        loader.load_newest(newer_than=None)
+
+    assert [each.tensor.unique().item() for each in mine.tensors()] == [1.0]
+
+
 def test_step_whose_only_copy_is_bad_is_no_loss_beside_another_state(workers: Workers) -> None:
     workers.save(8)
     (segment,) = segments(workers.daemon.folder)

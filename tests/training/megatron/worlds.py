@@ -1,0 +1,180 @@
+"""Megatron's trainer on ranks of its own, saved and loaded: its state by names, as bytes.
+
+Megatron is imported once, by a process that forks the ranks of one world after the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from launcher.job import Job
+from resilience.comm.world import World
+from resilience.state.layout import make_layout
+from resilience.state.shared import SharedState
+from resilience.tiered.client import TieredClient
+from resilience.tiered.loader import load, whole_steps
+from resilience.tiered.saver import Saver
+from tests.resilience.rank_processes import fork_ranks
+from training.group import WorkerGroup
+from training.plan import plan_copy, plan_placement
+
+STEP = 2
+NAMESPACE = "run"
+_LONG = timedelta(seconds=60)
+
+
+class _Watch:
+    """Hears of steps, and does nothing."""
+
+    places = ()
+
+    def requests(self) -> int:
+        return 0
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None: ...
+
+    def backward(self, micro_batch: int) -> None: ...
+
+    def reach(self, place: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one rank came to."""
+
+    parts: Mapping[str, tuple[int, bytes]]
+    """By name where its part of the flat whole begins, and the part."""
+    loss: float
+    """Of the next step."""
+    num_padded: int
+    """Values of gradient buffers that are nobody's."""
+
+
+class Rank:
+    """A rank's trainer in a world of one node, and its client of the node's daemon."""
+
+    def __init__(self, rank: int, size: int, job: Job, port: int, socket: str) -> None:
+        from training.megatron.trainer import MegatronTrainer
+
+        if rank == 0:
+            self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        self._world = World(device_type="cpu")
+        self._world.open(
+            host="127.0.0.1", port=port, prefix="g0", rank=rank, world_size=size, timeout=_LONG
+        )
+        copy = plan_copy(job, size)
+        layout = make_layout(
+            nodes=["node-0"],
+            num_local_ranks=size,
+            num_shards=copy.num_shards,
+            is_sharded=copy.is_sharded,
+            num_stages=copy.num_stages,
+        )
+        self._job, self._placement = job, plan_placement(job.trainer, layout, rank)
+        self.num_shards = copy.num_shards
+        self.trainer = MegatronTrainer(job, _Watch(), is_restartable=True)
+        self.trainer.take_groups(
+            WorkerGroup(
+                rank=rank,
+                layout=layout,
+                generation=0,
+                node="node-0",
+                device=torch.device("cpu"),
+                store=self._world.store,
+            )
+        )
+        self.trainer.fill()
+        self.trainer.settle()
+        self.client = TieredClient(Path(socket), namespace=NAMESPACE, job="job")
+
+    def compute(self, step: int) -> float:
+        """Compute a step of a global batch that is the same in every world."""
+        job, place = self._job, self._placement
+        generator = torch.Generator().manual_seed(step)
+        shape = (job.trainer.global_batch_size, job.data.seq_length + 1)
+        rows = torch.randint(job.model.vocab_size, shape, generator=generator)
+        own = rows[place.data_rank :: place.data_size]
+        micro_batches = own.split(job.trainer.micro_batch_size)
+        return float(self.trainer.stepper.compute(list(micro_batches), step=step).loss)
+
+    def take_steps(self) -> None:
+        for step in range(STEP):
+            self.compute(step)
+            self.trainer.stepper.update(0.1)
+            self.trainer.settle()
+
+    def save(self) -> None:
+        """Save the state, which one rank has begun."""
+        self.client.go_back(step=0, first_generation=1)
+        Saver(self.client, num_shards=self.num_shards).save(
+            self.trainer.view, step=STEP, generation=1
+        )
+
+    def load(self) -> None:
+        (offer,) = whole_steps(self.client)
+        load(
+            self.client,
+            self.trainer.view,
+            step=offer.step,
+            generation=offer.generation,
+            shards=offer.shards,
+            num_shards=self.num_shards,
+        )
+        self.trainer.settle()
+
+    def parts(self) -> dict[str, tuple[int, bytes]]:
+        parts = {}
+        for each in self.trainer.view.tensors():
+            values = each.tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            (begin,) = each.begin or (0,)
+            parts[each.name] = begin, values
+        return parts
+
+    def found(self) -> Found:
+        model: Any = self.trainer._model
+        buffers = [*model.chunk.buffers, *model.chunk.expert_parallel_buffers]
+        padded = sum(each.numel - each.numel_unpadded for each in buffers)
+        return Found(self.parts(), self.compute(STEP), padded)
+
+
+def train_and_save(rank: int, size: int, *place: Any) -> Found:
+    """Take steps and save the state."""
+    each = Rank(rank, size, *place)
+    each.take_steps()
+    each.save()
+    return each.found()
+
+
+def load_saved(rank: int, size: int, *place: Any) -> Found:
+    """Load what another world has saved."""
+    each = Rank(rank, size, *place)
+    each.load()
+    return each.found()
+
+
+def adopt_state(rank: int, size: int, *place: Any) -> bool:
+    """Return whether the state moves into shared memory as it is, and is there after a step."""
+    each = Rank(rank, size, *place)
+    before = each.parts()
+    shared = SharedState([os.memfd_create("place")])
+    is_moved = shared.adopt(each.trainer.view, 0) and each.parts() == before
+    each.take_steps()
+    is_trained = each.parts() != before
+    return is_moved and is_trained and shared.holds(each.trainer.view.tensors())
+
+
+def fork_worlds(
+    rank: int, size: int, worlds: Sequence[tuple[Any, int, tuple[Any, ...]]]
+) -> list[list[Any]]:
+    """Run one world after the other: a target, how many ranks, and its arguments."""
+    from training.megatron import preload_cpu  # noqa: F401
+
+    return [fork_ranks(target, number, *arguments) for target, number, arguments in worlds]
