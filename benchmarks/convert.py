@@ -5,7 +5,7 @@
 The model is GPT-OSS's with random weights, 1 GiB in bf16 and so much less as MXFP4. Each figure is
 of a fresh process: VmHWM beyond what it held before, which for a conversion is after its imports.
 A rank of Megatron has filled its shard once before, so that all of it is in memory. The bar is the
-largest tensor and one output file of 256 MiB.
+largest tensor and one file of 256 MiB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ KEYS = {
 LAYOUTS = {
     "expert_parallel 2": ["trainer.expert_parallel=2"],
     "tensor_parallel 2": ["trainer.tensor_parallel=2", "trainer.sequence_parallel=true"],
-    "pipeline_parallel 2": ["trainer.pipeline_parallel=2"],
 }
 
 
