@@ -54,7 +54,7 @@ def command_of(pid: int) -> bytes:
 @pytest.mark.parametrize(
     ("layout", "readers"),
     [
-        pytest.param("tensor", ["0of2", "1of2"], id="tensor"),
+        slow("tensor", ["0of2", "1of2"], id="tensor"),
         slow("pipeline", ["0of2", "1of2"], id="pipeline"),
         slow("sharded", ["0of4", "1of4", "2of4", "3of4"], id="sharded"),
         slow("experts", ["0of4", "1of4", "2of4", "3of4"], id="experts"),

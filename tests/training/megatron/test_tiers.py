@@ -50,7 +50,7 @@ def check_went_on(outcome: FaultOutcome, expected: FaultOutcome, *, sources: set
 @pytest.mark.parametrize(
     ("layout", "values"),
     [
-        pytest.param("tensor", {}, id="tensor"),
+        slow("tensor", {}, id="tensor"),
         slow("sharded", {"overlap_grad_reduce": True, "overlap_param_gather": True}, id="sharded"),
         slow("pipeline", {"precision": "bf16"}, id="pipeline"),
         slow("experts", {}, id="experts"),
