@@ -179,8 +179,8 @@ def test_a_recipe_sets_no_key_of_a_cluster(team: Path, text: str, keys: str, clu
 
 
 @pytest.mark.parametrize(("recipe", "cluster", "digest"), [
-    ("llama/llama3_70b_pretrain_checkpointless", "local", "14f1081fa367"),
-    ("llama/llama3_70b_pretrain_checkpointless", "hyperpod", "a2dc86a62924"),
+    ("llama/llama3_70b_pretrain_checkpointless", "local", "2588cd7109ed"),
+    ("llama/llama3_70b_pretrain_checkpointless", "hyperpod", "ac1de50c3b26"),
     (TINY, "local", "932fb878565c"),
     (TINY, "hyperpod", "083816437fef"),
 ])  # fmt: skip

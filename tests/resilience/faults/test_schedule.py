@@ -13,16 +13,14 @@ KINDS, PLACES = get_args(FaultKind), get_args(FaultPlace)
 ALL = (KINDS, PLACES)
 EXCEPTION = {"kind": "exception", "place": "forward", "step": 5, "rank": 1}
 GOLDEN = [
-    ("exception", "gate", 3, 3),
-    ("sigstop", "recovery", 7, 3),
-    ("exception", "forward", 7, 0),
-    ("corrupt", "backward", 9, 0),
-    ("slow", "recovery", 11, 2),
-    ("sigkill", "gate", 11, 2),
-    ("slow", "data", 15, 0),
-    ("exception", "backward", 19, 2),
-    ("slow", "reduction", 28, 3),
-    ("slow", "within_update", 30, 3),
+    ("exit", "gate", 3, 3),
+    ("sigkill", "settle", 7, 3),
+    ("sigstop", "forward", 9, 0),
+    ("exit", "gate", 11, 2),
+    ("exit", "after_update", 15, 0),
+    ("exception", "settle", 19, 3),
+    ("exit", "settle", 28, 0),
+    ("sigkill", "gate", 30, 0),
 ]
 
 

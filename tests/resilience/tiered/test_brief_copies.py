@@ -51,13 +51,16 @@ def pair(tmp_path: Path) -> Iterator[tuple[dict[str, Vault], list[PeerDoor]]]:
 def damage_once(vault: Vault) -> list[bool]:
     """Damage the first shard that comes and find it out at once, before anybody is told."""
     found: list[bool] = []
+    is_damaged = False
 
     def check() -> None:
-        if not found and vault.find(ONE):
-            found.append(False)
+        nonlocal is_damaged
+        if not is_damaged and vault.find(ONE):
+            # Before the rest, which comes here again.
+            is_damaged = True
             with vault.read(ONE) as reading:
                 reading.segment.memory[0] ^= 1
-            found[:] = [vault.check(ONE)]
+            found.append(vault.check(ONE))
 
     vault.on_change = check
     return found
