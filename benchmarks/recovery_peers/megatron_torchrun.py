@@ -107,6 +107,7 @@ def save(model: MegatronModel, next_step: int) -> None:
         shutil.rmtree(FOLDER / str(next_step - 2 * PLAN.checkpoint_every), ignore_errors=True)
 
 
+@torch.no_grad()
 def restore(model: MegatronModel) -> int:
     """Load the newest checkpoint and return the step to go on with."""
     if not NEWEST.exists():
