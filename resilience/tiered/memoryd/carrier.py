@@ -141,7 +141,9 @@ class Carrier:
         if any(map(self._delete, views)):
             return 0.0
         rest_s = self._board.rest_s(views)
-        if others := [view for view, plan in plans if plan.uploads]:
+        # A node that has sent its part of a flushed step, and ended since, has told nobody.
+        flushed = {name for name, _ in self._board.flushes()}
+        if others := [view for view, plan in plans if plan.uploads or view.namespace in flushed]:
             look_s = self._look_after(others)
             return look_s if rest_s is None else min(look_s, rest_s)
         self._others_s, self._look_s = OTHERS_FIRST_S, None
