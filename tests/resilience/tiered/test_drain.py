@@ -85,6 +85,26 @@ def test_a_store_that_never_answers_holds_up_the_end_for_so_long(
     assert "ends after 0.2 s, and the store lacks steps [3]" in daemon.outputs[0]
 
 
+def test_parts_that_others_have_sent_and_told_nobody_are_looked_for(
+    stack: ExitStack, store: Path
+) -> None:
+    """A node may end as soon as its own part is in the store."""
+    store.parent.mkdir()
+    daemon = start(stack, store, *EVERY_100, "--drain-s", "60")
+    save(daemon.client(), make_id(3, "0"), make_content(MIB, 0), num_shards=2)
+    daemon.client().flush(step=3, generation=0)
+    options = [*NODE, "--store", f"folder:{store}", *EVERY_100]
+    other = stack.enter_context(Daemon(folder=store.parents[1] / "other", options=options)).start()
+    for number in (0, 1):
+        content = make_content(MIB, number)
+        save(other.client(), make_id(3, str(number)), content, num_shards=2)
+    other.client().flush(step=3, generation=0)
+    assert other.end() == 0
+
+    assert daemon.end() == 0
+    assert steps(store) == {"000000000003-g0"}
+
+
 def test_a_flush_without_a_store_is_nothing(tmp_path: Path) -> None:
     with Daemon(folder=tmp_path / "arena").start() as daemon:
         save(daemon.client(), make_id(3), make_content(MIB, 3))
