@@ -59,8 +59,14 @@ def start_torchrun_megatron(plan: JobPlan) -> RunningJob:
     """Start the same with Megatron-Core, which this project's own Python has."""
     from benchmarks.recovery_peers import megatron_job
 
-    # An instance of the distributed optimizer alone: a user has no need of a second.
-    megatron_job.write_job(plan, "trainer.num_replicas=1", "resilience.checkpointless=null")
+    megatron_job.write_job(
+        plan,
+        # An instance of the distributed optimizer alone: a user has no need of a second.
+        "trainer.num_replicas=1",
+        "resilience.checkpointless=null",
+        # What is saved after each step has to be there.
+        "trainer.overlap_param_gather=false",
+    )
     return _torchrun(plan, sys.executable, "megatron_torchrun")
 
 

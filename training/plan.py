@@ -6,7 +6,7 @@ Nothing here imports torch, reads a file or knows which worker it runs in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,6 +81,19 @@ class CopyPlan:
         stages = f" --stages={self.num_stages}" if self.num_stages > 1 else ""
         return f"--shards={self.num_shards}{stages}"
 
+    def layout(self, nodes: Sequence[str], num_local_ranks: int) -> Layout:
+        """Return who holds what on these nodes of so many ranks each; their product is the world.
+
+        Raises ValueError where the world does not divide.
+        """
+        return make_layout(
+            nodes=nodes,
+            num_local_ranks=num_local_ranks,
+            num_shards=self.num_shards,
+            is_sharded=self.is_sharded,
+            num_stages=self.num_stages,
+        )
+
 
 def plan_copy(job: Job, world_size: int) -> CopyPlan:
     """Return how the job's trainer divides a copy of the state in a world of that size."""
@@ -141,15 +154,8 @@ def plan_layout(job: Job, environment: WorkerEnvironment) -> Layout:
             f"the variable RANK is {environment.rank}; allowed: 0 to {world_size - 1}, as "
             f"WORLD_SIZE is {world_size}"
         )
-    num_nodes = world_size // num_local_ranks
-    copy = plan_copy(job, world_size)
-    return make_layout(
-        nodes=[f"node-{number}" for number in range(num_nodes)],
-        num_local_ranks=num_local_ranks,
-        num_shards=copy.num_shards,
-        is_sharded=copy.is_sharded,
-        num_stages=copy.num_stages,
-    )
+    nodes = [f"node-{number}" for number in range(world_size // num_local_ranks)]
+    return plan_copy(job, world_size).layout(nodes, num_local_ranks)
 
 
 def plan_placement(trainer: TrainerSettings, layout: Layout, rank: int) -> Placement:

@@ -34,42 +34,20 @@ _PLACES = [
 ]
 _MEGATRONS = [getattr(module, name) for module, name in _PLACES]
 
+from benchmarks.recovery_peers.megatron_plain import PlainMegatron, Silent  # noqa: E402
 from resilience.checkpointless.recovery import Recovery  # noqa: E402
 from resilience.comm import waits  # noqa: E402
 from resilience.comm.page import Activity  # noqa: E402
 from resilience.inprocess.block import BlockOptions, reexecutable  # noqa: E402
 from resilience.inprocess.generation import Generation  # noqa: E402
 from training.group import WorkerGroup  # noqa: E402
-from training.megatron.model import build_model  # noqa: E402
-from training.megatron.plan import plan_megatron  # noqa: E402
-from training.megatron.step import MegatronStepper  # noqa: E402
 from training.megatron.trainer import MegatronTrainer  # noqa: E402
-from training.megatron.weights import fill_model  # noqa: E402
 from training.plan import plan_schedule  # noqa: E402
 
 PLAN = read_plan()
 JOB = megatron_job.read_job(PLAN)
 SCHEDULE = plan_schedule(JOB)
 clock = time.monotonic
-
-
-class Silent:
-    """A watch that hears nothing and lets no fault strike."""
-
-    places = ()
-
-    def requests(self) -> int:
-        """Ask for nothing."""
-        return 0
-
-    def forward(self, micro_batch: int, *, is_last: bool) -> None:
-        """Do nothing."""
-
-    def backward(self, micro_batch: int) -> None:
-        """Do nothing."""
-
-    def reach(self, place: str) -> None:
-        """Do nothing."""
 
 
 class Marking(Silent):
@@ -84,31 +62,6 @@ class Marking(Silent):
     def backward(self, micro_batch: int) -> None:
         """Note a backward pass."""
         self.generation.mark(Activity.BACKWARD, 0, micro_batch)
-
-
-class Plain:
-    """A copy in a loop of Megatron's own."""
-
-    def __init__(self) -> None:
-        plan = plan_megatron(JOB, JOB.trainer)  # type: ignore[arg-type]
-        self.model = build_model(plan)
-        fill_model(JOB, self.model)
-        device = torch.device("cpu")
-        self.stepper = MegatronStepper(self.model, plan, device=device, watch=Silent())
-        self._settle()
-
-    def _settle(self) -> None:
-        for part in self.model.parts:
-            part._copy_main_params_to_model_params()  # noqa: SLF001
-        if not JOB.trainer.overlap_param_gather:  # type: ignore[union-attr]
-            self.model.chunk.start_param_sync(force_sync=True)
-
-    def step(self, rows: list[Tensor], step: int) -> float:
-        """Take a step; return its loss."""
-        loss = self.stepper.compute(rows, step=step).loss
-        self.stepper.update(SCHEDULE.lr_at(step))
-        self._settle()
-        return loss
 
 
 class Contest:
@@ -142,7 +95,7 @@ class Contest:
         self.recovery.begin()
         self._trainer.settle()
         is_broken = waits._is_broken  # noqa: SLF001
-        self._plain = Plain()
+        self._plain = PlainMegatron(JOB, Silent())
         turns, order = random.Random(job.SEED), ["plain", "ours"]
         found: dict[str, Any] = {"plain": [], "ours": [], "losses": {"plain": [], "ours": []}}
         for pair in range(self._pairs + self._warm_up):
@@ -173,7 +126,7 @@ class Contest:
         dist.barrier()
         begin_s = clock()
         if name == "plain":
-            loss = self._plain.step(rows, step)
+            loss = self._plain.take(rows, step)
         else:
             self.recovery.begin()
             loss = self._trainer.stepper.compute(rows, step=step).loss

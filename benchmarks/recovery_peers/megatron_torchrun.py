@@ -29,13 +29,12 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
 
+from benchmarks.recovery_peers.megatron_plain import PlainMegatron, Silent  # noqa: E402
+from launcher.job.workload import MegatronTrainer  # noqa: E402
 from resilience.state.digest import digest_state  # noqa: E402
-from training.megatron.model import MegatronModel, build_model  # noqa: E402
+from training.megatron.model import MegatronModel  # noqa: E402
 from training.megatron.plan import plan_megatron  # noqa: E402
 from training.megatron.state import MegatronState  # noqa: E402
-from training.megatron.step import MegatronStepper  # noqa: E402
-from training.megatron.weights import fill_model  # noqa: E402
-from training.plan import plan_schedule  # noqa: E402
 
 FOLDER = Path(PLAN.run_dir, "checkpoints")
 NEWEST = FOLDER / "newest"
@@ -43,24 +42,12 @@ NEWEST = FOLDER / "newest"
 LOG.write("imported", RANK)
 
 
-class Watch:
+class Striking(Silent):
     """Strikes between forward and backward."""
-
-    places = ()
 
     def __init__(self) -> None:
         self.step = -1
         self._injector = FaultInjector(PLAN, LOG)
-
-    def requests(self) -> int:
-        """Ask for nothing."""
-        return 0
-
-    def reach(self, place: str) -> None:
-        """Do nothing: there are no other places."""
-
-    def forward(self, micro_batch: int, *, is_last: bool) -> None:
-        """Do nothing."""
 
     def backward(self, micro_batch: int) -> None:
         """Strike, where a fault is due."""
@@ -137,24 +124,21 @@ def main() -> None:
     torch.set_num_threads(1)
     FOLDER.mkdir(exist_ok=True)
     description = megatron_job.read_job(PLAN)
-    plan = plan_megatron(description, description.trainer)  # type: ignore[arg-type]
+    assert isinstance(description.trainer, MegatronTrainer)
     open_group()
-    parallel_state.initialize_model_parallel(**plan.parallel_state)
+    options = plan_megatron(description, description.trainer).parallel_state
+    parallel_state.initialize_model_parallel(**options)
     LOG.write("joined", RANK)
-    model, watch = build_model(plan), Watch()
-    fill_model(description, model)
+    watch = Striking()
+    plain = PlainMegatron(description, watch)
+    model = plain.model
     next_step = restore(model)
     LOG.write("restored", RANK, step=next_step)
-    stepper = MegatronStepper(model, plan, device=torch.device("cpu"), watch=watch)
-    schedule, draw = plan_schedule(description), draw_rows()
+    draw = draw_rows()
     for step in range(next_step, PLAN.num_steps):
         watch.step = step
-        result = stepper.compute([draw(step)], step=step)
-        stepper.update(schedule.lr_at(step))
-        for part in model.parts:
-            part._copy_main_params_to_model_params()  # noqa: SLF001
-        model.chunk.start_param_sync(force_sync=True)
-        bits = job.loss_bits(torch.tensor(result.loss))
+        loss = plain.take([draw(step)], step)
+        bits = job.loss_bits(torch.tensor(loss))
         LOG.write("committed", RANK, step=step, loss=bits, world=PLAN.num_ranks)
         if (step + 1) % PLAN.checkpoint_every == 0:
             save(model, step + 1)

@@ -22,7 +22,6 @@ from resilience.comm.forbid import forbid_collectives
 from resilience.comm.world import World
 from resilience.errors import BrokenError
 from resilience.state.digest import digest_state
-from resilience.state.layout import make_layout
 from resilience.state.shared import SharedState
 from tests.training.toy import ToyTrainer
 from training.__main__ import choose_trainer
@@ -103,13 +102,7 @@ class Rank:
             world_size=self.size,
             timeout=LONG,
         )
-        copy = plan_copy(self.job, self.size)
-        layout = make_layout(
-            nodes=["node-0"],
-            num_local_ranks=self.size,
-            num_shards=copy.num_shards,
-            num_stages=copy.num_stages,
-        )
+        layout = plan_copy(self.job, self.size).layout(["node-0"], self.size)
         self._data_rank = plan_placement(self.job.trainer, layout, self.rank).data_rank
         self.trainer.take_groups(
             WorkerGroup(

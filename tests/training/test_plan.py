@@ -300,14 +300,7 @@ def test_ranks_of_megatron_stand_in_its_order(trainer, data, shards, replicas):
     """tp-cp-ep-dp-pp, as `parallel_state` numbers them by default."""
     own = {**MEGATRON, **trainer, "num_devices": 4, "num_replicas": 2}
     job = make_job(model={"vocab_size": 260}, trainer=own)
-    copy = plan_copy(job, 4)
-    layout = make_layout(
-        nodes=["n0"],
-        num_local_ranks=4,
-        num_shards=copy.num_shards,
-        is_sharded=copy.is_sharded,
-        num_stages=copy.num_stages,
-    )
+    layout = plan_copy(job, 4).layout(["n0"], 4)
 
     check_layout(job, layout)
     found = [plan_placement(job.trainer, layout, rank) for rank in range(4)]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launcher.job import Job
-from resilience.state.layout import make_layout
 from tests.training.megatron.draws import KINDS, PLACES, Case, draw
 from tests.training.megatron.runs import LAYOUTS, NUM_STEPS, make_megatron_job
 from tests.training.recovery.runs import FaultOutcome, check_same, run_job
@@ -20,14 +19,8 @@ def list_shards(layout: str) -> list[str]:
     """Return which shard each rank holds a copy of."""
     job = make_megatron_job(layout)
     size = job.trainer.world_size
-    copy = plan_copy(job, size)
-    seats = make_layout(
-        nodes=["node-0"],
-        num_local_ranks=size,
-        num_shards=copy.num_shards,
-        num_stages=copy.num_stages,
-    )
-    return [seats.seat(rank).shard for rank in range(size)]
+    ranks = plan_copy(job, size).layout(["node-0"], size)
+    return [ranks.seat(rank).shard for rank in range(size)]
 
 
 CASES = draw({name: list_shards(name) for name in LAYOUTS}, 100, num_steps=NUM_STEPS)

@@ -114,6 +114,22 @@ def check_weights(found: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
+def test_dropout_draws_the_same_on_another_number_of_ranks(
+    undisturbed: Callable[[Job], FaultOutcome],
+) -> None:
+    """What is drawn goes by the number of the micro batch in the global batch."""
+    runs = [
+        undisturbed(make_megatron_job("sharded", dropout=dropout, num_devices=num))
+        for dropout, num in ((0.1, 4), (0.1, 2), (0.0, 4))
+    ]
+
+    four, two, without = ([step["loss"] for step in run.steps] for run in runs)
+
+    assert four == pytest.approx(two, rel=1e-5)
+    assert four != pytest.approx(without, rel=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
 def test_a_run_without_recovery_has_the_same_bits(
     tmp_path: Path, undisturbed: Callable[[Job], FaultOutcome], layout: str

@@ -17,7 +17,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launcher.job import Job
 from resilience.comm.world import World
-from resilience.state.layout import make_layout
 from resilience.state.shared import SharedState
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import load, whole_steps
@@ -71,13 +70,7 @@ class Rank:
             host="127.0.0.1", port=port, prefix="g0", rank=rank, world_size=size, timeout=_LONG
         )
         copy = plan_copy(job, size)
-        layout = make_layout(
-            nodes=["node-0"],
-            num_local_ranks=size,
-            num_shards=copy.num_shards,
-            is_sharded=copy.is_sharded,
-            num_stages=copy.num_stages,
-        )
+        layout = copy.layout(["node-0"], size)
         self._job, self._placement = job, plan_placement(job.trainer, layout, rank)
         self.num_shards = copy.num_shards
         self.trainer = MegatronTrainer(job, _Watch(), is_restartable=True)
