@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import threading
 import time
@@ -34,6 +35,8 @@ from resilience.whole_files import draft_of, write_first, write_whole
 
 _AGENTS = "agents"
 _RECORDS = "generations"
+_END = "-ended-"
+_RECORD_NAME = re.compile(rf"run-(\d+)(?:{_END}\d+)?")
 
 
 Answer = Claimed | Judged | NodeEnded | Recorded
@@ -79,6 +82,8 @@ class RunFolder:
         """Whether an answer about silent agents is still to come."""
         self._is_looking = False
         """Whether one about the end of the run is."""
+        self._is_ending = False
+        """Whether the folder was asked to say that the run has ended."""
         self._num_open = 0
         """How often it was asked whether the folder is common, without an answer so far."""
         self._questions: SimpleQueue[Callable[[], _Found] | None] = SimpleQueue()
@@ -203,10 +208,18 @@ class RunFolder:
                 is_over=is_over,
                 status=status,
             )
-            path = self._path / _RECORDS / f"run-{record.number}"
-            write_whole(path, asdict(self._record), self.start)
+            self._write(self._record)
 
+        self._is_ending |= is_over
         self._questions.put(write)
+
+    def _write(self, record: Record) -> None:
+        """Replace the record; that of an end stays, whatever a renewal that stood still does."""
+        name, folder = f"run-{record.number}", self._path / _RECORDS
+        if record.is_over:
+            write_first(folder / f"{name}{_END}{record.generation}", asdict(record), self.start)
+        else:
+            write_whole(folder / name, asdict(record), self.start)
 
     def read_record(self) -> None:
         """Look how far the run has come, and whether it has ended; `Recorded` follows."""
@@ -232,20 +245,15 @@ class RunFolder:
 
     def _newest_record(self) -> Record | None:
         """Return the last of those who have begun a run in this folder; TornError for no record."""
-        numbers = [
-            int(path.name.partition("-")[2])
-            for path in (self._path / _RECORDS).glob("run-*")
-            if path.name.partition("-")[2].isdecimal()
+        paths = list((self._path / _RECORDS).glob("run-*"))
+        found = [_RECORD_NAME.fullmatch(path.name) for path in paths]
+        numbers = [int(each[1]) for each in found if each]
+        records = [
+            _read_record(path)
+            for path, each in zip(paths, found, strict=True)
+            if each and int(each[1]) == max(numbers)
         ]
-        if not numbers:
-            return None
-        path = self._path / _RECORDS / f"run-{max(numbers)}"
-        try:
-            return TypeAdapter(Record).validate_json(path.read_bytes())
-        except ValueError:
-            raise _TornError(
-                f"{path} is torn; remove it once no process of the run lives any more"
-            ) from None
+        return max(records, key=lambda each: (each.generation, each.is_over), default=None)
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
@@ -363,10 +371,10 @@ class RunFolder:
         self._questions.put(write)
 
     def close(self) -> None:
-        """Take this agent's word back, unless the disk stands still."""
+        """Take this agent's word back, unless the disk stands still; the run's end has longer."""
         self._questions.put(self._remove)
         self._questions.put(None)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_END_S if self._is_ending else _CLOSE_S)
         if not self._thread.is_alive():
             os.close(self._wake)
 
@@ -386,7 +394,19 @@ class RunFolder:
 
 
 _CLOSE_S = 2.0
+_END_S = 30.0
+"""Whoever does not learn of a run's end waits for those that have ended, before a new start too."""
 _FAILURES = (OSError, ValueError, TypeError, RecursionError)
+
+
+def _read_record(path: Path) -> Record:
+    """Return what a file says of the run; TornError for no record."""
+    try:
+        return TypeAdapter(Record).validate_json(path.read_bytes())
+    except ValueError:
+        raise _TornError(
+            f"{path} is torn; remove it once no process of the run lives any more"
+        ) from None
 
 
 def _read_word(path: Path) -> dict[str, str]:

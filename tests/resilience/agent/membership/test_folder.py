@@ -6,12 +6,15 @@ import errno
 import json
 import os
 import select
+from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from resilience import whole_files
 from resilience.agent.coordination.membership import Claimed, Judged, Recorded
+from resilience.agent.evidence import folder as folder_module
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
 
@@ -125,6 +128,34 @@ def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     other.read_record()
 
     assert nothing_yet == [Recorded(generation=-1)]
+    assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
+    for folder in (one, other):
+        folder.close()
+
+
+def test_end_stays_though_a_renewal_stood_still_as_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is stopped between what it has read and what it writes knows of no end."""
+    one, other = open_founded(tmp_path)
+    is_written, goes_on = Event(), Event()
+
+    def stand_still(path: Path, data: Mapping[str, object], writer: str) -> None:
+        is_written.set()
+        assert goes_on.wait(60.0)
+        whole_files.write_whole(path, data, writer)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(folder_module, "write_whole", stand_still)
+        other.renew(("n0", "n1"), 4)
+        assert is_written.wait(60.0)
+    one.renew(("n0", "n1"), 5, is_over=True, status=75)
+    answer(one)
+    goes_on.set()
+    answer(other)
+
+    other.read_record()
+
     assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
     for folder in (one, other):
         folder.close()
