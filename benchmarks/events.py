@@ -1,7 +1,7 @@
 """The log of events that every process of a benchmarked job writes and the driver reads.
 
 One file of JSON lines per process. Times are CLOCK_MONOTONIC, which all processes of a Linux
-machine share. Words: started, imported, joined, restored, committed, discarded, faulted,
+machine share. Words: started, imported, joined, grouped, restored, committed, discarded, faulted,
 merged, woken, finished, rescued.
 """
 

@@ -22,11 +22,11 @@ def start(plan: JobPlan) -> RunningJob:
     return start_workers(plan, WORKER, preloaded=PRELOADED)
 
 
-def start_megatron(plan: JobPlan) -> ProcessJob:
+def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
     """Start the same with the Megatron trainer, two of whose ranks hold a copy."""
     from benchmarks.recovery_peers import megatron_job
 
-    megatron_job.write_job(plan)
+    megatron_job.write_job(plan, *overrides)
     # Before the stand-ins: transformers is imported as it is.
     preloaded = ("torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu")
     worker = "benchmarks.recovery_peers.megatron_ours"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,10 +80,18 @@ class Measured(MegatronTrainer):
     def take_groups(self, group: WorkerGroup) -> None:
         """Take them; rank and stepper are known from then on."""
         is_first = self._model is None
+        begin_s = time.monotonic()
         super().take_groups(group)
+        taken_s = time.monotonic()
         self._striker.rank = group.rank
         if is_first:
             self.stepper: Any = NotingStepper(self.stepper, self._striker)
+            return
+        # Once more, as it was just done.
+        self._bindings.rebind(self._groups)
+        rebinding_s = time.monotonic() - taken_s
+        seconds = {"opening_s": taken_s - begin_s - rebinding_s, "rebinding_s": rebinding_s}
+        LOG.write("grouped", group.rank, generation=group.generation, **seconds)
 
     def settle(self) -> None:
         """End a step, or a recovery."""

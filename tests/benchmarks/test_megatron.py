@@ -41,3 +41,10 @@ def test_both_copies_of_a_contest_have_the_same_losses() -> None:
     rows = measure("benchmarks.overhead_megatron", "--pairs=2")
 
     assert [row.split()[1] for row in rows] == ["tensor", "pipeline", "sharded"]
+
+
+def test_repair_measures_both_kinds_of_faults_and_the_groups() -> None:
+    rows = measure("benchmarks.repair_megatron", "--layers=1", "-n1")
+
+    names = [row.split("|")[1].split()[0].strip(":") for row in rows]
+    assert names == ["exception", "kill", "opening", "rebinding", "exception", "kill"]
