@@ -1,9 +1,10 @@
 """Whose a namespace of a store is: of one run, from its first start to its last.
 
 There are no locks: a run writes that it wants the namespace, and then looks whether it is alone.
-Of two that come at once at least one sees the other and gives way; only who was alone writes that
-the namespace is its own. A run that was killed in between owns nothing, and what it has left counts
-for ten minutes, by the store's own clock.
+Of two that come at once at least one sees the other. The one whose id is the later gives way, and
+the other one waits until it has; only who was alone writes that the namespace is its own. A run
+that was killed in between owns nothing, and what it has left counts for ten minutes, by the store's
+own clock.
 
     <namespace>/owner/<run>.wants.json
     <namespace>/owner/<run>.json
@@ -11,6 +12,8 @@ for ten minutes, by the store's own clock.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,6 +26,8 @@ _WANTS = ".wants"
 _BYTES_MAX = 1 << 16
 _DEAD_S = 600.0
 """A run takes less from the one to the other: each of its calls has a deadline."""
+_LOOK_S, _NUM_LOOKS = 0.25, 20
+"""How often, and how many times, a run looks whether those that come after it have given way."""
 
 
 class NamespaceOwner(BaseModel):
@@ -37,7 +42,12 @@ class NamespaceOwner(BaseModel):
 
 
 def claim_namespace(
-    objects: Objects, namespace: str, owner: NamespaceOwner, *, takes_over: bool
+    objects: Objects,
+    namespace: str,
+    owner: NamespaceOwner,
+    *,
+    takes_over: bool,
+    pause: Callable[[float], None] = time.sleep,
 ) -> tuple[NamespaceOwner, ...]:
     """Have a namespace be a run's own; returns whose it is instead, nothing where that came about.
 
@@ -54,13 +64,19 @@ def claim_namespace(
         return _read_all(objects, owners)
     content = owner.model_dump_json().encode()
     objects.write(wants, len(content), [memoryview(content)])
-    found = objects.find_all(prefix)
-    since_s = max((each.changed_s for each in found if each.name == wants), default=0.0)
-    rivals = [each for each in found if not _is_owner(each) and each.name != wants]
-    dead = [each for each in rivals if each.changed_s < since_s - _DEAD_S]
-    rivals = [each for each in rivals if each not in dead]
-    owners = [each for each in found if _is_owner(each) and each.name != own]
-    if rivals or (owners and not takes_over):
+    for look in range(_NUM_LOOKS):
+        if look:
+            pause(_LOOK_S)
+        found = objects.find_all(prefix)
+        since_s = max((each.changed_s for each in found if each.name == wants), default=0.0)
+        wanting = [each for each in found if not _is_owner(each) and each.name != wants]
+        dead = [each for each in wanting if each.changed_s < since_s - _DEAD_S]
+        rivals = [each for each in wanting if each not in dead]
+        owners = [each for each in found if _is_owner(each) and each.name != own]
+        is_refused = bool(owners) and not takes_over
+        if is_refused or not rivals or min(rivals).name < wants:
+            break
+    if is_refused or rivals:
         others = _read_all(objects, [*rivals, *owners])
         objects.delete([wants])
         return others
