@@ -212,13 +212,21 @@ def _is_below(path: str, folders: list[str]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
+def is_installed(module: str) -> bool:
+    """Return whether this Python has a module; others may share the package that it is in."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def check_trainer_installed(job: Job) -> None:
     """Raise OutsideError where this Python has nothing to train the job with."""
     needed = [("torch", "torch", "train", "install")]
     if isinstance(job.trainer, MegatronTrainer):
-        needed.append(("megatron", "Megatron-Core", "megatron", "install-megatron"))
+        needed.append(("megatron.core", "Megatron-Core", "megatron", "install-megatron"))
     for module, name, extra, target in needed:
-        if find_spec(module) is None:
+        if not is_installed(module):
             raise OutsideError(
                 f"action 'run' trains with {name}, which this Python does not have; install "
                 f"training-recipes[{extra}], or run `make {target}` in a checkout"

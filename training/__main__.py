@@ -111,13 +111,21 @@ def _train(
         run_once(worker, make_trainer, environment)
 
 
+def _has_megatron() -> bool:
+    """Return whether Megatron-Core is here; other packages have a part of `megatron` as well."""
+    try:
+        return find_spec("megatron.core") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def choose_trainer(job: Job) -> MakeTrainer:
     """Return what makes the trainer that the job names; raises TrainingError where it lacks."""
     if job.trainer.kind == "torch":
         from training.torch.trainer import TorchTrainer
 
         return TorchTrainer
-    if find_spec("megatron") is None:
+    if not _has_megatron():
         raise TrainingError(
             "trainer.kind 'megatron' needs Megatron-Core, which this Python does not have; install "
             "training-recipes[megatron], or run `make install-megatron` in a checkout"

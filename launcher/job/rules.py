@@ -121,7 +121,8 @@ def _megatron(job: JobContent) -> Iterator[str]:
             f"model.vocab_size {model.vocab_size} does not divide by trainer.tensor_parallel "
             f"{degree}; set it to a multiple, at least as many as the tokenizer has tokens"
         )
-    if model.ffn_hidden_size % degree:
+    # Experts are whole on every rank.
+    if not isinstance(model, GptOssModel) and model.ffn_hidden_size % degree:
         yield (
             f"model.ffn_hidden_size {model.ffn_hidden_size} does not divide by "
             f"trainer.tensor_parallel {degree}"

@@ -10,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
+"""For a whole run of 200 steps, on a slow machine that others use as well."""
 
 
 @dataclass(frozen=True)

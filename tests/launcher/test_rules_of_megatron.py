@@ -70,3 +70,10 @@ def test_megatron_computes_in_bf16_on_a_cpu_and_torch_does_not() -> None:
 
     with pytest.raises(ValidationError, match=r"trainer.precision 'bf16' needs an accelerator"):
         make_job(trainer={"precision": "bf16"})
+
+
+def test_experts_are_whole_on_every_rank_so_their_size_need_not_divide() -> None:
+    make_job(
+        model={**GPT_OSS, "vocab_size": 260, "ffn_hidden_size": 49},
+        trainer={**_FOUR, "tensor_parallel": 2, "sequence_parallel": True, "num_replicas": 1},
+    )

@@ -11,7 +11,13 @@ import yaml
 from launcher.clusters.k8s.check import read_documents
 from launcher.errors import RecipeError
 from launcher.job import Job
-from launcher.support import check_runnable, lost_results, notes, unmounted_inputs
+from launcher.support import (
+    check_runnable,
+    is_installed,
+    lost_results,
+    notes,
+    unmounted_inputs,
+)
 from tests.launcher.command import launch
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
 
@@ -283,3 +289,11 @@ def test_a_profile_that_does_not_name_an_image_has_the_default_one(tmp_path: Pat
 
     assert ended.status == 2
     assert ended.err.startswith(IMAGE_REFUSAL)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_there"),
+    [("xml.etree", True), ("xml.nothing", False), ("nothing.core", False)],
+)
+def test_a_module_is_installed_where_all_of_its_name_is(module: str, is_there: bool) -> None:
+    assert is_installed(module) is is_there

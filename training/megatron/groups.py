@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from megatron.core import parallel_state
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _world
 
-from resilience.comm.world import opening_groups
+from resilience.comm.world import COLLECTIVE_TIMEOUT, opening_groups
 
 _AT_IMPORT = {
     name: copy.copy(value)
@@ -35,7 +36,11 @@ def open_groups(options: Mapping[str, Any], *, is_shared: bool) -> list[ProcessG
     for name, value in _AT_IMPORT.items():
         setattr(parallel_state, name, copy.copy(value))
     with opening_groups(), _sharing() if is_shared else nullcontext():
-        parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **options)
+        parallel_state.initialize_model_parallel(
+            create_gloo_process_groups=False,
+            distributed_timeout_minutes=COLLECTIVE_TIMEOUT / timedelta(minutes=1),
+            **options,
+        )
     return list(_world.pg_map)
 
 

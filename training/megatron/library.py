@@ -18,6 +18,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+_reduce_on_device: Callable[..., Any] = param_and_grad_buffer.dist_reduce_scatter_func
 reduced_sums: list[Tensor] = []
 """Sums of what this rank has given to reductions of gradients, since they were cleared."""
 
@@ -52,6 +53,16 @@ def _sum_own_part(output: Tensor, values: Tensor, op: Any, group: Any) -> None:
         output.copy_(part.view_as(output))
 
 
+def _noting(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Note the sum of what a rank gives to a reduction of gradients."""
+
+    def reduce_noted(output: Tensor, values: Tensor, **options: Any) -> Any:
+        reduced_sums.append(values.sum())
+        return reduce(output, values, **options)
+
+    return reduce_noted
+
+
 def _reduce_gradients(
     output: Tensor,
     values: Tensor,
@@ -61,7 +72,6 @@ def _reduce_gradients(
     async_op: bool = False,
 ) -> _Ended | None:
     """Reduce and scatter a buffer, of which Megatron needs the rank's part alone afterwards."""
-    reduced_sums.append(values.sum())
     _sum_own_part(output, values, op, group)
     return _Ended() if async_op else None
 
@@ -95,24 +105,25 @@ def _to_lists(sizes: Any, as_numpy: bool = False, **_: object) -> Any:
 
 def adapt(*, device_type: str) -> None:
     """Change Megatron for this process; any number of times."""
-    if device_type != "cpu":
-        return
-    buffers: Any = param_and_grad_buffer
-    buffers.dist_reduce_scatter_func = _reduce_gradients
-    buffers.dist_all_gather_func = _all_gather
-    buffers._coalescing_manager = _not_coalesced  # noqa: SLF001
-    for module in (layers, mappings):
-        module.dist_reduce_scatter_func = _reduce_scatter
-        module.dist_all_gather_func = _all_gather
     # Its name is bound only where Transformer Engine is, and asked for everywhere.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
-    token_dispatcher.maybe_move_tensor_to_cpu = _to_lists
     for name in (
         "reduce_from_tensor_model_parallel_region",
         "reduce_scatter_to_sequence_parallel_region",
     ):
         setattr(layers, name, _over_several_ranks(getattr(mappings, name)))
+    buffers: Any = param_and_grad_buffer
+    is_cpu = device_type == "cpu"
+    buffers.dist_reduce_scatter_func = _noting(_reduce_gradients if is_cpu else _reduce_on_device)
+    if not is_cpu:
+        return
+    buffers.dist_all_gather_func = _all_gather
+    buffers._coalescing_manager = _not_coalesced  # noqa: SLF001
+    for module in (layers, mappings):
+        module.dist_reduce_scatter_func = _reduce_scatter
+        module.dist_all_gather_func = _all_gather
+    token_dispatcher.maybe_move_tensor_to_cpu = _to_lists
 
 
 def _over_several_ranks(reduce: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -133,8 +133,9 @@ def _yarn(model: Model) -> dict[str, Any]:
         "yarn_original_max_position_embeddings": yarn.original_context_length,
         "yarn_beta_fast": yarn.beta_fast,
         "yarn_beta_slow": yarn.beta_slow,
-        "yarn_mscale": None,
-        "yarn_mscale_all_dim": None,
+        # What YaRN takes by itself; megatron-core 0.15 has no None for it.
+        "yarn_mscale": 1.0,
+        "yarn_mscale_all_dim": 0.0,
         "yarn_correction_range_round_to_int": yarn.truncate,
     }
 

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch import Tensor
 
+from resilience.errors import StateError
 from training.megatron import library
 from training.megatron.model import MegatronModel
 from training.megatron.plan import MegatronPlan
@@ -37,7 +38,8 @@ class MegatronStepper:
 
     def compute(self, rows: Sequence[Tensor], *, step: int) -> StepResult:
         """Run everything of a step up to the update."""
-        self.clear()
+        self._model.chunk.zero_grad_buffer()
+        self._model.optimizer.zero_grad()
         library.reduced_sums.clear()
         batches = _Batches(rows, self, step)
         get_forward_backward_func()(
@@ -49,6 +51,7 @@ class MegatronStepper:
             micro_batch_size=self._plan.micro_batch_size,
             forward_only=False,
         )
+        self._check_reduced()
         self._part = [batches.loss, *library.reduced_sums]
         loss, requests = self._sum_up(batches.loss)
         data_size = parallel_state.get_data_parallel_world_size()
@@ -79,13 +82,22 @@ class MegatronStepper:
             clip_grad_by_total_norm_fp32(each.get_parameters(), max_norm=limit, total_norm=norm)
 
     def clear(self) -> None:
-        """Make gradients zero, and forget what an aborted step has left in flight."""
+        """Make gradients zero, and forget what an aborted step has left in flight.
+
+        Megatron reduces in another order in a process's first step. It is the first one for all.
+        """
         for group in self._model.bucket_groups:
             group.grad_reduce_handle = None
             group.per_param_grad_ready_counts = {}
-            group.is_last_microbatch = True
+            group.is_first_batch = True
         self._model.chunk.zero_grad_buffer()
         self._model.optimizer.zero_grad()
+
+    def _check_reduced(self) -> None:
+        """Raise StateError where Megatron has left a bucket's gradients as they are."""
+        buckets = sum(len(group.buckets) for group in self._model.bucket_groups)
+        if len(library.reduced_sums) != buckets:
+            raise StateError(f"{len(library.reduced_sums)} of {buckets} buckets were reduced")
 
     def part(self) -> list[float]:
         """Return this rank's loss, and the sums of what it gave to reductions."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.job import Job
 from tests.training import jobs
-from tests.training.recovery.runs import make_fault_job
+from tests.training.recovery.runs import FaultOutcome, make_fault_job
 
 NUM_STEPS = 16
 # Tensor ranks divide the vocabulary, stages the layers.
@@ -37,3 +37,10 @@ def make_megatron_job(layout: str, **values: Any) -> Job:
         values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
         model=GPT_OSS if "experts" in layout else LLAMA,
     )
+
+
+def check_nobody_had_to_be_stopped(outcome: FaultOutcome) -> None:
+    """Assert that no wait of a rank has outlived its generation."""
+    log = "".join(path.read_text("utf-8") for path in outcome.folder.glob("agent-*.log"))
+    assert "did not stop within" not in log
+    assert not [e for e in outcome.named("fault_detected") if e.fields["reason"] == "hung"]

@@ -15,7 +15,9 @@ from tests.training.jobs import MEGATRON, make_job
 from tests.training.megatron.runs import GPT_OSS, LLAMA
 from tests.training.megatron.worlds import (
     Found,
+    adapted_to_a_gpu,
     adopt_state,
+    count_overlapping,
     fork_worlds,
     load_saved,
     train_and_save,
@@ -35,6 +37,8 @@ class Worlds:
     loaded: dict[int, list[Found]]
     """Of one copy, by the number of ranks: of 1, 2, 3 and 4 parts."""
     adopted: list[bool]
+    num_overlapping: list[list[int]]
+    """Of the data ranks of one copy, reductions in the midst of each step."""
 
 
 @pytest.fixture(
@@ -62,9 +66,12 @@ def worlds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             world(train_and_save, sizes[-1], 2),
             *(world(load_saved, each) for each in sizes),
             world(adopt_state, sizes[0]),
+            world(count_overlapping, sizes[1]),
         ]
-        ((saved, *loaded, adopted),) = run_ranks(fork_worlds, 1, asked, timeout_s=TIMEOUT_S)
-    return Worlds(saved, dict(zip(sizes, loaded, strict=True)), adopted)
+        ((saved, *loaded, adopted, overlapping),) = run_ranks(
+            fork_worlds, 1, asked, timeout_s=TIMEOUT_S
+        )
+    return Worlds(saved, dict(zip(sizes, loaded, strict=True)), adopted, overlapping)
 
 
 def join(ranks: list[Found]) -> dict[str, bytes]:
@@ -95,3 +102,18 @@ def test_the_model_is_made_of_what_was_loaded(worlds: Worlds) -> None:
 def test_the_state_moves_into_shared_memory_and_is_trained_there(worlds: Worlds) -> None:
     """So the next process of a rank copies it from a rank of its node, with none between."""
     assert all(worlds.adopted)
+
+
+def test_reductions_overlap_with_the_backward_pass_but_in_a_generations_first_step(
+    worlds: Worlds,
+) -> None:
+    """Megatron learns in a first step what it waits for. All ranks have it at the same time."""
+    for first, second, after_a_fault, last in worlds.num_overlapping:
+        assert first == after_a_fault == 0
+        assert second == last > 0
+
+
+def test_a_gpu_without_transformer_engine_has_what_experts_need() -> None:
+    ((problems,),) = run_ranks(fork_worlds, 1, [(adapted_to_a_gpu, 1, ())], timeout_s=TIMEOUT_S)
+
+    assert problems == [[]]

@@ -5,6 +5,7 @@ Megatron is imported once, by a process that forks the ranks of one world after 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,6 +163,63 @@ def adopt_state(rank: int, size: int, *place: Any) -> bool:
     each.take_steps()
     is_trained = each.parts() != before
     return is_moved and is_trained and shared.holds(each.trainer.view.tensors())
+
+
+def count_overlapping(rank: int, size: int, *place: Any) -> list[int]:
+    """Return how many reductions each step has begun in its backward pass, not behind it.
+
+    After two steps, what the third one has begun is thrown away in its midst, as a fault would.
+    """
+    each = Rank(rank, size, *place)
+    model: Any = each.trainer._model
+    begun = [0]
+
+    def count(group: Any) -> None:
+        ready, start = group.register_grad_ready, group.start_grad_sync
+
+        def note(*arguments: Any, **options: Any) -> None:
+            before = group.start_grad_sync
+            group.start_grad_sync = lambda **own: (begun.append(begun.pop() + 1), start(**own))
+            try:
+                ready(*arguments, **options)
+            finally:
+                group.start_grad_sync = before
+
+        group.register_grad_ready = note
+
+    for group in model.bucket_groups:
+        count(group)
+    for step in range(4):
+        if step == 2:
+            model.core.decoder.layers[0].register_full_backward_hook(lambda *_: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError):
+                each.compute(step)
+            model.core.decoder.layers[0]._backward_hooks.clear()
+            each.trainer.discard()
+            begun[-1] = 0
+        each.compute(step)
+        begun.append(0)
+    return begun[:-1]
+
+
+def adapted_to_a_gpu(rank: int, size: int) -> list[str]:
+    """Return what is wrong about the parts that a GPU without Transformer Engine needs, too."""
+    from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer.moe import moe_utils
+
+    from training.megatron.library import adapt
+
+    adapt(device_type="cuda")
+    values = torch.ones(2, 3, requires_grad=True) * 2
+    problems = []
+    try:
+        moe_utils.router_gating_linear(values, torch.ones(4, 3), None, torch.float32)
+    except NameError as error:
+        problems.append(str(error))
+    group = type("Group", (), {"size": lambda _: 1})()
+    if layers.reduce_from_tensor_model_parallel_region(values, group=group) is not values:
+        problems.append("an expert's output cannot be added to in place")
+    return problems
 
 
 def fork_worlds(
