@@ -75,7 +75,7 @@ FOREIGN_TARGETS = {
     "training/megatron/step.py": (
         "Megatron has no call that forgets a step; torch's optimizers take options this way",
         (
-            "group.grad_reduce_handle group.is_last_microbatch group.per_param_grad_ready_counts "
+            "group.grad_reduce_handle group.is_first_batch group.per_param_grad_ready_counts "
             "optimizer.param_groups"
         ),
     ),
