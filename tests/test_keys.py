@@ -86,6 +86,7 @@ OTHER: dict[str, Any] = {
     "trainer.precision": {"bf16": "fp32", "fp32": "bf16"},
     "trainer.sharding": {"none": "full", "hybrid": "full"},
     "trainer.num_replicas": {2: 4, 1: 2, None: 2},
+    "trainer.order_of_sums": {"size": "fixed"},
     "trainer.kind": None,
     "trainer.non_finite": {"fail": "skip"},
     "trainer.sequence_parallel": False,
@@ -239,6 +240,7 @@ BOUNDS = {
     "trainer.max_restarts",
     "trainer.num_devices",
     "trainer.num_replicas",
+    "trainer.order_of_sums",
     "trainer.sharding",
 }
 # Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
@@ -261,11 +263,12 @@ AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.fau
 MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in MMAP)}
 LOOPS = SHARED_LOOP | AGENT_LOOP | TIERED_LOOP | MMAP_LOOP
 # Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU,
-# the third a step that is not finite.
+# the third a step that is not finite, the fourth several micro batches.
 TESTED_ALONE = {
     "trainer.activation_checkpointing",
     "trainer.precision",
     "trainer.non_finite",
+    "trainer.order_of_sums",
 }
 SMALL = ("trainer.num_nodes=1", "trainer.num_devices=1", "trainer.max_steps=5",
          "trainer.optimizer.warmup_steps=2", "model.num_layers=2", "model.hidden_size=32",

@@ -39,6 +39,10 @@ FOREIGN_TARGETS = {
         "torch's way to give a parameter its gradient",
         "parameter.grad",
     ),
+    "resilience/comm/tree_reducer.py": (
+        "torch's way to give a parameter its gradient",
+        "parameter.grad",
+    ),
     "resilience/tiered/dcp/writer.py": (
         "DCP returns from its save the metadata that it has given to the writer",
         "metadata.storage_data metadata.storage_meta metadata.version",

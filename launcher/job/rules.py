@@ -99,6 +99,16 @@ def _replicas(job: JobContent) -> Iterator[str]:
             f"{trainer.sharding!r}; hybrid needs a number, none and full take null"
         )
         return
+    if (
+        isinstance(trainer, TorchTrainer)
+        and trainer.order_of_sums == "fixed"
+        and trainer.sharding != "none"
+    ):
+        yield (
+            f"trainer.order_of_sums 'fixed' does not fit trainer.sharding {trainer.sharding!r}, "
+            "which adds up within a copy before anything else; it takes none"
+        )
+        return
     if trainer.data_parallel_size % trainer.replicas:
         yield (
             f"data-parallel size {trainer.data_parallel_size} does not divide by "

@@ -174,6 +174,11 @@ class TrainerSettings(Section):
         return self.num_nodes * self.num_devices
 
     @property
+    def num_micro_batches(self) -> int:
+        """Return the micro batches of a step over all ranks."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
     def model_parallel_size(self) -> int:
         """Return the ranks that work on one sample."""
         return 1
@@ -199,6 +204,9 @@ class TorchTrainer(TrainerSettings):
     training state."""
     num_replicas: Count | None
     """Copies of the training state with hybrid sharding; null with none and full."""
+    order_of_sums: Literal["size", "fixed"]
+    """In which order gradients are added up: size is torch's, which depends on the number of
+    workers; fixed gives the same bits at any number of them, and takes sharding none."""
 
     @property
     def replicas(self) -> int:

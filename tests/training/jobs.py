@@ -83,7 +83,13 @@ _TRAINER: dict[str, Any] = {
     "threads_per_worker": 1,
     "optimizer": _OPTIMIZER,
 }
-TORCH = {**_TRAINER, "kind": "torch", "sharding": "none", "num_replicas": None}
+TORCH = {
+    **_TRAINER,
+    "kind": "torch",
+    "sharding": "none",
+    "num_replicas": None,
+    "order_of_sums": "size",
+}
 MEGATRON = {
     **_TRAINER,
     "kind": "megatron",

@@ -32,6 +32,7 @@ from training.weights.folder import check_config
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.comm.reducer import GradientReducer
+    from resilience.comm.tree_reducer import TreeReducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,10 @@ class SpreadModel:
     core: nn.Module
     num_sharded_copies: int | None
     """How many copies the workers hold in shards; None where each worker holds a whole one."""
-    reducer: GradientReducer | None = None
-    """Set where whole copies outlive their process groups."""
+    reducer: GradientReducer | TreeReducer | None = None
+    """Set where whole copies outlive their process groups, or have one order of sums."""
+    tree: TreeReducer | None = None
+    """The reducer, where sums have one order at any number of workers."""
     sums: list[Tensor] = field(default_factory=list)
     """Sums of the gradients that this worker has given to reductions, where those are ours."""
 
@@ -103,11 +106,24 @@ def spread_core(
         mesh = _open_mesh(mesh_plan, group.device.type, is_restartable=is_restartable)
         num_sharded_copies = _shard(core, mesh, trainer)
     give_memory(core, model, group.device)
+    if trainer.order_of_sums == "fixed":
+        from resilience.comm.tree_reducer import TreeReducer
+
+        sums: list[Tensor] = []
+        tree = TreeReducer(core, num_terms=trainer.num_micro_batches, on_sum=sums.append)
+        return SpreadModel(
+            run=core.train(),
+            core=core,
+            num_sharded_copies=None,
+            reducer=tree,
+            tree=tree,
+            sums=sums,
+        )
     if is_restartable:
         from resilience.comm.reducer import GradientReducer
         from training.torch.reduce_scatter import end_waits
 
-        sums: list[Tensor] = []
+        sums = []
         if group.device.type == "cpu":
             end_waits(core, sums.append)
 

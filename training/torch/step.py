@@ -55,9 +55,9 @@ class TorchStepper:
         """Run forward and backward on this worker's rows of tokens, reduce and clip."""
         self._optimizer.zero_grad()
         self._model.sums.clear()
-        loss_sum = self._accumulate(rows)
-        self._part = [loss_sum, *self._model.sums]
-        loss, requests = self._reduce(loss_sum, len(rows))
+        losses = self._accumulate(rows)
+        self._part = [torch.stack(losses).sum(), *self._model.sums]
+        loss, requests = self._reduce(losses)
         gradients = self.gradients()
         norm = gradient_norm(gradients, self._model.num_sharded_copies)
         grad_norm = norm.item()
@@ -65,18 +65,20 @@ class TorchStepper:
             clip_gradients(gradients, norm, self._clip_norm)
         return StepResult(loss=loss, grad_norm=grad_norm, requests=requests)
 
-    def _accumulate(self, micro_batches: Sequence[Tensor]) -> Tensor:
-        """Add up gradients and return the sum of losses."""
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+    def _accumulate(self, micro_batches: Sequence[Tensor]) -> list[Tensor]:
+        """Add up gradients and return the losses in 64 bits."""
+        tree = self._model.tree
+        num = len(micro_batches) if tree is None else tree.num_terms
+        losses = []
         for number, rows in enumerate(micro_batches, start=1):
             is_last = self.is_reducing = number == len(micro_batches)
             with self._model.micro_batch(is_last=is_last):
                 self._watch.forward(number, is_last=is_last)
                 loss = self._loss(rows.to(self._device))
                 self._watch.backward(number)
-                torch.autograd.backward(loss / len(micro_batches))
-            loss_sum += loss.detach()
-        return loss_sum
+                torch.autograd.backward(loss / num)
+            losses.append(loss.detach().double())
+        return losses
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Return the mean loss of a micro batch, with that of the experts' balance.
@@ -100,12 +102,17 @@ class TorchStepper:
             return torch.autocast(self._device.type, dtype=torch.bfloat16)
         return nullcontext()
 
-    def _reduce(self, loss_sum: Tensor, num_micro_batches: int) -> tuple[float, int]:
+    def _reduce(self, losses: Sequence[Tensor]) -> tuple[float, int]:
         """Return the mean loss over all workers, and the sum of their requests."""
-        totals = torch.stack([loss_sum, torch.full_like(loss_sum, self._watch.requests())])
+        loss_sum = sum(losses, torch.zeros_like(losses[0]))
+        requests = torch.full_like(loss_sum, self._watch.requests())
+        if (tree := self._model.tree) is not None:
+            loss_sum, requests = tree.sum_up(losses, requests)
+            return loss_sum.item() / tree.num_terms, int(requests.item())
+        totals = torch.stack([loss_sum, requests])
         dist.all_reduce(totals)
-        loss, requests = totals.tolist()
-        return loss / (num_micro_batches * dist.get_world_size()), int(requests)
+        loss, num = totals.tolist()
+        return loss / (len(losses) * dist.get_world_size()), int(num)
 
     def part(self) -> list[float]:
         """Return this worker's loss, and the sums of what it gave to reductions."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest 4ce06cd96a184bdf62d78d3b58694b71102953d80091df47083c1c2d7fa7ba0c.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_checkpointless version 1, digest a776898503b8b5b57c298eadbc59ac6f88760292e4ee00d49f9479c8762989e2.
 # A small GPT-OSS in two sharded copies that meets two faults, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 6f886ea56edffa5e323fd0bbae986b73550fd1647caef9f1ecaccb049d0b69f5.
+# node-1 of 2 of gpt_oss/gpt_oss_tiny_pretrain version 1, digest 52cb55ac8ce58f0c113a9aac3ea22ad95d8a521ec5faa063be16bcf838e88dfb.
 # A small GPT-OSS on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

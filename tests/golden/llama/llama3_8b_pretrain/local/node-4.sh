@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-4 of 16 of llama/llama3_8b_pretrain version 1, digest ce46fbd053017a763f04ee6a9bb8b95e08342d20f1d640e3e427bf925d4fbf54.
+# node-4 of 16 of llama/llama3_8b_pretrain version 1, digest 17551163592ccace177e24e235c76b8c160bdb7deb754971ae8f0ad0de7e6922.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest c9e5e6e0e6bdf9b96ac7d279c1d1ffae88ad1d302f6425d88bb48995e400aab5.
+# node-1 of 2 of llama/llama3_tiny_checkpointless version 1, digest 2ec4ee09318db2f6bcac994d5b3a515a37448cdf9e7aada474216ec7ac524f01.
 # A small Llama 3 that meets an exception and a killed worker, and loses no step
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-1 of 2 of llama/llama3_tiny_checkpointless_mmap version 1, digest 1f3915be252c84cd0c34b791d789e7f1edeba9669f3bc10b482947f4664847a1.
+# node-1 of 2 of llama/llama3_tiny_checkpointless_mmap version 1, digest 68db6933673ea88f64859f8aa2efda0397b2172be0cbdec626703d87756e880b.
 # llama3_tiny_checkpointless with its batches made ahead in shared files
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of llama/llama3_tiny_pretrain version 1, digest 932fb878565cf9c084e1a53355f4464ac320155a78b2e3fac96a7a51b0b09f48.
+# node-0 of 2 of llama/llama3_tiny_pretrain version 1, digest b1010ab79fdc31d39d2e18ba5d0cc9b6841c53f09cd9a9dd705967e8c6874da7.
 # A small Llama 3 on the Python library's source text, on 2 nodes of 2 CPU workers
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

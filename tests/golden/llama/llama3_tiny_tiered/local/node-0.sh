@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-0 of 2 of llama/llama3_tiny_tiered version 1, digest 18ebbeae69dcc87d5d8c33f745f2c1de89ca772c2ef1828196470015fcbbfff8.
+# node-0 of 2 of llama/llama3_tiny_tiered version 1, digest 118ce4e8ca757edf1422332f47a9713cb5ce7b945dbdbf770c243ab85dc4b051.
 # A small Llama 3 with a checkpoint in the memory of two nodes every 10 steps
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
