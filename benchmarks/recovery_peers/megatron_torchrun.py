@@ -104,6 +104,12 @@ def restore(model: MegatronModel) -> int:
     loaded = dist_checkpointing.load(describe(model, is_loading=True), folder)
     model.core.load_state_dict(loaded["model"])
     model.optimizer.load_state_dict(loaded["optimizer"])
+    # With torch's AdamW, Megatron leaves the loaded number of steps in the groups alone: all
+    # parameters share one tensor, which has the number from before and is counted up by each.
+    for part in model.parts:
+        for group in part.optimizer.param_groups:
+            for parameter in group["params"]:
+                part.optimizer.state[parameter]["step"] = torch.tensor(float(group["step"]))
     return next_step
 
 
