@@ -2,9 +2,10 @@
 
     python -m benchmarks.overhead_megatron [--pairs 1000] [--layouts tensor,pipeline,sharded]
 
-Every rank holds two copies of a small model: one in a plain loop, with Megatron's own reductions,
-gathers and sends, one under recovery. It takes a step of each in turn, pair by pair in changing
-order, each after a barrier. A step lasts from the first rank's begin to the last rank's end.
+Every rank holds two copies of a small model: one in a plain loop, with Megatron's own schedule,
+reductions, optimizer's step and sends, one under recovery. It takes a step of each in turn, pair by
+pair in changing order, each after a barrier. A step lasts from the first rank's begin to the last
+rank's end. The plain loop sums no loss over the ranks; the losses are compared outside of the step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """One rank of Megatron-Core under torchrun, with a distributed checkpoint in memory every step.
 
-The model and its step are those of this project's trainer, with Megatron's own reductions, gathers
-and checkpoints. After a fault torchrun ends all ranks and starts them again; they load the newest.
+The model is that of this project's trainer, the loop a plain one with Megatron's own checkpoints.
+After a fault torchrun ends all ranks and starts them again; they load the newest.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ stand_in()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import dist_checkpointing, parallel_state  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-from benchmarks.recovery_peers.megatron_plain import PlainMegatron, Silent  # noqa: E402
+from benchmarks.recovery_peers.megatron_plain import PlainMegatron, average  # noqa: E402
 from launcher.job.workload import MegatronTrainer  # noqa: E402
 from resilience.state.digest import digest_state  # noqa: E402
 from training.megatron.model import MegatronModel  # noqa: E402
@@ -42,16 +44,21 @@ NEWEST = FOLDER / "newest"
 LOG.write("imported", RANK)
 
 
-class Striking(Silent):
+class StrikingMegatron(PlainMegatron):
     """Strikes between forward and backward."""
 
-    def __init__(self) -> None:
-        self.step = -1
-        self._injector = FaultInjector(PLAN, LOG)
+    _injector = FaultInjector(PLAN, LOG)
+    _step = -1
 
-    def backward(self, micro_batch: int) -> None:
+    def take(self, rows: Sequence[Tensor], step: int) -> Tensor:
+        """Take a step, and note it for the faults."""
+        self._step = step
+        return super().take(rows, step)
+
+    def reduce(self, output: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Strike, where a fault is due."""
-        self._injector.fire(RANK, self.step)
+        self._injector.fire(RANK, self._step)
+        return super().reduce(output)
 
 
 def open_group() -> None:
@@ -135,15 +142,13 @@ def main() -> None:
     options = plan_megatron(description, description.trainer).parallel_state
     parallel_state.initialize_model_parallel(**options)
     LOG.write("joined", RANK)
-    watch = Striking()
-    plain = PlainMegatron(description, watch)
+    plain = StrikingMegatron(description)
     model = plain.model
     next_step = restore(model)
     LOG.write("restored", RANK, step=next_step)
     draw = draw_rows()
     for step in range(next_step, PLAN.num_steps):
-        watch.step = step
-        loss = plain.take([draw(step)], step)
+        loss = average(plain.take([draw(step)], step))
         bits = job.loss_bits(torch.tensor(loss))
         LOG.write("committed", RANK, step=step, loss=bits, world=PLAN.num_ranks)
         if (step + 1) % PLAN.checkpoint_every == 0:
