@@ -13,6 +13,7 @@ from benchmarks.gpu import (
     RanksRun,
     judge_sticky,
     main,
+    name_ends,
     show_bits,
     show_fork,
     show_gate,
@@ -83,6 +84,18 @@ def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
 )
 def test_what_is_missing_of_a_rank_whose_kernel_failed(run: RanksRun, problems: list[str]) -> None:
     assert judge_sticky(CALM, run) == problems
+
+
+@pytest.mark.parametrize(
+    ("runs", "seen"),
+    [
+        pytest.param([("finished", "d"), ("finished", "d")], "same bits", id="same"),
+        pytest.param([("finished", "d"), ("finished", "e")], "other bits", id="other"),
+        pytest.param([("finished", "d"), ("stalled", "d")], "finished; stalled", id="not-finished"),
+    ],
+)
+def test_what_runs_that_should_be_the_same_came_to(runs: Any, seen: str) -> None:
+    assert name_ends(runs) == seen
 
 
 def test_a_broken_generation_keeps_the_gate_shut_on_a_cpu_as_well() -> None:
