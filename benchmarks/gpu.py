@@ -1,6 +1,6 @@
 """What one NVIDIA GPU shows of recovery: two ranks share it, through gloo with its tensors.
 
-    python -m benchmarks.gpu [--parts fork,sticky,gate,bits]
+    python -m benchmarks.gpu [--parts fork,sticky,gate,bits,megatron]
 
 Prints a table with the machine's name. Without a GPU every part is "not shown", with status 0;
 status 1 says that a part does not hold. `--device cpu` runs what has a meaning there.
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -39,6 +42,20 @@ STICKY: dict[Kind, str] = {
     "assert": "a device-side assertion",
     "address": "an illegal address",
 }
+MEGATRON = ("llama/llama3_tiny_megatron", "gpt_oss/gpt_oss_tiny_megatron")
+INSTANCES = {"cpu": "cpu", "cuda": "ml.g5.xlarge"}
+"""For a run of one worker: to the launcher it says that there is one GPU."""
+ALONE = (
+    "trainer.num_nodes=1",
+    "trainer.num_devices=1",
+    "trainer.tensor_parallel=1",
+    "trainer.expert_parallel=1",
+    "trainer.num_replicas=1",
+    "resilience.checkpointless=null",
+    "resilience.faults=null",
+    "resilience.tiered=null",
+)
+LOSS_STEPS, LOSS_TOLERANCE = 5, 1e-3
 NO_GPU = "no GPU"
 SAME_BITS = "same bits"
 
@@ -213,11 +230,66 @@ def name_ends(runs: Sequence[tuple[str, object]]) -> str:
     return SAME_BITS if len({digest for _, digest in runs}) == 1 else "other bits"
 
 
+def run_megatron(device: str, recipe: str) -> tuple[list[float], str]:
+    """Run a recipe with one worker; return the losses of its steps, and the last line it wrote."""
+    with run_folder() as folder:
+        words = [f"recipe={recipe}_checkpointless", f"instance={INSTANCES[device]}", *ALONE]
+        words += [f"trainer.max_steps={LOSS_STEPS}", f"run.dir={folder}/run"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "launcher", "action=run", *words],
+            cwd=Path(__file__).parents[1],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        path = Path(folder, "run", "events.jsonl")
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    events = [json.loads(line) for line in lines]
+    losses = [each["fields"]["loss"] for each in events if each["event"] == "step"]
+    return losses, (ended.stdout.splitlines() or [f"status {ended.returncode}"])[-1].strip()
+
+
+def show_megatron(device: str) -> list[Row]:
+    """Show that a worker of Megatron, alone with NCCL, has the losses that it has on a CPU."""
+    what = f"{LOSS_STEPS} steps of one worker in fp32, losses of a CPU to {LOSS_TOLERANCE:g}"
+    if find_spec("megatron") is None:
+        seen = "not shown: no Megatron; run make install-megatron"
+        return [Row(part="megatron", what=what, is_shown=None, seen=seen)]
+    rows = []
+    for recipe in MEGATRON:
+        expected, _ = run_megatron("cpu", recipe)
+        losses, words = run_megatron(device, recipe)
+        problem = judge_losses(losses, expected)
+        seen = f"losses {', '.join(f'{each:.4f}' for each in losses)}"
+        rows.append(
+            Row(
+                part="megatron",
+                what=f"{recipe}: {what}",
+                is_shown=problem is None,
+                seen=seen if problem is None else f"{problem}; {words}",
+            )
+        )
+    return rows
+
+
+def judge_losses(losses: Sequence[float], expected: Sequence[float]) -> str | None:
+    """Return what is wrong with the losses of a run, beside those of a CPU. Pure."""
+    if (len(losses), len(expected)) != (LOSS_STEPS, LOSS_STEPS):
+        return f"{len(losses)} steps, and {len(expected)} on a CPU"
+    for step, (loss, other) in enumerate(zip(losses, expected, strict=True)):
+        # So that no loss that is no number passes.
+        if not abs(loss - other) <= LOSS_TOLERANCE * other:
+            return f"loss {loss:.6f} at step {step}, and {other:.6f} on a CPU"
+    return None
+
+
 PARTS: dict[str, tuple[str, Callable[[str], list[Row]]]] = {
     "fork": ("the zygote has no context, a forked worker opens one", show_fork),
     "sticky": ("a rank whose kernel failed is replaced, the other is the source", show_sticky),
     "gate": ("the gate is entered after the host saw the gradients end", show_gate),
     "bits": (f"{BITS_STEPS} steps, {BITS_RUNS} runs, same bits", show_bits),
+    "megatron": (f"{LOSS_STEPS} steps of Megatron have the losses of a CPU", show_megatron),
 }
 
 

@@ -11,12 +11,14 @@ from benchmarks.events import Event
 from benchmarks.gpu import (
     PARTS,
     RanksRun,
+    judge_losses,
     judge_sticky,
     main,
     name_ends,
     show_bits,
     show_fork,
     show_gate,
+    show_megatron,
     show_sticky,
 )
 
@@ -40,7 +42,7 @@ def test_without_a_gpu_nothing_is_shown_and_nothing_fails(capsys: Any) -> None:
     assert main([]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert sum("| not shown: no GPU |" in line for line in lines) == len(PARTS) == 4
+    assert sum("| not shown: no GPU |" in line for line in lines) == len(PARTS) == 5
 
 
 def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
@@ -48,7 +50,7 @@ def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
         main(["--parts", "fork,forks"])
 
     assert ending.value.code == 2
-    assert "no part forks; known: fork, sticky, gate, bits" in capsys.readouterr().err
+    assert "no part forks; known: fork, sticky, gate, bits, megatron" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,27 @@ def test_what_runs_that_should_be_the_same_came_to(runs: Any, seen: str) -> None
     assert name_ends(runs) == seen
 
 
+@pytest.mark.parametrize(
+    ("losses", "problem"),
+    [
+        pytest.param([5.0, 4.0, 3.0, 2.0, 1.0005], None, id="near"),
+        pytest.param(
+            [5.0, 4.0, 3.1, 2.0, 1.0],
+            "loss 3.100000 at step 2, and 3.000000 on a CPU",
+            id="far",
+        ),
+        pytest.param(
+            [5.0, float("nan"), 3.0, 2.0, 1.0],
+            "loss nan at step 1, and 4.000000 on a CPU",
+            id="not-a-number",
+        ),
+        pytest.param([5.0, 4.0], "2 steps, and 5 on a CPU", id="ended-before"),
+    ],
+)
+def test_losses_of_a_gpu_are_those_of_a_cpu(losses: list[float], problem: str | None) -> None:
+    assert judge_losses(losses, [5.0, 4.0, 3.0, 2.0, 1.0]) == problem
+
+
 def test_a_broken_generation_keeps_the_gate_shut_on_a_cpu_as_well() -> None:
     assert [row.is_shown for row in show_gate("cpu")] == [True, True, True]
 
@@ -113,6 +136,14 @@ def test_program_that_shares_a_device_runs_on_a_cpu() -> None:
 
     assert [row.is_shown for row in rows] == [True, True, True], rows
     assert "its report failed" in rows[1].seen
+
+
+@pytest.mark.slow
+def test_program_that_runs_megatron_runs_on_a_cpu() -> None:
+    rows = show_megatron("cpu")
+
+    assert [row.is_shown for row in rows] == [True, True], rows
+    assert all(row.seen.startswith("losses 5.") for row in rows), rows
 
 
 @pytest.mark.gpu
