@@ -76,6 +76,21 @@ def test_folder_without_a_parameter_is_refused(complain, tmp_path, trained):
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("config.json", "has no usable config: config.json: the whole file []"),
+        ("model.safetensors.index.json", "has no safetensors: model.safetensors.index.json: the"),
+    ],
+)
+def test_folder_with_a_list_for_an_object_is_refused(complain, tmp_path, trained, file, told):
+    weights = tmp_path / "weights"
+    shutil.copytree(trained.folder / "checkpoint", weights)
+    (weights / file).write_text("[]")
+
+    assert complain(weights, {}).startswith(f"training: model.weights {weights} {told}")
+
+
 def test_packed_weights_are_refused_with_the_command_that_expands_them(complain, tmp_path):
     weights = tmp_path / "packed weights"
     write_packed(weights)

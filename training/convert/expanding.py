@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from training.convert.output import Output
-from training.errors import ConversionError, WeightsError
+from training.errors import ConversionError, WeightsError, describe
 from training.weights.folder import PACKED, WeightsFolder, find_packing, read_config
 
 _KEY = "the folder"
@@ -40,7 +40,7 @@ def plan_expansion(folder: Path, dtype: torch.dtype | None) -> Output:
         raise ConversionError(f"{folder} is quantised as {packing!r}; allowed: {PACKED!r}")
     del config.quantization_config
     dtype = dtype or torch.bfloat16
-    weights, known = WeightsFolder(folder, key=_KEY), _shapes(config)
+    weights, known = WeightsFolder(folder, key=_KEY), _shapes(config, folder)
     for name in known:
         if name not in weights and _blocks(name) not in weights:
             raise WeightsError(f"{_KEY} {folder} has no parameter {name!r}")
@@ -54,10 +54,16 @@ def plan_expansion(folder: Path, dtype: torch.dtype | None) -> Output:
     return Output(shapes=known, dtype=dtype, gather=gather, config=config, beside=tuple(beside))
 
 
-def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
+def _shapes(config: Any, folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of each of the model's parameters."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # what is raised for a value depends on the model
+        raise WeightsError(
+            f"{_KEY} {folder} has model_type {config.model_type!r}, and transformers makes no "
+            f"causal language model of its config: {describe(error)}"
+        ) from error
     return {name: tuple(each.shape) for name, each in model.named_parameters()}
 
 

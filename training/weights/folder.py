@@ -7,19 +7,22 @@ expands them beforehand.
 
 from __future__ import annotations
 
-import json
 import shlex
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from training.errors import WeightsError, first_line
+from resilience.validation import first_problem
+from training.errors import WeightsError
 
 PACKED = "mxfp4"
 """The way of packing weights that training.convert expands."""
+_CONFIG_NAME = "config.json"
 _INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
 # What may differ between the run that made the weights and the one that takes them.
@@ -33,9 +36,19 @@ _FREE_KEYS = frozenset(
         "pad_token_id",
     }
 )
-
+_REASON_MAX = 300
 
 Index = tuple[int | slice, ...]
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
+
+
+class _Config(BaseModel):
+    """What transformers tells nobody by name when it is otherwise."""
+
+    quantization_config: dict[str, Any] | None = None
 
 
 class WeightsFolder:
@@ -107,10 +120,12 @@ def read_config(folder: Path, *, key: str = "model.weights") -> Any:
     """Return the model's configuration, of transformers."""
     from transformers import AutoConfig
 
+    path = folder / _CONFIG_NAME
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = first_line(error)
+        _Config.model_validate_json(path.read_bytes())
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # what transformers raises for a value depends on the value
+        reason = textwrap.shorten(_tell_reason(error, path), _REASON_MAX)
         raise WeightsError(f"{key} {folder} has no usable config: {reason}") from error
 
 
@@ -130,12 +145,18 @@ def _tell_remedy(folder: Path, packing: str) -> str:
 
 def _read_index(folder: Path, title: str) -> dict[str, Path]:
     """Return the file of each parameter."""
+    index, single = folder / _INDEX_NAME, folder / _SINGLE_NAME
     try:
-        if (index := folder / _INDEX_NAME).exists():
-            names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        if index.exists():
+            names = _Index.model_validate_json(index.read_bytes()).weight_map
             return {name: folder / file for name, file in names.items()}
-        single = folder / _SINGLE_NAME
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WeightsError(f"{title} has no safetensors: {error}") from error
+    except (OSError, ValidationError, SafetensorError) as error:
+        raise WeightsError(f"{title} has no safetensors: {_tell_reason(error, index)}") from error
+
+
+def _tell_reason(error: Exception, path: Path) -> str:
+    if isinstance(error, ValidationError):
+        return f"{path.name}: {first_problem(error, whole='the whole file')}"
+    return str(error)

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -84,6 +85,77 @@ def test_a_config_that_is_none_is_refused(convert, packed, text):
 
     assert status == 1
     assert line.startswith(f"the folder {packed} has no usable config: ")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"quantization_config": "mxfp4"},
+            "config.json: quantization_config 'mxfp4': Input should be",
+        ),
+        (
+            {"num_hidden_layers": "two"},
+            "Validation error for field 'num_hidden_layers': TypeError: ",
+        ),
+        ({"dtype": "float17"}, "module 'torch' has no attribute 'float17'"),
+        ({"model_type": ["gpt_oss"]}, "unhashable type: 'list'"),
+    ],
+)
+def test_a_value_of_the_config_that_is_none_is_told(convert, packed, values, told):
+    change_config(packed, values)
+
+    status, line = convert()
+
+    assert status == 1
+    assert line.startswith(f"the folder {packed} has no usable config: {told}")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"model_type": "clip"}, "ValueError: Unrecognized configuration class "),
+        ({"num_attention_heads": 0}, "ZeroDivisionError: "),
+    ],
+)
+def test_a_config_that_makes_no_causal_model_is_refused(convert, packed, values, told):
+    change_config(packed, values)
+
+    status, line = convert()
+
+    kind = values.get("model_type", "gpt_oss")
+    assert status == 1
+    assert line.startswith(
+        f"the folder {packed} has model_type {kind!r}, and transformers makes no causal language "
+        f"model of its config: {told}"
+    )
+    assert len(line) < 500
+
+
+def change_config(folder: Path, values: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "the whole file []: Input should be an object"),
+        ("{}", "weight_map: Field required"),
+        ('{"weight_map": ["a"]}', "weight_map ['a']: Input should be an object"),
+        ('{"weight_map": {"a": 1}}', "weight_map.a 1: Input should be a valid string"),
+        ("{", "the whole file: Invalid JSON: "),
+    ],
+)
+def test_an_index_that_is_none_is_refused(convert, packed, text, told):
+    (packed / "model.safetensors.index.json").write_text(text)
+
+    status, line = convert()
+
+    assert status == 1
+    assert line.startswith(
+        f"the folder {packed} has no safetensors: model.safetensors.index.json: {told}"
+    )
 
 
 @pytest.mark.parametrize(
