@@ -7,6 +7,7 @@ pieces that are needed are read.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from launcher.job import Job, read_job
 from launcher.job.lineage import checkpoints_namespace
-from launcher.job.workload import MegatronTrainer
+from launcher.job.workload import GptOssModel, MegatronTrainer, Model
 from resilience.settings import StoreTier
 from resilience.tiered.catalog import StepAt, find_stale
 from resilience.tiered.client import StepOnOffer
@@ -39,11 +40,12 @@ from resilience.tiered.stores.store import Store
 from resilience.validation import first_problem
 from training.convert.output import Output
 from training.errors import CheckpointError, ConversionError
-from training.megatron.names import Piece, pieces, shapes
-from training.megatron.stored import parse_stored
+from training.megatron.names import Piece, Place, pieces
 from training.weights.export import make_config
+from training.weights.tensors import shapes
 
 _PIECES_KEPT = 8
+_OF_MEGATRON = re.compile(r"pp(\d+)-(tp|ep)(\d+)/(.+)/parameter")
 
 
 def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> Output:
@@ -115,10 +117,26 @@ def _find_sources(job: Job, stored: StoredStep) -> dict[str, list[tuple[str, Pie
             kind, _, source = name.partition("/")
             if kind == "parameter":
                 sources[source] = [(name, Piece(source=source, index=()))]
-        elif (found := parse_stored(name, job.model, job.trainer)) is not None:
+        elif (found := _parse_name(name, job.model, job.trainer)) is not None:
             for piece in pieces(found[0], job.model, found[1]):
                 sources.setdefault(piece.source, []).append((name, piece))
     return sources
+
+
+def _parse_name(name: str, model: Model, trainer: MegatronTrainer) -> tuple[str, Place] | None:
+    """Return parameter and place of what `MegatronState` has named; None for moments."""
+    found = _OF_MEGATRON.fullmatch(name)
+    if found is None:
+        return None
+    stage, kind, number, parameter = int(found[1]), found[2], int(found[3]), found[4]
+    experts = model.num_experts if isinstance(model, GptOssModel) else 0
+    is_tensor = kind == "tp"
+    return parameter, Place(
+        tensor_rank=number if is_tensor else 0,
+        tensor_size=trainer.tensor_parallel,
+        first_layer=model.num_layers // trainer.pipeline_parallel * stage,
+        first_expert=0 if is_tensor else experts // trainer.expert_parallel * number,
+    )
 
 
 def _copy(tensor: Tensor, piece: Piece, whole: Tensor) -> None:

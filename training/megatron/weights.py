@@ -16,10 +16,11 @@ from torch import Tensor
 from launcher.job import Job
 from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
 from training.megatron.model import MegatronModel, is_expert
-from training.megatron.names import Piece, Place, pieces, shapes
+from training.megatron.names import Piece, Place, pieces
 from training.weights.draw import fill_rows
 from training.weights.export import make_config, write_model
-from training.weights.folder import Index, WeightsFolder, split_index
+from training.weights.folder import WeightsFolder
+from training.weights.tensors import Index, shapes, split_index
 
 _Read = Callable[[str, Index], Tensor]
 

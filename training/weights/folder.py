@@ -19,6 +19,7 @@ from torch import Tensor
 
 from resilience.validation import first_problem
 from training.errors import WeightsError
+from training.weights.tensors import Index, split_index
 
 PACKED = "mxfp4"
 """The way of packing weights that training.convert expands."""
@@ -37,8 +38,6 @@ _FREE_KEYS = frozenset(
     }
 )
 _REASON_MAX = 300
-
-Index = tuple[int | slice, ...]
 
 
 class _Index(BaseModel):
@@ -79,20 +78,6 @@ class WeightsFolder:
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read {name!r} in {path}: {error}") from error
         return part[within]
-
-
-def split_index(index: Index) -> tuple[tuple[slice, ...], Index]:
-    """Return the smallest range of each axis that covers an index, and the index within them."""
-    covering: list[slice] = []
-    within: list[int | slice] = []
-    for each in index:
-        if isinstance(each, int):
-            covering.append(slice(each, each + 1))
-            within.append(0)
-        else:
-            covering.append(slice(each.start, each.stop))
-            within.append(slice(None, None, each.step))
-    return tuple(covering), tuple(within)
 
 
 def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> None:

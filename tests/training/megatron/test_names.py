@@ -11,7 +11,8 @@ import pytest
 
 from launcher.job.workload import GptOssModel, Model
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
-from training.megatron.names import Place, pieces, shapes
+from training.megatron.names import Place, pieces
+from training.weights.tensors import shapes
 
 
 @dataclass(frozen=True)
