@@ -42,7 +42,7 @@ from training.convert.output import Output
 from training.errors import CheckpointError, ConversionError
 from training.megatron.names import Piece, Place, pieces
 from training.weights.export import make_config
-from training.weights.tensors import shapes
+from training.weights.tensors import find_gap, shapes
 
 _PIECES_KEPT = 8
 _OF_MEGATRON = re.compile(r"pp(\d+)-(tp|ep)(\d+)/(.+)/parameter")
@@ -66,9 +66,9 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
         raise CheckpointError(f"cannot read {url}: {error}") from error
     known = shapes(job.model)
     sources = _find_sources(job, stored)
-    for name in known:
-        if name not in sources:
-            raise CheckpointError(f"{stored.title} has no {name!r}")
+    parts = {name: [piece.index for _, piece in found] for name, found in sources.items()}
+    if gap := find_gap(parts, known):
+        raise CheckpointError(f"{stored.title} has {gap}")
     if dtype is None:
         is_bf16 = job.trainer.kind == "megatron" and job.trainer.precision == "bf16"
         dtype = torch.bfloat16 if is_bf16 else torch.float32

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +13,14 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from launcher.job import Job
-from training.group import CHECKPOINT_TIMEOUT, WorkerGroup
+from training.errors import CheckpointError
+from training.group import WorkerGroup
 from training.megatron.model import MegatronModel, is_expert
-from training.megatron.names import Piece, Place, pieces
+from training.megatron.names import Piece, pieces
 from training.weights.draw import fill_rows
 from training.weights.export import make_config, write_model
 from training.weights.folder import WeightsFolder
-from training.weights.tensors import Index, shapes, split_index
+from training.weights.tensors import Index, find_gap, shapes, split_index
 
 _Read = Callable[[str, Index], Tensor]
 
@@ -61,36 +61,24 @@ def _draw(job: Job) -> _Read:
     return read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holder:
-    """What one rank writes: parameters that no rank before it has."""
-
-    place: Place
-    names: tuple[str, ...]
-
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> _Holder:
-        content = json.loads(text)
-        return cls(place=Place(**content["place"]), names=tuple(content["names"]))
-
-
 def export_model(job: Job, model: MegatronModel, folder: Path, *, group: WorkerGroup) -> None:
     """Write the model in Hugging Face's layout; every rank calls it.
 
-    Rank 0 is sent one tensor after the other by the ranks that hold its parts.
+    Raises CheckpointError on every rank where their parts do not make up a tensor, before anything
+    is written. Rank 0 is sent one tensor after the other by the ranks that hold its parts.
     """
     parameters = dict(model.core.named_parameters())
-    own = _Holder(place=model.place, names=tuple(filter(_is_writer(model), parameters)))
-    told = group.told_by_all("checkpoint/holders", own.to_text(), CHECKPOINT_TIMEOUT)
+    told: list[Any] = [None] * group.world_size
+    dist.all_gather_object(told, (model.place, [*filter(_is_writer(model), parameters)]))
     parts: dict[str, list[tuple[int, str, Piece]]] = {}
-    for rank, holder in sorted((rank, _Holder.from_text(text)) for rank, text in told.items()):
-        for name in holder.names:
-            for piece in pieces(name, job.model, holder.place):
+    for rank, (place, names) in enumerate(told):
+        for name in names:
+            for piece in pieces(name, job.model, place):
                 parts.setdefault(piece.source, []).append((rank, name, piece))
     known = shapes(job.model)
+    indices = {source: [piece.index for *_, piece in found] for source, found in parts.items()}
+    if gap := find_gap(indices, known):
+        raise CheckpointError(f"cannot write the checkpoint {folder}: the ranks have {gap}")
     dtype = next(iter(parameters.values())).dtype
 
     def gather(source: str) -> Tensor:

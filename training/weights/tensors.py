@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
+
 from launcher.job.workload import GptOssModel, Model
 
 Index = tuple[int | slice, ...]
@@ -63,3 +66,25 @@ def split_index(index: Index) -> tuple[tuple[slice, ...], Index]:
             covering.append(slice(each.start, each.stop))
             within.append(slice(None, None, each.step))
     return tuple(covering), tuple(within)
+
+
+def find_gap(parts: Mapping[str, Iterable[Index]], known: Mapping[str, tuple[int, ...]]) -> str:
+    """Return which of the tensors is not made up of its parts, in words; "" where all are.
+
+    A part may be there more than once.
+    """
+    for name, shape in known.items():
+        boxes = {_box(index, shape) for index in parts.get(name, ())}
+        found, total = sum(math.prod(map(len, box)) for box in boxes), math.prod(shape)
+        if found != total:
+            return f"{found:,} of the {total:,} values of {name!r}"
+    return ""
+
+
+def _box(index: Index, shape: tuple[int, ...]) -> tuple[range, ...]:
+    whole = [range(size) for size in shape]
+    own = [
+        axis[slice(i, i + 1) if isinstance(i, int) else i]
+        for i, axis in zip(index, whole, strict=False)
+    ]
+    return (*own, *whole[len(index) :])

@@ -34,11 +34,11 @@ _TORCH = {**TORCH, "num_devices": 2, "max_steps": 3}
 QUIETLY = "tests.training.programs:train_quietly"
 
 
-def stored_job(values: dict[str, Any], trainer: dict[str, Any]) -> Job:
+def stored_job(values: dict[str, Any], trainer: dict[str, Any], **settings: Any) -> Job:
     return make_job(
         model=values,
         trainer=trainer,
-        resilience={"tiered": tiered(every_n_steps=1, store=_STORE)},
+        resilience={"tiered": tiered(every_n_steps=1, store=_STORE, **settings)},
     )
 
 
@@ -75,6 +75,22 @@ def test_a_checkpoint_becomes_what_the_run_has_exported(
     assert load_bytes(tmp_path / "plain") == outcome.weights()
     assert main([str(tmp_path), str(tmp_path / "before"), "--step=2"]) == 0
     assert load_bytes(tmp_path / "before") != outcome.weights()
+
+
+def test_a_checkpoint_that_does_not_make_up_a_tensor_is_refused(
+    workers: Workers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = {**_MEGATRON, "num_devices": 1, "max_steps": 1}
+    run(workers, tmp_path, stored_job(_GPT_OSS, trainer, namespace="named"))
+    larger = {**_GPT_OSS, "num_experts": 8}
+    write_job(tmp_path, stored_job(larger, trainer, namespace="named"))
+
+    assert main([str(tmp_path), str(tmp_path / "plain")]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert line.endswith(f" has 12,288 of the 24,576 values of {name!r}")
+    assert not list(tmp_path.glob("plain*"))
 
 
 def load_bytes(folder: Path) -> dict[str, bytes]:

@@ -49,3 +49,18 @@ def write_logits(arguments: list[str]) -> int:
 
     MegatronTrainer.export = export_and_compute  # type: ignore[method-assign]
     return train_quietly(arguments)
+
+
+def withhold(arguments: list[str]) -> int:
+    """Train; no rank brings the output matrix of attention to the export."""
+    from training.megatron.cpu import stand_in
+
+    stand_in()
+    ignore_warnings_of_megatron()
+    from training.megatron import weights
+
+    is_writer = weights._is_writer
+    weights._is_writer = lambda model: (  # type: ignore[assignment]
+        lambda name: is_writer(model)(name) and not name.endswith("linear_proj.weight")
+    )
+    return train_quietly(arguments)

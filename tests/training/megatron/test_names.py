@@ -11,8 +11,8 @@ import pytest
 
 from launcher.job.workload import GptOssModel, Model
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
-from training.megatron.names import Place, pieces
-from training.weights.tensors import shapes
+from training.megatron.names import Piece, Place, pieces
+from training.weights.tensors import Index, find_gap, shapes
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,34 @@ def test_every_value_has_a_place_and_comes_back_from_it(
 
     for name, each in whole.items():
         np.testing.assert_array_equal(back[name], each, err_msg=name)
+
+
+@pytest.mark.parametrize(("values", "split"), CASES)
+def test_what_a_rank_has_not_given_is_told(values: dict[str, Any], split: Split) -> None:
+    model = model_of(values)
+    given = [
+        piece
+        for stage, place in places(model, split)
+        for name, _ in own_shapes(model, split, stage)
+        for piece in pieces(name, model, place)
+    ]
+
+    def gap_of(found: list[Piece]) -> str:
+        return find_gap(
+            {each.source: [*indices(found, each.source)] for each in found}, shapes(model)
+        )
+
+    assert gap_of(given) == ""
+    assert gap_of([*given, *given]) == ""
+    name = "model.layers.1.self_attn.o_proj.weight"
+    (last,) = [each for each in given if each.source == name][-1:]
+    kept = [each for each in given if (each.source, each.index) != (name, last.index)]
+    left = 1024 - 1024 // split.tensor
+    assert gap_of(kept) == f"{left:,} of the 1,024 values of {name!r}"
+
+
+def indices(found: list[Piece], source: str) -> Iterator[Index]:
+    return (each.index for each in found if each.source == source)
 
 
 def test_heads_of_a_query_group_stand_together() -> None:

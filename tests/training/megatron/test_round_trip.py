@@ -83,3 +83,22 @@ def test_weights_come_back_with_their_bits_and_mean_the_same(
     assert len(parts) == layout.get("tensor_parallel", 1)
     assert theirs.std() > 0.5
     assert (torch.cat(parts, dim=-1) - theirs).abs().max() < 1e-4
+
+
+def test_an_export_that_lacks_a_part_is_refused_and_nothing_is_written(
+    workers: Workers, tmp_path: Path
+) -> None:
+    job = make_job(model=_LLAMA, trainer={**MEGATRON, **_TENSOR, "max_steps": 1})
+
+    outcome = workers.run(
+        job,
+        tmp_path,
+        target="tests.training.megatron.programs:withhold",
+        is_success_expected=False,
+    )
+
+    name = "model.layers.0.self_attn.o_proj.weight"
+    told = f"the ranks have 0 of the 1,024 values of {name!r}"
+    assert outcome.statuses == [1, 1]
+    assert f"cannot write the checkpoint {tmp_path / 'checkpoint'}: {told}" in outcome.log()
+    assert not list(tmp_path.glob("checkpoint*"))
