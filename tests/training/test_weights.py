@@ -6,10 +6,14 @@ import shlex
 import shutil
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tests.training.convert.packing import PACKABLE, write_packed
 from tests.training.jobs import GPT_OSS, MEGATRON, TORCH, make_job
 from tests.training.workers import Outcome, Workers
+from training.weights import folder
 
 QUIETLY = "tests.training.programs:train_quietly"
 
@@ -125,3 +129,32 @@ def test_weights_of_another_shape_are_refused(complain, tmp_path, trained):
         f"training: 'model.embed_tokens.weight' in {weights / 'model.safetensors'} has the shape "
         "(259, 32), the model (300, 32)"
     )
+
+
+def test_a_file_is_opened_once_for_many_parts_and_anew_after_many_bytes(monkeypatch, tmp_path):
+    whole = torch.arange(4096, dtype=torch.float32).view(64, 64)
+    for number in range(2):
+        save_file({f"{number}{name}": whole + number for name in "ab"}, tmp_path / f"{number}.st")
+    index = {
+        "weight_map": {f"{number}{name}": f"{number}.st" for number in range(2) for name in "ab"}
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    opened = []
+
+    def note(path, **options):
+        opened.append(path.name)
+        return safe_open(path, **options)
+
+    monkeypatch.setattr(folder, "safe_open", note)
+
+    def read_all():
+        opened.clear()
+        weights = folder.WeightsFolder(tmp_path)
+        for name in index["weight_map"]:
+            rows = [weights.read(name, (64, 64), (slice(row, row + 1),)) for row in range(64)]
+            assert torch.equal(torch.cat(rows), whole + int(name[0]))
+        return opened
+
+    assert read_all() == ["0.st", "1.st"]
+    monkeypatch.setattr(folder, "_MAPPED_MAX", 4095)  # 16 rows of 64 values are 4096 bytes
+    assert read_all() == ["0.st"] * 8 + ["1.st"] * 8

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from launcher.job.workload import GptOssModel, Model
-from training.weights.tensors import Index
+from training.weights.tensors import Index, Part, split_index
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.linear_(fc[12])\.(weight|bias)")
@@ -89,6 +89,19 @@ def pieces(name: str, model: Model, place: Place) -> tuple[Piece, ...]:
         number = place.first_expert + int(expert[1])
         return tuple(_expert(f"{expert[2]}.{expert[3]}", number, layer, model))
     return tuple(_mlp(inner, layer, model, place))
+
+
+def blocks(
+    name: str, model: Model, place: Place
+) -> list[tuple[str, Part, list[tuple[Piece, Index]]]]:
+    """Return what is to be read for a parameter: source, part, and the pieces within the part."""
+    found: list[tuple[str, Part, list[tuple[Piece, Index]]]] = []
+    for piece in pieces(name, model, place):
+        part, within = split_index(piece.index)
+        if not found or found[-1][:2] != (piece.source, part):
+            found.append((piece.source, part, []))
+        found[-1][2].append((piece, within))
+    return found
 
 
 def _attention(name: str, layer: str, model: Model, place: Place) -> Iterator[Piece]:

@@ -16,24 +16,22 @@ from launcher.job import Job
 from training.errors import CheckpointError
 from training.group import WorkerGroup
 from training.megatron.model import MegatronModel, is_expert
-from training.megatron.names import Piece, pieces
-from training.weights.draw import fill_rows
+from training.megatron.names import Piece, blocks, pieces
+from training.weights.draw import draw_part
 from training.weights.export import make_config, write_model
 from training.weights.folder import WeightsFolder
-from training.weights.tensors import Index, find_gap, shapes, split_index
+from training.weights.tensors import Index, Part, find_gap, shapes
 
-_Read = Callable[[str, Index], Tensor]
+_Read = Callable[[str, Part], Tensor]
 
 
 def fill_model(job: Job, model: MegatronModel) -> None:
     """Set parameters to what they are before the first step, and moments to zero."""
-    read = _read_from_folder(job) if job.model.weights else _draw(job)
+    read = _make_reader(job)
     with torch.no_grad():
         for name, parameter in model.core.named_parameters():
-            for piece in pieces(name, job.model, model.place):
-                rows = parameter.data[piece.rows]
-                part = read(piece.source, piece.index)
-                rows.copy_((part.T if piece.is_transposed else part).reshape(rows.shape))
+            for source, part, own in blocks(name, job.model, model.place):
+                _fill(parameter.data, read(source, part), own)
         for each in model.parts:
             each._copy_model_params_to_main_params()  # noqa: SLF001
             for moments in each.optimizer.state.values():
@@ -41,24 +39,18 @@ def fill_model(job: Job, model: MegatronModel) -> None:
                     tensor.zero_()
 
 
-def _read_from_folder(job: Job) -> _Read:
-    weights, known = WeightsFolder(Path(job.model.weights or "")), shapes(job.model)
-    return lambda name, index: weights.read(name, known[name], index)
+def _fill(parameter: Tensor, block: Tensor, own: list[tuple[Piece, Index]]) -> None:
+    for piece, within in own:
+        rows, values = parameter[piece.rows], block[within]
+        rows.copy_((values.T if piece.is_transposed else values).reshape(rows.shape))
 
 
-def _draw(job: Job) -> _Read:
+def _make_reader(job: Job) -> _Read:
     known, seed, std = shapes(job.model), job.trainer.seed, job.model.init_std
-
-    def read(name: str, index: Index) -> Tensor:
-        shape = known[name]
-        covering, within = split_index(index or (slice(None),))
-        rows = range(shape[0])[covering[0]]
-        drawn = torch.empty(len(rows), *shape[1:])
-        fill_rows(drawn, name, shape, rows.start, seed=seed, std=std)
-        every_row: Index = (slice(None),)
-        return drawn[every_row + covering[1:]][within]
-
-    return read
+    if not job.model.weights:
+        return lambda name, part: draw_part(name, known[name], part, seed=seed, std=std)
+    weights = WeightsFolder(Path(job.model.weights))
+    return lambda name, part: weights.read(name, known[name], part)
 
 
 def export_model(job: Job, model: MegatronModel, folder: Path, *, group: WorkerGroup) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.plan import classify_parameter
+from training.weights.tensors import Part
 
 BLOCK_SIZE = 1 << 20
 
@@ -39,6 +40,15 @@ def fill_rows(
     ):
         part = flat[offset : offset + len(values)]
         part.copy_(torch.from_numpy(values * np.float32(std)))
+
+
+def draw_part(name: str, shape: tuple[int, ...], part: Part, *, seed: int, std: float) -> Tensor:
+    """Return a part of what a parameter is before the first step; its rows are drawn whole."""
+    rows = range(shape[0])[part[0]]
+    drawn = torch.empty(len(rows), *shape[1:])
+    fill_rows(drawn, name, shape, rows.start, seed=seed, std=std)
+    every_row: Part = (slice(None),)
+    return drawn[every_row + part[1:]]
 
 
 def normal_blocks(

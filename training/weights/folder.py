@@ -19,7 +19,7 @@ from torch import Tensor
 
 from resilience.validation import first_problem
 from training.errors import WeightsError
-from training.weights.tensors import Index, split_index
+from training.weights.tensors import Part
 
 PACKED = "mxfp4"
 """The way of packing weights that training.convert expands."""
@@ -38,6 +38,8 @@ _FREE_KEYS = frozenset(
     }
 )
 _REASON_MAX = 300
+_MAPPED_MAX = 32 << 20
+"""Bytes of a file that are read before it is opened anew."""
 
 
 class _Index(BaseModel):
@@ -57,27 +59,37 @@ class WeightsFolder:
         """`key` is by what a person has named the folder."""
         self._title = f"{key} {folder}"
         self._files = _read_index(folder, self._title)
+        self._opened: tuple[Path, Any] | None = None
+        self._num_mapped = 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str, shape: Sequence[int], index: Index = ()) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], part: Part = (slice(None),)) -> Tensor:
         """Return a part of a tensor, which has to have the shape."""
         path = self._files.get(name)
         if path is None:
             raise WeightsError(f"{self._title} has no parameter {name!r}")
         try:
-            with safe_open(path, framework="pt") as file:
-                found = file.get_slice(name)
-                if (own := tuple(found.get_shape())) != tuple(shape):
-                    raise WeightsError(
-                        f"{name!r} in {path} has the shape {own}, the model {tuple(shape)}"
-                    )
-                covering, within = split_index(index or (slice(None),))
-                part: Tensor = found[covering]
+            found = self._open(path).get_slice(name)
+            own = tuple(found.get_shape())
+            values: Tensor | None = found[part] if own == tuple(shape) else None
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read {name!r} in {path}: {error}") from error
-        return part[within]
+        if values is None:
+            raise WeightsError(f"{name!r} in {path} has the shape {own}, the model {tuple(shape)}")
+        self._num_mapped += values.nbytes
+        return values
+
+    def _open(self, path: Path) -> Any:
+        """Return the file, which stays open until another one is read or much of it was.
+
+        What has been read of an open file counts as this process's memory.
+        """
+        if self._opened is None or self._opened[0] != path or self._num_mapped > _MAPPED_MAX:
+            self._opened = None
+            self._opened, self._num_mapped = (path, safe_open(path, framework="pt")), 0
+        return self._opened[1]
 
 
 def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from launcher.job.workload import GptOssModel, Model
 
 Index = tuple[int | slice, ...]
+Part = tuple[slice, ...]
+"""A range of each of the first axes."""
 
 
 def shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -54,17 +56,21 @@ def _layer_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     }
 
 
-def split_index(index: Index) -> tuple[tuple[slice, ...], Index]:
-    """Return the smallest range of each axis that covers an index, and the index within them."""
+def split_index(index: Index) -> tuple[Part, Index]:
+    """Return a range of each axis that covers an index, and the index within them.
+
+    Indices that take turns along an axis have the same range.
+    """
     covering: list[slice] = []
     within: list[int | slice] = []
-    for each in index:
+    for each in index or (slice(None),):
         if isinstance(each, int):
             covering.append(slice(each, each + 1))
             within.append(0)
         else:
-            covering.append(slice(each.start, each.stop))
-            within.append(slice(None, None, each.step))
+            first = (each.start or 0) % (each.step or 1)
+            covering.append(slice((each.start or 0) - first, each.stop))
+            within.append(slice(first, None, each.step))
     return tuple(covering), tuple(within)
 
 

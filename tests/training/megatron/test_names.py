@@ -11,7 +11,7 @@ import pytest
 
 from launcher.job.workload import GptOssModel, Model
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
-from training.megatron.names import Piece, Place, pieces
+from training.megatron.names import Piece, Place, blocks, pieces
 from training.weights.tensors import Index, find_gap, shapes
 
 
@@ -151,6 +151,24 @@ def test_what_a_rank_has_not_given_is_told(values: dict[str, Any], split: Split)
     kept = [each for each in given if (each.source, each.index) != (name, last.index)]
     left = 1024 - 1024 // split.tensor
     assert gap_of(kept) == f"{left:,} of the 1,024 values of {name!r}"
+
+
+@pytest.mark.parametrize(("values", "split"), CASES)
+def test_a_parameter_is_read_once_and_nothing_beside_it(
+    values: dict[str, Any], split: Split
+) -> None:
+    model = model_of(values)
+    known = shapes(model)
+    whole = {name: np.arange(np.prod(shape)).reshape(shape) for name, shape in known.items()}
+    for stage, place in places(model, split):
+        for name, shape in own_shapes(model, split, stage):
+            read = 0
+            for source, part, own in blocks(name, model, place):
+                block = whole[source][part]
+                read += block.size
+                for piece, within in own:
+                    np.testing.assert_array_equal(block[within], whole[source][piece.index])
+            assert read == np.prod(shape), name
 
 
 def indices(found: list[Piece], source: str) -> Iterator[Index]:
