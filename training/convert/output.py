@@ -16,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from resilience.state.layout import make_layout
 from training.errors import CheckpointError
 from training.group import WorkerGroup
-from training.weights.export import write_model
+from training.weights.export import clear_drafts, write_model
 
 FILE_BYTES_MAX = 128 << 20
 
@@ -41,7 +41,8 @@ class Output:
         return sum(self._sizes().values())
 
     def write(self, target: Path) -> None:
-        """Write the folder, which appears when it is whole. Raises TrainingError."""
+        """Write a folder that is not there; it appears when it is whole. Raises TrainingError."""
+        clear_drafts(target)
         self._check_room(target)
         self.config.update({"dtype": self.dtype})
         layout = make_layout(nodes=["node-0"], num_local_ranks=1, num_shards=1)
@@ -61,6 +62,7 @@ class Output:
             group=alone,
             file_bytes_max=FILE_BYTES_MAX,
             beside=self.beside,
+            is_replacing=False,
         )
 
     def _check_room(self, target: Path) -> None:

@@ -2,14 +2,18 @@
 
 Workers gather one parameter after the other; rank 0 writes a file whenever one
 is full, so it holds one file's tensors and nobody holds the model. The folder
-appears by rename when everything in it is on the disk.
+appears by rename when everything in it is on the disk. Until then it is in a
+draft beside it, which no other process has; what a killed one has left there
+is known by a mark.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +33,11 @@ FILE_BYTES_MAX = 4 << 30
 
 _STARTED = "started"
 _PUBLISHED = "published"
+_DRAFT = "{name}.unfinished-"
+# In a draft:
+_MARK = ".training-draft"
+_NEW = "new"
+_OLDER = "older"
 
 
 def write_model(
@@ -40,29 +49,41 @@ def write_model(
     group: WorkerGroup,
     file_bytes_max: int = FILE_BYTES_MAX,
     beside: Sequence[Path] = (),
+    is_replacing: bool = True,
 ) -> None:
     """Write the folder `path`; all workers take part and return when it is there.
 
     `sizes` has the tensors' bytes by name, in the order of the files, alike on all workers.
     `gather` is called on all of them for one name after the other; what it returns counts on rank
     0 alone. `config` is the model's, of transformers, with its architecture. Files `beside` are
-    copied.
+    copied. An older folder of that name is replaced, or is an error.
     """
     files = plan_files(sizes, file_bytes_max)
     if group.rank != 0:
         _help_write(gather, files, group)
         return
-    with _unfinished_folder(path) as unfinished:
-        with _lead(_STARTED, group, path):
-            unfinished.mkdir(parents=True)
+    with _lead(_STARTED, group, path):
+        draft = _open_draft(path)
+    new = draft / _NEW
+    try:
         for names, file_name in zip(files, _file_names(len(files)), strict=True):
             with _lead(file_name, group, path):
-                _write_file(unfinished / file_name, names, gather)
+                _write_file(new / file_name, names, gather)
         with _lead(_PUBLISHED, group, path):
             for each in beside:
-                shutil.copyfile(each, unfinished / each.name)
-            _write_rest(config, unfinished, files, sizes)
-            _publish(unfinished, path)
+                shutil.copyfile(each, new / each.name)
+            _write_rest(config, new, files, sizes)
+            _publish(draft, path, is_replacing=is_replacing)
+    finally:
+        _discard(draft, path)
+
+
+def clear_drafts(path: Path) -> None:
+    """Remove what killed processes have left of this folder; who writes it at this moment fails."""
+    prefix = _DRAFT.format(name=glob.escape(path.name))
+    for draft in path.parent.glob(f"{prefix}*"):
+        if (draft / _MARK).exists():
+            _discard(draft, path)
 
 
 def make_config(model: Model) -> Any:
@@ -105,15 +126,21 @@ def _lead(topic: str, group: WorkerGroup, path: Path) -> Iterator[None]:
             raise CheckpointError(f"cannot write the checkpoint {path}: {error}") from error
 
 
-@contextmanager
-def _unfinished_folder(path: Path) -> Iterator[Path]:
-    """Name a folder beside `path`; nothing of it is there before and after the block."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        yield unfinished
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _open_draft(path: Path) -> Path:
+    """Return a marked folder beside `path` that nobody else has, with a new one in it."""
+    clear_drafts(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT.format(name=path.name), dir=path.parent))
+    (draft / _MARK).touch()
+    (draft / _NEW).mkdir()
+    return draft
+
+
+def _discard(draft: Path, path: Path) -> None:
+    """Remove a draft; an older folder in it gets its name back where no newer one has it."""
+    if (older := draft / _OLDER).exists() and not path.exists():
+        older.rename(path)
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 def _file_names(num_files: int) -> list[str]:
@@ -143,21 +170,19 @@ def _write_rest(
     config.save_pretrained(folder)
 
 
-def _publish(unfinished: Path, path: Path) -> None:
-    """Give the folder its name, in place of an older one."""
+def _publish(draft: Path, path: Path, *, is_replacing: bool) -> None:
+    """Give the new folder its name, in place of an older one."""
+    new = draft / _NEW
     # safetensors makes files that nobody else may read; config.json follows the umask.
-    mode = (unfinished / "config.json").stat().st_mode
-    for file in unfinished.iterdir():
+    mode = (new / "config.json").stat().st_mode
+    for file in new.iterdir():
         file.chmod(mode)
         _sync(file)
-    _sync(unfinished)
-    older = path.with_name(f"{path.name}.older")
-    shutil.rmtree(older, ignore_errors=True)
-    if path.exists():
-        path.rename(older)
-    unfinished.rename(path)
+    _sync(new)
+    if is_replacing and path.exists():
+        path.rename(draft / _OLDER)
+    new.rename(path)
     _sync(path.parent)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

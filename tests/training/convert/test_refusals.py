@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import GptOssConfig
 
 from tests.training.convert.packing import write_packed
 from training.convert.__main__ import main
@@ -48,6 +52,57 @@ def test_a_target_that_exists_is_left_alone(convert, packed):
     plain.mkdir()
 
     assert convert() == (2, f"TARGET {plain} exists; name a folder that does not")
+
+
+def test_folders_of_others_beside_the_target_are_left_alone(packed):
+    others = [packed.with_name(f"plain.{end}") for end in ("older", "unfinished", "unfinished-1")]
+    for each in others:
+        each.mkdir()
+        (each / "theirs").touch()
+
+    assert main([str(packed), str(packed.with_name("plain"))]) == 0
+
+    assert sorted(packed.parent.glob("plain.*")) == others
+    assert all((each / "theirs").exists() for each in others)
+
+
+def test_a_target_that_appears_meanwhile_is_left_alone(packed, monkeypatch):
+    plain = packed.with_name("plain")
+    save_config = GptOssConfig.save_pretrained
+
+    def save_and_meet(config: GptOssConfig, folder: Path) -> None:
+        save_config(config, folder)
+        plain.mkdir()
+        (plain / "theirs").touch()
+
+    monkeypatch.setattr(GptOssConfig, "save_pretrained", save_and_meet)
+
+    assert main([str(packed), str(plain)]) == 1
+
+    assert [each.name for each in plain.iterdir()] == ["theirs"]
+    assert sorted(each.name for each in packed.parent.iterdir()) == ["packed", "plain"]
+
+
+def test_what_a_killed_conversion_has_left_goes(packed):
+    plain = packed.with_name("plain")
+    command = [sys.executable, "-c", _DIES, str(packed), str(plain)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (left,) = packed.parent.glob("plain*")
+    assert (left / "new/model.safetensors").exists()
+
+    assert main([str(packed), str(plain)]) == 0
+
+    assert sorted(each.name for each in packed.parent.iterdir()) == ["packed", "plain"]
+
+
+_DIES = """
+import os, signal, sys
+from training.convert.__main__ import main
+from training.weights import export
+
+export._publish = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
 
 
 def test_a_source_that_is_none_is_refused(convert, tmp_path):

@@ -357,5 +357,5 @@ def _left_behind(run: Run) -> tuple[str, ...]:
         if time.monotonic() > deadline_s:
             break
         os.sched_yield()
-    files = [*run.folder.glob("*.unfinished"), *run.folder.glob("*.older")]
+    files = run.folder.glob("*.unfinished*")
     return (*map(str, pids), *map(str, files))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,8 +120,12 @@ def test_large_model_is_divided_over_files(workers, tmp_path):
 def test_new_checkpoint_takes_the_place_of_an_older_one(workers, tmp_path):
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint/older").touch()
-    (tmp_path / "checkpoint.unfinished").mkdir()
-    (tmp_path / "checkpoint.unfinished/part").touch()
+    killed = export._open_draft(tmp_path / "checkpoint")
+    (killed / "new/part").touch()
+    of_others = [tmp_path / f"checkpoint.{end}" for end in ("older", "unfinished", "unfinished-1")]
+    for each in of_others:
+        each.mkdir()
+        (each / "theirs").touch()
 
     workers.run(make_job(), tmp_path)
 
@@ -128,7 +133,42 @@ def test_new_checkpoint_takes_the_place_of_an_older_one(workers, tmp_path):
         "config.json",
         "model.safetensors",
     ]
-    assert not list(tmp_path.glob("checkpoint.*"))
+    assert sorted(tmp_path.glob("checkpoint.*")) == of_others
+    assert all((each / "theirs").exists() for each in of_others)
+
+
+def test_an_older_checkpoint_that_has_lost_its_name_gets_it_back(tmp_path):
+    """A process was killed between the two renames, and the next one fails."""
+    path = tmp_path / "checkpoint"
+    killed = export._open_draft(path)
+    (killed / "older").mkdir()
+    (killed / "older/model").touch()
+
+    with pytest.raises(CheckpointError, match="disk full"):
+        write(path, fail)
+
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+    assert (path / "model").exists()
+
+
+def test_an_older_checkpoint_stays_where_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    (path / "model").touch()
+    rename = Path.rename
+
+    def refuse_new(own: Path, target: Path) -> Path:
+        if own.name == "new":
+            raise OSError("no more names")
+        return rename(own, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+
+    with pytest.raises(CheckpointError, match="no more names"):
+        write(path, lambda _: torch.zeros(1))
+
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
+    assert [each.name for each in path.iterdir()] == ["model"]
 
 
 def test_files_can_be_read_as_the_umask_says(workers, tmp_path):
@@ -146,17 +186,22 @@ def test_writing_that_fails_leaves_the_older_checkpoint(tmp_path):
     (path / "older").touch()
     group = make_group()
 
-    def fail() -> None:
-        with export._unfinished_folder(path) as unfinished:
-            unfinished.mkdir()
-            (unfinished / "part").touch()
-            with export._lead("part", group, path):
-                raise OSError("disk full")
-
     with pytest.raises(CheckpointError, match=f"cannot write the checkpoint {path}: disk full"):
-        fail()
+        write(path, fail, group)
 
     with pytest.raises(GroupError, match="disk full"):
-        make_group(rank=1, store=group.store).follow("checkpoint/part", timedelta(seconds=10))
+        make_group(rank=1, store=group.store).follow(
+            "checkpoint/model.safetensors", timedelta(seconds=10)
+        )
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoint"]
     assert (path / "older").exists()
+
+
+def fail(_: str) -> torch.Tensor:
+    raise OSError("disk full")
+
+
+def write(path, gather, group=None) -> None:
+    config = export.make_config(make_job().model)
+    group = group or make_group()
+    export.write_model(path, sizes={"a": 4}, gather=gather, config=config, group=group)
