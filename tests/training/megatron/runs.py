@@ -7,6 +7,7 @@ from typing import Any
 from launcher.job import Job
 from tests.training import jobs
 from tests.training.recovery.runs import FaultOutcome, make_fault_job
+from training.plan import plan_copy
 
 NUM_STEPS = 16
 # Tensor ranks divide the vocabulary, stages the layers.
@@ -37,6 +38,14 @@ def make_megatron_job(layout: str, **values: Any) -> Job:
         values={"overlap_grad_reduce": False, "overlap_param_gather": False, **own},
         model=GPT_OSS if "experts" in layout else LLAMA,
     )
+
+
+def list_shards(layout: str) -> list[str]:
+    """Return which shard each rank holds a copy of."""
+    job = make_megatron_job(layout)
+    size = job.trainer.world_size
+    ranks = plan_copy(job, size).layout(["node-0"], size)
+    return [ranks.seat(rank).shard for rank in range(size)]
 
 
 def check_nobody_had_to_be_stopped(outcome: FaultOutcome) -> None:

@@ -10,18 +10,8 @@ import pytest
 
 from launcher.job import Job
 from tests.training.megatron.draws import KINDS, PLACES, Case, draw
-from tests.training.megatron.runs import LAYOUTS, NUM_STEPS, make_megatron_job
+from tests.training.megatron.runs import LAYOUTS, NUM_STEPS, list_shards, make_megatron_job
 from tests.training.recovery.runs import FaultOutcome, check_same, run_job
-from training.plan import plan_copy
-
-
-def list_shards(layout: str) -> list[str]:
-    """Return which shard each rank holds a copy of."""
-    job = make_megatron_job(layout)
-    size = job.trainer.world_size
-    ranks = plan_copy(job, size).layout(["node-0"], size)
-    return [ranks.seat(rank).shard for rank in range(size)]
-
 
 CASES = draw({name: list_shards(name) for name in LAYOUTS}, 100, num_steps=NUM_STEPS)
 

@@ -11,7 +11,11 @@ import pytest
 
 from launcher.job import Job
 from tests.training.megatron.draws import PLACES
-from tests.training.megatron.runs import check_nobody_had_to_be_stopped, make_megatron_job
+from tests.training.megatron.runs import (
+    check_nobody_had_to_be_stopped,
+    list_shards,
+    make_megatron_job,
+)
 from tests.training.recovery.runs import FaultOutcome, check_same, run_job
 
 NUM_FAULTS = {"pipeline": 500, "sharded": 500, "long-pipeline": 100}
@@ -19,19 +23,22 @@ _IN_A_RUN = 50
 RUNS = [(layout, first) for layout, num in NUM_FAULTS.items() for first in range(0, num, _IN_A_RUN)]
 
 
-def draw_faults(layout: str, first: int, world_size: int) -> tuple[dict[str, Any], ...]:
-    """Return a fault for every step of a run but its first and its last."""
+def draw_faults(layout: str, first: int) -> tuple[dict[str, Any], ...]:
+    """Return a fault for every step of a run but its first and its last.
+
+    Two that follow each other may strike at once, where one rank is a step ahead of another one: of
+    each shard one copy has to live.
+    """
     chance = random.Random(f"{layout} {first}")
     places = [place for place in PLACES if place != "recovery"]
-    return tuple(
-        {
-            "kind": chance.choice(("exception", "sigkill")),
-            "place": chance.choice(places),
-            "rank": chance.randrange(world_size),
-            "step": step,
-        }
-        for step in range(1, _IN_A_RUN + 1)
-    )
+    shards = list_shards(layout)
+    faults: list[dict[str, Any]] = []
+    before = None
+    for step in range(1, _IN_A_RUN + 1):
+        rank = chance.choice([rank for rank, shard in enumerate(shards) if shard != before])
+        kind, before = chance.choice(("exception", "sigkill")), shards[rank]
+        faults.append({"kind": kind, "place": chance.choice(places), "rank": rank, "step": step})
+    return tuple(faults)
 
 
 @pytest.mark.slow
@@ -46,7 +53,7 @@ def test_ranks_leave_a_broken_generation_by_themselves(
         "settings": {"hang_deadline_s": 60},
     }
     job = make_megatron_job(layout, **values)
-    faults = draw_faults(layout, first, job.trainer.world_size)
+    faults = draw_faults(layout, first)
 
     outcome = run_job(tmp_path, make_megatron_job(layout, faults=faults, **values))
 
