@@ -7,6 +7,8 @@ import json
 import os
 import select
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from threading import Event
 
@@ -159,6 +161,31 @@ def test_end_stays_though_a_renewal_stood_still_as_it_was_written(
     assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
     for folder in (one, other):
         folder.close()
+
+
+def test_an_agent_does_not_go_before_the_runs_end_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the disk is slower than what an agent waits for otherwise."""
+    one, other = open_founded(tmp_path)
+    goes_on = Event()
+
+    def stand_still(path: Path, data: Mapping[str, object], writer: str) -> bool:
+        assert goes_on.wait(60.0)
+        return whole_files.write_first(path, data, writer)
+
+    monkeypatch.setattr(folder_module, "write_first", stand_still)
+    monkeypatch.setattr(folder_module, "_CLOSE_S", 0.0)
+    one.renew(("n0", "n1"), 5, is_over=True)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(one.close)
+        with pytest.raises(FutureTimeoutError):
+            closing.result(0.2)
+        goes_on.set()
+    other.read_record()
+
+    assert answer(other) == [Recorded(generation=5, is_over=True)]
+    other.close()
 
 
 def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> None:
