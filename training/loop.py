@@ -46,6 +46,7 @@ from training.plan import (
     check_layout,
     plan_device_type,
     plan_placement,
+    plan_split,
 )
 from training.progress import CommitHooks, MakeProgress, NoRecovery
 from training.steplog import StepLog
@@ -106,7 +107,7 @@ class Loop:
         self._rank: int | None = None
         self._seat: Seat | None = None
         self._is_built = False
-        self.watch = RunWatch(self._requests)
+        self.watch = RunWatch(self._requests, seed=worker.job.trainer.seed)
         self._saves = open_checkpoints(
             worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
         )
@@ -166,7 +167,9 @@ class Loop:
         """
         self._events.write("process_group_ready")
         group = self._make_group(members)
-        self.watch.enter(members, self._make_injector(group))
+        placement = plan_placement(self._job.trainer, group.layout, group.rank)
+        own = plan_split(self._job, placement.data_size).micro_batches(placement.data_rank)
+        self.watch.enter(members, self._make_injector(group), first_micro_batch=own.start)
         samples = self._open_data(group)
         self._take_groups(group)
         self._bind_checkpoints(group)

@@ -41,11 +41,8 @@ def check_world_size(job: Job, world_size: int) -> None:
             f"{trainer.num_devices}); start as many workers as the job has"
         )
     data_size = world_size // trainer.model_parallel_size
-    if trainer.global_batch_size % (trainer.micro_batch_size * data_size):
-        raise PlacementError(
-            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of "
-            f"trainer.micro_batch_size {trainer.micro_batch_size} x data-parallel size {data_size}"
-        )
+    if problem := trainer.find_batch_problem(data_size):
+        raise PlacementError(problem)
     if world_size % trainer.replicas and isinstance(trainer, TorchTrainer):
         raise PlacementError(
             f"world size {world_size} does not divide by trainer.num_replicas {trainer.replicas}"

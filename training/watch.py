@@ -6,23 +6,33 @@ from collections.abc import Callable, Collection
 
 from resilience.comm.page import Activity
 from resilience.faults.injector import Injector
+from resilience.state.rng import seed_micro_batch
 from training.coordinator import Members
 
 
 class RunWatch:
-    """A `training.trainer.StepWatch`. `requests` is what this worker asks of all."""
+    """A `training.trainer.StepWatch`. `requests` is what this worker asks of all.
 
-    def __init__(self, requests: Callable[[], int]) -> None:
+    Each micro batch draws its random numbers from `seed`, the step and its place in the step.
+    """
+
+    def __init__(self, requests: Callable[[], int], *, seed: int) -> None:
         self.requests = requests
+        self._seed = seed
+        self._first = 0
         self.places: Collection[str] = ()
         self.step = 0
         self._members: Members | None = None
         self._injector: Injector | None = None
         self._activity = Activity.NOWHERE
 
-    def enter(self, members: Members, injector: Injector | None) -> None:
-        """Take what belongs to the generation; `injector` fires its faults, if there are any."""
+    def enter(self, members: Members, injector: Injector | None, *, first_micro_batch: int) -> None:
+        """Take what belongs to the generation; `injector` fires its faults, if there are any.
+
+        `first_micro_batch` is the number, in the whole step, of this rank's first one.
+        """
         self._members, self._injector = members, injector
+        self._first = first_micro_batch
         self.places = injector.places if injector else ()
 
     def leave(self) -> None:
@@ -55,8 +65,9 @@ class RunWatch:
         self._mark(self._activity)
 
     def forward(self, micro_batch: int, *, is_last: bool) -> None:
-        """Note that a forward pass begins."""
+        """Note that a forward pass begins, and seed what it draws."""
         self._mark(Activity.FORWARD, micro_batch)
+        seed_micro_batch(self._seed, self.step, self._first + micro_batch - 1)
         self.reach("forward")
 
     def backward(self, micro_batch: int) -> None:

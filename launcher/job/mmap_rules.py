@@ -65,7 +65,10 @@ def _encryption(encryption: CacheEncryption) -> Iterator[str]:
 
 def _budget(job: JobContent, settings: MmapSettings) -> Iterator[str]:
     """Refuse what could never hold what it is told to; batches are known here."""
-    rows = max(1, job.trainer.global_batch_size // max(1, job.trainer.data_parallel_size))
+    trainer = job.trainer
+    rows = trainer.micro_batch_size * -(
+        -trainer.num_micro_batches // max(1, trainer.data_parallel_size)
+    )
     batch_bytes = rows * (job.data.seq_length + 1) * _TOKEN_BYTES + _PAGE_BYTES
     num_kept = settings.prefetch_length + max(
         settings.lookback_length, 2 * (settings.checkpoint_frequency or 0)

@@ -79,14 +79,8 @@ def _nodes_hint(trainer: MegatronTrainer) -> str:
 
 
 def _batches(job: JobContent) -> Iterator[str]:
-    trainer = job.trainer
-    samples = trainer.micro_batch_size * trainer.data_parallel_size
-    if trainer.global_batch_size % samples:
-        yield (
-            f"trainer.global_batch_size {trainer.global_batch_size} is no multiple of "
-            f"trainer.micro_batch_size {trainer.micro_batch_size} x data-parallel size "
-            f"{trainer.data_parallel_size} = {samples}"
-        )
+    if problem := job.trainer.find_batch_problem(job.trainer.data_parallel_size):
+        yield problem
 
 
 def _replicas(job: JobContent) -> Iterator[str]:

@@ -142,8 +142,8 @@ class TrainerSettings(Section):
     max_steps: Count
     """Optimizer updates until the run is over."""
     global_batch_size: Count
-    """Samples that one step consumes over all ranks; a multiple of micro_batch_size x data-parallel
-    size."""
+    """Samples that one step consumes over all ranks; a multiple of micro_batch_size, which under
+    Megatron every data-parallel rank has as many times."""
     micro_batch_size: Count
     """Samples of one forward and backward on one rank."""
     seed: Whole
@@ -182,6 +182,21 @@ class TrainerSettings(Section):
     def model_parallel_size(self) -> int:
         """Return the ranks that work on one sample."""
         return 1
+
+    def find_batch_problem(self, data_size: int) -> str | None:
+        """Return why so many ranks cannot divide a global batch, None where they can."""
+        batch, micro = self.global_batch_size, self.micro_batch_size
+        if batch % micro:
+            return (
+                f"trainer.global_batch_size {batch} is no multiple of trainer.micro_batch_size "
+                f"{micro}"
+            )
+        if self.num_micro_batches < data_size:
+            return (
+                f"trainer.global_batch_size {batch} has {self.num_micro_batches} micro batches of "
+                f"trainer.micro_batch_size {micro}, fewer than the {data_size} data-parallel ranks"
+            )
+        return None
 
     @property
     def data_parallel_size(self) -> int:
@@ -259,6 +274,17 @@ class MegatronTrainer(TrainerSettings):
     def replicas(self) -> int:
         """Return the number of full copies of the training state."""
         return self.num_replicas
+
+    def find_batch_problem(self, data_size: int) -> str | None:
+        """Return why so many ranks cannot divide a global batch: Megatron's have as many each."""
+        samples = self.micro_batch_size * data_size
+        if self.global_batch_size % samples:
+            return (
+                f"trainer.global_batch_size {self.global_batch_size} is no multiple of "
+                f"trainer.micro_batch_size {self.micro_batch_size} x data-parallel size "
+                f"{data_size} = {samples}"
+            )
+        return None
 
     @property
     def num_shards(self) -> int:

@@ -1,4 +1,4 @@
-"""Random numbers that no rank holds alone: seeds as a function of seed, step and rank."""
+"""Random numbers that no rank holds: seeds as a function of seed, step and micro batch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed Python, NumPy and torch for one step of one rank.
+def seed_micro_batch(seed: int, step: int, number: int) -> None:
+    """Seed Python, NumPy and torch for one micro batch, by its number in the whole step.
 
-    A rank that is replaced, or runs a step again, then draws what it would have
-    drawn without the fault. Sets the generators of all devices; costs some tens
-    of microseconds.
+    Whoever computes it, in whatever world, draws the same. Sets the generators of all devices;
+    costs some tens of microseconds.
     """
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}/{step}/{number}".encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "little") >> 1
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)

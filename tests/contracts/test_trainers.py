@@ -50,7 +50,9 @@ def found(
         model = {**LLAMA, "vocab_size": 260}
         job = make_job(trainer={**_MEGATRON, **LAYOUTS[sharding]}, model=model)
     else:
-        job = make_job(trainer={"num_devices": SIZE, **SHARDINGS[sharding]})
+        # Two micro batches of each rank.
+        sizes = {"num_devices": SIZE, "global_batch_size": 4 * SIZE, "micro_batch_size": 2}
+        job = make_job(trainer={**sizes, **SHARDINGS[sharding]})
     Workers().run(
         job, folder, num_workers=SIZE + 1, target=TARGET, variables={"TEST_TRAINER": kind}
     )

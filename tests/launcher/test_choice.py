@@ -150,7 +150,7 @@ def test_a_refused_job_of_a_sweep_gives_its_message_and_status_2(tmp_path: Path)
                    "trainer.num_nodes=2,3", "hydra.sweep.dir=sweep", folder=tmp_path)  # fmt: skip
 
     assert ended.status == 2
-    assert "trainer.global_batch_size 16 is no multiple of" in ended.err
+    assert "trainer.global_batch_size 16 has 4 micro batches" in ended.err
     assert "Traceback" not in ended.err
 
 

@@ -21,9 +21,9 @@ class Members:
 
 def test_check_of_a_group_keeps_no_generation_alive() -> None:
     """Groups and checkpoints keep the check, and a generation has process groups to let go of."""
-    watch = RunWatch(lambda: 0)
+    watch = RunWatch(lambda: 0, seed=1)
     members: Any = Members()
-    watch.enter(members, None)
+    watch.enter(members, None, first_micro_batch=0)
     check, known = watch.check, weakref.ref(members)
 
     watch.leave()

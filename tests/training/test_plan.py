@@ -142,8 +142,17 @@ def test_mesh(trainer, world_size, mesh):
 
 def test_accumulation_follows_from_the_batch():
     trainer = {"global_batch_size": 24, "micro_batch_size": 2, "num_devices": 4}
+    split = plan_split(make_job(trainer=trainer), 4)
 
-    assert plan_split(make_job(trainer=trainer), 4).num_micro_batches == 3
+    assert [split.micro_batches(rank) for rank in range(4)] == [
+        range(3), range(3, 6), range(6, 9), range(9, 12),
+    ]  # fmt: skip
+
+
+def test_some_ranks_have_one_micro_batch_more():
+    split = plan_split(make_job(trainer={"global_batch_size": 10, "micro_batch_size": 2}), 4)
+
+    assert [len(split.micro_batches(rank)) for rank in range(4)] == [1, 1, 1, 2]
 
 
 def test_world_size_of_the_job_is_asked_for():
@@ -151,7 +160,7 @@ def test_world_size_of_the_job_is_asked_for():
         check_world_size(make_job(), 3)
 
 
-def test_elastic_job_takes_other_world_sizes_that_divide():
+def test_elastic_job_takes_every_world_size_that_its_micro_batches_suffice_for():
     elastic = {
         "nodes_min": 1,
         "nodes_max": 4,
@@ -163,9 +172,9 @@ def test_elastic_job_takes_other_world_sizes_that_divide():
     }
     job = make_job(resilience={"elastic": elastic})
 
-    check_world_size(job, 2)
-    with pytest.raises(PlacementError, match=r"8 is no multiple of trainer.micro_batch_size 2 x d"):
-        check_world_size(job, 3)
+    check_world_size(job, 3)
+    with pytest.raises(PlacementError, match=r"2, fewer than the 5 data-parallel ranks"):
+        check_world_size(job, 5)
 
 
 @pytest.mark.parametrize(("accelerator", "device"), [("cpu", "cpu"), ("gpu", "cuda")])

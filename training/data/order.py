@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from resilience.comm.sum_tree import find_share
 from resilience.data.order import make_permutation
 
 
@@ -30,8 +31,8 @@ class SampleOrder:
 class Split:
     """How a global batch is divided over data-parallel ranks.
 
-    Each rank takes neighbours, and its micro batches are neighbours in turn:
-    at one micro batch size, any world size forms the same micro batches.
+    It is made of numbered micro batches, which are the same at any world size: a rank takes
+    neighbours of them, as many as every other rank or one more.
     """
 
     global_batch_size: int
@@ -43,13 +44,16 @@ class Split:
 
     @property
     def num_micro_batches(self) -> int:
-        """Return the micro batches of one rank and step."""
-        return self.global_batch_size // (self.micro_batch_size * self.world_size)
+        """Return the micro batches of a step over all ranks."""
+        return self.global_batch_size // self.micro_batch_size
 
-    def positions(self, *, step: int, rank: int, micro_batch: int) -> range:
+    def micro_batches(self, rank: int) -> range:
+        """Return the numbers, within a step, of the micro batches of one rank."""
+        return find_share(self.num_micro_batches, rank=rank, world_size=self.world_size)
+
+    def positions(self, *, step: int, micro_batch: int) -> range:
         """Return the positions of the samples of one forward and backward."""
-        samples_per_rank = self.global_batch_size // self.world_size
-        start = self.sample_of(step) + rank * samples_per_rank + micro_batch * self.micro_batch_size
+        start = self.sample_of(step) + micro_batch * self.micro_batch_size
         return range(start, start + self.micro_batch_size)
 
     def sample_of(self, step: int) -> int:

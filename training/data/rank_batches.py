@@ -20,9 +20,9 @@ class RankBatches:
 
     def read(self, step: int) -> NDArray[np.int64]:
         """Return the tokens, shape (micro batches, samples of one, sequence + 1)."""
-        micro_batches = range(self._split.num_micro_batches)
+        micro_batches = self._split.micro_batches(self._rank)
         return np.stack([self._read_rows(step, number) for number in micro_batches])
 
     def _read_rows(self, step: int, micro_batch: int) -> NDArray[np.int64]:
-        positions = self._split.positions(step=step, rank=self._rank, micro_batch=micro_batch)
+        positions = self._split.positions(step=step, micro_batch=micro_batch)
         return self._samples.read(self._order.sample_at(position) for position in positions)

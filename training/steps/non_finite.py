@@ -145,8 +145,9 @@ def describe_samples(split: Split, *, step: int, ranks: Sequence[int]) -> str:
         return f"on all ranks, samples {first} to {first + split.global_batch_size - 1}"
     parts = []
     for rank in ranks[:_NAMED_MAX]:
-        begin = split.positions(step=step, rank=rank, micro_batch=0).start
-        end = split.positions(step=step, rank=rank, micro_batch=split.num_micro_batches - 1).stop
+        numbers = split.micro_batches(rank)
+        begin = split.positions(step=step, micro_batch=numbers[0]).start
+        end = split.positions(step=step, micro_batch=numbers[-1]).stop
         parts.append(f"rank {rank}, samples {begin} to {end - 1}")
     if len(ranks) > _NAMED_MAX:
         parts.append(f"and {len(ranks) - _NAMED_MAX} more ranks")

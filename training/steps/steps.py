@@ -19,7 +19,6 @@ from resilience.comm.page import Activity
 from resilience.errors import BrokenError, CorruptionError
 from resilience.events import EventLog
 from resilience.state.digest import digest_state
-from resilience.state.rng import seed_step
 from training.coordinator import Members
 from training.data.position import read_position
 from training.errors import DivergedError
@@ -76,7 +75,7 @@ class Steps:
         self, step: int, rows: Sequence[Tensor], members: Members, group: WorkerGroup
     ) -> StepResult:
         """Compute, pass the gate, update, settle."""
-        first = self._compute(step, rows, group)
+        first = self._compute(step, rows)
         result = first.result
         if not result.is_finite:
             result = self._take_again(step, rows, group, first)
@@ -111,9 +110,7 @@ class Steps:
     def _skipped(self) -> list[int]:
         return list(self._progress.rest.get(SKIPPED, ()))
 
-    def _compute(self, step: int, rows: Sequence[Tensor], group: WorkerGroup) -> _Try:
-        placement = self._placement(group, group.rank)
-        seed_step(self._job.trainer.seed, step, placement.data_rank)
+    def _compute(self, step: int, rows: Sequence[Tensor]) -> _Try:
         self._progress.begin()
         result = self._trainer.stepper.compute(rows, step=step)
         return _Try(result=result, part=[] if result.is_finite else self._trainer.stepper.part())
@@ -125,7 +122,7 @@ class Steps:
 
         One that is not finite is to be left out. Raises what ends the generation or the run.
         """
-        second = self._compute(step, rows, group)
+        second = self._compute(step, rows)
         part = self._trainer.stepper.part()
         evidence = self._exchange(step, group, first, part)
         verdict = judge(first.result, second.result, evidence)

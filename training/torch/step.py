@@ -25,8 +25,9 @@ from training.trainer import StepResult, StepWatch
 class TorchStepper:
     """Takes steps with one model and optimizer; a `training.trainer.Stepper`.
 
-    `aux_loss_coef` is the weight of the loss that balances experts. With `is_autocast` it
-    computes in bfloat16 where no sharding does so already.
+    `num_terms` is the number of micro batches of a step over all workers, each of which weighs the
+    same, whoever computes it. `aux_loss_coef` is the weight of the loss that balances experts. With
+    `is_autocast` it computes in bfloat16 where no sharding does so already.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TorchStepper:
         model: SpreadModel,
         optimizer: Optimizer,
         *,
+        num_terms: int,
         clip_norm: float | None,
         aux_loss_coef: float,
         is_autocast: bool,
@@ -42,6 +44,7 @@ class TorchStepper:
     ) -> None:
         self._model = model
         self._optimizer = optimizer
+        self._num_terms = num_terms
         self._clip_norm = clip_norm
         self._aux_loss_coef = aux_loss_coef
         self._is_autocast = is_autocast
@@ -67,18 +70,39 @@ class TorchStepper:
 
     def _accumulate(self, micro_batches: Sequence[Tensor]) -> list[Tensor]:
         """Add up gradients and return the losses in 64 bits."""
-        tree = self._model.tree
-        num = len(micro_batches) if tree is None else tree.num_terms
+        num_rounds = self._num_rounds(len(micro_batches))
         losses = []
-        for number, rows in enumerate(micro_batches, start=1):
-            is_last = self.is_reducing = number == len(micro_batches)
+        for number in range(1, num_rounds + 1):
+            is_last = self.is_reducing = number == num_rounds
+            is_own = number <= len(micro_batches)
             with self._model.micro_batch(is_last=is_last):
                 self._watch.forward(number, is_last=is_last)
-                loss = self._loss(rows.to(self._device))
+                loss = self._loss(micro_batches[number - 1 if is_own else 0].to(self._device))
                 self._watch.backward(number)
-                torch.autograd.backward(loss / num)
-            losses.append(loss.detach().double())
+                torch.autograd.backward(loss / self._share if is_own else loss * 0.0)
+            if is_own:
+                losses.append(loss.detach().double())
         return losses
+
+    @property
+    def _share(self) -> float:
+        """Return by what a micro batch's loss is divided, before gradients are summed or averaged.
+
+        Where they are averaged over workers it is the micro batches of one worker, as a fraction
+        where some have one more than others.
+        """
+        if self._model.tree is not None:
+            return self._num_terms
+        return self._num_terms / dist.get_world_size()
+
+    def _num_rounds(self, num_own: int) -> int:
+        """Return how many micro batches are run: sharded workers need each other in every one.
+
+        Who has one less than others runs its first once more, which then weighs nothing.
+        """
+        if self._model.num_sharded_copies is None:
+            return num_own
+        return math.ceil(self._num_terms / dist.get_world_size())
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Return the mean loss of a micro batch, with that of the experts' balance.
@@ -108,11 +132,11 @@ class TorchStepper:
         requests = torch.full_like(loss_sum, self._watch.requests())
         if (tree := self._model.tree) is not None:
             loss_sum, requests = tree.sum_up(losses, requests)
-            return loss_sum.item() / tree.num_terms, int(requests.item())
+            return loss_sum.item() / self._num_terms, int(requests.item())
         totals = torch.stack([loss_sum, requests])
         dist.all_reduce(totals)
         loss, num = totals.tolist()
-        return loss / (len(losses) * dist.get_world_size()), int(num)
+        return loss / self._num_terms, int(num)
 
     def part(self) -> list[float]:
         """Return this worker's loss, and the sums of what it gave to reductions."""

@@ -91,6 +91,7 @@ class TorchTrainer:
         self.stepper = TorchStepper(
             model,
             self._optimizer,
+            num_terms=self._settings.num_micro_batches,
             clip_norm=self._settings.optimizer.clip_norm,
             aux_loss_coef=aux_loss_coef(self._job.model),
             is_autocast=self._settings.precision == "bf16" and not is_sharded,

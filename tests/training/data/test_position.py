@@ -82,8 +82,8 @@ def test_ranks_divide_the_samples_from_the_position_on() -> None:
         position
         for step in (5, 6)
         for rank in range(2)
-        for micro_batch in range(split.num_micro_batches)
-        for position in split.positions(step=step, rank=rank, micro_batch=micro_batch)
+        for micro_batch in split.micro_batches(rank)
+        for position in split.positions(step=step, micro_batch=micro_batch)
     ]
 
     assert taken == list(range(41, 57))

@@ -31,8 +31,10 @@ def _job(num_workers: int, model: dict[str, Any], order: str = "fixed") -> Job:
     ("model", "num_workers"),
     [
         slow("llama", 2),
-        pytest.param("llama", 3),
+        slow("llama", 3),
         slow("llama", 4),
+        # Some have three micro batches of the step, the others two.
+        pytest.param("llama", 5),
         slow("llama", 6),
         slow("gpt-oss", 2),
         slow("gpt-oss", 3),
@@ -55,7 +57,7 @@ def test_the_usual_order_has_other_bits_at_another_number_of_workers(workers, re
     """Else what is shown above would show nothing."""
     alone = reference(_job(1, LLAMA, "size"))
 
-    many = workers.run(_job(3, LLAMA, "size"), tmp_path)
+    many = workers.run(_job(5, LLAMA, "size"), tmp_path)
 
     assert many.losses == pytest.approx(alone.losses, rel=1e-5)
     assert many.weights() != alone.weights()
