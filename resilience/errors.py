@@ -2,6 +2,7 @@
 
 ResilienceError
 |-- FaultError          the generation has to end; the block is run again
+|   |-- PlannedError    all ranks leave it after the same step: nothing failed
 |   |-- BrokenError     another rank's fault, or the agent's word, ended it
 |   |-- TransferError   state that arrived is not the state that was sent
 |   |-- CorruptionError this rank's own state is not what its last update left
@@ -19,6 +20,10 @@ class ResilienceError(Exception):
 
 class FaultError(ResilienceError):
     """The generation has to end; the block is run again under the next one."""
+
+
+class PlannedError(FaultError):
+    """All ranks leave the generation after the same step, as they were asked to: nothing failed."""
 
 
 class BrokenError(FaultError):

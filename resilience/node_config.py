@@ -19,6 +19,7 @@ from resilience.settings import (
     CheckpointlessSettings,
     Count,
     Namespace,
+    Patience,
     Port,
     RamTier,
     Seconds,
@@ -65,6 +66,16 @@ class AgentConfig(_Section):
     max_restarts: Whole
     """How often all workers are started again where nothing recovers them."""
     checkpointless: CheckpointlessSettings | None
+    sizes: tuple[Count, ...] = ()
+    """A number of nodes that the run may go on with; repeatable, and without any it keeps its
+    own."""
+    hold_s: Patience = 5.0
+    """How long a further node has to be there before the run grows by it."""
+    scale_up_snooze_s: Patience = 60.0
+    """How long the run keeps a size before it grows, twice as long each time the same node leaves
+    again."""
+    faulty_scale_down_timeout_s: Patience = 0.0
+    """How long a lost node is waited for before the run goes on without it."""
 
 
 class MemorydConfig(_Section):

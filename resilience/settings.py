@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Patience = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Lease = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
@@ -125,14 +126,29 @@ class ElasticSettings(_Settings):
     nodes_allowed: tuple[Count, ...] | None
     """The only numbers of nodes allowed; excludes `nodes_step`. null: all from nodes_min to
     nodes_max."""
+    may_lose_steps: bool
+    """Whether the run may go on with one copy of its state where no tier keeps another: should that
+    be lost, too, it begins again."""
+    hold_s: Patience
+    """Seconds that a further node has to be there before the run grows by it."""
+    scale_up_snooze_s: Patience
+    """Seconds that the run keeps a size before it grows; twice as long each time the same node
+    leaves again."""
     scaling_timeout_s: Count
     """HyperPod: seconds that the operator waits before it scales the job up."""
     graceful_shutdown_timeout_s: Count
     """HyperPod: seconds that the workers have to save and end before a change of size; then they
     are killed."""
-    faulty_scale_down_timeout_s: Count | None
-    """HyperPod: seconds that the operator waits for a faulty node to recover before it scales the
-    job down; null is the operator's default."""
+    faulty_scale_down_timeout_s: Whole | None
+    """Seconds that a lost node is waited for before the run goes on without it; null is 0, and
+    under HyperPod the operator's default."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the numbers of nodes that the run may have, ascending."""
+        if self.nodes_allowed:
+            return tuple(sorted(self.nodes_allowed))
+        return tuple(range(self.nodes_min, self.nodes_max + 1, self.nodes_step or 1))
 
 
 class Fault(_Settings):

@@ -168,6 +168,9 @@ OTHER: dict[str, Any] = {
     "resilience.elastic": {
         "nodes_step": None,
         "nodes_allowed": None,
+        "may_lose_steps": True,
+        "hold_s": 1.0,
+        "scale_up_snooze_s": 2.0,
         "scaling_timeout_s": 60,
         "graceful_shutdown_timeout_s": 60,
         "faulty_scale_down_timeout_s": None,

@@ -54,6 +54,13 @@ class Members(Protocol):
     def is_last(self) -> bool:
         """Return whether the run gives up, and the generation is for saving the state alone."""
 
+    @property
+    def is_passing(self) -> bool:
+        """Return whether all ranks leave the generation as soon as they have one state."""
+
+    def is_to_be_left(self) -> bool:
+        """Return whether this rank was told to ask all others to leave after a step."""
+
     def check(self) -> None:
         """Raise BrokenError where the generation is over; cheap."""
 
@@ -70,6 +77,11 @@ class OnlyGeneration:
     layout: Layout
     store: Store
     is_last: bool = False
+    is_passing: bool = False
+
+    def is_to_be_left(self) -> bool:
+        """Return False: there is no other generation."""
+        return False
 
     def check(self) -> None:
         """Return: the process ends with its generation."""

@@ -20,6 +20,7 @@ import torch
 from launcher.job import Job
 from resilience.comm.messages import OTHER_SHARD_STATUS, SaveState, StateSaved
 from resilience.comm.page import Activity
+from resilience.errors import PlannedError
 from resilience.events import EventLog
 from resilience.faults.injector import Injector
 from resilience.faults.schedule import plan_faults
@@ -50,7 +51,7 @@ from training.plan import (
 )
 from training.progress import CommitHooks, MakeProgress, NoRecovery
 from training.steplog import StepLog
-from training.steps.steps import SAVE, SAVE_DUE, Steps
+from training.steps.steps import LEAVE, SAVE, SAVE_DUE, Steps
 from training.stop import EXIT_STATUS, StopSignal
 from training.trainer import MakeTrainer
 from training.watch import RunWatch
@@ -104,7 +105,9 @@ class Loop:
         """Step of the newest checkpoint that is known to be complete."""
         self._place = ""
         """Where that lies; empty for the state before the first step."""
-        self._rank: int | None = None
+        self._place_in_world: tuple[int, int] | None = None
+        """Rank and world size."""
+        self._members: Members | None = None
         self._seat: Seat | None = None
         self._is_built = False
         self.watch = RunWatch(self._requests, seed=worker.job.trainer.seed)
@@ -137,9 +140,11 @@ class Loop:
         if self._seat is not None and self._seat.shard != seat.shard:
             # Its memory, and what was made of it, are those of another shard.
             os._exit(OTHER_SHARD_STATUS)
-        if self._rank not in (None, members.rank):
+        place = (members.rank, members.layout.world_size)
+        if self._place_in_world not in (None, place):
             self._leave_rank()
-        self._rank, self._seat = members.rank, seat
+        self._place_in_world, self._seat = place, seat
+        self._members = members
         self._events.enter(members.number, rank=members.rank)
         if self._is_recoverable and members.number > 0:
             # The others are within their steps, and this rank has to end with them.
@@ -158,6 +163,7 @@ class Loop:
     def leave(self) -> None:
         """Keep nothing of a generation that is over; the training thread has stopped."""
         self._saves.abandon()
+        self._members = None
         self.watch.leave()
 
     def run(self, members: Members) -> str | None:
@@ -183,6 +189,8 @@ class Loop:
             self._note_resumed(resumed)
             if members.is_last:
                 return self._save_last(group, has_state=resumed.role != "started")
+            if members.is_passing:
+                raise PlannedError("all ranks have one state, and leave for another size")
         position = self._place_in_data(self.progress.step)
         if not self._is_recoverable:
             self._note_model()
@@ -375,9 +383,11 @@ class Loop:
             log.report(progress.rest["last"])
             if self._is_recoverable and step == first and members.number > 0:
                 self._events.write("rank_resumed", step=step)
-            if result.requests % SAVE:
+            if result.requests % LEAVE:
                 self._finish()
                 raise SystemExit(EXIT_STATUS)
+            if result.requests % SAVE:
+                raise PlannedError(f"all ranks have left after step {step}")
         self._finish()
         self._stop.release()
 
@@ -394,7 +404,8 @@ class Loop:
         self._complete, self._place = step, place
 
     def _requests(self) -> int:
-        return self._stop.is_requested + SAVE * self._saves.wants_save()
+        leaves = self._members is not None and self._members.is_to_be_left()
+        return self._stop.is_requested + LEAVE * leaves + SAVE * self._saves.wants_save()
 
     def _finish(self) -> None:
         """Let the last checkpoint end, under no deadline but its own."""

@@ -43,7 +43,8 @@ def check_world_size(job: Job, world_size: int) -> None:
     data_size = world_size // trainer.model_parallel_size
     if problem := trainer.find_batch_problem(data_size):
         raise PlacementError(problem)
-    if world_size % trainer.replicas and isinstance(trainer, TorchTrainer):
+    is_divided = isinstance(trainer, TorchTrainer) and trainer.sharding != "none"
+    if is_divided and world_size % trainer.replicas:
         raise PlacementError(
             f"world size {world_size} does not divide by trainer.num_replicas {trainer.replicas}"
         )

@@ -6,6 +6,7 @@ This is the one place that knows what an agent is called with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.job import Job
 from launcher.rundir import JOB_FILE, NODE_FILE
@@ -113,7 +114,16 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
     `join_deadline_s` holds where the recipe says nothing of it, since nothing recovers.
     """
     elastic, trainer = job.resilience.elastic, job.trainer
+    how: dict[str, Any] = {}
+    if elastic and job.resilience.checkpointless:
+        how = {
+            "sizes": elastic.sizes,
+            "hold_s": elastic.hold_s,
+            "scale_up_snooze_s": elastic.scale_up_snooze_s,
+            "faulty_scale_down_timeout_s": elastic.faulty_scale_down_timeout_s or 0,
+        }
     return AgentConfig(
+        **how,
         nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
         nodes_max=elastic.nodes_max if elastic else trainer.num_nodes,
         workers_per_node=trainer.num_devices,

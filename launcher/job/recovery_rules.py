@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
+from launcher.job.workload import TorchTrainer
 from resilience.settings import Fault, FaultsSettings
 
 
@@ -29,10 +30,22 @@ def recovery_rules(job: JobContent) -> Iterator[str]:
             f"{where}.lease_s {settings.lease_s:g}; allowed: at least that, since nobody counts as "
             "silent before"
         )
-    if settings.standby_nodes and job.resilience.elastic:
+    if job.resilience.elastic:
+        yield from _elastic(job)
+
+
+def _elastic(job: JobContent) -> Iterator[str]:
+    """Yield why the ranks that are left could not go on."""
+    trainer, where = job.trainer, "resilience.elastic"
+    if not isinstance(trainer, TorchTrainer):
         yield (
-            f"{where}.standby_nodes {settings.standby_nodes} and resilience.elastic both say what "
-            "becomes of a job that loses a node; set one to 0 or null"
+            f"trainer.kind {trainer.kind!r} does not fit {where} with resilience.checkpointless: a "
+            "copy of Megatron's state lies on ranks of several nodes; allowed: 'torch'"
+        )
+    elif trainer.sharding != "none":
+        yield (
+            f"trainer.sharding {trainer.sharding!r} does not fit {where} with "
+            "resilience.checkpointless: its groups keep their size; allowed: 'none'"
         )
 
 

@@ -108,11 +108,21 @@ def _replicas(job: JobContent) -> Iterator[str]:
             f"data-parallel size {trainer.data_parallel_size} does not divide by "
             f"trainer.num_replicas {trainer.replicas}"
         )
-    if job.resilience.checkpointless and trainer.replicas < 2:
+    if job.resilience.checkpointless and trainer.replicas < 2 and not _may_have_one_copy(job):
         yield (
             f"trainer.num_replicas {trainer.replicas} is too few for resilience.checkpointless; "
             "recovery without a checkpoint needs at least 2 copies of the training state"
+            f"{_ONE_COPY if job.resilience.elastic else ''}"
         )
+
+
+_ONE_COPY = ", or resilience.tiered, or resilience.elastic.may_lose_steps=true"
+
+
+def _may_have_one_copy(job: JobContent) -> bool:
+    """Return whether a run that shrinks goes on with the one copy that is left."""
+    elastic = job.resilience.elastic
+    return elastic is not None and (elastic.may_lose_steps or job.resilience.tiered is not None)
 
 
 def _megatron(job: JobContent) -> Iterator[str]:
@@ -314,7 +324,7 @@ def _elastic(job: JobContent) -> Iterator[str]:
         return
     if elastic.nodes_step and (high - low) % elastic.nodes_step:
         yield f"{where}.nodes_step {elastic.nodes_step} does not lead from {low} to {high}"
-    sizes = elastic.nodes_allowed or tuple(range(low, high + 1, elastic.nodes_step or 1))
+    sizes = elastic.sizes
     if outside := [size for size in sizes if not low <= size <= high]:
         yield f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}"
     if nodes not in sizes and low <= nodes <= high:

@@ -30,6 +30,7 @@ from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
 from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.page import Page, create_page
+from resilience.elastic.policy import Policy
 from resilience.events import EVENTS_NAME
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import (
@@ -316,6 +317,12 @@ def _agent_options(
             restarts_forgiven_after_steps=options.restarts_forgiven_after_steps,
             restarts_without_progress_max=options.restarts_without_progress_max,
             last_save_deadline_s=options.last_save_deadline_s,
+            policy=Policy(
+                sizes=tuple(sorted(set(options.sizes))),
+                shrink_after_s=options.faulty_scale_down_timeout_s,
+                hold_s=options.hold_s,
+                snooze_s=options.scale_up_snooze_s,
+            ),
         ),
     )
 

@@ -40,6 +40,7 @@ from resilience.comm.messages import (
     Failed,
     Finished,
     Learn,
+    Leave,
     Message,
     Open,
     Propose,
@@ -258,6 +259,8 @@ class Agent(ABC):
             self._open(message)
         elif isinstance(message, Break):
             self._break(message)
+        elif isinstance(message, Leave):
+            self._ask_to_leave(message)
         elif isinstance(message, ReplaceRank):
             self._replace_rank(message)
         elif isinstance(message, SaveState):
@@ -286,6 +289,12 @@ class Agent(ABC):
                 self._part.report_fresh(worker)
                 continue
             worker.begin(replace(opening, rank=rank, local_rank=local_rank))
+
+    def _ask_to_leave(self, order: Leave) -> None:
+        """Let one worker ask all ranks to leave the generation after a step."""
+        worker = self._crew.ranks[0]
+        if worker is not None and order.generation == self._part.generation:
+            worker.send(order)
 
     def _learn(self, news: Learn) -> None:
         """Take note of a newer generation; without a place there the workers wait for one."""

@@ -41,7 +41,13 @@ replace the processes that die or hang, and keep the others going. PROGRAM is
 `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
 """
 _NAME_BYTES_MAX = 255
-_JOB = {"workers_per_node": 1, "shards": None, "stages": 1, "max_restarts": 0}
+_SIZE = {
+    "sizes": (),
+    "hold_s": 5.0,
+    "scale_up_snooze_s": 60.0,
+    "faulty_scale_down_timeout_s": 0.0,
+}
+_JOB = {"workers_per_node": 1, "shards": None, "stages": 1, "max_restarts": 0, **_SIZE}
 _RECOVERY = {
     "transfer_buffer_mib": 32,
     "spares_per_node": None,
@@ -62,6 +68,7 @@ _ALSO_WITHOUT = {"spares_per_node", "standby_nodes", "join_deadline_s", "lease_s
 """Of these, those that have a use without recovery, or a message of their own."""
 _NAMES = {
     "workers_per_node": "nproc_per_node",
+    "sizes": "size",
     "spares_per_node": "spares",
     "process_restarts_max": "restarts_max",
 }
@@ -277,12 +284,34 @@ def _refuse_recovery(parser: argparse.ArgumentParser, options: argparse.Namespac
         )
 
 
+def _refuse_sizes(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End the process where the run could not have one of its sizes."""
+    low, high = options.nnodes
+    if not options.sizes:
+        return
+    shown = ", ".join(map(str, options.sizes))
+    if min(options.sizes) != low or max(options.sizes) > high:
+        parser.error(
+            f"argument --size: {shown} do not fit --nnodes {low}:{high}; the least has to be "
+            f"{low}, and none may be more than {high}"
+        )
+    if not options.recovers:
+        parser.error(f"argument --size: {shown} needs recovery; leave out --no-recovery")
+    if options.stages > 1 or options.workers_per_node % (options.shards or 1):
+        parser.error(
+            f"argument --size: {shown} is not allowed where a copy of the state does not fit a "
+            f"node: --shards {options.shards} and --stages {options.stages} with --nproc-per-node "
+            f"{options.workers_per_node}"
+        )
+
+
 def _refuse_contradictions(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """End the process where options do not go together."""
     low, high = options.nnodes
     if high < low:
         parser.error(f"argument --config: agent.nodes_max {high} is less than nodes_min {low}")
-    if options.standby_nodes and high > low:
+    _refuse_sizes(parser, options)
+    if options.standby_nodes and high > low and not options.sizes:
         parser.error(
             f"argument --standby-nodes: {options.standby_nodes} is not allowed with --nnodes "
             f"{low}:{high}, whose nodes beyond {low} stand by; want one of the two"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from resilience.agent.coordination.standing import Said, Standing
 from resilience.agent.processes.failures import Failures
@@ -73,12 +74,11 @@ class NodePart:
 
         It does where no generation has begun since, and the node still has its place.
         """
-        opening = self.opening
-        return (
-            opening is not None
-            and not self._is_behind()
-            and opening.layout.index_of(self._node) == self.place
-        )
+        opening, layout = self.opening, self.standing.layout
+        if opening is None or layout is None or not self.is_member or self._is_behind():
+            return False
+        place = opening.layout.index_of(self._node)
+        return place >= 0 and opening.layout.shards_of(place) == layout.shards_of(self.place)
 
     def _is_behind(self) -> bool:
         """Return whether a generation has begun without the workers."""
@@ -107,7 +107,12 @@ class NodePart:
     def has_lost(self, rank: int) -> bool:
         """Return whether the generation counts on what a process held that is gone since."""
         assert self.opening is not None
-        report, told = self.opening.reports[rank], self._told.get(rank)
+        before = self.opening.before or self.opening.layout
+        place = before.index_of(self._node)
+        if place < 0:
+            return False
+        at = before.ranks_of(place)[rank % before.num_local_ranks]
+        report, told = self.opening.reports[at], self._told.get(at)
         is_fresh = report["phase"] == Phase.FRESH.value
         return not is_fresh and (told is None or told.report != report)
 
@@ -120,7 +125,8 @@ class NodePart:
             return
         self.standing = self.standing.learn(news)
         if self.holds_state:
-            self.reports = {each.rank: self.relabel(each) for each in self.reports.values()}
+            reports = map(self.relabel, self.reports.values())
+            self.reports = {each.rank: each for each in reports}
         elif self.is_member or self._is_behind():
             self.reports = {}
         # Else the place may be given back before any generation begins.
@@ -135,8 +141,18 @@ class NodePart:
         self.has_blocks = self.has_blocks or has_block
 
     def relabel(self, said: Said) -> Said:
-        """Return what a worker has said of its generation under the newest number."""
-        return self.standing.relabel(said)
+        """Return what a worker has said of its generation under the newest number, and its rank."""
+        return self._renumber(self.standing.relabel(said))
+
+    def _renumber(self, said: Said) -> Said:
+        layout = self.standing.layout
+        if layout is None or not self.is_member:
+            return said
+        rank = layout.ranks_of(self.place)[said.rank % layout.num_local_ranks]
+        if isinstance(said, Stopped):
+            report = {**said.report, "rank": rank, "replica": layout.seat(rank).replica}
+            return replace(said, rank=rank, report=report)
+        return replace(said, rank=rank)
 
     def own_break(self, reason: str) -> Break:
         """Return the order that ends the generation in which the workers are."""

@@ -97,11 +97,14 @@ class _Reach:
         return self.ready + self.rolling
 
 
-def plan_recovery(reports: Sequence[Report]) -> RecoveryPlan | Fallback:
+def plan_recovery(
+    reports: Sequence[Report], *, num_members: int | None = None
+) -> RecoveryPlan | Fallback:
     """Decide how the next generation gets its state from what the ranks hold.
 
     The order of the reports does not matter. Raises ValueError unless there is
-    exactly one report for each rank from 0 on, all of the same generation.
+    exactly one report for each rank from 0 on, all of the same generation. The
+    ranks from `num_members` on take no part in it: what they say is evidence.
 
     Falls back exactly when no version can be reached for every shard: a shard
     has no healthy holder, or (a mixture that only a load cut short can leave)
@@ -109,16 +112,17 @@ def plan_recovery(reports: Sequence[Report]) -> RecoveryPlan | Fallback:
     """
     ranks = _in_order(reports)
     trust = _judge(ranks)
-    shards = {report.shard for report in ranks}
+    members = ranks[:num_members]
+    shards = {report.shard for report in members}
     given_up: dict[str, str] = {}
     for version in sorted(_find_versions(ranks, trust.holders), reverse=True):
-        reach = _find_reach(version, trust.holders)
+        reach = _find_reach(version, trust.holders, len(members))
         missing = shards - {report.shard for report in reach.ranks}
         if not missing:
             given_up.pop(str(version), None)
-            return _plan(ranks, version, reach, trust, given_up)
+            return _plan(members, version, reach, trust, given_up)
         given_up.setdefault(str(version), _name_shards(missing))
-    return _give_up(ranks, trust)
+    return _give_up(members, trust)
 
 
 def _in_order(reports: Sequence[Report]) -> tuple[Report, ...]:
@@ -205,13 +209,14 @@ def _make_next(report: Report) -> _Version:
     return _Version(report.step + 1, report.gradient_generation, report.step_generation)
 
 
-def _find_reach(version: _Version, holders: Sequence[Report]) -> _Reach:
+def _find_reach(version: _Version, holders: Sequence[Report], num_members: int) -> _Reach:
     at = (version.step, version.generation)
+    members = [report for report in holders if report.rank < num_members]
     return _Reach(
-        tuple(report for report in holders if (report.step, report.step_generation) == at),
+        tuple(report for report in members if (report.step, report.step_generation) == at),
         tuple(
             report
-            for report in holders
+            for report in members
             if report.phase in _AFTER_ENTRY and _make_next(report) == version
         ),
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from resilience.checkpointless.plan import Fallback, RecoveryPlan, plan_recovery
+from resilience.checkpointless.resize import plan_resize
 from resilience.comm.forbid import forbid_collectives
 from resilience.comm.gate import Gate
 from resilience.comm.page import Activity
@@ -47,6 +48,10 @@ class Members(Protocol):
     @property
     def reports(self) -> Sequence[Report]:
         """Return what every rank held at the end of the generation before."""
+
+    @property
+    def before(self) -> Layout | None:
+        """Return whose ranks the reports are of, where the number of nodes has changed."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -200,7 +205,10 @@ class Recovery:
         """
         assert self._view is not None
         members.mark(Activity.RECOVERY, self.mark.step)
-        plan = plan_recovery(members.reports)
+        if members.before is None:
+            plan = plan_recovery(members.reports)
+        else:
+            plan = plan_resize(members.reports, before=members.before, after=members.layout)
         if isinstance(plan, Fallback):
             return self._start(plan, start, members.layout.seat(members.rank).local_rank)
         return self._carry_out(plan, members, self._view)

@@ -51,7 +51,7 @@ class Failed(Message):
     generation: StrictInt
     rank: StrictInt
     reason: str
-    """exception, died, hung, corrupt, group, node lost, or other shard: that is no fault."""
+    """exception, died, hung, corrupt, group, node lost; other shard and planned are no faults."""
     text: str
     """One line for a person."""
     details: str = ""
@@ -99,6 +99,11 @@ class Open(Message):
     """HOST:PORT of the TCPStore that outlives the workers."""
     reports: tuple[Mapping[str, Any], ...]
     """What every rank held at the end of the generation before, by rank."""
+    before: Layout | None = None
+    """The ranks that the reports are of, where the number of nodes changes; else `layout` has as
+    many."""
+    is_passing: StrictBool = False
+    """The generation is left as soon as all ranks have one state: it has no size of the run."""
     shares_folder: StrictBool = False
     """Whether all nodes see one folder of the run."""
     is_last: StrictBool = False
@@ -111,6 +116,13 @@ class Break(Message):
 
     generation: StrictInt
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Message):
+    """Coordinator to agent, agent to worker: have all ranks leave the generation after a step."""
+
+    generation: StrictInt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +281,7 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
         Finished,
         Open,
         Break,
+        Leave,
         ReplaceRank,
         SaveState,
         StateSaved,

@@ -35,7 +35,13 @@ from resilience.comm.messages import (
     Stopped,
 )
 from resilience.comm.page import Activity, Page
-from resilience.errors import BrokenError, CorruptionError, GroupOpenError, ResilienceError
+from resilience.errors import (
+    BrokenError,
+    CorruptionError,
+    GroupOpenError,
+    PlannedError,
+    ResilienceError,
+)
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
 from resilience.inprocess.link import AgentLink
@@ -226,6 +232,7 @@ class _Loop(Generic[T]):
             page=self.page,
             slot=self.handles.slot,
             on_abort=self._abort,
+            is_asked=self.link.is_asked_to_leave,
         )
 
     def _run_once(self, generation: Generation) -> T:
@@ -321,6 +328,8 @@ class _Loop(Generic[T]):
 def _reason(error: BaseException) -> str:
     if isinstance(error, CorruptionError):
         return "corrupt"
+    if isinstance(error, PlannedError):
+        return "planned"
     is_consequence = isinstance(error, (GroupOpenError, BrokenError)) or CLOSED_CONNECTION in str(
         error
     )

@@ -39,7 +39,9 @@ class Generation:
         page: Page | None,
         slot: int,
         on_abort: Callable[[], None] | None = None,
+        is_asked: Callable[[int], bool] = lambda number: False,
     ) -> None:
+        self._is_asked = is_asked
         self.number = opening.generation
         self.rank = opening.rank
         self.layout = opening.layout
@@ -47,6 +49,10 @@ class Generation:
         self.local_rank = opening.local_rank
         self.node = node
         self.reports = tuple(Report.from_json(each) for each in opening.reports)
+        self.before = opening.before
+        """Whose ranks the reports are of, where the number of nodes has changed."""
+        self.is_passing = opening.is_passing
+        """All ranks leave the generation again as soon as they have one state."""
         self.store_address = opening.store
         self.is_last = opening.is_last
         """The run gives up: this generation is for saving the state, and for nothing else."""
@@ -87,8 +93,18 @@ class Generation:
     @property
     def keeps_state(self) -> bool:
         """Return whether the generation counts on what this process holds."""
-        own = self.reports[self.rank]
+        at = self.rank
+        if self.before is not None:
+            place = self.before.index_of(self.node)
+            if place < 0:
+                return False
+            at = self.before.ranks_of(place)[self.local_rank]
+        own = self.reports[at]
         return own.member_generation == own.generation
+
+    def is_to_be_left(self) -> bool:
+        """Return whether this rank was told to ask all others to leave after a step."""
+        return self._is_asked(self.number)
 
     def is_current(self) -> bool:
         """Return whether the generation still goes on."""

@@ -17,7 +17,16 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
-from resilience.comm.messages import Break, End, LineReader, Message, Open, SaveState, encode
+from resilience.comm.messages import (
+    Break,
+    End,
+    Leave,
+    LineReader,
+    Message,
+    Open,
+    SaveState,
+    encode,
+)
 from resilience.comm.page import Page
 from resilience.errors import BrokenError
 
@@ -65,6 +74,7 @@ class AgentLink:
         self._send_lock = threading.Lock()
         self._callback: OnBreak | None = None
         self._last_break: Break | None = None
+        self._left = -1
         self._thread = threading.Thread(target=self._serve, name="agent-link", daemon=True)
         self._thread.start()
 
@@ -87,6 +97,10 @@ class AgentLink:
         """Raise BrokenError where `wait` would return at once."""
         if not self._messages.empty():
             raise BrokenError("the agent wants something else")
+
+    def is_asked_to_leave(self, generation: int) -> bool:
+        """Return whether all ranks are to leave a generation after a step."""
+        return self._left == generation
 
     def on_break(self, callback: OnBreak | None) -> None:
         """Call `callback` at each break from now on, and at once where one has come already."""
@@ -111,5 +125,7 @@ class AgentLink:
                 self._last_break = message
                 if self._callback:
                     self._callback(message)
+        if isinstance(message, Leave):
+            self._left = message.generation
         if isinstance(message, (Open, Break, SaveState, End)):
             self._messages.put(message)

@@ -100,6 +100,10 @@ class Layout:
     def _name_shard(self, number: int) -> str:
         return str(number) if self.is_sharded else ""
 
+    def shards_of(self, node_index: int) -> tuple[str, ...]:
+        """Return which part of the state each rank of the node at a position has."""
+        return tuple(self.seat(rank).shard for rank in self.ranks_of(node_index))
+
     def ranks_of(self, node_index: int) -> range:
         """Return the ranks of the node at a position."""
         return range(node_index * self.num_local_ranks, (node_index + 1) * self.num_local_ranks)

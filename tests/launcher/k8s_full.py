@@ -55,6 +55,7 @@ HYPERPOD_ONLY = {
     ],
     "resilience.elastic": {
         "nodes_min": 8, "nodes_max": 16, "nodes_step": 8, "nodes_allowed": None,
+        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,
         "scaling_timeout_s": 3, "graceful_shutdown_timeout_s": 4, "faulty_scale_down_timeout_s": 5,
     },
 }  # fmt: skip

@@ -243,6 +243,7 @@ def test_cluster_restart_policy_comes_before_that_of_checkpointless() -> None:
 def test_elastic_policy_of_hyperpod(sizes: dict[str, Any], expected: dict[str, Any]) -> None:
     elastic = {
         "nodes_min": 1, "nodes_max": 2, "nodes_step": None, "nodes_allowed": None,
+        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,
         "scaling_timeout_s": 3, "graceful_shutdown_timeout_s": 4, "faulty_scale_down_timeout_s": 5,
     }  # fmt: skip
     job = k8s_job("hyperpod", {"resilience.elastic": elastic | sizes})

@@ -44,7 +44,9 @@ from training.watch import RunWatch
 SAVE_DUE = "save_due"
 """In the progress: a worker has asked for a checkpoint of this very state."""
 SAVE = 1 << 24
-"""What a request to save counts in the sum of requests; each worker's stop counts 1."""
+"""What a request to save counts in the sum of requests."""
+LEAVE = 1 << 20
+"""What one to leave the generation counts; each worker's stop counts 1."""
 SKIPPED = "skipped"
 """In the progress: the steps that the run has left out."""
 

@@ -52,6 +52,7 @@ from resilience.agent.coordination.opening import (
 from resilience.agent.coordination.patience import wait
 from resilience.agent.coordination.ranks import note_failed, note_finished, note_stopped, stop
 from resilience.agent.coordination.side_save import note_saved
+from resilience.agent.coordination.size import look_at_size, next_look_s
 from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted, in_later_ballot
 from resilience.comm.messages import (
@@ -65,6 +66,7 @@ from resilience.comm.messages import (
     StateSaved,
     Stopped,
 )
+from resilience.elastic.policy import note_came, note_left
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
@@ -123,16 +125,17 @@ def take_over(
     )
 
 
-def next_deadline_s(state: State) -> float:
+def next_deadline_s(state: State, now_s: float) -> float:
     """Return when a tick is due; the coordinator may be woken earlier."""
     options = state.options
+    look_s = next_look_s(state, now_s) if state.stage == RUNNING else float("inf")
     waits = {
         GATHERING: min(options.last_call_s, options.join_deadline_s),
         STOPPING: options.lease_s,
         # Looked after also where nothing happens: the record of the run is renewed then.
         RUNNING: min(options.last_save_deadline_s, options.stop_deadline_s, RENEWAL_S),
     }
-    return state.since_s + waits.get(state.stage, options.join_deadline_s)
+    return min(look_s, state.since_s + waits.get(state.stage, options.join_deadline_s))
 
 
 # ---- nodes
@@ -152,12 +155,14 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
         # Who joins again is whom it was, and a member of its name that has ended before has ended.
         dead=state.dead if is_again else state.dead - {join.node},
         gone=state.gone - {join.node},
+        sizing=note_came(state.sizing, join.node, now_s),
     )
     actions: list[Action] = []
     if not is_again:
         actions = [Note(event="node_joined", fields={"node": join.node})]
     if state.stage == RUNNING:
-        return note_told(state, join.node), [*actions, Send(node=join.node, message=learn(state))]
+        actions.append(Send(node=join.node, message=learn(state)))
+        return after(actions, look_at_size(note_told(state, join.node), now_s))
     state = withdraw(state, join.node)
     if is_again:
         # It tells in a later ballot what it has agreed to.
@@ -191,7 +196,9 @@ def _counts(state: State, join: Join, place: int) -> bool:
     """
     if _was_to_be_told(state, join):
         return state.members.place_of(join.node, join.start) == place
-    if join.layout is None or join.index != place:
+    if join.layout is None or join.index < 0:
+        return False
+    if join.layout.shards_of(join.index) != state.members.shards_of(place):
         return False
     if join.generation == state.generation:
         return join.layout == state.members
@@ -282,6 +289,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
         gone=state.gone | ended,
         voters=state.voters - {event.node},
         leapt=-1,
+        sizing=note_left(state.sizing, event.node),
     )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:
@@ -384,4 +392,4 @@ def _tick(state: State, now_s: float) -> Decision:
         if state.stage in (GATHERING, STOPPING, AGREEING):
             return after(actions, wait(state, now_s))
         return state, actions
-    return state, []
+    return look_at_size(state, now_s)

@@ -26,6 +26,8 @@ from resilience.state.report import Phase
 
 OTHER_SHARD = "other shard"
 """Why a process ends whose node has got another place: that is planned, and counts for nothing."""
+PLANNED = "planned"
+"""Why ranks leave a generation that all leave after the same step: nothing has failed."""
 _NAMED_MAX = 4
 """More nodes than this make a reason no clearer."""
 
@@ -48,7 +50,7 @@ def count(state: State, now_s: float) -> State:
     step = max(steps, default=state.last_step)
     lost = _find_lost(state)
     has_progressed = state.first_failure is None or step > state.last_step
-    is_planned = bool(state.planned) and not lost
+    is_planned = (bool(state.planned) or is_left(state)) and not lost
     fruitless = state.fruitless if is_planned else (*state.fruitless, lost)
     return replace(
         state,
@@ -59,6 +61,11 @@ def count(state: State, now_s: float) -> State:
         fruitless=() if has_progressed else fruitless,
         in_process={} if has_progressed else state.in_process,
     )
+
+
+def is_left(state: State) -> bool:
+    """Return whether the ranks have left the generation as they were asked to."""
+    return state.first_failure is not None and state.first_failure.reason == PLANNED
 
 
 def _find_lost(state: State) -> frozenset[str]:

@@ -17,6 +17,7 @@ from resilience.comm.messages import (
     Message,
     StateSaved,
 )
+from resilience.elastic.policy import Policy, Sizing
 from resilience.state.layout import Layout
 from resilience.state.report import Report
 
@@ -57,6 +58,8 @@ class Options:
     restarts_without_progress_max: int = 3
     last_save_deadline_s: float = 300.0
     """How long a run that gives up may take to save its state."""
+    policy: Policy = field(default_factory=Policy)
+    """Which sizes the run may have, and when it changes its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +190,10 @@ class State:
     """Ranks whose process has ended since as it was to: the rank's shard is not its own."""
     replacing: frozenset[int] = frozenset()
     """Ranks whose process is being ended on purpose: what it still says does not count."""
+    sizing: Sizing = field(default_factory=Sizing)
+    """What has become of the run's size."""
+    is_leaving: bool = False
+    """Whether the ranks were asked to leave the open generation after a step."""
 
     @property
     def members(self) -> Layout:

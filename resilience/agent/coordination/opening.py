@@ -22,6 +22,13 @@ from resilience.agent.coordination.membership import (
     State,
     after,
 )
+from resilience.agent.coordination.size import (
+    choose_members,
+    fits,
+    has_reports,
+    is_passing,
+    may_shrink,
+)
 from resilience.agent.coordination.votes import (
     GOES_ON,
     TIE,
@@ -43,6 +50,7 @@ from resilience.comm.messages import (
     Open,
     Propose,
 )
+from resilience.elastic.policy import note_size
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import fresh_report
 
@@ -56,13 +64,18 @@ def advance(state: State, now_s: float) -> Decision:
         return _found(state, now_s)
     if state.stage == STOPPING:
         filled = _fill_places(state, now_s)
-        return _propose(state, filled, now_s) if _is_whole(filled) else (state, [])
+        if _is_whole(filled):
+            return _propose(state, filled, choose_members(filled, now_s), now_s)
+        if may_shrink(filled, now_s):
+            return _propose(state, _without_lost(filled), choose_members(filled, now_s), now_s)
+        return state, []
     if state.stage == AGREEING and not state.asked:
         assert state.proposal is not None
         voters = _at_hand(state, state.proposal)
-        if state.proposal.nodes != state.nodes or len(voters) < len(state.nodes):
+        if not fits(state, state.proposal) or len(voters) < len(state.proposal.nodes):
             return take_up(state, state.proposal, generation=state.generation + 1, voters=voters)
-        return _open(state, state.proposal, now_s) if _is_whole(state) else (state, [])
+        has_all = has_reports(state, state.proposal.nodes)
+        return _open(state, state.proposal, now_s) if has_all else (state, [])
     return state, []
 
 
@@ -101,8 +114,9 @@ def _found(state: State, now_s: float) -> Decision:
     else:
         # No record holds others back: all that have come are bound by what they agree to.
         state = replace(state, voters=frozenset(members), accepted=_find_agreed(state))
+    num_nodes = options.policy.fit(len(members)) or options.num_nodes
     layout = make_layout(
-        nodes=members[: options.num_nodes],
+        nodes=members[:num_nodes],
         num_local_ranks=options.num_local_ranks,
         num_shards=options.num_shards,
         is_sharded=options.is_sharded,
@@ -170,6 +184,17 @@ def _fill_places(state: State, now_s: float) -> State:
     return replace(state, nodes=tuple(nodes), reports={**state.reports, **fresh})
 
 
+def _without_lost(state: State) -> State:
+    """Count the ranks whose places nobody takes as lost."""
+    places = [place for place, node in enumerate(state.nodes) if node is None]
+    lost = {
+        rank: fresh_report(state.members, rank, state.generation)
+        for place in places
+        for rank in state.members.ranks_of(place)
+    }
+    return replace(state, reports={**state.reports, **lost})
+
+
 def holds_back(state: State) -> bool:
     """Return whether a place is kept for its member although another node could take it."""
     places = [place for place, node in enumerate(state.nodes) if node is None]
@@ -178,7 +203,7 @@ def holds_back(state: State) -> bool:
     )
 
 
-def _propose(state: State, filled: State, now_s: float) -> Decision:
+def _propose(state: State, filled: State, nodes: tuple[str, ...], now_s: float) -> Decision:
     """Ask for the members of the next generation, where this side may go on.
 
     `filled` has the places that are to be given away; until then their members may come back.
@@ -191,7 +216,6 @@ def _propose(state: State, filled: State, now_s: float) -> Decision:
         generation = max(state.generation, state.recorded) + SLACK
         state, actions = take_up(state, state.members, generation=generation, voters=state.voters)
         return after(actions, advance(replace(state, leapt=generation), now_s))
-    nodes = tuple(node for node in filled.nodes if node is not None)
     layout = find_newest(state) or _with_starts(state, replace(state.members, nodes=nodes))
     # The places of members that may live on.
     pairs = enumerate(zip(state.members.nodes, filled.nodes, strict=True))
@@ -327,7 +351,11 @@ def learn(state: State) -> Learn:
 
 def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
-    reports = tuple(state.reports[rank].to_json() for rank in range(layout.world_size))
+    before = state.members
+    reports = tuple(
+        (state.reports.get(rank) or fresh_report(before, rank, state.generation)).to_json()
+        for rank in range(before.world_size)
+    )
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
     fields = {"number": generation, "world_size": layout.world_size}
     actions: list[Action] = [Note(event="generation_opened", fields=fields)]
@@ -343,6 +371,8 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
             reports=reports,
             shares_folder=shares_folder,
             is_last=state.giving_up is not None,
+            before=before if len(before.nodes) != len(layout.nodes) else None,
+            is_passing=is_passing(state, layout),
         )
         actions.append(Send(node=node, message=opening))
     state = replace(
@@ -352,6 +382,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         generation=generation,
         opened=generation,
         layout=layout,
+        nodes=layout.nodes,
         is_stateless=False,
         side_save=None,
         voters=frozenset(layout.nodes),
@@ -367,6 +398,8 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         refusal="",
         planned=frozenset(),
         replacing=frozenset(),
+        is_leaving=False,
+        sizing=note_size(state.sizing, len(before.nodes), len(layout.nodes), now_s),
     )
     others = [node for node in state.present if node not in layout.nodes]
     return note_told(state, *state.present), [

@@ -196,7 +196,7 @@ class Party:
             return
         if now_s - self._beat_s >= self._outlook.beat_every_s:
             self._send_roster(now_s)
-        if now_s >= coordinator.next_deadline_s(self._state):
+        if now_s >= coordinator.next_deadline_s(self._state, now_s):
             self._take(Tick())
 
     def move(self, generation: int, layout: Layout | None) -> None:

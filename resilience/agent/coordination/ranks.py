@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resilience.agent.coordination.counters import OTHER_SHARD, find_end, note_replaced, say_where
+from resilience.agent.coordination.counters import (
+    OTHER_SHARD,
+    PLANNED,
+    find_end,
+    note_replaced,
+    say_where,
+)
 from resilience.agent.coordination.membership import (
     GATHERING,
     RUNNING,
@@ -41,6 +47,8 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         # What its process had reported is gone with it; the one that follows reports anew.
         others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
         state = replace(state, reports=others)
+    if failed.reason == PLANNED:
+        return state, []
     first = state.first_failure
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
         return state, [_detected(failed)]
@@ -50,7 +58,7 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
 
 def _count_own(state: State, failed: Failed) -> Decision:
     """Count a fault that the rank's process has survived; that of a second one is replaced."""
-    if failed.reason in (*_REPLACED, _CONSEQUENCE):
+    if failed.reason in (*_REPLACED, _CONSEQUENCE, PLANNED):
         return state, []
     number = state.in_process.get(failed.rank, 0) + 1
     state = replace(state, in_process={**state.in_process, failed.rank: number})
@@ -65,9 +73,11 @@ def _count_own(state: State, failed: Failed) -> Decision:
 def stop(state: State, failed: Failed, now_s: float) -> Decision:
     """End the generation for everybody."""
     order = Break(generation=state.generation, reason=failed.text)
-    actions: list[Action] = [
-        _detected(failed),
-        Note(event="generation_broken", fields={"reason": failed.text}),
+    is_planned = failed.reason == PLANNED
+    actions: list[Action] = [] if is_planned else [_detected(failed)]
+    name = "generation_left" if is_planned else "generation_broken"
+    actions += [
+        Note(event=name, fields={"reason": failed.text}),
         *(Send(node=node, message=order) for node in state.nodes if node is not None),
     ]
     state = replace(

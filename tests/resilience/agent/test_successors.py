@@ -324,7 +324,7 @@ def test_member_whose_node_has_come_anew_has_ended_also_once_that_joins_again() 
 def test_every_stage_has_a_deadline(stage: str) -> None:
     state = State(options=OPTIONS, stage=stage, since_s=7.0)
 
-    assert 7.0 < next_deadline_s(state) < 7.0 + 600
+    assert 7.0 < next_deadline_s(state, 7.0) < 7.0 + 600
 
 
 def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened() -> None:
@@ -385,7 +385,7 @@ def test_record_is_renewed_in_time_also_by_a_run_that_saves_before_it_ends(
     options = replace(OPTIONS, last_save_deadline_s=300.0, stop_deadline_s=600.0)
     state = replace(running(options), giving_up=giving_up)
 
-    assert next_deadline_s(state) <= state.since_s + RENEWAL_S
+    assert next_deadline_s(state, state.since_s) <= state.since_s + RENEWAL_S
 
 
 def test_another_job_waits_for_longer_than_a_run_takes_to_renew_its_record() -> None:

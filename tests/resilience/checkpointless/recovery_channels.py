@@ -36,6 +36,7 @@ class Seat:
         self.rank = rank
         self.layout = layout
         self.reports = reports
+        self.before = None
         self.lock = threading.Lock()
         self.reach = reach
         self.is_broken = False

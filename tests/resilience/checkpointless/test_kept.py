@@ -30,6 +30,7 @@ class Members:
     layout = make_layout(nodes=["n0"], num_local_ranks=1)
     gate = Gate()
     lock = threading.Lock()
+    before = None
     reports = (Report(rank=0, node="n0", generation=-1, phase=Phase.FRESH),)
 
     def is_current(self):

@@ -26,6 +26,7 @@ class Members:
     number = 1
     layout = make_layout(nodes=["n0", "n1", "n2"], num_local_ranks=1)
     lock = threading.Lock()
+    before = None
 
     def __init__(self, rank, group, is_repaired):
         self.rank = rank

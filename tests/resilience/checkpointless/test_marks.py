@@ -47,6 +47,7 @@ class Members:
     layout = LAYOUT
     lock = threading.Lock()
     group = LostPeers()
+    before = None
 
     def __init__(self, *reports, channel=None):
         self.reports = reports

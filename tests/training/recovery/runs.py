@@ -43,6 +43,7 @@ def make_fault_job(
     standby_nodes: int = 0,
     settings: dict[str, Any] | None = None,
     mmap: dict[str, Any] | None = None,
+    elastic: dict[str, Any] | None = None,
     recovers: bool = True,
     **parts: Any,
 ) -> Job:
@@ -78,6 +79,7 @@ def make_fault_job(
     resilience: dict[str, Any] = {
         "checkpointless": all_settings if recovers else None,
         "mmap": mmap,
+        "elastic": elastic,
     }
     if faults:
         resilience["faults"] = {"injected": list(faults), "random": None}
@@ -95,7 +97,12 @@ class Run:
 
     folder: Path
     mark: str
+    start_agent: Callable[[str], Process]
     agents: dict[str, Process] = field(default_factory=dict)
+
+    def start_node(self, name: str) -> None:
+        """Start the agent of a node."""
+        self.agents[name] = self.start_agent(name)
 
     def events(self) -> Iterator[Event]:
         """Yield events as they are written, until every agent has ended."""
@@ -165,26 +172,32 @@ def start_run(
     host of its place in `nodes`; else all are on this one.
     """
     write_job(folder, job)
-    run = Run(folder, uuid.uuid4().hex)
-    places = _places(folder, len(nodes), network)
+    places = dict(zip(nodes, _places(folder, len(nodes), network), strict=True))
+
+    def start_agent(node: str) -> Process:
+        # A further node of this host finds the run where the others do.
+        words, options = places.get(node, places[nodes[0]])
+        with (folder / f"agent-{node}.log").open("wb") as log:
+            return start(
+                [*words, *_command(folder, job, options, node, module)],
+                folder=ROOT,
+                environment={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    **({} if network else {"GLOO_SOCKET_IFNAME": "lo"}),
+                    MARK: run.mark,
+                    "TEST_NODE": node,
+                    **env,
+                    **(by_node or {}).get(node, {}),
+                },
+                output=log,
+                is_leader=True,
+            )
+
+    run = Run(folder, uuid.uuid4().hex, start_agent)
     try:
-        for node, (words, options) in zip(nodes, places, strict=True):
-            with (folder / f"agent-{node}.log").open("wb") as log:
-                run.agents[node] = start(
-                    [*words, *_command(folder, job, options, node, module)],
-                    folder=ROOT,
-                    environment={
-                        **os.environ,
-                        "OMP_NUM_THREADS": "1",
-                        **({} if network else {"GLOO_SOCKET_IFNAME": "lo"}),
-                        MARK: run.mark,
-                        "TEST_NODE": node,
-                        **env,
-                        **(by_node or {}).get(node, {}),
-                    },
-                    output=log,
-                    is_leader=True,
-                )
+        for node in nodes:
+            run.start_node(node)
         yield run
     finally:
         for pid in marked_processes(run.mark):
@@ -208,7 +221,7 @@ def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: 
     trainer = job.trainer
     return [
         "resilience.agent",
-        f"--nnodes={trainer.num_nodes}",
+        *_size_options(job),
         f"--nproc-per-node={trainer.num_devices}",
         *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
         f"--stages={trainer.num_stages}",
@@ -224,6 +237,19 @@ def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: 
         f"--job={folder}/job.json",
         f"--run-dir={folder}",
         f"--node-name={node}",
+    ]
+
+
+def _size_options(job: Job) -> list[str]:
+    elastic = job.resilience.elastic
+    if elastic is None:
+        return [f"--nnodes={job.trainer.num_nodes}"]
+    return [
+        f"--nnodes={elastic.nodes_min}:{elastic.nodes_max}",
+        *(f"--size={size}" for size in elastic.sizes),
+        f"--hold-s={elastic.hold_s}",
+        f"--scale-up-snooze-s={elastic.scale_up_snooze_s}",
+        f"--faulty-scale-down-timeout-s={elastic.faulty_scale_down_timeout_s or 0}",
     ]
 
 

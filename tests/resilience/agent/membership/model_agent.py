@@ -150,7 +150,8 @@ def ends_at_last(agent: Agent) -> bool:
     assert agent.state is not None
     state, _ = coordinator.decide(agent.state, Tick(), EVER_S)
     state, _ = coordinator.decide(state, Tick(), 2 * EVER_S)
-    return coordinator.next_deadline_s(agent.state) < EVER_S and state.stage in (RUNNING, ENDED)
+    due_s = coordinator.next_deadline_s(agent.state, 0.0)
+    return due_s < EVER_S and state.stage in (RUNNING, ENDED)
 
 
 def find_begin(opening: Open) -> int:

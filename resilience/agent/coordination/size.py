@@ -1,0 +1,109 @@
+"""How many members the next generation has, and when one is left for another size. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from resilience.agent.coordination.counters import is_left
+from resilience.agent.coordination.membership import RUNNING, Decision, Send, State
+from resilience.agent.coordination.votes import may_give_away
+from resilience.comm.messages import Leave
+from resilience.elastic.policy import Growth, plan_growth
+from resilience.state.layout import Layout
+from resilience.state.report import Phase
+
+
+def look_at_size(state: State, now_s: float) -> Decision:
+    """Have all ranks leave the open generation after a step, where the run is to grow."""
+    is_settled = state.stage == RUNNING and not (state.finished or state.is_leaving)
+    if not is_settled or not state.options.policy.is_elastic or state.giving_up is not None:
+        return state, []
+    if not _plan_growth(state, state.members.nodes, now_s).nodes:
+        return state, []
+    order = Leave(generation=state.generation)
+    return replace(state, is_leaving=True), [Send(node=state.members.nodes[0], message=order)]
+
+
+def next_look_s(state: State, now_s: float) -> float:
+    """Return when the run may grow without anything else happening."""
+    if state.is_leaving or not state.options.policy.is_elastic:
+        return float("inf")
+    return _plan_growth(state, state.members.nodes, now_s).due_s
+
+
+def _plan_growth(state: State, members: tuple[str, ...], now_s: float) -> Growth:
+    return plan_growth(
+        state.options.policy,
+        state.sizing,
+        size=len(members),
+        waiting=[node for node in state.present if node not in members],
+        now_s=now_s,
+    )
+
+
+def may_shrink(state: State, now_s: float) -> bool:
+    """Return whether the run goes on without the nodes whose places nobody has."""
+    policy = state.options.policy
+    here = [node for node in state.nodes if node is not None]
+    if policy.fit(len(here)) == 0 or not has_reports(state, tuple(here)):
+        return False
+    waited_s = now_s - state.since_s
+    is_late = waited_s >= state.options.partition_patience_s
+    empty = [place for place, node in enumerate(state.nodes) if node is None]
+    return waited_s >= policy.shrink_after_s and all(
+        may_give_away(state, place, is_late=is_late) for place in empty
+    )
+
+
+def choose_members(state: State, now_s: float) -> tuple[str, ...]:
+    """Return the nodes that are to go on.
+
+    Who leaves without being lost does so only where all ranks hold the same state, and nodes
+    that bring none come in only then: after a fault those that are left get their state first.
+    """
+    here = tuple(node for node in state.nodes if node is not None)
+    policy = state.options.policy
+    if not policy.is_elastic or len(here) < len(state.nodes) or not _holds_one_state(state):
+        return here
+    if newcomers := _plan_growth(state, here, now_s).nodes:
+        return (*here, *newcomers)
+    return here[: policy.fit(len(here)) or len(here)]
+
+
+def _holds_one_state(state: State) -> bool:
+    """Return whether all ranks have left the generation after the same step, as they were to."""
+    reports = state.reports.values()
+    are_whole = all(each.phase is Phase.COMPUTING and each.is_healthy for each in reports)
+    versions = {(each.step, each.step_generation) for each in reports}
+    return is_left(state) and are_whole and len(versions) == 1
+
+
+def is_passing(state: State, layout: Layout) -> bool:
+    """Return whether a generation has no size that the run may have."""
+    policy = state.options.policy
+    return policy.is_elastic and len(layout.nodes) not in policy.sizes
+
+
+def fits(state: State, layout: Layout) -> bool:
+    """Return whether what is at hand is what a generation of these members begins with.
+
+    Where their number stays, each has a place of its own; else by its name.
+    """
+    if len(layout.nodes) == len(state.nodes):
+        return layout.nodes == state.nodes
+    return state.options.policy.is_elastic
+
+
+def has_reports(state: State, nodes: tuple[str, ...]) -> bool:
+    """Return whether all ranks of these nodes have told what they hold, and no place lacks a node.
+
+    Where the number of nodes stays, that is the ranks of all places.
+    """
+    if len(nodes) == len(state.nodes) and None in state.nodes:
+        return False
+    return all(
+        rank in state.reports
+        for place, node in enumerate(state.nodes)
+        if node in nodes
+        for rank in state.members.ranks_of(place)
+    )

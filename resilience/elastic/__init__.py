@@ -1,0 +1,1 @@
+"""How a run grows and shrinks while it goes on."""

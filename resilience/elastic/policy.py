@@ -1,0 +1,103 @@
+"""How many nodes a run has: when it shrinks, when it grows, and who comes in. Pure.
+
+A run shrinks at once where a node is lost and none stands by, to whatever is left: to wait costs
+more than to go on with less. It grows when nodes have been there for a while, and not soon after a
+change: a node that leaves again and again is waited for twice as long each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+_DOUBLED_MAX = 16
+"""More than this makes a wait no longer than a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the recipe says of the run's size."""
+
+    sizes: tuple[int, ...] = ()
+    """The numbers of nodes that the run may have; empty for a run of one size."""
+    shrink_after_s: float = 0.0
+    """How long a lost node is waited for before the run goes on without it."""
+    hold_s: float = 5.0
+    """How long a node has to be there before the run grows by it."""
+    snooze_s: float = 60.0
+    """How long the run keeps a size before it grows."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Return whether the run may change its size."""
+        return bool(self.sizes)
+
+    def fit(self, num_nodes: int) -> int:
+        """Return the largest allowed size that so many nodes suffice for; 0 where none is."""
+        return max((size for size in self.sizes if size <= num_nodes), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """What has become of the run's size so far, as one coordinator knows it."""
+
+    changed_s: float = float("-inf")
+    """When the number of members changed last."""
+    came_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when each agent has been there."""
+    num_leaves: Mapping[str, int] = field(default_factory=dict)
+    """How often each agent was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Which nodes come in, and why no more of them."""
+
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+    due_s: float = float("inf")
+    """When to ask again, as far as time alone changes the answer."""
+
+
+def note_came(sizing: Sizing, node: str, now_s: float) -> Sizing:
+    """Note that an agent has come whose workers are warm."""
+    if node in sizing.came_s:
+        return sizing
+    return replace(sizing, came_s={**sizing.came_s, node: now_s})
+
+
+def note_left(sizing: Sizing, node: str) -> Sizing:
+    """Note that an agent is lost."""
+    came_s = {name: at_s for name, at_s in sizing.came_s.items() if name != node}
+    num = sizing.num_leaves.get(node, 0) + 1
+    return replace(sizing, came_s=came_s, num_leaves={**sizing.num_leaves, node: num})
+
+
+def note_size(sizing: Sizing, before: int, now: int, now_s: float) -> Sizing:
+    """Note with how many members a generation begins."""
+    return sizing if before == now else replace(sizing, changed_s=now_s)
+
+
+def plan_growth(
+    policy: Policy, sizing: Sizing, *, size: int, waiting: Sequence[str], now_s: float
+) -> Growth:
+    """Return which of the nodes that wait the run grows by now."""
+    if not waiting or size >= max(policy.sizes, default=0):
+        return Growth()
+    ripe = [node for node in waiting if now_s >= _ripe_s(policy, sizing, node)]
+    target = policy.fit(size + len(ripe))
+    if target > size:
+        return Growth(nodes=tuple(ripe[: target - size]))
+    if len(ripe) < len(waiting):
+        due_s = min(_ripe_s(policy, sizing, node) for node in waiting if node not in ripe)
+        reason = f"the next node that waits counts in {due_s - now_s:.0f} s"
+        return Growth(reason=reason, due_s=due_s)
+    allowed = ", ".join(map(str, policy.sizes))
+    return Growth(reason=f"{size + len(ripe)} nodes are there; sizes allowed: {allowed}")
+
+
+def _ripe_s(policy: Policy, sizing: Sizing, node: str) -> float:
+    """Return when the run may grow by a node."""
+    num_doubled = max(0, sizing.num_leaves.get(node, 0) - 1)
+    snooze_s = policy.snooze_s * (1 << min(num_doubled, _DOUBLED_MAX))
+    return max(sizing.came_s.get(node, 0.0) + policy.hold_s, sizing.changed_s + snooze_s)

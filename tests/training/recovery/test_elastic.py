@@ -1,0 +1,89 @@
+"""A run that grows and shrinks is, with one order of sums, the run that never did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.training.jobs import make_job
+from tests.training.recovery.runs import (
+    FaultOutcome,
+    check_no_step_lost,
+    finish,
+    make_fault_job,
+    start_run,
+)
+
+VALUES = {"order_of_sums": "fixed", "global_batch_size": 24, "micro_batch_size": 2}
+
+
+def sizes(low: int, high: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "nodes_min": low,
+        "nodes_max": high,
+        "nodes_step": None,
+        "nodes_allowed": None,
+        "may_lose_steps": True,
+        "hold_s": 0.0,
+        "scale_up_snooze_s": 0.0,
+        "scaling_timeout_s": 60,
+        "graceful_shutdown_timeout_s": 60,
+        "faulty_scale_down_timeout_s": None,
+        **changes,
+    }
+
+
+def test_lost_nodes_leave_the_run_smaller_with_the_bits_of_one_worker(
+    reference: Any, tmp_path: Path
+) -> None:
+    steps = 100
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        run.kill_node("n1")
+        run.wait_for_step(40)
+        run.kill_node("n0")
+        outcome = finish(run)
+
+    assert outcome.statuses == [-9, -9, 0], run.log()
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    check_no_step_lost(outcome.events)
+    assert not outcome.left_behind
+    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2, 1]
+
+
+def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_path: Path) -> None:
+    steps = 200
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        run.kill_node("n2")
+        run.wait_for(lambda event: event.generation == 1 and event.event == "step")
+        run.start_node("n3")
+        outcome = finish(run)
+
+    assert outcome.statuses == [0, 0, -9, 0], run.log()
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    check_no_step_lost(outcome.events)
+    assert not outcome.left_behind
+    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2, 3]
+    # All left after the same step, and nobody computed one twice.
+    assert len(outcome.named("generation_left")) == 1
+    last = max(e.step for e in outcome.named("step") if e.generation == 1)
+    grown = [e for e in outcome.named("rank_recovered") if e.generation == 2]
+    assert {e.step for e in grown} == {last + 1}
+    assert sorted((e.rank, e.fields["role"]) for e in grown) == [
+        (0, "kept"), (1, "kept"), (2, "repaired"),
+    ]  # fmt: skip
