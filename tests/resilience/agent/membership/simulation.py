@@ -25,7 +25,18 @@ from resilience.agent.coordination.membership import (
 from resilience.agent.coordination.outlook import FOLLOWING, LEADING
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.standing import Standing
-from resilience.comm.messages import Break, End, Failed, Learn, Message, Open, Propose, Stopped
+from resilience.comm.messages import (
+    Break,
+    End,
+    Failed,
+    Learn,
+    Leave,
+    Message,
+    Open,
+    Propose,
+    Stopped,
+)
+from resilience.elastic.policy import Policy
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report, fresh_report
 from resilience.testing.network import Network
@@ -63,6 +74,8 @@ class SimNode:
         """Local ranks whose process has died."""
         self.end: End | None = None
         self.is_looking = False
+        self.left = -1
+        """The generation that all are to leave after a step, as this node was told."""
         self.party = Party(
             self,
             make_outlook(
@@ -183,6 +196,8 @@ class SimNode:
             self.learn(message)
         elif isinstance(message, Open):
             self.open(message)
+        elif isinstance(message, Leave):
+            self.left = message.generation
         elif isinstance(message, Break) and message.generation == self.standing.generation:
             self.stop()
 
@@ -194,9 +209,14 @@ class SimNode:
         known, self.told = self.told, {}
         self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
         self.party.move(opening.generation, opening.layout)
+        before = opening.before or opening.layout
+        place = before.index_of(self.name)
         for local_rank, rank in enumerate(self.ranks):
-            report = opening.reports[opening.rank + local_rank]
-            told = known.get(opening.rank + local_rank)
+            if place < 0:
+                rank.is_fresh, rank.step = True, 0
+                continue
+            number = before.ranks_of(place)[local_rank]
+            report, told = opening.reports[number], known.get(number)
             if report["phase"] == Phase.FRESH.value:
                 rank.is_fresh, rank.step = True, 0
             elif told is None or told.report != report:
@@ -204,14 +224,16 @@ class SimNode:
 
     def check(self, opening: Open) -> None:
         """Fail for an opening that is not one of this run, or whose reports are not of its end."""
-        layout, options = opening.layout, self.world.options
+        layout, options = opening.before or opening.layout, self.world.options
         reports = [Report.from_json(each) for each in opening.reports]
-        assert len(layout.nodes) == options.num_nodes
+        num_nodes, sizes = len(opening.layout.nodes), options.policy.sizes
+        assert num_nodes in (sizes or (options.num_nodes,)) or (opening.is_passing and sizes)
         assert [each.rank for each in reports] == list(range(layout.world_size))
         assert {each.generation for each in reports} == {opening.generation - 1}
         seats = [layout.seat(each.rank) for each in reports]
         assert [each.shard for each in reports] == [each.shard for each in seats]
-        assert [each.node for each in reports] == [each.node for each in seats]
+        if opening.before is None:
+            assert [each.node for each in reports] == [each.node for each in seats]
 
     def learn(self, news: Learn) -> None:
         self.world.layouts[news.generation] = news.layout
@@ -219,19 +241,40 @@ class SimNode:
             before = self.told if self.keeps_state(news.layout, news.opened) else {}
             self.standing = self.standing.learn(news)
             self.party.move(news.generation, news.layout)
-            self.told = {rank: self.standing.relabel(each) for rank, each in before.items()}
+            told = [self.renumber(self.standing.relabel(each)) for each in before.values()]
+            self.told = {each.rank: each for each in told}
         if self.place < 0:
             self.is_broken = True
         else:
             self.stop()
 
     def keeps_state(self, layout: Layout, opened: int) -> bool:
+        opening, place = self.opening, layout.place_of(self.name, self.start)
+        if opening is None or opening.generation != opened or place < 0:
+            return False
+        own = opening.layout.index_of(self.name)
+        return own >= 0 and opening.layout.shards_of(own) == layout.shards_of(place)
+
+    def renumber(self, said: Stopped) -> Stopped:
+        """Return it under the rank that the worker has in the newest generation."""
+        layout = self.standing.layout
+        assert layout is not None
+        rank = layout.ranks_of(self.place)[said.rank % layout.num_local_ranks]
+        report = {**said.report, "rank": rank, "replica": layout.seat(rank).replica}
+        return replace(said, rank=rank, report=report)
+
+    def leave(self) -> None:
+        """Leave the generation after a step, as all others do."""
         opening = self.opening
-        return (
-            opening is not None
-            and opening.generation == opened
-            and opening.layout.index_of(self.name) == layout.index_of(self.name)
+        assert opening is not None
+        self.is_broken = self.world.has_changed = True
+        generation = self.standing.generation
+        self.party.tell(
+            Failed(generation=generation, rank=opening.rank, reason="planned", text="as asked")
         )
+        if self.standing.generation == generation:
+            self.stop()
+        self.world.set_tick(self.name)
 
     def stop(self) -> None:
         """Have the workers stop, and tell what they hold."""
@@ -262,12 +305,24 @@ class SimNode:
 
 def find_start(opening: Open) -> int:
     """Return how many steps the ranks of a generation begin with."""
-    reports = [Report.from_json(each) for each in opening.reports]
-    held = [each for each in reports if each.phase is not Phase.FRESH]
     layout = opening.layout
+    before = opening.before or layout
+    reports = [Report.from_json(each) for each in opening.reports]
+    names = {name for name in layout.nodes if _is_same(name, before, layout)}
+    held = [
+        each
+        for each in reports
+        if each.phase is not Phase.FRESH and before.seat(each.rank).node in names
+    ]
     shards = {layout.seat(rank).shard for rank in range(layout.world_size)}
     start = max((each.step for each in held), default=0)
     return start if {each.shard for each in held if each.step == start} == shards else 0
+
+
+def _is_same(name: str, before: Layout, after: Layout) -> bool:
+    """Return whether it is the same start of an agent that is a member of both."""
+    place = after.index_of(name)
+    return before.place_of(name, after.starts[place]) >= 0
 
 
 class World:
@@ -281,6 +336,7 @@ class World:
         num_standby: int,
         num_shards: int = 1,
         shares_folder: bool = True,
+        sizes: tuple[int, ...] = (),
         tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.seed = seed
@@ -298,6 +354,7 @@ class World:
             partition_patience_s=PATIENCE_S,
             restarts_max=10**9,
             restarts_without_progress_max=10**9,
+            policy=Policy(sizes=sizes, hold_s=1.0, snooze_s=2.0),
         )
         self.shares_folder = shares_folder
         self.names = [f"n{number}" for number in range(num_nodes + num_standby)]
@@ -386,6 +443,9 @@ class World:
     def commit(self, opening: Open, members: list[SimNode]) -> None:
         generation = opening.generation
         last = self.committed[-1] if self.committed else None
+        if opening.is_passing:
+            self.pass_through(opening, members)
+            return
         if last is None or last[0] < generation:
             step = find_start(opening)
             if last is not None and step < last[2]:
@@ -400,6 +460,20 @@ class World:
             for rank in node.ranks:
                 rank.step, rank.is_fresh = step, False
         self.committed[-1] = (generation, opening.layout, step)
+        if any(node.left == generation for node in members):
+            for node in members:
+                node.leave()
+
+    def pass_through(self, opening: Open, members: list[SimNode]) -> None:
+        """Bring all workers to one state in a generation that commits nothing."""
+        step = find_start(opening)
+        if self.committed and step < self.committed[-1][2]:
+            self.check_loss(self.committed[-1], step, opening.generation)
+        for node in members:
+            for rank in node.ranks:
+                rank.step, rank.is_fresh = step, False
+        for node in members:
+            node.leave()
 
     def note_decision(self, layout: Layout) -> None:
         """Note who was given up while others held all that there was."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.resilience.agent.membership.simulation import World
 
 SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
+ELASTIC = [(1, 2), (1, 2, 3), (1, 2, 4), (2, 4), (1, 2, 3, 4), (2, 3, 5)]
+"""The sizes that a run may have."""
 
 
 def make_world(seed: int) -> World:
@@ -20,8 +24,20 @@ def make_world(seed: int) -> World:
     )
 
 
-def play(seed: int, num_events: int = 300) -> World:
-    world = make_world(seed)
+def make_elastic_world(seed: int) -> World:
+    sizes = ELASTIC[seed % len(ELASTIC)]
+    return World(
+        seed,
+        num_nodes=min(sizes),
+        num_standby=max(sizes) - min(sizes) + seed % 2,
+        num_shards=2 if seed % 4 < 2 else 1,
+        shares_folder=seed % 7 != 0,
+        sizes=sizes,
+    )
+
+
+def play(seed: int, num_events: int = 300, make: Callable[[int], World] = make_world) -> World:
+    world = make(seed)
     try:
         disturb(world, num_events)
         settle(world)
@@ -79,6 +95,13 @@ def test_random_faults_of_agents_lose_nothing() -> None:
     worlds = [play(seed) for seed in range(6)]
 
     assert sum(world.generation for world in worlds) > 100, "too little happens to show anything"
+
+
+def test_random_faults_of_agents_lose_nothing_in_a_run_that_changes_its_size() -> None:
+    worlds = [play(seed, make=make_elastic_world) for seed in range(6)]
+
+    num = sum(note.event == "generation_left" for world in worlds for *_, note in world.notes)
+    assert num > 20, "too little happens to show anything"
 
 
 @pytest.mark.slow
