@@ -62,8 +62,13 @@ def refusals(job: Job) -> list[str]:
 def _no_runtime(job: Job) -> str | None:
     """Say what of a job is rendered, but has nothing here that would run it."""
     missing = _missing_of_megatron(job)
-    if job.resilience.elastic:
-        missing.append("resilience.elastic")
+    if job.resilience.elastic and job.cluster.kind != "local":
+        missing.append("resilience.elastic (it runs: cluster=local)")
+    elif job.resilience.elastic and job.resilience.checkpointless is None:
+        missing.append(
+            "resilience.elastic without resilience.checkpointless (it runs with "
+            "resilience/checkpointless=default)"
+        )
     if job.resilience.checkpointless and is_hyperpod(job):
         # hyperpodrun would start the workers, and none would recover from another's memory.
         missing.append(

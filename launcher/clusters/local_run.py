@@ -66,13 +66,15 @@ class Happened:
 def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> Outcome | None:
     """Return how the whole run ends because of what happened, None where it goes on.
 
-    `lost` are the nodes that were killed before. A run with nodes that stand by
-    goes on as long as no more were killed than stood by.
+    `lost` are the nodes that were killed before. A run goes on as long as no more
+    were killed than stood by, or than it can do without.
     """
     for number in happened.signals:
         return Outcome(128 + number, f"{STOPPED_BY}{signal.Signals(number).name}")
     killed = killed_nodes(happened.ended)
-    is_bearable = len({*lost, *killed}) <= job.resilience.standby_nodes
+    elastic = job.resilience.elastic
+    num_needed = elastic.nodes_min if elastic else job.trainer.num_nodes
+    is_bearable = job.num_nodes_started - len({*lost, *killed}) >= num_needed
     for name, status in sorted(happened.ended.items()):
         # A node whose store lacks something says so of a run that has ended well.
         if status not in (0, UNSTORED_STATUS) and not (is_bearable and name in killed):
@@ -226,7 +228,7 @@ class _Watch:
             return Outcome(UNSTORED_STATUS, reason)
         if self.lost and not outcome:
             names = ", ".join(sorted(self.lost))
-            return Outcome(0, f"all nodes succeeded but {names}, for which others stood in")
+            return Outcome(0, f"all nodes succeeded but {names}, without which the run went on")
         return outcome or Outcome(0, "all nodes succeeded")
 
     def _explain(self, outcome: Outcome) -> Outcome:

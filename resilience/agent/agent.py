@@ -20,6 +20,7 @@ from resilience.agent.coordination.membership import Note, State
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
+from resilience.agent.departure import DEPARTED, Departure
 from resilience.agent.ending import Ending
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.node_states import NodeStates
@@ -49,6 +50,7 @@ from resilience.comm.messages import (
     SaveState,
     StateSaved,
     Stopped,
+    StopRun,
 )
 from resilience.comm.page import Activity, Page
 from resilience.events import EventLog
@@ -120,6 +122,9 @@ class Agent(ABC):
         self._folder_s = time.monotonic()
         """When the folder had answered all questions for the last time."""
         self._is_folder_named = False
+        self._departure = Departure(
+            is_elastic=options.coordinator.policy.is_elastic, within_s=options.grace_s
+        )
 
     def _make_party(self) -> Party:
         options = self._options
@@ -167,10 +172,14 @@ class Agent(ABC):
         return self._ending.end.status
 
     def stop(self, number: int) -> None:
-        """Pass a signal on to the workers, which end after a common step.
+        """End the node's part in the run: of an elastic one without the others, else with them.
 
-        From here on no worker is replaced; who ignores the signal is ended after a while.
+        A second time, or where too few nodes would stay, the signal is passed on to the workers,
+        which end after a common step. From then on no worker is replaced; who ignores the signal is
+        ended after a while.
         """
+        if self._part.is_member and self._departure.ask(number):
+            return
         self._ending.ask(128 + number, self._options.grace_s)
         self._crew.close()
         for worker in self._pool.workers.values():
@@ -179,6 +188,7 @@ class Agent(ABC):
     def _tick(self) -> None:
         now_s = time.monotonic()
         self._check_folder(now_s)
+        self._depart(now_s)
         if self._is_out:
             self._party.tick()
         self._services.serve()
@@ -188,6 +198,19 @@ class Agent(ABC):
             self._check_workers(now_s)
             if not self._part.is_broken:
                 self._crew.refill(now_s, is_patient=self._part.opening is not None)
+
+    def _depart(self, now_s: float) -> None:
+        """Leave the run as the node was asked to, once the others go on without it."""
+        departure = self._departure
+        if departure.signal is None or self._ending.end is not None:
+            return
+        if not self._part.is_member:
+            self._ending.leave(DEPARTED, 0)
+        elif departure.is_over(now_s):
+            text = "this node was to leave the run, and the others did not let it go in time"
+            self._ending.leave(text, 128 + departure.signal)
+        elif departure.is_new():
+            self.join()
 
     def _check_folder(self, now_s: float) -> None:
         """Let others know of this agent once its word is in the run's folder: they look for it."""
@@ -244,7 +267,9 @@ class Agent(ABC):
         self._is_joined = self._part.opening is not None or (self._crew.is_whole and is_safe)
         if self._is_joined:
             address = self._transport.address
-            self._party.tell(self._part.join(address, sees_folder=self._folder.is_shared))
+            join = self._part.join(address, sees_folder=self._folder.is_shared)
+            within_s = self._departure.left_s(time.monotonic())
+            self._party.tell(replace(join, leaves_within_s=within_s))
 
     # ---- what the coordinator says
 
@@ -261,6 +286,8 @@ class Agent(ABC):
             self._break(message)
         elif isinstance(message, Leave):
             self._ask_to_leave(message)
+        elif isinstance(message, StopRun) and self._departure.signal is not None:
+            self.stop(self._departure.signal)
         elif isinstance(message, ReplaceRank):
             self._replace_rank(message)
         elif isinstance(message, SaveState):

@@ -126,6 +126,14 @@ class Leave(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopRun(Message):
+    """Coordinator to agent: the run cannot go on without the nodes that were asked to leave.
+
+    The workers are asked to end, which they do together after a step.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceRank(Message):
     """Coordinator to agent: end the process of this rank and give the rank to another."""
 
@@ -216,6 +224,8 @@ class Join(Message):
     """Whether it sees the folder of the run that the coordinator sees."""
     known: tuple[str, ...] = ()
     """Names of all agents that it has ever heard of: who is silent may live on elsewhere."""
+    leaves_within_s: float | None = None
+    """The node was asked to leave the run, and has so long for it; null where it stays."""
 
     @property
     def index(self) -> int:
@@ -282,6 +292,7 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
         Open,
         Break,
         Leave,
+        StopRun,
         ReplaceRank,
         SaveState,
         StateSaved,

@@ -470,7 +470,7 @@ def test_run_outlives_a_node_that_another_stood_in_for(tmp_path: Path) -> None:
     assert "node-1 was killed; the run goes on with " in shown
     assert last_event(tmp_path)[1] == {
         "exit_status": 0,
-        "reason": "all nodes succeeded but node-1, for which others stood in",
+        "reason": "all nodes succeeded but node-1, without which the run went on",
     }
 
 

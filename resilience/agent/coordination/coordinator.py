@@ -146,9 +146,18 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     is_again = before is not None
     if before is not None and join.generation < before.generation:
         # It was told of that generation meanwhile.
-        join = replace(before, promised=join.promised, shares_folder=join.shares_folder)
+        join = replace(
+            before,
+            promised=join.promised,
+            shares_folder=join.shares_folder,
+            leaves_within_s=join.leaves_within_s,
+        )
+    asked_s = dict(state.asked_s)
+    if join.leaves_within_s is not None:
+        asked_s.setdefault(join.node, now_s)
     state = replace(
         state,
+        asked_s=asked_s,
         present={**state.present, join.node: join},
         known=state.known | {join.node, *join.known},
         starts={**state.starts, join.node: join.start},

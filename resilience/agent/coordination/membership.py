@@ -194,12 +194,20 @@ class State:
     """What has become of the run's size."""
     is_leaving: bool = False
     """Whether the ranks were asked to leave the open generation after a step."""
+    asked_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when it is known of each agent that its node was asked to leave the run."""
+    is_stopping: bool = False
+    """Whether the run ends, as too few nodes stay."""
 
     @property
     def members(self) -> Layout:
         """Return the layout, which there is once a generation was opened."""
         assert self.layout is not None
         return self.layout
+
+    def is_staying(self, node: str) -> bool:
+        """Return whether nobody has asked a node at hand to leave the run."""
+        return self.present[node].leaves_within_s is None
 
     def owns(self, node: str, rank: int) -> bool:
         """Return whether a rank is a node's; a node with another place may speak of its old one."""

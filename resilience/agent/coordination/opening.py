@@ -164,7 +164,7 @@ def _is_whole(state: State) -> bool:
 
 def _fill_places(state: State, now_s: float) -> State:
     """Give the place of a lost node to one that waits; its ranks hold nothing."""
-    standby = [name for name in state.present if name not in state.nodes]
+    standby = [name for name in state.present if name not in state.nodes and state.is_staying(name)]
     # Who has still to join again would be waited for.
     standby.sort(key=lambda name: state.present[name].promised != state.ballot)
     nodes = list(state.nodes)

@@ -7,28 +7,57 @@ from dataclasses import replace
 from resilience.agent.coordination.counters import is_left
 from resilience.agent.coordination.membership import RUNNING, Decision, Send, State
 from resilience.agent.coordination.votes import may_give_away
-from resilience.comm.messages import Leave
+from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.policy import Growth, plan_growth
 from resilience.state.layout import Layout
 from resilience.state.report import Phase
 
+GATHER_S = 2.0
+"""Whoever asks one node to leave may be about to ask all: then the run is to stop."""
+
 
 def look_at_size(state: State, now_s: float) -> Decision:
-    """Have all ranks leave the open generation after a step, where the run is to grow."""
+    """Have all ranks leave the open generation after a step, where the run's size is to change."""
     is_settled = state.stage == RUNNING and not (state.finished or state.is_leaving)
     if not is_settled or not state.options.policy.is_elastic or state.giving_up is not None:
         return state, []
-    if not _plan_growth(state, state.members.nodes, now_s).nodes:
+    members = state.members.nodes
+    asked = [node for node in members if not state.is_staying(node)]
+    if asked and state.options.policy.fit(len(_staying(state))) == 0:
+        return _stop_run(state, asked)
+    is_due = bool(asked) and now_s >= _gathered_s(state)
+    if not is_due and not _plan_growth(state, members, now_s).nodes:
         return state, []
     order = Leave(generation=state.generation)
-    return replace(state, is_leaving=True), [Send(node=state.members.nodes[0], message=order)]
+    return replace(state, is_leaving=True), [Send(node=members[0], message=order)]
+
+
+def _stop_run(state: State, asked: list[str]) -> Decision:
+    if state.is_stopping:
+        return state, []
+    stops = [Send(node=node, message=StopRun()) for node in asked]
+    return replace(state, is_stopping=True), [*stops]
+
+
+def _staying(state: State) -> list[str]:
+    return [node for node in state.present if state.is_staying(node)]
+
+
+def _gathered_s(state: State) -> float:
+    """Return when all have been asked to leave that are asked together."""
+    waits = []
+    for node in state.members.nodes:
+        within_s = state.present[node].leaves_within_s if node in state.present else None
+        if within_s is not None:
+            waits.append(state.asked_s[node] + min(GATHER_S, within_s / 4))
+    return min(waits, default=float("inf"))
 
 
 def next_look_s(state: State, now_s: float) -> float:
-    """Return when the run may grow without anything else happening."""
+    """Return when the run's size is to be looked at without anything else happening."""
     if state.is_leaving or not state.options.policy.is_elastic:
         return float("inf")
-    return _plan_growth(state, state.members.nodes, now_s).due_s
+    return min(_gathered_s(state), _plan_growth(state, state.members.nodes, now_s).due_s)
 
 
 def _plan_growth(state: State, members: tuple[str, ...], now_s: float) -> Growth:
@@ -36,7 +65,7 @@ def _plan_growth(state: State, members: tuple[str, ...], now_s: float) -> Growth
         state.options.policy,
         state.sizing,
         size=len(members),
-        waiting=[node for node in state.present if node not in members],
+        waiting=[node for node in _staying(state) if node not in members],
         now_s=now_s,
     )
 
@@ -65,6 +94,12 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
     policy = state.options.policy
     if not policy.is_elastic or len(here) < len(state.nodes) or not _holds_one_state(state):
         return here
+    staying = [node for node in here if state.is_staying(node)]
+    if len(staying) < len(here):
+        # Whoever waits takes the place of one that leaves.
+        staying += [node for node in _staying(state) if node not in here]
+        size = policy.fit(min(len(here), len(staying)))
+        return tuple(staying[:size]) if size else here
     if newcomers := _plan_growth(state, here, now_s).nodes:
         return (*here, *newcomers)
     return here[: policy.fit(len(here)) or len(here)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+from resilience.events import Event, read_events
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
     FaultOutcome,
+    Run,
     check_no_step_lost,
     finish,
     make_fault_job,
@@ -87,3 +91,56 @@ def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_p
     assert sorted((e.rank, e.fields["role"]) for e in grown) == [
         (0, "kept"), (1, "kept"), (2, "repaired"),
     ]  # fmt: skip
+
+
+def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
+    reference: Any, tmp_path: Path
+) -> None:
+    steps = 160
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        leaving = next(name for name in ("n2", "n1") if name != coordinator_of(run))
+        os.kill(run.agents[leaving].pid, signal.SIGTERM)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0, 0, 0], run.log()
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    assert not outcome.left_behind
+    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2]
+    assert not outcome.named("generation_broken")
+    last = max(e.step for e in outcome.named("step") if e.generation == 0)
+    assert {e.step for e in outcome.named("rank_recovered") if e.generation == 1} == {last + 1}
+
+
+def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(tmp_path: Path) -> None:
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=2000, elastic=sizes(1, 3), values=VALUES
+    )
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        for name in ("n1", "n0", "n2"):
+            run.wait_for_step(max(e.step for e in read_steps(run)) + 4)
+            os.kill(run.agents[name].pid, signal.SIGTERM)
+        outcome = finish(run)
+
+    assert outcome.statuses == [143, 143, 143], run.log()
+    assert len(outcome.named("generation_opened")) == 1
+    assert not outcome.left_behind
+
+
+def coordinator_of(run: Run) -> str:
+    """Return the node whose agent coordinates."""
+    return run.wait_for(lambda event: event.event == "generation_opened").node
+
+
+def read_steps(run: Run) -> list[Event]:
+    events = read_events(run.folder / "events.jsonl")
+    return [each for each in events if each.event == "step" and each.step is not None]

@@ -34,7 +34,9 @@ from resilience.comm.messages import (
     Message,
     Open,
     Propose,
+    ReplaceRank,
     Stopped,
+    StopRun,
 )
 from resilience.elastic.policy import Policy
 from resilience.state.layout import Layout
@@ -76,6 +78,8 @@ class SimNode:
         self.is_looking = False
         self.left = -1
         """The generation that all are to leave after a step, as this node was told."""
+        self.leaves_within_s: float | None = None
+        """Set where the node was asked to leave the run."""
         self.party = Party(
             self,
             make_outlook(
@@ -163,7 +167,7 @@ class SimNode:
             start=self.start,
             sees_folder=self.world.shares_folder,
         )
-        self.party.tell(join)
+        self.party.tell(replace(join, leaves_within_s=self.leaves_within_s))
 
     @property
     def place(self) -> int:
@@ -196,8 +200,14 @@ class SimNode:
             self.learn(message)
         elif isinstance(message, Open):
             self.open(message)
+        elif isinstance(message, ReplaceRank):
+            self.world.fail(self, message.rank % len(self.ranks))
         elif isinstance(message, Leave):
             self.left = message.generation
+        elif isinstance(message, StopRun):
+            # No run of the simulation ends: whoever has asked takes it back.
+            self.leaves_within_s = None
+            self.join()
         elif isinstance(message, Break) and message.generation == self.standing.generation:
             self.stop()
 
@@ -408,6 +418,15 @@ class World:
                     self.set_tick(name)
             self.folder.answer(now_s, self.paused, self.nodes)
             self.step()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """End the agents that were asked to leave and have no place any more."""
+        for name, node in list(self.nodes.items()):
+            is_asked = node.leaves_within_s is not None and name not in self.paused
+            if is_asked and node.place < 0 and node.standing.generation >= 0:
+                node.party.leave("asked to leave")
+                self.kill(name)
 
     def set_tick(self, name: str) -> None:
         """Have an agent look around when something is due, and not much later."""
@@ -531,6 +550,14 @@ class World:
         self.set_tick(node.name)
 
     # ---- troubles
+
+    def ask(self, name: str, within_s: float) -> None:
+        """Ask a node to leave the run; it takes that back where the run goes nowhere without it."""
+        node = self.nodes[name]
+        node.leaves_within_s = within_s
+        if name not in self.paused:
+            node.join()
+            self.set_tick(name)
 
     def kill(self, name: str) -> None:
         self.paused.discard(name)

@@ -47,15 +47,15 @@ def play(seed: int, num_events: int = 300, make: Callable[[int], World] = make_w
 
 
 def disturb(world: World, num_events: int) -> None:
-    chance = world.random
+    chance, is_elastic = world.random, world.options.policy.is_elastic
     world.run(chance.uniform(0, 8))
     for _ in range(num_events):
         names = list(world.nodes)
         some = chance.sample(world.names, chance.randint(1, len(world.names) - 1))
         others = [name for name in world.names if name not in some]
         kind = chance.choices(
-            ["pause", "resume", "kill", "start", "cut", "heal", "reset", "fault", "wait"],
-            [6, 8, 1 if world.shares_folder else 0, 4, 2, 4, 2, 8, 6],
+            ["pause", "resume", "kill", "start", "cut", "heal", "reset", "fault", "wait", "ask"],
+            [6, 8, 1 if world.shares_folder else 0, 4, 2, 4, 2, 8, 6, 4 if is_elastic else 0],
         )[0]
         if kind == "pause" and names:
             world.pause(chance.choice(names))
@@ -75,6 +75,8 @@ def disturb(world: World, num_events: int) -> None:
             node = world.nodes[chance.choice(names)]
             if node.place >= 0:
                 world.fail(node, chance.randrange(len(node.ranks)))
+        elif kind == "ask" and names:
+            world.ask(chance.choice(names), chance.choice([0.1, 5.0, 30.0]))
         world.run(chance.choice([0.01, 0.1, 0.5, 2.0, 6.0]))
 
 
@@ -85,6 +87,10 @@ def settle(world: World) -> None:
         world.resume(name)
     for name in sorted(set(world.names) - set(world.nodes)):
         world.start(name)
+    for node in world.nodes.values():
+        if node.leaves_within_s is not None:
+            node.leaves_within_s = None
+            node.join()
     world.run(40)
     steps = world.steps
     world.run(5)

@@ -1,0 +1,45 @@
+"""A node that was asked to leave a run which goes on without it. One thread, and signals in it."""
+
+from __future__ import annotations
+
+import time
+
+DEPARTED = "this node has left the run, which goes on without it"
+_LAST_S = 1.0
+"""What the end of the workers takes of the time that a node has."""
+
+
+class Departure:
+    """What has been asked, and until when."""
+
+    def __init__(self, *, is_elastic: bool, within_s: float) -> None:
+        self._is_elastic = is_elastic
+        self._within_s = within_s
+        self._asked_s = 0.0
+        self._is_told = False
+        self.signal: int | None = None
+        """The signal that the node was asked with; None where it stays."""
+
+    def ask(self, number: int) -> bool:
+        """Note that the node is to leave; False where the run is to end, as in one of one size."""
+        if not self._is_elastic or self.signal is not None:
+            return False
+        self.signal, self._asked_s = number, time.monotonic()
+        return True
+
+    def is_new(self) -> bool:
+        """Return, once, that the others have to be told."""
+        is_told, self._is_told = self._is_told, True
+        return not is_told
+
+    def left_s(self, now_s: float) -> float | None:
+        """Return how long the node has; None where it stays."""
+        return None if self.signal is None else max(0.0, self._limit_s - now_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Return whether the node has to go, however the others go on."""
+        return now_s >= self._limit_s
+
+    @property
+    def _limit_s(self) -> float:
+        return self._asked_s + self._within_s - min(_LAST_S, self._within_s / 4)
