@@ -100,8 +100,8 @@ class Open(Message):
     reports: tuple[Mapping[str, Any], ...]
     """What every rank held at the end of the generation before, by rank."""
     before: Layout | None = None
-    """The ranks that the reports are of, where the number of nodes changes; else `layout` has as
-    many."""
+    """The ranks that the reports are of, where nodes come in or leave; else they are those of
+    `layout`."""
     is_passing: StrictBool = False
     """The generation is left as soon as all ranks have one state: it has no size of the run."""
     shares_folder: StrictBool = False

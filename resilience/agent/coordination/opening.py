@@ -371,7 +371,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
             reports=reports,
             shares_folder=shares_folder,
             is_last=state.giving_up is not None,
-            before=before if len(before.nodes) != len(layout.nodes) else None,
+            before=before if layout.nodes != state.nodes else None,
             is_passing=is_passing(state, layout),
         )
         actions.append(Send(node=node, message=opening))

@@ -96,10 +96,12 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
         return here
     staying = [node for node in here if state.is_staying(node)]
     if len(staying) < len(here):
-        # Whoever waits takes the place of one that leaves.
-        staying += [node for node in _staying(state) if node not in here]
-        size = policy.fit(min(len(here), len(staying)))
-        return tuple(staying[:size]) if size else here
+        # Whoever waits takes the place of one that leaves, and has the state from one that stays.
+        waiting = [node for node in _staying(state) if node not in here]
+        size = policy.fit(min(len(here), len(staying) + len(waiting)))
+        if size and not staying:
+            return (*here, *waiting[:size])
+        return tuple([*staying, *waiting][:size]) if size else here
     if newcomers := _plan_growth(state, here, now_s).nodes:
         return (*here, *newcomers)
     return here[: policy.fit(len(here)) or len(here)]
@@ -122,19 +124,18 @@ def is_passing(state: State, layout: Layout) -> bool:
 def fits(state: State, layout: Layout) -> bool:
     """Return whether what is at hand is what a generation of these members begins with.
 
-    Where their number stays, each has a place of its own; else by its name.
+    Each has the place that it had, or one that was given to it; in a run that changes its size
+    it is known by its name.
     """
-    if len(layout.nodes) == len(state.nodes):
-        return layout.nodes == state.nodes
-    return state.options.policy.is_elastic
+    return layout.nodes == state.nodes or state.options.policy.is_elastic
 
 
 def has_reports(state: State, nodes: tuple[str, ...]) -> bool:
-    """Return whether all ranks of these nodes have told what they hold, and no place lacks a node.
+    """Return whether all ranks of these nodes have told what they hold.
 
-    Where the number of nodes stays, that is the ranks of all places.
+    Where each place is to have a node, that is the ranks of all places.
     """
-    if len(nodes) == len(state.nodes) and None in state.nodes:
+    if not state.options.policy.is_elastic and None in state.nodes:
         return False
     return all(
         rank in state.reports

@@ -47,7 +47,9 @@ def play(seed: int, num_events: int = 300, make: Callable[[int], World] = make_w
 
 
 def disturb(world: World, num_events: int) -> None:
-    chance, is_elastic = world.random, world.options.policy.is_elastic
+    chance = world.random
+    # Who has left and comes back begins no run of its own where the run's record says better.
+    are_asked = world.options.policy.is_elastic and world.shares_folder
     world.run(chance.uniform(0, 8))
     for _ in range(num_events):
         names = list(world.nodes)
@@ -55,7 +57,7 @@ def disturb(world: World, num_events: int) -> None:
         others = [name for name in world.names if name not in some]
         kind = chance.choices(
             ["pause", "resume", "kill", "start", "cut", "heal", "reset", "fault", "wait", "ask"],
-            [6, 8, 1 if world.shares_folder else 0, 4, 2, 4, 2, 8, 6, 4 if is_elastic else 0],
+            [6, 8, 1 if world.shares_folder else 0, 4, 2, 4, 2, 8, 6, 4 if are_asked else 0],
         )[0]
         if kind == "pause" and names:
             world.pause(chance.choice(names))
