@@ -36,7 +36,7 @@ def render_local(
     """
     scripts = {
         script_name(node_name(index)): fill_template(templates, TEMPLATE, _values(job, index))
-        for index in range(job.num_nodes_started)
+        for index in range(job.num_nodes_max)
     }
     config = NodeConfig(
         run=run_config(job, intent),
@@ -68,13 +68,13 @@ def _values(job: Job, index: int) -> dict[str, object]:
 def num_peer_ports(job: Job) -> int:
     """Return how many ports the nodes' checkpoint daemons want chosen for them."""
     is_open = job.memoryd is not None and job.memoryd.peer_port is None
-    return job.num_nodes_started if is_open and job.num_nodes_started > 1 else 0
+    return job.num_nodes_max if is_open and job.num_nodes_max > 1 else 0
 
 
 def _memoryd_values(job: Job) -> dict[str, object] | None:
     if job.memoryd is None:
         return None
-    nodes = range(job.num_nodes_started)
+    nodes = range(job.num_nodes_max)
     first = job.memoryd.peer_port or PEER_PORT
     return {
         "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
@@ -83,7 +83,7 @@ def _memoryd_values(job: Job) -> dict[str, object] | None:
 
 def _memoryd_words(job: Job, index: int) -> tuple[str, ...]:
     """Return where the node's daemon listens, and where the others' do."""
-    nodes = range(job.num_nodes_started)
+    nodes = range(job.num_nodes_max)
     if job.memoryd is None or len(nodes) == 1:
         return ()
     return (

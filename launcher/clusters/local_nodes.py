@@ -38,6 +38,7 @@ class LocalNodes:
         self._names = tuple(names)
         self._run_id = uuid.uuid4().hex
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment: Mapping[str, str] = {}
         self._files: dict[str, int] = {}
 
     @property
@@ -46,9 +47,9 @@ class LocalNodes:
         return self._run_id
 
     @property
-    def num_running(self) -> int:
-        """Return the number of nodes that have not been seen to end."""
-        return len(self._running)
+    def running(self) -> tuple[str, ...]:
+        """Return the nodes that have not been seen to end."""
+        return tuple(self._running)
 
     def start(
         self,
@@ -64,12 +65,17 @@ class LocalNodes:
         environment = node_environment(os.environ, rdzv_endpoint, self._run_id)
         if peer_ports:
             environment["LAUNCHER_PEER_PORTS"] = " ".join(map(str, peer_ports))
+        self._environment = environment
+        for name in self._names:
+            self.add(name, selector)
+
+    def add(self, name: str, selector: selectors.BaseSelector) -> None:
+        """Start a node as `start` has started the others."""
         try:
-            for name in self._names:
-                log_path(self.run_dir, name).parent.mkdir(exist_ok=True)
-                self._running[name] = self._start(name, environment)
-                self._files[name] = os.pidfd_open(self._running[name].pid)
-                selector.register(self._files[name], selectors.EVENT_READ, name)
+            log_path(self.run_dir, name).parent.mkdir(exist_ok=True)
+            self._running[name] = self._start(name, self._environment)
+            self._files[name] = os.pidfd_open(self._running[name].pid)
+            selector.register(self._files[name], selectors.EVENT_READ, name)
         except OSError as error:
             raise OutsideError(f"cannot start {name}: {error}") from error
 
@@ -97,6 +103,10 @@ class LocalNodes:
             # The keeper itself was killed, and could not end what it owned.
             end_strays(self._run_id, name)
         return keeper.shell_status(status)
+
+    def stop_node(self, name: str) -> None:
+        """Ask a node to end within the grace period."""
+        _close_input(self._running[name])
 
     def stop(self) -> None:
         """Ask every node to end within the grace period; a second call does nothing."""

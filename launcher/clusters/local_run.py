@@ -22,6 +22,7 @@ from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
 from launcher.clusters.running.lock import held_lock
+from launcher.clusters.running.requests import read_size
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
@@ -42,6 +43,8 @@ TIME_LIMIT_STATUS = 124
 KILLED_STATUS_MIN = 128
 """A node that was killed ends with this and the signal's number."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SCALE_SIGNAL = signal.SIGUSR1
+"""Somebody has written how many nodes the run is to have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +63,35 @@ class Happened:
     ended: Mapping[str, int]
     """Exit status by the name of a node that ended."""
     signals: tuple[int, ...] = ()
+    is_scaled: bool = False
+    """Whether somebody has asked for another number of nodes."""
     is_late: bool = False
 
 
-def decide_outcome(happened: Happened, job: Job, lost: Collection[str] = ()) -> Outcome | None:
+def decide_outcome(
+    happened: Happened,
+    job: Job,
+    lost: Collection[str] = (),
+    *,
+    num_started: int | None = None,
+    leaving: Collection[str] = (),
+) -> Outcome | None:
     """Return how the whole run ends because of what happened, None where it goes on.
 
-    `lost` are the nodes that were killed before. A run goes on as long as no more
-    were killed than stood by, or than it can do without.
+    `lost` are the nodes that were killed before, of `num_started`; without a number, of
+    those that a run starts with. A run goes on as long as no more were killed than stood
+    by, or than it can do without. Of those that are `leaving` no end counts.
     """
     for number in happened.signals:
         return Outcome(128 + number, f"{STOPPED_BY}{signal.Signals(number).name}")
     killed = killed_nodes(happened.ended)
     elastic = job.resilience.elastic
     num_needed = elastic.nodes_min if elastic else job.trainer.num_nodes
-    is_bearable = job.num_nodes_started - len({*lost, *killed}) >= num_needed
+    num_started = job.num_nodes_started if num_started is None else num_started
+    is_bearable = num_started - len({*lost, *killed}) >= num_needed
     for name, status in sorted(happened.ended.items()):
+        if name in leaving:
+            continue
         # A node whose store lacks something says so of a run that has ended well.
         if status not in (0, UNSTORED_STATUS) and not (is_bearable and name in killed):
             return Outcome(status, f"{name} ended with exit status {status}", name)
@@ -199,25 +215,39 @@ class _Watch:
     selector: selectors.BaseSelector
     shown: RunConsole
     lost: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    """Nodes that were asked to leave the run."""
+    num_started: int = 0
+    """Nodes that were started and not asked to leave."""
     unstored: set[str] = field(default_factory=set)
     deadline_s: float = float("inf")
 
     def run(self) -> Outcome:
         """Return how the run ended, once no node runs or none can be waited for any more."""
         outcome: Outcome | None = None
+        self.num_started = len(self.nodes.running)
         if limit := self.job.time_limit:
             self.deadline_s = time.monotonic() + time_limit_seconds(limit)
-        while self.nodes.num_running:
+        while self.nodes.running:
             happened = self._wait()
             self.shown.refresh()
             if outcome is None:
-                outcome = decide_outcome(happened, self.job, self.lost)
+                outcome = decide_outcome(
+                    happened,
+                    self.job,
+                    self.lost,
+                    num_started=self.num_started,
+                    leaving=self.leaving,
+                )
                 if outcome:
                     outcome = self._explain(outcome)
                     self._stop(outcome)
                 else:
-                    self._note_lost(killed_nodes(happened.ended))
+                    self._note_lost(killed_nodes(happened.ended) - self.leaving)
                     self.unstored |= unstored_nodes(happened.ended)
+                    self.leaving -= happened.ended.keys()
+                    if happened.is_scaled:
+                        self._scale()
             elif happened.signals:
                 self.nodes.kill()
             elif happened.is_late:
@@ -241,7 +271,26 @@ class _Watch:
     def _note_lost(self, names: set[str]) -> None:
         for name in sorted(names):
             self.lost.add(name)
-            self.shown.say(f"{name} was killed; the run goes on with {self.nodes.num_running}")
+            self.shown.say(f"{name} was killed; the run goes on with {len(self.nodes.running)}")
+
+    def _scale(self) -> None:
+        """Start further nodes, or ask some to leave, as somebody has asked for."""
+        if (size := read_size(self.nodes.run_dir)) is None:
+            return
+        running = [each for each in self.nodes.running if each not in self.leaving]
+        all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
+        absent = [name for name in all_names if name not in self.nodes.running]
+        wanted = size + self.job.resilience.standby_nodes
+        for name in absent[: max(0, wanted - len(running))]:
+            self.num_started += name not in self.lost
+            self.lost.discard(name)
+            self.nodes.add(name, self.selector)
+            self.shown.say(f"{name} has been started")
+        for name in sorted(running, key=all_names.index)[wanted:]:
+            self.leaving.add(name)
+            self.num_started -= 1
+            self.nodes.stop_node(name)
+            self.shown.say(f"{name} is asked to leave the run")
 
     def _stop(self, outcome: Outcome) -> None:
         self.shown.say(f"{outcome.reason}; ending the run")
@@ -253,9 +302,11 @@ class _Watch:
         seconds_left = self.deadline_s - time.monotonic()
         ready = self.selector.select(max(0.0, min(self.shown.refresh_s, seconds_left)))
         names = [key.data for key, _ in ready if key.data is not None]
+        numbers = _read_signals(self.signals)
         return Happened(
             ended={name: self.nodes.collect(name, self.selector) for name in names},
-            signals=_read_signals(self.signals),
+            signals=tuple(number for number in numbers if number in _SIGNALS),
+            is_scaled=SCALE_SIGNAL in numbers,
             is_late=time.monotonic() >= self.deadline_s,
         )
 
@@ -269,7 +320,7 @@ def _caught_signals() -> Iterator[int]:
             stack.callback(os.close, file)
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         stack.callback(signal.set_wakeup_fd, before)
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, SCALE_SIGNAL):
             # Nothing is left to do: the file has the number already.
             before_it = signal.signal(number, lambda number, frame: None)
             stack.callback(signal.signal, number, before_it)
@@ -279,6 +330,6 @@ def _caught_signals() -> Iterator[int]:
 def _read_signals(file: int) -> tuple[int, ...]:
     """Return the signals that came since the last call, oldest first."""
     try:
-        return tuple(number for number in os.read(file, 64) if number in _SIGNALS)
+        return tuple(os.read(file, 64))
     except BlockingIOError:
         return ()

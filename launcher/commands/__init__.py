@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
-_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue", "branch")
+_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue", "branch", "scale")
 
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
@@ -57,6 +57,10 @@ def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.branching import branch_run
 
         return branch_run(arguments, start)
+    if command == "scale":
+        from launcher.commands.scale import scale_run
+
+        return scale_run(arguments, start)
     if command == "logs":
         from launcher.commands.logs import parse_log_options, print_logs
 

@@ -13,6 +13,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher logs RUN [--rank N] [-f]      what it prints
        python -m launcher attach RUN                    its display, as where it was started
        python -m launcher cancel RUN                    end it
+       python -m launcher scale RUN nodes=N             go on with another number of nodes
        python -m launcher continue RUN [KEY=VALUE ...]  go on from its newest state
        python -m launcher branch RUN[@STEP] [KEY=VALUE ...]
                                                         a new run that begins with its state
@@ -93,6 +94,14 @@ usage: python -m launcher cancel RUN
 
   End a run: on this machine as Ctrl-C does, on a cluster by its scheduler. Waits until it has
   ended, for two minutes at most, and says how. A second time ends a run on this machine at once.
+""",
+    "scale": """\
+usage: python -m launcher scale RUN nodes=N [--wait]
+
+  Have an elastic run on this machine go on with N nodes, one of the sizes that its recipe allows:
+  nodes are started, and come in once they have been there for resilience.elastic.hold_s and the run
+  has kept its size for scale_up_snooze_s; or those with the highest numbers are asked to leave, and
+  go after a step of all. --wait returns once the run trains with so many, within five minutes.
 """,
     "continue": """\
 usage: python -m launcher continue RUN [KEY=VALUE ...]

@@ -66,6 +66,13 @@ class JobContent(Section):
         return self.trainer.num_nodes + self.resilience.standby_nodes
 
     @property
+    def num_nodes_max(self) -> int:
+        """Return how many nodes the job may have at a time, those that stand by among them."""
+        elastic = self.resilience.elastic
+        num_nodes = max(self.trainer.num_nodes, elastic.nodes_max if elastic else 0)
+        return num_nodes + self.resilience.standby_nodes
+
+    @property
     def memoryd(self) -> TieredSettings | None:
         """Return the settings of a job that starts memoryd on its nodes, None of any other."""
         settings = self.resilience.tiered

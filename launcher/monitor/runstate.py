@@ -209,6 +209,11 @@ def _after_node(state: RunState, event: Event) -> RunState:
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))
+    if event.event == "generation_opened":
+        # Of a node that was lost, and of one that has left, no worker is left.
+        num_workers = int(event.fields.get("world_size", state.num_workers))
+        workers = {rank: each for rank, each in state.workers.items() if rank < num_workers}
+        return replace(state, num_workers=num_workers, workers=workers)
     return state
 
 

@@ -74,7 +74,7 @@ class Agent(ABC):
         services: Services,
         console: Console,
     ) -> None:
-        self._options = options
+        self._options, self._departure = options, Departure(options)
         self._pool, self._services = pool, services
         self._page = page
         self._watch = Watch()
@@ -122,9 +122,6 @@ class Agent(ABC):
         self._folder_s = time.monotonic()
         """When the folder had answered all questions for the last time."""
         self._is_folder_named = False
-        self._departure = Departure(
-            is_elastic=options.coordinator.policy.is_elastic, within_s=options.grace_s
-        )
 
     def _make_party(self) -> Party:
         options = self._options

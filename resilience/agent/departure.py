@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from resilience.agent.options import AgentOptions
+
 DEPARTED = "this node has left the run, which goes on without it"
 _LAST_S = 1.0
 """What the end of the workers takes of the time that a node has."""
@@ -12,9 +14,9 @@ _LAST_S = 1.0
 class Departure:
     """What has been asked, and until when."""
 
-    def __init__(self, *, is_elastic: bool, within_s: float) -> None:
-        self._is_elastic = is_elastic
-        self._within_s = within_s
+    def __init__(self, options: AgentOptions) -> None:
+        self._is_elastic = options.coordinator.policy.is_elastic
+        self._within_s = options.grace_s
         self._asked_s = 0.0
         self._is_told = False
         self.signal: int | None = None

@@ -261,6 +261,8 @@ class Learn(Message):
     layout: Layout
     shares_folder: StrictBool
     """Whether all nodes see one folder of the run."""
+    known: tuple[str, ...] = ()
+    """Names of all agents that were ever heard of, who may have gone on with a newer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

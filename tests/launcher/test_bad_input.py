@@ -204,10 +204,9 @@ INCONSISTENT = [
     pytest.param(["trainer.max_restarts=2"],
                  "trainer.max_restarts 2 and resilience.checkpointless.process_restarts_max 10 "
                  "both say", id="restarts-twice"),
-    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=16",
-                  "resilience.checkpointless.standby_nodes=1"],
-                 "resilience.checkpointless.standby_nodes 1 and resilience.elastic both say",
-                 id="standby-and-elastic"),
+    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=16"],
+                 "trainer.kind 'megatron' does not fit resilience.elastic with "
+                 "resilience.checkpointless", id="megatron-and-elastic"),
     pytest.param(["cluster=k8s", "resilience.checkpointless.standby_nodes=1"],
                  "resilience.checkpointless.standby_nodes 1 needs cluster.job_kind 'job'",
                  id="standby-on-hyperpod"),

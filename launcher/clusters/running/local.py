@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.local_run import SCALE_SIGNAL
 from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
 from launcher.clusters.running.detach import LOG_FILE, start_detached
 from launcher.clusters.running.folder_logs import open_folder_logs
@@ -55,11 +56,20 @@ class LocalMachine:
         if said.phase is Phase.UNREACHABLE or not holder.is_here:
             raise OutsideError(f"{run.path} runs on {holder.host}; cancel it there")
         try:
-            _interrupt(run, holder)
+            _signal(run, holder, signal.SIGINT)
         except OSError as error:
             raise OutsideError(
                 f"cannot signal the launcher of {run.path}, process {holder.pid}: {error.strerror}"
             ) from error
+
+    def scale(self, run: RunFolder) -> None:
+        """Have the run's launcher read how many nodes the run is to have. Raises OutsideError."""
+        holder = read_lock(run.path)
+        if holder is None or not holder.is_held:
+            raise OutsideError(f"{run.path} has no launcher that runs")
+        if not holder.is_here:
+            raise OutsideError(f"{run.path} runs on {holder.host}; scale it there")
+        _signal(run, holder, SCALE_SIGNAL)
 
     def clean(self, run: RunFolder) -> Cleaned:
         """End what a launcher that was killed has left, and remove its memory on this machine."""
@@ -94,7 +104,7 @@ def judge_lock(holder: Holder | None) -> JobStatus:
     )
 
 
-def _interrupt(run: RunFolder, holder: Holder) -> None:
+def _signal(run: RunFolder, holder: Holder, number: int) -> None:
     file = -1
     with suppress(ProcessLookupError):
         file = os.pidfd_open(holder.pid)
@@ -104,10 +114,10 @@ def _interrupt(run: RunFolder, holder: Holder) -> None:
             return
         if file == -1 or not has_lock_open(holder.pid, run.path):
             raise OutsideError(
-                f"the launcher of {run.path} is a process of another container; cancel it there"
+                f"the launcher of {run.path} is a process of another container; ask it there"
             )
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(file, signal.SIGINT)
+            signal.pidfd_send_signal(file, number)
     finally:
         if file != -1:
             os.close(file)

@@ -1,10 +1,11 @@
-"""The file in a run's folder that says who has asked the launcher for the run's end."""
+"""The files in a run's folder that say who has asked for its end, or for another size."""
 
 from __future__ import annotations
 
 import getpass
 import json
 import time
+from pathlib import Path
 
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.lock import read_lock
@@ -13,6 +14,7 @@ from launcher.monitor.standing import CancelRequest
 from launcher.rundir import write_whole
 
 CANCELLED_FILE = "cancelled.json"
+SIZE_FILE = "size.json"
 
 
 def write_request(run: RunFolder) -> None:
@@ -24,6 +26,25 @@ def write_request(run: RunFolder) -> None:
         raise OutsideError(
             f"cannot write to {run.path}: {error.strerror}; nothing was cancelled"
         ) from error
+
+
+def write_size(run: RunFolder, num_nodes: int) -> None:
+    """Note how many nodes the run is to have. Raises OutsideError."""
+    content = {"nodes": num_nodes, "user": _user(), "time": time.time()}
+    try:
+        write_whole(run.path / SIZE_FILE, json.dumps(content) + "\n")
+    except OSError as error:
+        raise OutsideError(
+            f"cannot write to {run.path}: {error.strerror}; the run keeps its size"
+        ) from error
+
+
+def read_size(run_dir: Path) -> int | None:
+    """Return how many nodes a run is to have, None where nobody has said it."""
+    try:
+        return int(json.loads((run_dir / SIZE_FILE).read_text())["nodes"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def withdraw_request(run: RunFolder) -> None:

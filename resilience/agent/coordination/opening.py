@@ -346,6 +346,7 @@ def learn(state: State) -> Learn:
         opened=state.opened,
         layout=state.members,
         shares_folder=state.shares_folder,
+        known=tuple(sorted(state.known)),
     )
 
 

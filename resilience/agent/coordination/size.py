@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from resilience.agent.coordination.counters import is_left
 from resilience.agent.coordination.membership import RUNNING, Decision, Send, State
-from resilience.agent.coordination.votes import may_give_away
+from resilience.agent.coordination.votes import HOLDS_NONE, may_give_away
 from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.policy import Growth, plan_growth
 from resilience.state.layout import Layout
-from resilience.state.report import Phase
+from resilience.state.report import Phase, Report
 
 GATHER_S = 2.0
 """Whoever asks one node to leave may be about to ask all: then the run is to stop."""
@@ -108,11 +108,19 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
 
 
 def _holds_one_state(state: State) -> bool:
-    """Return whether all ranks have left the generation after the same step, as they were to."""
+    """Return whether all ranks have left the generation after the same step, as they were to.
+
+    Who has passed the gate of that step, and was stopped before its update, ends it alone.
+    """
     reports = state.reports.values()
-    are_whole = all(each.phase is Phase.COMPUTING and each.is_healthy for each in reports)
-    versions = {(each.step, each.step_generation) for each in reports}
-    return is_left(state) and are_whole and len(versions) == 1
+    are_whole = all(each.phase not in HOLDS_NONE and each.is_healthy for each in reports)
+    return is_left(state) and are_whole and len(set(map(_find_version, reports))) == 1
+
+
+def _find_version(report: Report) -> tuple[int, int]:
+    if report.phase in (Phase.ENTERED, Phase.PASSED):
+        return report.step + 1, report.gradient_generation
+    return report.step, report.step_generation
 
 
 def is_passing(state: State, layout: Layout) -> bool:

@@ -42,7 +42,7 @@ from resilience.agent.coordination.outlook import (
     Tell,
 )
 from resilience.agent.coordination.votes import next_ballot
-from resilience.comm.messages import Beat, End, Goodbye, Hello, Join, Message, Propose
+from resilience.comm.messages import Beat, End, Goodbye, Hello, Join, Learn, Message, Propose
 
 TAKEN_NAME_STATUS = 2
 """Exit status of an agent whose name another one has."""
@@ -400,6 +400,9 @@ def _hear_proposal(view: Outlook, peer: int, proposal: Message, now_s: float) ->
 def _pass_on(view: Outlook, peer: int, message: Message, now_s: float) -> Result:
     join = view.lines[peer].join
     if peer == view.link:
+        if isinstance(message, Learn):
+            # Without these names an agent that leads next might take all others for ended.
+            view = replace(view, known=view.known | set(message.known))
         return view, [Obey(message=message)]
     if join is not None and view.stage == LEADING:
         return view, [Coordinate(event=Said(node=join.node, message=message))]

@@ -173,7 +173,7 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     cancelled = launch("cancel", str(run), folder=team)
 
     assert cancelled.status == 1
-    assert "is a process of another container; cancel it there" in cancelled.err
+    assert "is a process of another container; ask it there" in cancelled.err
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
     assert "cancelled: not by this launcher" in status_of(run).out

@@ -1,0 +1,71 @@
+"""The command `scale`: have a run go on with another number of nodes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.local import LocalMachine
+from launcher.clusters.running.requests import write_size
+from launcher.commands.sight import Sight, find_run, see_run
+from launcher.errors import OutsideError, RecipeError
+
+WAIT_S = 300.0
+"""How long `--wait` waits: nodes start, and are there for a while before the run grows by them."""
+_PAUSE_S = 0.5
+
+
+def scale_run(arguments: Sequence[str], start: Path) -> int:
+    """Ask a run for another size, and wait for it where that is asked for."""
+    words = [each for each in arguments if each != "--wait"]
+    if len(words) != 2 or not words[1].startswith("nodes="):
+        raise RecipeError("scale takes a run and nodes=N, and may be told to --wait")
+    run = find_run(words[0], start)
+    num_nodes = _read_size(words[1].removeprefix("nodes="), run)
+    cluster = cluster_of(run.job)
+    if not isinstance(cluster, LocalMachine):
+        raise RecipeError(f"scale works on this machine; {run.job.name} runs on another cluster")
+    sight = see_run(run, cluster)
+    if not sight.standing.phase.is_alive:
+        raise RecipeError(f"{run.job.name} has ended: {sight.standing.phase.value}")
+    write_size(run, num_nodes)
+    cluster.scale(run)
+    if "--wait" in arguments:
+        _wait(run, cluster, num_nodes)
+    else:
+        sys.stdout.write(f"{run.job.name} is asked to go on with {num_nodes} nodes\n")
+    return 0
+
+
+def _read_size(text: str, run: RunFolder) -> int:
+    elastic = run.job.resilience.elastic
+    if elastic is None:
+        raise RecipeError(
+            f"{run.job.name} keeps its size; start it with resilience/elastic=default to scale it"
+        )
+    if not text.isascii() or not text.isdecimal() or int(text) not in elastic.sizes:
+        allowed = ", ".join(map(str, elastic.sizes))
+        raise RecipeError(f"nodes={text!r} is no size of {run.job.name}; allowed: {allowed}")
+    return int(text)
+
+
+def _wait(run: RunFolder, cluster: LocalMachine, num_nodes: int) -> None:
+    """Return once the run trains with so many nodes. Raises OutsideError where it does not."""
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        sight = see_run(run, cluster)
+        if not sight.standing.phase.is_alive:
+            raise OutsideError(f"{run.job.name} has ended: {sight.standing.phase.value}")
+        if _size_of(sight) == num_nodes * run.job.trainer.num_devices:
+            sys.stdout.write(f"{run.job.name} goes on with {num_nodes} nodes\n")
+            return
+        time.sleep(_PAUSE_S)
+    raise OutsideError(f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s")
+
+
+def _size_of(sight: Sight) -> int:
+    return sight.state.num_workers

@@ -1,0 +1,233 @@
+"""How many members a generation has: what the coordinator decides, in few words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from resilience.agent.coordination.counters import PLANNED
+from resilience.agent.coordination.membership import (
+    AGREEING,
+    ENDED,
+    RUNNING,
+    STOPPING,
+    Action,
+    NodeJoined,
+    Said,
+    Send,
+    State,
+    Tick,
+)
+from resilience.comm.messages import GAVE_UP_STATUS, Leave, Stopped, StopRun
+from resilience.elastic.policy import Policy
+from resilience.state.report import Phase
+from tests.resilience.agent.decisions import (
+    OPTIONS,
+    all_stopped,
+    ends,
+    failed,
+    join,
+    learned,
+    lost,
+    opened,
+    phases,
+    play,
+    stopped,
+)
+
+LATER_S = 1000.0
+
+
+def begun(*nodes: str, now_s: float = 0.0, low: int = 1, **policy: Any) -> State:
+    values: dict[str, Any] = {"sizes": (1, 2, 3), "hold_s": 1.0, "snooze_s": 1.0, **policy}
+    options = replace(
+        OPTIONS, num_nodes=low, num_standby_nodes=len(nodes) - low, policy=Policy(**values)
+    )
+    state, _ = play(State(options=options), *map(join, nodes), now_s=now_s)
+    assert state.stage == RUNNING
+    return state
+
+
+def asked(state: State, node: str, within_s: float = 30.0) -> NodeJoined:
+    return NodeJoined(join=replace(state.present[node], leaves_within_s=within_s))
+
+
+def torn(node: str, rank: int) -> Said:
+    """Return the word of a rank that has failed within its update."""
+    said = stopped(node, rank, 0, 5)
+    assert isinstance(said.message, Stopped)
+    report = {**said.message.report, "phase": Phase.TORN_UPDATE.value}
+    return replace(said, message=replace(said.message, report=report))
+
+
+def sent(actions: list[Action], kind: type) -> list[str]:
+    return [e.node for e in actions if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def left(state: State) -> list[Any]:
+    """Return what is heard when all ranks leave after a step."""
+    ranks = range(state.members.world_size)
+    nodes, generation = state.members.nodes, state.generation
+    first = failed(nodes[0], 0, generation, PLANNED)
+    return [
+        first,
+        *(stopped(nodes[rank // 2], rank, generation, 5) for rank in ranks),
+    ]
+
+
+def test_a_run_begins_with_the_largest_size_that_has_come() -> None:
+    assert begun("n0", "n1", "n2").members.nodes == ("n0", "n1", "n2")
+    assert begun("n0", "n1", "n2", sizes=(1, 2)).members.nodes == ("n0", "n1")
+
+
+def test_a_lost_node_is_left_out_at_once() -> None:
+    state, actions = play(
+        begun("n0", "n1", "n2"),
+        lost("n1"),
+        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
+    )
+
+    assert state.stage == RUNNING
+    assert state.members.nodes == ("n0", "n2")
+    (first, second) = opened(actions)
+    assert first.before is not None
+    assert first.before.nodes == ("n0", "n1", "n2")
+    assert [phase == Phase.FRESH.value for phase in phases(first)] == [
+        False, False, True, True, False, False,
+    ]  # fmt: skip
+    assert (first.rank, second.rank) == (0, 2)
+    assert [each.node for each in state.incidents] == ["n1"]
+
+
+def test_a_lost_node_is_waited_for_where_the_recipe_says_so() -> None:
+    state, _ = play(
+        begun("n0", "n1", "n2", shrink_after_s=30.0),
+        lost("n1"),
+        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
+    )
+    assert state.stage == STOPPING
+
+    state, _ = play(state, Tick(), now_s=30.0)
+
+    assert state.members.nodes == ("n0", "n2")
+
+
+def test_one_that_stands_by_takes_the_place_of_a_lost_node_first() -> None:
+    state, actions = play(
+        begun("n0", "n1", "n2", sizes=(1, 2)), lost("n1"), stopped("n0", 0), stopped("n0", 1)
+    )
+
+    assert state.members.nodes == ("n0", "n2")
+    assert [each.before for each in opened(actions)] == [None, None]
+
+
+def test_a_silent_node_that_may_hold_the_last_copy_is_waited_for() -> None:
+    state = begun("n0", "n1", "n2")
+    told = [torn(f"n{rank // 2}", rank) for rank in (0, 1, 4, 5)]
+
+    state, _ = play(state, lost("n1", is_dead=False), *told)
+
+    assert state.stage == STOPPING
+
+
+def test_below_the_least_size_the_run_waits_and_gives_up() -> None:
+    state, _ = play(
+        begun("n0", "n1", "n2", low=2, sizes=(2, 3)),
+        lost("n1"),
+        lost("n2"),
+        *[stopped("n0", rank, 0, 5) for rank in (0, 1)],
+    )
+    assert state.stage == STOPPING
+
+    state, actions = play(state, Tick(), now_s=LATER_S)
+    state, more = play(state, Tick(), now_s=2 * LATER_S)
+
+    assert state.stage == ENDED
+    assert {each.status for each in ends([*actions, *more])} == {GAVE_UP_STATUS}
+
+
+def test_a_number_that_is_no_size_recovers_and_is_left_again() -> None:
+    names = ("n0", "n1", "n2", "n3")
+    state = begun(*names, sizes=(2, 4), low=2)
+    told = [stopped(f"n{rank // 2}", rank, 0, 5) for rank in range(8) if rank // 2 != 1]
+
+    state, actions = play(state, lost("n1"), *told)
+
+    assert state.members.nodes == ("n0", "n2", "n3")
+    assert all(each.is_passing for each in opened(actions))
+
+    state, actions = play(state, *left(state))
+
+    assert state.members.nodes == ("n0", "n2")
+    assert not any(each.is_passing for each in opened(actions))
+    assert learned(actions) == ["n3"]
+    assert [each.node for each in state.incidents] == ["n1"]
+
+
+def test_the_run_grows_once_a_node_has_been_there() -> None:
+    state, actions = play(begun("n0", "n1"), join("n2"), now_s=10.0)
+    assert sent(actions, Leave) == []
+
+    state, actions = play(state, Tick(), now_s=11.0)
+    assert sent(actions, Leave) == ["n0"]
+    state, again = play(state, Tick(), now_s=12.0)
+    assert sent(again, Leave) == []
+
+    state, actions = play(state, *left(state), now_s=12.0)
+
+    assert state.members.nodes == ("n0", "n1", "n2")
+    assert state.incidents == ()
+    (first, *_) = opened(actions)
+    assert first.before is not None
+    assert first.before.nodes == ("n0", "n1")
+
+
+def test_a_fault_on_the_way_to_another_size_keeps_the_old_one() -> None:
+    state, _ = play(begun("n0", "n1"), join("n2"), now_s=10.0)
+    state, _ = play(state, Tick(), now_s=11.0)
+
+    state, _ = play(
+        state, failed("n1", 2, 0, "died"), *all_stopped(0, but=(2,)),
+        stopped("n1", 2, 0, None), now_s=12.0,
+    )  # fmt: skip
+
+    assert state.members.nodes == ("n0", "n1")
+    assert state.stage in (RUNNING, AGREEING)
+
+
+def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all() -> None:
+    state = begun("n0", "n1", "n2")
+    state, actions = play(state, asked(state, "n1"), now_s=5.0)
+    assert sent(actions, Leave) == []
+
+    state, actions = play(state, Tick(), now_s=7.0)
+    assert sent(actions, Leave) == ["n0"]
+    state, actions = play(state, *left(state), now_s=7.0)
+
+    assert state.members.nodes == ("n0", "n2")
+    assert learned(actions) == ["n1"]
+    assert state.incidents == ()
+
+
+def test_nodes_that_are_all_asked_to_leave_stop_the_run() -> None:
+    state = begun("n0", "n1", "n2")
+    state, actions = play(
+        state, asked(state, "n1"), asked(state, "n0"), asked(state, "n2"), now_s=5.0
+    )
+
+    assert sent(actions, Leave) == []
+    assert sorted(sent(actions, StopRun)) == ["n0", "n1", "n2"]
+
+
+def test_who_stands_by_has_the_state_before_the_last_holder_leaves() -> None:
+    state = begun("n0", "n1", sizes=(1,))
+    assert state.members.nodes == ("n0",)
+    state, _ = play(state, asked(state, "n0"), now_s=5.0)
+    state, _ = play(state, Tick(), now_s=7.0)
+
+    state, actions = play(state, *left(state), now_s=7.0)
+    assert state.members.nodes == ("n0", "n1")
+    assert all(each.is_passing for each in opened(actions))
+
+    state, _ = play(state, *left(state), now_s=8.0)
+    assert state.members.nodes == ("n1",)
