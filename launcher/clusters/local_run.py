@@ -285,6 +285,7 @@ class _Watch:
             self.num_started += name not in self.lost
             self.lost.discard(name)
             self.nodes.add(name, self.selector)
+            self.shown.add_node(name, log_path(self.nodes.run_dir, name))
             self.shown.say(f"{name} has been started")
         for name in sorted(running, key=all_names.index)[wanted:]:
             self.leaving.add(name)

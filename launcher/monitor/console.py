@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +37,7 @@ class RunConsole:
         self._console = console or Console(highlight=False)
         self._display = open_display(self._console)
         self._events = EventReader(events)
-        self._paths = logs
+        self._paths = dict(logs)
         self._logs = {name: LogReader(path) for name, path in logs.items()}
         self._warnings: set[str] = set()
 
@@ -50,6 +51,12 @@ class RunConsole:
 
     def __exit__(self, *error: object) -> None:
         self._display.close()
+
+    def add_node(self, name: str, log: Path) -> None:
+        """Show a further node, which has just been started."""
+        if name not in self._paths:
+            self._paths[name], self._logs[name] = log, LogReader(log)
+            self.state = replace(self.state, nodes=(*self.state.nodes, name))
 
     def say(self, text: str) -> None:
         """Print text as it is: nothing in it is markup, or a command to the terminal."""

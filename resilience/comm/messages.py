@@ -19,6 +19,8 @@ GAVE_UP_STATUS = 75
 """Exit status of a run that recovery has given up, for whoever may start it again."""
 OTHER_SHARD_STATUS = 72
 """Exit status of a worker that was given another shard than its own; a fresh one takes it."""
+PLANNED = "planned"
+"""Why ranks leave a generation that all leave after the same step: nothing has failed."""
 CLOSED_CONNECTION = "/gloo/"
 """In the text of what gloo raises: a connection has ended, which is its peer's fault, if any."""
 Ballot = tuple[StrictInt, str]

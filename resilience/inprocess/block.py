@@ -24,6 +24,7 @@ from typing import Generic, Protocol, TypeVar
 from resilience.comm.messages import (
     CLOSED_CONNECTION,
     GAVE_UP_STATUS,
+    PLANNED,
     Break,
     End,
     Failed,
@@ -329,7 +330,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, CorruptionError):
         return "corrupt"
     if isinstance(error, PlannedError):
-        return "planned"
+        return PLANNED
     is_consequence = isinstance(error, (GroupOpenError, BrokenError)) or CLOSED_CONNECTION in str(
         error
     )

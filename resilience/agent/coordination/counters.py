@@ -21,13 +21,11 @@ from dataclasses import replace
 from itertools import chain
 
 from resilience.agent.coordination.membership import GATHERING, Incident, LastState, State
-from resilience.comm.messages import GAVE_UP_STATUS, End, Failed
+from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, End, Failed
 from resilience.state.report import Phase
 
 OTHER_SHARD = "other shard"
 """Why a process ends whose node has got another place: that is planned, and counts for nothing."""
-PLANNED = "planned"
-"""Why ranks leave a generation that all leave after the same step: nothing has failed."""
 _NAMED_MAX = 4
 """More nodes than this make a reason no clearer."""
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from resilience.agent.coordination.counters import (
     OTHER_SHARD,
-    PLANNED,
     find_end,
     note_replaced,
     say_where,
@@ -25,7 +24,7 @@ from resilience.agent.coordination.membership import (
     after,
 )
 from resilience.agent.coordination.opening import advance, end_run
-from resilience.comm.messages import Break, Failed, Finished, Stopped
+from resilience.comm.messages import PLANNED, Break, Failed, Finished, Stopped
 from resilience.state.report import Phase, Report
 
 _REPLACED = ("died", "hung", "node lost", OTHER_SHARD)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from resilience.agent.processes.output import Console
-from resilience.comm.messages import Failed, Open
+from resilience.comm.messages import PLANNED, Failed, Open
 from resilience.state.report import Phase, Report
 
 
@@ -16,7 +16,7 @@ class Failures:
 
     def note(self, failed: Failed) -> None:
         """Take in a failure; those that follow from the first one are not kept."""
-        if self._first is None:
+        if self._first is None and failed.reason != PLANNED:
             self._first = failed
 
     def open(self, opening: Open) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from resilience.agent.coordination.counters import PLANNED
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -18,7 +17,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
-from resilience.comm.messages import GAVE_UP_STATUS, Leave, Stopped, StopRun
+from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, Leave, Stopped, StopRun
 from resilience.elastic.policy import Policy
 from resilience.state.report import Phase
 from tests.resilience.agent.decisions import (

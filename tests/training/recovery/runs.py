@@ -135,14 +135,18 @@ class Run:
 
     def kill_node(self, name: str) -> None:
         """Kill an agent with all its processes, as a node that loses its power would."""
+        self.signal_node(name, signal.SIGKILL)
+        self.agents[name].wait(timeout=30)
+
+    def signal_node(self, name: str, number: int) -> None:
+        """Signal an agent and all its processes."""
         pids = [
             pid for pid in marked_processes(self.mark) if f"TEST_NODE={name}" in variables_of(pid)
         ]
         assert pids
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.agents[name].wait(timeout=30)
+                os.kill(pid, number)
 
     def kill_ranks(self, *ranks: int) -> None:
         """Kill the newest process of each rank."""

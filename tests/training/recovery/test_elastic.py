@@ -136,6 +136,35 @@ def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(tmp_path: Path) -> 
     assert not outcome.left_behind
 
 
+def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path: Path) -> None:
+    steps = 300
+    job = make_fault_job(
+        num_nodes=3,
+        num_devices=1,
+        max_steps=steps,
+        elastic=sizes(1, 3),
+        values=VALUES,
+        settings={"lease_s": 0.5},
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        silent = next(name for name in ("n2", "n1") if name != coordinator_of(run))
+        run.signal_node(silent, signal.SIGSTOP)
+        run.wait_for(lambda event: event.generation == 1 and event.event == "step")
+        run.signal_node(silent, signal.SIGCONT)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0, 0, 0], run.log()
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    assert not outcome.left_behind
+    opened = [e.fields["world_size"] for e in outcome.named("generation_opened")]
+    assert (opened[:2], opened[-1]) == ([3, 2], 3)
+
+
 def coordinator_of(run: Run) -> str:
     """Return the node whose agent coordinates."""
     return run.wait_for(lambda event: event.event == "generation_opened").node

@@ -112,6 +112,19 @@ def test_random_faults_of_agents_lose_nothing_in_a_run_that_changes_its_size() -
     assert num > 20, "too little happens to show anything"
 
 
+@pytest.mark.parametrize("seed", [3122, 3277])
+def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(seed: int) -> None:
+    """The only holder left for one that had nothing; a newcomer knew none of those cut off."""
+    play(seed, make=make_elastic_world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_many_more_random_faults_lose_nothing_in_a_run_that_changes_its_size(block: int) -> None:
+    for seed in range(3000 + 40 * block, 3000 + 40 * (block + 1)):
+        play(seed, make=make_elastic_world)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(20))
 def test_many_more_random_faults_of_agents_lose_nothing(block: int) -> None:

@@ -1,0 +1,169 @@
+"""How long a run stands still when it gets smaller or larger: lost nodes, and changes asked for.
+
+    python -m benchmarks.elastic [-n ROUNDS] [--json FILE]
+
+llama3_tiny_elastic on this machine, four nodes of one worker. In each round a member is killed, a
+node is asked to leave, and the node that coordinates is killed; after each the run grows back to
+four. Every process of a killed node is killed at once. A figure is the time from the kill, or from
+the last step of the old size, to the end of the first step of the new size, less a normal step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.machine import add_arguments, check_load
+from launcher.clusters.local_nodes import end_strays
+from launcher.clusters.running.lock import read_lock
+from resilience.events import Event, read_events
+
+NUM_NODES = 4
+SETTLE_STEPS = 8
+LIMIT_S = 120.0
+KINDS = ("member killed", "coordinator killed", "asked to leave", "node comes")
+BAR_S = 0.3
+_WORDS = (
+    "recipe=llama/llama3_tiny_elastic",
+    f"trainer.num_nodes={NUM_NODES}",
+    "trainer.max_steps=100000",
+    "trainer.save_checkpoint=false",
+    "resilience.elastic.hold_s=0",
+    "resilience.elastic.scale_up_snooze_s=0",
+    "resilience.checkpointless.process_restarts_max=1000",
+    "action=run",
+    "run.detach=true",
+    "oversubscribe=true",
+    "run.dir=run",
+)
+
+
+class ElasticRun:
+    """A run at work, and what its events say of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._launch(*_WORDS)
+        self._events = folder / "run" / "events.jsonl"
+
+    def _launch(self, *words: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=self._folder, check=True, capture_output=True,
+        )  # fmt: skip
+
+    def end(self) -> list[Event]:
+        """End the run; returns all its events."""
+        self._launch("cancel", "run")
+        return read_events(self._events)
+
+    def settle(self, num_nodes: int) -> list[Event]:
+        """Return the events once the run has taken steps with so many nodes."""
+        return self._wait(lambda events: _is_settled(events, num_nodes))
+
+    def kill(self, *, coordinator: bool) -> float:
+        """Kill a node; returns the seconds that were lost."""
+        events = self.settle(NUM_NODES)
+        opened = [each for each in events if each.event == "generation_opened"][-1]
+        members = sorted({each.node for each in events if _is_of(each, opened.generation)})
+        others = [node for node in members if node != opened.node]
+        holder = read_lock(self._folder / "run")
+        assert holder is not None
+        at_s = time.time()
+        end_strays(holder.run_id, opened.node if coordinator else others[-1])
+        return self._measure(opened.generation, at_s)
+
+    def scale(self, num_nodes: int, before: int) -> float:
+        """Ask for another size; returns the seconds that the running ranks stood still."""
+        events = self.settle(before)
+        opened = [each for each in events if each.event == "generation_opened"][-1]
+        self._launch("scale", "run", f"nodes={num_nodes}")
+        return self._measure(opened.generation, None)
+
+    def _measure(self, generation: int, at_s: float | None) -> float:
+        """Return the seconds from then, or the old size's last step, to the new one's first."""
+        events = self._wait(lambda events: _newest(events) > generation and _is_settled(events))
+        if at_s is None:
+            at_s = max(each.time for each in events if _is_step(each, generation))
+        new = [each for each in events if each.generation > generation and _is_step(each)]
+        normal_s = statistics.median(float(each.fields["duration_s"]) for each in new[1:])
+        return new[0].time - at_s - normal_s
+
+    def _wait(self, is_so: Callable[[list[Event]], bool]) -> list[Event]:
+        until_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < until_s:
+            if is_so(events := read_events(self._events)):
+                return events
+            time.sleep(0.2)
+        raise SystemExit(f"the run has not come so far within {LIMIT_S:g} s")
+
+
+def _is_step(event: Event, generation: int | None = None) -> bool:
+    is_there = generation is None or event.generation == generation
+    return event.event == "step" and event.fields["duration_s"] is not None and is_there
+
+
+def _is_of(event: Event, generation: int) -> bool:
+    return event.generation == generation and event.event == "process_group_ready"
+
+
+def _newest(events: Sequence[Event]) -> int:
+    return max((each.generation for each in events), default=-1)
+
+
+def _is_settled(events: Sequence[Event], num_nodes: int | None = None) -> bool:
+    """Return whether the newest generation has taken steps, with so many nodes."""
+    opened = [each for each in events if each.event == "generation_opened"]
+    if not opened or (num_nodes and opened[-1].fields["world_size"] != num_nodes):
+        return False
+    return sum(_is_step(each, _newest(events)) for each in events) >= SETTLE_STEPS
+
+
+def run_rounds(number: int) -> dict[str, list[float]]:
+    """Return the seconds of each kind of change."""
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with tempfile.TemporaryDirectory() as folder:
+        run = ElasticRun(Path(folder))
+        try:
+            for _ in range(number):
+                found["member killed"].append(run.kill(coordinator=False))
+                found["node comes"].append(run.scale(NUM_NODES, NUM_NODES - 1))
+                found["asked to leave"].append(run.scale(NUM_NODES - 1, NUM_NODES))
+                found["node comes"].append(run.scale(NUM_NODES, NUM_NODES - 1))
+                found["coordinator killed"].append(run.kill(coordinator=True))
+                found["node comes"].append(run.scale(NUM_NODES, NUM_NODES - 1))
+        finally:
+            events = run.end()
+    read = [each for each in events if each.event == "recovery_fallback"]
+    if read:
+        raise SystemExit(f"state came from elsewhere than memory: {read[0].fields}")
+    return found
+
+
+def main() -> None:
+    """Print median, minimum and maximum of each kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", "--num-rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    machine = check_load(arguments)
+    found = run_rounds(arguments.num_rounds)
+    print(f"| change | beyond a step, s | n | bar {BAR_S} s |\n|---|---|---|---|")
+    for kind, seconds in found.items():
+        low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+        word = "holds" if middle <= BAR_S else "missed"
+        print(f"| {kind} | {middle:.3f} ({low:.3f} to {high:.3f}) | {len(seconds)} | {word} |")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine, "found": found}))
+
+
+if __name__ == "__main__":
+    main()

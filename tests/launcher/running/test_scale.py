@@ -1,0 +1,72 @@
+"""A run on this machine is given another number of nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.events import read_events
+from tests.launcher.command import launch
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # As long as it takes to type all that.
+    text = text.replace("run.detach=true", "run.detach=true trainer.max_steps=4000")
+
+    done = subprocess.run(
+        ["bash", "-e", "-u", "-o", "pipefail", "-c", text],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "llama3-tiny-elastic goes on with 4 nodes\n" in done.stdout
+    assert "llama3-tiny-elastic goes on with 2 nodes\n" in done.stdout
+    assert "training (2 of 2 workers)" in done.stdout
+    assert " has ended after " in done.stdout
+    events = read_events(tmp_path / "runs" / "elastic" / "events.jsonl")
+    sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
+    assert (sizes[0], max(sizes), sizes[-1]) == (3, 4, 2)
+    assert not [each for each in events if each.event == "recovery_fallback"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "text"),
+    [
+        ([], "2", "llama3-tiny-pretrain keeps its size; start it with resilience/elastic=default"),
+        (["resilience/elastic=default"], "0", "nodes='0' is no size of llama3-tiny-pretrain; "),
+        (["resilience/elastic=default"], "9", "allowed: 1, 2"),
+        (["resilience/elastic=default"], "all", "nodes='all' is no size"),
+        (["resilience/elastic=default"], "2", "llama3-tiny-pretrain has ended: "),
+    ],
+)
+def test_a_size_that_a_run_cannot_have_is_refused(
+    tmp_path: Path, overrides: list[str], size: str, text: str
+) -> None:
+    launch("recipe=llama/llama3_tiny_pretrain", f"run.dir={tmp_path}/run", *overrides,
+           folder=tmp_path)  # fmt: skip
+    (tmp_path / "run" / "events.jsonl").touch()
+
+    ended = launch("scale", "run", f"nodes={size}", folder=tmp_path)
+
+    assert ended.status == 2
+    assert text in ended.err
+    assert not (tmp_path / "run" / "size.json").exists()
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])
+def test_other_words_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = launch("scale", *words, folder=tmp_path)
+
+    assert ended.status == 2
+    assert "scale takes a run and nodes=N, and may be told to --wait" in ended.err
