@@ -178,7 +178,8 @@ def test_new_member_has_a_vote_about_the_next_generation() -> None:
 def test_who_joins_a_run_learns_how_far_it_is() -> None:
     _, actions = play(running(), join("n3"))
 
-    news = Learn(generation=0, opened=0, layout=layout("n0", "n1"), shares_folder=True)
+    known = ("n0", "n1", "n3")
+    news = Learn(generation=0, opened=0, layout=layout("n0", "n1"), shares_folder=True, known=known)
     assert Send(node="n3", message=news) in actions
 
 
@@ -247,7 +248,8 @@ def test_half_goes_by_the_record_of_the_other_half() -> None:
 
     assert (opened(actions), learned(actions)) == ([], ["n1", "n2"])
     assert (state.generation, state.members) == (1, layout("n0", "n3"))
-    news = Learn(generation=1, opened=0, layout=layout("n0", "n3"), shares_folder=True)
+    known = ("n0", "n1", "n2")
+    news = Learn(generation=1, opened=0, layout=layout("n0", "n3"), shares_folder=True, known=known)
     assert Send(node="n1", message=news) in actions
 
 

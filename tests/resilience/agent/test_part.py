@@ -81,7 +81,6 @@ def test_workers_leave_the_generation_that_they_are_in(part: NodePart, opened: i
     [
         pytest.param(4, layout("n0", "n2"), True, id="none-has-begun-since"),
         pytest.param(5, layout("n0", "n2"), False, id="one-has-begun-since"),
-        pytest.param(4, layout("n2", "n0"), False, id="another-place"),
         pytest.param(5, layout("n2", "n1"), False, id="no-place-where-one-has-begun"),
     ],
 )
@@ -95,6 +94,30 @@ def test_what_workers_hold_counts_until_a_generation_begins_without_them(
     assert part.holds_state == holds
     renewed = replace(HELD, generation=6, member_generation=6)
     assert part.reports == ({0: stopped(renewed, 6)} if holds else {})
+
+
+def test_what_workers_hold_goes_with_them_to_another_place_of_the_same_shards(
+    part: NodePart,
+) -> None:
+    part.report(stopped(HELD))
+
+    part.learn(Learn(generation=6, opened=4, layout=layout("n2", "n0"), shares_folder=True))
+
+    renewed = replace(HELD, generation=6, member_generation=6, rank=1, replica=1)
+    assert part.reports == {1: replace(stopped(renewed, 6), rank=1)}
+
+
+def test_what_workers_hold_is_nothing_where_their_node_has_other_shards(part: NodePart) -> None:
+    def sharded(*nodes: str) -> Layout:
+        return make_layout(nodes=nodes, num_local_ranks=1, num_shards=2)
+
+    part.open(opening(5, members=sharded("n0", "n1")))
+    part.report(stopped(replace(HELD, generation=5, member_generation=5, shard="0"), 5))
+
+    part.learn(Learn(generation=6, opened=5, layout=sharded("n2", "n0"), shares_folder=True))
+
+    assert not part.holds_state
+    assert part.reports == {}
 
 
 @pytest.mark.parametrize(("opened", "holds"), [(4, True), (5, False)])
