@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from resilience.agent.coordination.coordinator import take_over
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -17,8 +20,10 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
-from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, Leave, Stopped, StopRun
+from resilience.agent.coordination.standing import Standing
+from resilience.comm.messages import GAVE_UP_STATUS, PLANNED, Join, Leave, Stopped, StopRun
 from resilience.elastic.policy import Policy
+from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase
 from tests.resilience.agent.decisions import (
     OPTIONS,
@@ -230,3 +235,23 @@ def test_who_stands_by_has_the_state_before_the_last_holder_leaves() -> None:
 
     state, _ = play(state, *left(state), now_s=8.0)
     assert state.members.nodes == ("n1",)
+
+
+@pytest.mark.parametrize(("num_shards", "counts"), [(2, True), (4, False)])
+def test_a_member_counts_at_another_place_where_its_ranks_have_the_same_shards(
+    num_shards: int, counts: bool
+) -> None:
+    def members(*nodes: str) -> Layout:
+        plain = make_layout(nodes=nodes, num_local_ranks=2, num_shards=num_shards)
+        return replace(plain, starts=nodes)
+
+    standing = Standing(generation=5, layout=members("n0", "n1"), opened=4)
+    state = take_over(OPTIONS, standing, lost="n0", now_s=0.0)
+    held = Join(
+        node="n1", address="n1:1", start="n1", generation=4, layout=members("n1", "n0"), opened=4
+    )
+
+    state, _ = play(state, NodeJoined(join=held))
+
+    assert ("n1" in state.voters) == counts
+    assert ("n1" in state.dead) != counts
