@@ -82,6 +82,7 @@ class _Members:
     rank = 0
     layout = make_layout(nodes=["node-0"], num_local_ranks=1)
     group: ProcessGroup
+    before = None
     reports: Sequence[Report] = (fresh_report(layout, 0, -1),)
 
     def __init__(self, channel: _Channel) -> None:

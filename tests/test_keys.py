@@ -165,6 +165,9 @@ OTHER: dict[str, Any] = {
     "resilience.tiered.token_file": "/etc/other",
     "resilience.tiered.peer_port": 12345,
     "resilience.tiered.http_port": 12346,
+    "resilience.elastic.nodes_step": 1,
+    "resilience.elastic.nodes_allowed": [1, 3],
+    "resilience.elastic.faulty_scale_down_timeout_s": 7,
     "resilience.elastic": {
         "nodes_step": None,
         "nodes_allowed": None,
@@ -219,7 +222,9 @@ OTHER: dict[str, Any] = {
     "cluster.run_policy.ttl_s": 7,
 }
 # These say which member of a union a section is; another one has other keys.
-TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "recipe.schema"}
+TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "recipe.schema",
+        # A rule reads it, of runs that no tier keeps.
+        "resilience.elastic.may_lose_steps"}  # fmt: skip
 # These bound what the others may be: where nothing changes with them, the job is turned down.
 BOUNDS = {
     "cluster.python",
@@ -232,6 +237,7 @@ BOUNDS = {
     "instance.num_vcpus",
     "model.tie_embeddings",
     "resilience.checkpointless",
+    "resilience.elastic",
     "resilience.faults",
     "resilience.tiered.backend",
     "resilience.tiered.ram.domains_min",
@@ -425,15 +431,16 @@ def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if re.search("tiny_checkpointless|tiny_tiered", name)]
+    "recipe", [name for name in RECIPES if re.search("tiny_(checkpointless|tiered|elastic)", name)]
 )
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
     """What changes no text here changes none in the recipe it begins with, and training there."""
-    begins_with = re.sub("checkpointless(_mmap)?|tiered", "pretrain", recipe)
+    begins_with = re.sub("checkpointless(_mmap)?|tiered|elastic", "pretrain", recipe)
 
-    silent = set(silent_keys(recipe)) - LOOPS - OF_S3
+    # It bounds trainer.num_devices, and is seen where a recipe has as many.
+    silent = set(silent_keys(recipe)) - LOOPS - OF_S3 - {"instance.num_devices"}
 
     assert silent <= set(silent_keys(begins_with))
 
@@ -443,7 +450,7 @@ def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings
     [
         slow(name) if "8b" in name or "gpt_oss" in name else name
         for name in RECIPES
-        if not re.search("70b|120b|tiny_checkpointless|tiny_tiered|megatron", name)
+        if not re.search("70b|120b|tiny_(checkpointless|tiered|elastic)|megatron", name)
     ],
 )
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(

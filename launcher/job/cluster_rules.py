@@ -132,8 +132,6 @@ def _plain_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
         "run_policy.log_monitoring": policy.log_monitoring or None,
     }
     yield from _unread(hyperpod_only, "hyperpod", _NO_FIELD)
-    if job.resilience.elastic:
-        yield "resilience.elastic needs cluster.job_kind 'hyperpod'; a plain Job cannot be resized"
     if job.name[0].isdigit():
         yield (
             f"run.name {job.name!r} begins with a digit, and a plain Job's Service may not; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,9 @@ def test_run_that_could_not_begin_with_its_nodes_alone_is_refused(
 
 
 def test_elastic_sizes_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"cannot run, resilience\.elastic\n"):
+    with pytest.raises(
+        RecipeError, match=r"cannot run, resilience\.elastic \(it runs: cluster=local\)\n"
+    ):
         check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")
 
 
@@ -176,6 +179,7 @@ def job_has_image(cluster: str) -> bool:
 
 # What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
 RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
+ELASTIC = "resilience.elastic (it runs: cluster=local)"
 TIERS = (
     "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
     "resilience/tiered=aws)"
@@ -190,7 +194,9 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
     is_hyperpod = cluster == "hyperpod"
     missing = []
-    if is_hyperpod and ("checkpointless" in recipe or "tiered" in recipe):
+    if "elastic" in recipe and cluster != "local":
+        missing.append(ELASTIC)
+    if is_hyperpod and re.search("checkpointless|tiered|elastic", recipe):
         missing.append(RECOVERY)
     if is_hyperpod and job.resilience.tiered:
         missing.append(TIERS)

@@ -113,7 +113,8 @@ def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> N
     assert (used.status, used.out) == (1, f"removed {arenas[1]} on n2\n")
     assert used.err == f"left: {arenas[0]} on n1, which is in use\n"
     assert (cleaned.status, cleaned.out) == (0, f"removed {arenas[0]} on n1\n")
-    assert slurm.ask("squeue", "--noheader") == ""
+    # Slurm takes a moment to let go of the nodes of a step that has ended.
+    wait_until(lambda: slurm.ask("squeue", "--noheader") == "", "an empty queue", 30.0)
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ VALUES = {
     "StrictInt": st.integers(),
     "StrictBool": st.booleans(),
     "str": st.text(),
+    "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),
     "Mapping[str, Any]": OBJECTS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[Mapping[str, Any], ...]": st.lists(OBJECTS, max_size=4).map(tuple),
