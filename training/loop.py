@@ -248,7 +248,7 @@ class Loop:
         return STALL_S if settings is None else min(STALL_S, settings.hang_deadline_s / 2)
 
     def _make_group(self, members: Members) -> WorkerGroup:
-        check_layout(self._job, members.layout)
+        check_layout(self._job, members.layout, is_passing=members.is_passing)
         local_rank = members.layout.seat(members.rank).local_rank
         return WorkerGroup(
             rank=members.rank,

@@ -27,7 +27,7 @@ from training.errors import DataError, PlacementError
 InitialValue = Literal["ones", "zeros", "normal"]
 
 
-def check_world_size(job: Job, world_size: int) -> None:
+def check_world_size(job: Job, world_size: int, *, is_passing: bool = False) -> None:
     """Refuse a number of workers that the job does not have.
 
     An elastic job takes any number of nodes between its bounds, provided that
@@ -41,7 +41,8 @@ def check_world_size(job: Job, world_size: int) -> None:
             f"{trainer.num_devices}); start as many workers as the job has"
         )
     data_size = world_size // trainer.model_parallel_size
-    if problem := trainer.find_batch_problem(data_size):
+    # A generation that takes no step divides no batch.
+    if not is_passing and (problem := trainer.find_batch_problem(data_size)):
         raise PlacementError(problem)
     is_divided = isinstance(trainer, TorchTrainer) and trainer.sharding != "none"
     if is_divided and world_size % trainer.replicas:
@@ -50,9 +51,9 @@ def check_world_size(job: Job, world_size: int) -> None:
         )
 
 
-def check_layout(job: Job, layout: Layout) -> None:
+def check_layout(job: Job, layout: Layout, *, is_passing: bool = False) -> None:
     """Refuse a world that the job does not have, or one that holds its state in another way."""
-    check_world_size(job, layout.world_size)
+    check_world_size(job, layout.world_size, is_passing=is_passing)
     wanted = plan_copy(job, layout.world_size)
     given = CopyPlan(
         num_shards=layout.num_shards, is_sharded=layout.is_sharded, num_stages=layout.num_stages

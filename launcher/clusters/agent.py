@@ -125,7 +125,8 @@ def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> Agen
     return AgentConfig(
         **how,
         nodes_min=elastic.nodes_min if elastic else trainer.num_nodes,
-        nodes_max=elastic.nodes_max if elastic else trainer.num_nodes,
+        # With recovery those that start; further ones come in later.
+        nodes_max=elastic.nodes_max if elastic and not how else trainer.num_nodes,
         workers_per_node=trainer.num_devices,
         shards=trainer.num_shards,
         stages=trainer.num_stages,

@@ -75,16 +75,18 @@ def decide_outcome(
     *,
     num_started: int | None = None,
     leaving: Collection[str] = (),
+    further: Collection[str] = (),
 ) -> Outcome | None:
     """Return how the whole run ends because of what happened, None where it goes on.
 
     `lost` are the nodes that were killed before, of `num_started`; without a number, of
     those that a run starts with. A run goes on as long as no more were killed than stood
-    by, or than it can do without. Of those that are `leaving` no end counts.
+    by, or than it can do without. Of those that are `leaving` no end counts, and one of the
+    `further` nodes, which were started later, that fails is lost as if it were killed.
     """
     for number in happened.signals:
         return Outcome(128 + number, f"{STOPPED_BY}{signal.Signals(number).name}")
-    killed = killed_nodes(happened.ended)
+    killed = killed_nodes(happened.ended) | failed_nodes(happened.ended, further)
     elastic = job.resilience.elastic
     num_needed = elastic.nodes_min if elastic else job.trainer.num_nodes
     num_started = job.num_nodes_started if num_started is None else num_started
@@ -103,6 +105,11 @@ def decide_outcome(
 def killed_nodes(ended: Mapping[str, int]) -> set[str]:
     """Return the nodes whose exit status says that they were killed."""
     return {name for name, status in ended.items() if status >= KILLED_STATUS_MIN}
+
+
+def failed_nodes(ended: Mapping[str, int], names: Collection[str]) -> set[str]:
+    """Return which of these nodes have ended in another way than well."""
+    return {name for name in names if ended.get(name, 0) not in (0, UNSTORED_STATUS)}
 
 
 def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
@@ -135,6 +142,8 @@ def run_nodes(
     """
     if sys.platform != "linux":
         raise OutsideError("action 'run' needs Linux; render for a cluster instead")
+    # Whoever asks for another size before or after the run is at work ends nothing.
+    signal.signal(SCALE_SIGNAL, lambda number, frame: None)
     names = [node_name(index) for index in range(job.num_nodes_started)]
     nodes = LocalNodes(run_dir, names, grace_s=grace_s)
     with (
@@ -219,6 +228,10 @@ class _Watch:
     """Nodes that were asked to leave the run."""
     num_started: int = 0
     """Nodes that were started and not asked to leave."""
+    further: set[str] = field(default_factory=set)
+    """Nodes that were started while the run was at work."""
+    is_scaled: bool = False
+    """Whether somebody has asked for a number of nodes."""
     unstored: set[str] = field(default_factory=set)
     deadline_s: float = float("inf")
 
@@ -238,15 +251,20 @@ class _Watch:
                     self.lost,
                     num_started=self.num_started,
                     leaving=self.leaving,
+                    further=self.further,
                 )
                 if outcome:
                     outcome = self._explain(outcome)
                     self._stop(outcome)
                 else:
-                    self._note_lost(killed_nodes(happened.ended) - self.leaving)
-                    self.unstored |= unstored_nodes(happened.ended)
+                    lost = killed_nodes(happened.ended) | failed_nodes(happened.ended, self.further)
+                    self._note_lost(lost - self.leaving)
+                    self.unstored |= unstored_nodes(happened.ended) - self.leaving
+                    self.is_scaled = self.is_scaled or happened.is_scaled
+                    # Who was leaving may be wanted again by now.
+                    is_due = happened.is_scaled or bool(self.leaving & happened.ended.keys())
                     self.leaving -= happened.ended.keys()
-                    if happened.is_scaled:
+                    if is_due and self.is_scaled:
                         self._scale()
             elif happened.signals:
                 self.nodes.kill()
@@ -280,11 +298,18 @@ class _Watch:
         running = [each for each in self.nodes.running if each not in self.leaving]
         all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
         absent = [name for name in all_names if name not in self.nodes.running]
-        wanted = size + self.job.resilience.standby_nodes
+        elastic = self.job.resilience.elastic
+        stand_by = elastic is not None and size == elastic.nodes_max
+        wanted = size + (self.job.resilience.standby_nodes if stand_by else 0)
         for name in absent[: max(0, wanted - len(running))]:
+            try:
+                self.nodes.add(name, self.selector)
+            except OutsideError as error:
+                self.shown.say(str(error))
+                return
             self.num_started += name not in self.lost
             self.lost.discard(name)
-            self.nodes.add(name, self.selector)
+            self.further.add(name)
             self.shown.add_node(name, log_path(self.nodes.run_dir, name))
             self.shown.say(f"{name} has been started")
         for name in sorted(running, key=all_names.index)[wanted:]:

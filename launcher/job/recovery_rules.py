@@ -37,6 +37,15 @@ def recovery_rules(job: JobContent) -> Iterator[str]:
 def _elastic(job: JobContent) -> Iterator[str]:
     """Yield why the ranks that are left could not go on."""
     trainer, where = job.trainer, "resilience.elastic"
+    settings, elastic = job.resilience.checkpointless, job.resilience.elastic
+    assert settings
+    assert elastic
+    if settings.standby_nodes and elastic.nodes_max != trainer.num_nodes:
+        yield (
+            f"resilience.checkpointless.standby_nodes {settings.standby_nodes} does not fit "
+            f"{where}.nodes_max {elastic.nodes_max}, up to which every node trains; allowed: "
+            f"nodes_max {trainer.num_nodes}, that is trainer.num_nodes"
+        )
     if not isinstance(trainer, TorchTrainer):
         yield (
             f"trainer.kind {trainer.kind!r} does not fit {where} with resilience.checkpointless: a "

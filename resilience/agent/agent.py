@@ -175,7 +175,7 @@ class Agent(ABC):
         which end after a common step. From then on no worker is replaced; who ignores the signal is
         ended after a while.
         """
-        if self._part.is_member and self._departure.ask(number):
+        if self._departure.ask(number):
             return
         self._ending.ask(128 + number, self._options.grace_s)
         self._crew.close()
@@ -201,11 +201,12 @@ class Agent(ABC):
         departure = self._departure
         if departure.signal is None or self._ending.end is not None:
             return
+        status = 128 + departure.signal
         if not self._part.is_member:
-            self._ending.leave(DEPARTED, 0)
+            self._ending.leave(DEPARTED, status)
         elif departure.is_over(now_s):
             text = "this node was to leave the run, and the others did not let it go in time"
-            self._ending.leave(text, 128 + departure.signal)
+            self._ending.leave(text, status)
         elif departure.is_new():
             self.join()
 

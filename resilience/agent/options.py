@@ -290,10 +290,9 @@ def _refuse_sizes(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if not options.sizes:
         return
     shown = ", ".join(map(str, options.sizes))
-    if min(options.sizes) != low or max(options.sizes) > high:
+    if min(options.sizes) != low:
         parser.error(
-            f"argument --size: {shown} do not fit --nnodes {low}:{high}; the least has to be "
-            f"{low}, and none may be more than {high}"
+            f"argument --size: the least of {shown} has to be the {low} of --nnodes {low}:{high}"
         )
     if not options.recovers:
         parser.error(f"argument --size: {shown} needs recovery; leave out --no-recovery")

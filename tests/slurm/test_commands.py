@@ -13,6 +13,7 @@ import pytest
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from tests.launcher.command import Ended, launch
 from tests.processes import command_of, parents
+from tests.slurm.cluster import wait_until
 from tests.slurm.jobs import Slurm, stand_in
 from tests.slurm.test_tiered import arenas as arenas_of
 from tests.slurm.test_tiered import submit as submit_tiered

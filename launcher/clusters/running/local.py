@@ -64,12 +64,15 @@ class LocalMachine:
 
     def scale(self, run: RunFolder) -> None:
         """Have the run's launcher read how many nodes the run is to have. Raises OutsideError."""
-        holder = read_lock(run.path)
-        if holder is None or not holder.is_held:
-            raise OutsideError(f"{run.path} has no launcher that runs")
-        if not holder.is_here:
-            raise OutsideError(f"{run.path} runs on {holder.host}; scale it there")
-        _signal(run, holder, SCALE_SIGNAL)
+        try:
+            holder = read_lock(run.path)
+            if holder is None or not holder.is_held:
+                raise OutsideError(f"{run.path} has no launcher that runs")
+            if not holder.is_here:
+                raise OutsideError(f"{run.path} runs on {holder.host}; scale it there")
+            _signal(run, holder, SCALE_SIGNAL)
+        except OSError as error:
+            raise OutsideError(f"cannot ask the launcher of {run.path}: {error}") from error
 
     def clean(self, run: RunFolder) -> Cleaned:
         """End what a launcher that was killed has left, and remove its memory on this machine."""

@@ -66,7 +66,7 @@ from resilience.comm.messages import (
     StateSaved,
     Stopped,
 )
-from resilience.elastic.policy import note_came, note_left
+from resilience.elastic.policy import Sizing, note_came, note_left
 
 
 def decide(state: State, event: Event, now_s: float) -> Decision:
@@ -121,6 +121,8 @@ def take_over(
         layout=layout,
         nodes=(None,) * len(layout.nodes),
         awaited=frozenset(place for place, node in enumerate(layout.nodes) if node != lost),
+        # Of what was before it knows nothing.
+        sizing=Sizing(changed_s=now_s),
         shares_folder=standing.shares_folder,
     )
 
@@ -153,6 +155,8 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
             leaves_within_s=join.leaves_within_s,
         )
     asked_s = dict(state.asked_s)
+    if join.leaves_within_s is None or state.starts.get(join.node) != join.start:
+        asked_s.pop(join.node, None)
     if join.leaves_within_s is not None:
         asked_s.setdefault(join.node, now_s)
     state = replace(
@@ -245,6 +249,8 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
         dead=state.gone,
         shares_folder=state.shares_folder,
         first_failure=state.first_failure,
+        sizing=state.sizing,
+        asked_s=state.asked_s,
     )
 
 

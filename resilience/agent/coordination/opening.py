@@ -400,6 +400,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         planned=frozenset(),
         replacing=frozenset(),
         is_leaving=False,
+        is_stopping=False,
         sizing=note_size(state.sizing, len(before.nodes), len(layout.nodes), now_s),
     )
     others = [node for node in state.present if node not in layout.nodes]

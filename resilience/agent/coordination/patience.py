@@ -67,7 +67,8 @@ def _patience_s(state: State) -> float:
         return options.join_deadline_s + (SILENCE_S if has_asked else 0.0)
     if _may_not_go_on(state) or holds_back(state):
         return 2 * options.partition_patience_s
-    return options.join_deadline_s + options.stop_deadline_s
+    shrink_after_s = options.policy.shrink_after_s if options.policy.is_elastic else 0.0
+    return options.join_deadline_s + options.stop_deadline_s + shrink_after_s
 
 
 def _missing(state: State) -> str:

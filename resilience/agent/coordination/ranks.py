@@ -46,9 +46,11 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         # What its process had reported is gone with it; the one that follows reports anew.
         others = {rank: each for rank, each in state.reports.items() if rank != failed.rank}
         state = replace(state, reports=others)
-    if failed.reason == PLANNED:
-        return state, []
     first = state.first_failure
+    if failed.reason == PLANNED:
+        # Whoever left first has closed the connection that another one complains of.
+        is_cause = first is not None and first.reason == _CONSEQUENCE
+        return (replace(state, first_failure=failed) if is_cause else state), []
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
         return state, [_detected(failed)]
     # It was the first, and was heard after what followed from it.

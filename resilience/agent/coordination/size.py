@@ -49,7 +49,7 @@ def _gathered_s(state: State) -> float:
     for node in state.members.nodes:
         within_s = state.present[node].leaves_within_s if node in state.present else None
         if within_s is not None:
-            waits.append(state.asked_s[node] + min(GATHER_S, within_s / 4))
+            waits.append(state.asked_s.get(node, 0.0) + min(GATHER_S, within_s / 4))
     return min(waits, default=float("inf"))
 
 
@@ -99,11 +99,12 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
         # Whoever waits takes the place of one that leaves, and has the state from one that stays.
         waiting = [node for node in _staying(state) if node not in here]
         size = policy.fit(min(len(here), len(staying) + len(waiting)))
-        if size and not staying:
-            return (*here, *waiting[:size])
-        return tuple([*staying, *waiting][:size]) if size else here
-    if newcomers := _plan_growth(state, here, now_s).nodes:
-        return (*here, *newcomers)
+        if newcomers := waiting[: max(0, size - len(staying))]:
+            # Those that leave go when these have it: one generation later.
+            return (*here, *newcomers)
+        return tuple(staying[:size]) if size else here
+    if growth := _plan_growth(state, here, now_s).nodes:
+        return (*here, *growth)
     return here[: policy.fit(len(here)) or len(here)]
 
 
