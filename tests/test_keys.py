@@ -237,6 +237,7 @@ BOUNDS = {
     "instance.num_vcpus",
     "model.tie_embeddings",
     "resilience.checkpointless",
+    "resilience.checkpointless.standby_nodes",
     "resilience.elastic",
     "resilience.faults",
     "resilience.tiered.backend",

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -451,29 +450,6 @@ def test_what_ends_a_run_with_nodes_that_stand_by(
     happened: Happened, lost: list[str], outcome: Outcome | None
 ) -> None:
     assert decide_outcome(happened, local_job(*STANDBY), lost) == outcome
-
-
-ELASTIC = ("resilience/checkpointless=default", "resilience/elastic=default",
-           "resources.shm_gib=1")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("ended", "words", "status"),
-    [
-        pytest.param({"node-1": 137}, {}, None, id="one-is-left"),
-        pytest.param({"node-1": 143}, {}, None, id="one-was-asked-to-leave"),
-        pytest.param({"node-0": 137}, {"lost": ["node-1"]}, 137, id="none-is-left"),
-        pytest.param({"node-1": 1}, {"leaving": ["node-1"], "num_started": 1}, None, id="leaving"),
-        pytest.param({"node-2": 1}, {"further": ["node-2"], "num_started": 3}, None, id="further"),
-        pytest.param({"node-1": 1}, {}, 1, id="failed"),
-    ],
-)
-def test_what_ends_a_run_that_may_shrink(
-    ended: dict[str, int], words: dict[str, Any], status: int | None
-) -> None:
-    outcome = decide_outcome(Happened(ended=ended), local_job(*ELASTIC), **words)
-
-    assert (outcome and outcome.exit_status) == status
 
 
 def test_death_of_a_node_ends_a_run_in_which_none_stands_by() -> None:
