@@ -35,6 +35,24 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def kill_family(pid: int) -> set[int]:
+    """Kill a process and its descendants, among them those that others start meanwhile.
+
+    They stand still before the first is killed: whoever keeps another one alive would start it
+    again. Returns all of them, some of which may not have ended yet.
+    """
+    family: set[int] = set()
+    while new := {pid, *descendants(pid)} - family:
+        for each in new:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGSTOP)
+        family |= new
+    for each in family:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    return family
+
+
 def command_of(pid: int) -> bytes:
     """Return a process's words, each with a zero byte behind it; nothing if it has ended."""
     with suppress(OSError):

@@ -19,7 +19,7 @@ from resilience.data.folder import open_cache, open_root
 from tests.launcher.command import TIMEOUT_S, launch
 from tests.launcher.local_job import local_job
 from tests.launcher.test_local_tiered import Run, running
-from tests.processes import command_of, descendants, wait_for_end
+from tests.processes import command_of, descendants, kill_family, wait_for_end
 
 
 @pytest.fixture
@@ -38,10 +38,9 @@ def kill(pids: set[int]) -> None:
 def test_nothing_is_left_of_a_run_of_which_everything_was_killed(run: Run) -> None:
     arenas = run.arenas()
     refused = launch("clean", str(run.folder), folder=run.folder)
-    pids = {run.process.pid, *descendants(run.process.pid)}
-    kill(pids)
+    killed = kill_family(run.process.pid)
     run.process.wait()
-    for pid in pids:
+    for pid in killed:
         wait_for_end(pid)
     kept = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
     assert all(path.is_dir() for path in arenas)

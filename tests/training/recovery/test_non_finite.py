@@ -64,7 +64,8 @@ def test_skipped_batch_is_skipped_again_after_faults(tmp_path, trainer):
     outcome = run_spoiled(tmp_path / "skip", job, "spoil_batch")
 
     assert outcome.statuses == [0], agent_log(outcome)
-    assert len(outcome.named("fault_injected")) == len(faults)
+    # One of them may bring a rank behind the places of the others in that step.
+    assert {each.step for each in outcome.named("fault_injected")} == {STEP, STEP + 1}
     skipped = outcome.named("non_finite")
     assert {(each.step, each.fields["outcome"]) for each in skipped} == {(STEP, "skipped")}
     assert bits_but(outcome) == bits_but(expected)
