@@ -10,7 +10,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -110,6 +110,18 @@ def killed_nodes(ended: Mapping[str, int]) -> set[str]:
 def failed_nodes(ended: Mapping[str, int], names: Collection[str]) -> set[str]:
     """Return which of these nodes have ended in another way than well."""
     return {name for name in names if ended.get(name, 0) not in (0, UNSTORED_STATUS)}
+
+
+def plan_nodes(
+    all_names: Sequence[str], running: Collection[str], leaving: Collection[str], wanted: int
+) -> tuple[list[str], list[str]]:
+    """Return which nodes are to be started, and which are to be asked to leave.
+
+    One that is leaving counts no more, and is started again only when it has gone.
+    """
+    staying = [name for name in all_names if name in running and name not in leaving]
+    absent = [name for name in all_names if name not in running]
+    return absent[: max(0, wanted - len(staying))], staying[wanted:]
 
 
 def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
@@ -295,13 +307,12 @@ class _Watch:
         """Start further nodes, or ask some to leave, as somebody has asked for."""
         if (size := read_size(self.nodes.run_dir)) is None:
             return
-        running = [each for each in self.nodes.running if each not in self.leaving]
-        all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
-        absent = [name for name in all_names if name not in self.nodes.running]
         elastic = self.job.resilience.elastic
         stand_by = elastic is not None and size == elastic.nodes_max
         wanted = size + (self.job.resilience.standby_nodes if stand_by else 0)
-        for name in absent[: max(0, wanted - len(running))]:
+        all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
+        coming, going = plan_nodes(all_names, self.nodes.running, self.leaving, wanted)
+        for name in coming:
             try:
                 self.nodes.add(name, self.selector)
             except OutsideError as error:
@@ -312,7 +323,7 @@ class _Watch:
             self.further.add(name)
             self.shown.add_node(name, log_path(self.nodes.run_dir, name))
             self.shown.say(f"{name} has been started")
-        for name in sorted(running, key=all_names.index)[wanted:]:
+        for name in going:
             self.leaving.add(name)
             self.num_started -= 1
             self.nodes.stop_node(name)

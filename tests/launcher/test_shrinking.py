@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.clusters.local_run import Happened, decide_outcome
-from tests.launcher.local_job import local_job
+from launcher.clusters.local_run import Happened, decide_outcome, plan_nodes
+from tests.launcher.local_job import local_job, write_run
 
 ELASTIC = ("resilience/checkpointless=default", "resilience/elastic=default",
            "resources.shm_gib=1")  # fmt: skip
+RUN_AND_BE_ASKED = """
+import os, signal, sys
+from pathlib import Path
+from launcher.clusters.local_run import run_nodes
+from launcher.job import read_job
+folder = Path(sys.argv[1])
+(folder / "pid").write_text(str(os.getpid()))
+status = run_nodes(read_job(folder / "job.json"), folder)
+os.kill(os.getpid(), signal.SIGUSR1)
+sys.exit(status)
+"""
 
 
 @pytest.mark.parametrize(
@@ -30,3 +44,33 @@ def test_what_ends_a_run_that_may_shrink(
     outcome = decide_outcome(Happened(ended=ended), local_job(*ELASTIC), **words)
 
     assert (outcome and outcome.exit_status) == status
+
+
+@pytest.mark.parametrize(
+    ("running", "leaving", "wanted", "coming", "going"),
+    [
+        pytest.param("01", "", 4, "23", "", id="more"),
+        pytest.param("0123", "", 2, "", "23", id="fewer"),
+        pytest.param("12", "", 3, "0", "", id="a-lost-one-comes-back"),
+        pytest.param("0123", "23", 4, "", "", id="more-while-some-leave"),
+        pytest.param("013", "3", 4, "2", "", id="one-has-left-already"),
+        pytest.param("012", "2", 1, "", "1", id="fewer-while-one-leaves"),
+        pytest.param("01", "", 2, "", "", id="as-many"),
+    ],
+)
+def test_nodes_that_come_and_go_for_a_number(
+    running: str, leaving: str, wanted: int, coming: str, going: str
+) -> None:
+    assert plan_nodes("0123", running, leaving, wanted) == (list(coming), list(going))
+
+
+def test_a_run_that_nobody_has_scaled_is_not_ended_by_the_signal(tmp_path: Path) -> None:
+    write_run(tmp_path, 'kill -USR1 "$(cat pid)"; kill -USR1 "$(cat pid)"; echo done')
+
+    run = subprocess.run(
+        [sys.executable, "-c", RUN_AND_BE_ASKED, tmp_path], capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "logs" / "node-0.log").read_text() == "done\n"

@@ -53,26 +53,29 @@ class MegatronStepper:
         )
         self._check_reduced()
         self._part = [batches.loss, *library.reduced_sums]
-        loss, requests = self._sum_up(batches.loss)
+        totals, summing = self._begin_sum(batches.loss)
         data_size = parallel_state.get_data_parallel_world_size()
         self._model.optimizer.prepare_grads()
         norm = float(self._model.optimizer.get_grad_norm())
+        summing.wait()
+        loss, requests = totals.tolist()
         self._clip(norm)
         return StepResult(
             loss=loss / (len(rows) * data_size), grad_norm=norm, requests=int(requests)
         )
 
-    def _sum_up(self, loss: Tensor) -> tuple[float, float]:
-        """Return the losses of the last stage, and requests, summed over all ranks."""
+    def _begin_sum(self, loss: Tensor) -> tuple[Tensor, dist.Work]:
+        """Begin to sum the losses of the last stage, and requests, over all ranks.
+
+        Where each collective costs milliseconds this one is over when the norm's is.
+        """
         is_teller = (
             parallel_state.is_pipeline_last_stage()
             and parallel_state.get_tensor_model_parallel_rank() == 0
         )
         own = loss if is_teller else torch.zeros_like(loss)
         totals = torch.stack([own, torch.full_like(own, self._watch.requests())])
-        dist.all_reduce(totals)
-        total, requests = totals.tolist()
-        return total, requests
+        return totals, dist.all_reduce(totals, async_op=True)
 
     def _clip(self, norm: float) -> None:
         limit = self._plan.optimizer["clip_grad"]

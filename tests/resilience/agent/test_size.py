@@ -255,3 +255,114 @@ def test_a_member_counts_at_another_place_where_its_ranks_have_the_same_shards(
 
     assert ("n1" in state.voters) == counts
     assert ("n1" in state.dead) != counts
+
+
+def test_a_lost_node_may_be_waited_for_longer_than_a_run_of_one_size_waits() -> None:
+    wait_s = 10 * LATER_S
+    state, _ = play(
+        begun("n0", "n1", "n2", shrink_after_s=wait_s),
+        lost("n1"),
+        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
+    )
+
+    state, _ = play(state, Tick(), now_s=wait_s - 1)
+    assert state.stage == STOPPING
+    state, _ = play(state, Tick(), now_s=wait_s)
+
+    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n2"))
+
+
+def test_a_run_that_could_not_stop_for_a_fault_is_stopped_again() -> None:
+    state = begun("n0", "n1")
+    state, actions = play(state, asked(state, "n0"), asked(state, "n1"), now_s=5.0)
+    assert sorted(sent(actions, StopRun)) == ["n0", "n1"]
+    state, actions = play(state, Tick(), now_s=6.0)
+    assert sent(actions, StopRun) == []
+
+    state, actions = play(
+        state, failed("n1", 2, 0, "exception"), *all_stopped(0), Tick(), now_s=7.0
+    )
+
+    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n1"))
+    assert sorted(sent(actions, StopRun)) == ["n0", "n1"]
+
+
+def test_a_rank_that_complains_of_one_that_has_left_is_no_fault() -> None:
+    """The connection that a rank closed as it left is heard of before its own word."""
+    state = begun("n0", "n1", "n2")
+    state, _ = play(state, asked(state, "n1"), now_s=5.0)
+    state, _ = play(state, Tick(), now_s=7.0)
+
+    state, _ = play(state, failed("n2", 4, 0, "group"), *left(state), now_s=7.0)
+
+    assert state.members.nodes == ("n0", "n2")
+    assert (state.incidents, state.fruitless) == ((), ())
+
+
+def succeeded(*more: NodeJoined, leaves_within_s: float | None = None, **policy: Any) -> State:
+    """Return what n1 coordinates, at 100 s, once n0 is lost of three."""
+    before = begun("n0", "n1", "n2", **policy)
+    standing = Standing(
+        generation=0, layout=before.members, opened=0, ballot=before.ballot, shares_folder=True
+    )
+    state = take_over(before.options, standing, lost="n0", now_s=100.0)
+    joins = [join(name, 0, before.members.nodes) for name in ("n1", "n2")]
+    joins[1] = replace(joins[1], join=replace(joins[1].join, leaves_within_s=leaves_within_s))
+    told = [stopped(f"n{rank // 2}", rank, 0, 5) for rank in (2, 3, 4, 5)]
+    state, _ = play(state, *joins, *more, lost("n0"), *told, now_s=100.0)
+    assert state.stage == RUNNING
+    return state
+
+
+def test_a_new_coordinator_lets_the_run_keep_its_size_for_a_while() -> None:
+    """Though it is the size that it was: when that changed, the last one knew."""
+    state = succeeded(join("n3"), join("n4"), sizes=(1, 3, 4), snooze_s=60.0)
+    assert sorted(state.members.nodes) == ["n1", "n2", "n3"]
+
+    state, actions = play(state, Tick(), now_s=159.0)
+    assert sent(actions, Leave) == []
+    state, actions = play(state, Tick(), now_s=160.0)
+
+    assert len(sent(actions, Leave)) == 1
+
+
+def test_a_new_coordinator_lets_go_who_was_asked_to_leave_under_the_last_one() -> None:
+    state = succeeded(leaves_within_s=20.0)
+    assert state.members.nodes == ("n1", "n2")
+
+    state, actions = play(state, Tick(), now_s=101.0)
+    assert sent(actions, Leave) == []
+    state, actions = play(state, Tick(), now_s=102.0)
+    assert sent(actions, Leave) == ["n1"]
+    state, _ = play(state, *left(state), now_s=102.0)
+
+    assert state.members.nodes == ("n1",)
+
+
+def test_a_coordinator_that_learns_of_a_newer_generation_forgets_nobody_that_waits() -> None:
+    """Who has asked to leave is gathered with others, and who has come is waited for no longer."""
+    before = begun("n0", "n1", "n2")
+    standing = Standing(
+        generation=0, layout=before.members, opened=0, ballot=before.ballot, shares_folder=True
+    )
+    state = take_over(before.options, standing, lost="n0", now_s=100.0)
+    old = join("n2", 0, before.members.nodes)
+    old = replace(old, join=replace(old.join, leaves_within_s=20.0))
+
+    state, _ = play(state, join("n3"), old, now_s=100.0)
+    state, _ = play(state, join("n1", 1, ("n1", "n2", "n0")), now_s=101.0)
+
+    assert state.generation == 1
+    assert state.asked_s == {"n2": 100.0}
+    assert state.sizing.came_s["n3"] == 100.0
+
+
+def test_who_comes_back_after_it_was_asked_to_leave_stays() -> None:
+    state = begun("n0", "n1", "n2")
+    state, _ = play(state, asked(state, "n1"), now_s=5.0)
+    again = replace(state.present["n1"], start="again", leaves_within_s=None, generation=-1)
+
+    state, _ = play(state, lost("n1"), NodeJoined(join=again), now_s=6.0)
+
+    assert "n1" not in state.asked_s
+    assert state.is_staying("n1")

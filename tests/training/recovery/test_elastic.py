@@ -161,6 +161,54 @@ def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path
     assert (opened[:2], opened[-1]) == ([3, 2], 3)
 
 
+def test_a_member_that_stands_by_since_may_leave(reference: Any, tmp_path: Path) -> None:
+    """Two nodes are left where 1 and 3 are allowed: both have the state, and one goes on."""
+    steps = 60
+    job = make_fault_job(
+        num_nodes=3,
+        num_devices=1,
+        max_steps=steps,
+        elastic=sizes(1, 3, nodes_allowed=[1, 3]),
+        values=VALUES,
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        lost = next(name for name in ("n2", "n1") if name != coordinator_of(run))
+        run.kill_node(lost)
+        last = run.wait_for(lambda event: event.generation == 2 and event.event == "step")
+        (idle,) = {"n0", "n1", "n2"} - {lost, last.node}
+        os.kill(run.agents[idle].pid, signal.SIGTERM)
+        outcome = finish(run)
+
+    assert sorted(outcome.statuses) == [-9, 0, 143], run.log()
+    assert run.agents[idle].returncode == 143
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    check_no_step_lost(outcome.events)
+    assert not outcome.left_behind
+    # A fourth one where the node that left coordinated.
+    opened = [e.fields["world_size"] for e in outcome.named("generation_opened")]
+    assert opened in ([3, 2, 1], [3, 2, 1, 1])
+
+
+def test_a_node_that_waits_for_others_may_leave_before_the_begin(tmp_path: Path) -> None:
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=2, elastic=sizes(2, 3), values=VALUES
+    )
+
+    with start_run(tmp_path, job, nodes=("n0",)) as run:
+        run.wait_for(lambda event: event.event == "node_joined")
+        os.kill(run.agents["n0"].pid, signal.SIGTERM)
+        outcome = finish(run)
+
+    assert outcome.statuses == [143], run.log()
+    assert not outcome.named("generation_opened")
+    assert not outcome.left_behind
+
+
 def check_nothing_was_done_twice(outcome: FaultOutcome, *, generation: int) -> None:
     """Assert that all ranks had left after the same step, and go on with the next one."""
     (begin,) = {e.step for e in outcome.named("rank_recovered") if e.generation == generation}
