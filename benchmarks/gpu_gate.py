@@ -83,6 +83,7 @@ class _Members:
     layout = make_layout(nodes=["node-0"], num_local_ranks=1)
     group: ProcessGroup
     before = None
+    is_passing = False
     reports: Sequence[Report] = (fresh_report(layout, 0, -1),)
 
     def __init__(self, channel: _Channel) -> None:

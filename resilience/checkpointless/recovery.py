@@ -54,6 +54,10 @@ class Members(Protocol):
         """Return whose ranks the reports are of, where the number of nodes has changed."""
 
     @property
+    def is_passing(self) -> bool:
+        """Return whether the ranks leave the generation as soon as all have one state."""
+
+    @property
     def lock(self) -> AbstractContextManager[Any]:
         """Return what every break of the generation holds."""
 
@@ -210,8 +214,17 @@ class Recovery:
         else:
             plan = plan_resize(members.reports, before=members.before, after=members.layout)
         if isinstance(plan, Fallback):
-            return self._start(plan, start, members.layout.seat(members.rank).local_rank)
-        return self._carry_out(plan, members, self._view)
+            resumed = self._start(plan, start, members.layout.seat(members.rank).local_rank)
+            has_transfers = False
+        else:
+            resumed = self._carry_out(plan, members, self._view)
+            has_transfers = bool(plan.transfers)
+        if has_transfers or members.is_passing:
+            # The slowest transfer may take longer than a rank may be without progress, and who
+            # leaves a generation ends it for those that have no state yet.
+            members.mark(Activity.WAITING, resumed.step)
+            members.group.allreduce([torch.zeros(1)]).wait()
+        return resumed
 
     def _start(
         self, fallback: Fallback, start: Callable[[Fallback], int], local_rank: int
@@ -250,10 +263,6 @@ class Recovery:
             self._settle(plan.step, step_generation=plan.step_generation)
             self._is_prepared = self._shared is None
         self._prepare()
-        if plan.transfers:
-            # The slowest transfer may take longer than a rank may be without progress.
-            members.mark(Activity.WAITING, plan.step)
-            members.group.allreduce([torch.zeros(1)]).wait()
         return Resumed(
             step=plan.step, role=role, reason=plan.reason, source=source, num_bytes=num_bytes
         )

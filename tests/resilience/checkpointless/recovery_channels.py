@@ -37,6 +37,7 @@ class Seat:
         self.layout = layout
         self.reports = reports
         self.before = None
+        self.is_passing = False
         self.lock = threading.Lock()
         self.reach = reach
         self.is_broken = False

@@ -31,6 +31,7 @@ class Members:
     gate = Gate()
     lock = threading.Lock()
     before = None
+    is_passing = False
     reports = (Report(rank=0, node="n0", generation=-1, phase=Phase.FRESH),)
 
     def is_current(self):

@@ -27,6 +27,7 @@ class Members:
     layout = make_layout(nodes=["n0", "n1", "n2"], num_local_ranks=1)
     lock = threading.Lock()
     before = None
+    is_passing = False
 
     def __init__(self, rank, group, is_repaired):
         self.rank = rank

@@ -48,6 +48,7 @@ class Members:
     lock = threading.Lock()
     group = LostPeers()
     before = None
+    is_passing = False
 
     def __init__(self, *reports, channel=None):
         self.reports = reports
@@ -109,6 +110,32 @@ def test_rank_whose_start_breaks_off_holds_parts_of_two_states():
         recovery.resume(Members(held(0, shard="0"), held(1, Phase.FRESH, shard="1")), start)
 
     assert said(recovery)[0] is Phase.TORN_REPAIR
+
+
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [(Phase.COMPUTING, STEP), (Phase.PASSED, STEP + 1), (Phase.FRESH, STEP)],
+)
+def test_ranks_of_a_passing_generation_wait_until_all_have_the_state(phase, step):
+    """Else the first to leave would end it for those that have none yet."""
+    met = []
+
+    class Group:
+        def allreduce(self, tensors):
+            met.append(said(recovery)[:2])
+            return self
+
+        def wait(self):
+            """The others are there."""
+
+    recovery = begun()
+    reports = [replace(held(rank, phase), gradient_generation=2) for rank in (0, 1)]
+    members = Members(*reports)
+    members.group, members.is_passing = Group(), True
+
+    recovery.resume(members, lambda fallback: STEP)
+
+    assert met == [(Phase.COMPUTING, step)]
 
 
 def test_state_that_has_changed_since_its_gate_is_not_rolled_forward():
