@@ -18,12 +18,16 @@ from omegaconf import DictConfig
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.composition.compose import CONFIG_NAME
 from launcher.composition.instances import check_instance
+from launcher.composition.layers import read_layers
 from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders
+from launcher.provenance.fold import Fold, fold
+from launcher.provenance.named import add_origins
 from launcher.render import render
 from launcher.rundir import (
     EVENTS_FILE,
@@ -48,6 +52,7 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
         config,
         "" if sweep_number is None else f"-{sweep_number}",
         None if chosen in by_path else chosen,
+        lambda problems: add_origins(problems, _fold_config(start)),
     )
     job, action = request.job, request.beside.action
     check_instance(job.instance, folders.conf)
@@ -67,6 +72,12 @@ def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collectio
     if action == "submit":
         _submit(job, run_dir)
     return 0
+
+
+def _fold_config(start: Path) -> Fold:
+    """Return who has set what in the config with which Hydra has called us."""
+    given = HydraConfig.get().overrides
+    return fold(read_layers(CONFIG_NAME, [*given.hydra, *given.task], start))
 
 
 def _check_action(request: Request) -> None:

@@ -39,6 +39,14 @@ def find_folders(start: Path) -> Folders:
     return Folders(conf, recipes, templates)
 
 
+def readable_path(path: Path, start: Path) -> str:
+    """Return a file's path as a person in the folder `start` finds it; ours begins with conf/."""
+    for folder in (shipped_folder(), start.resolve()):
+        if path.is_relative_to(folder):
+            return path.relative_to(folder).as_posix()
+    return str(path)
+
+
 def _team_roots(start: Path) -> list[Path]:
     """Return `start` and its parents up to a repository's root; alone where there is none."""
     climbed = []

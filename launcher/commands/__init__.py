@@ -21,6 +21,14 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.listing import print_list
 
         return print_list(arguments, start)
+    if command == "explain":
+        from launcher.commands.recipes.explain import print_explanation
+
+        return print_explanation(arguments, start)
+    if command == "diff":
+        from launcher.commands.recipes.diff import print_difference
+
+        return print_difference(arguments, start)
     if command in _ON_RUNS:
         return _run_on_run(command, arguments, start)
     if command == "show":

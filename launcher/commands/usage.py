@@ -6,6 +6,9 @@ USAGE = """\
 usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|run|submit] [KEY=VALUE ...]
        python -m launcher list [WORD]                   recipes that can be chosen
        python -m launcher show NAME [KEY=VALUE ...]     a recipe, resolved
+       python -m launcher explain recipe=NAME [KEY=VALUE ...] [KEY ...]
+                                                        where its values come from
+       python -m launcher diff A B                      in what two recipes or runs differ
        python -m launcher schema                        JSON Schema of a recipe, for editors
        python -m launcher report FOLDER                 make a run's report again
        python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
@@ -46,6 +49,28 @@ usage: python -m launcher show NAME [KEY=VALUE ...]
 
   Print a recipe as the job that it becomes: every key with its value, as YAML. NAME is a recipe's
   name or the path of a .yaml file; overrides are those of recipe=NAME.
+""",
+    "explain": """\
+usage: python -m launcher explain recipe=NAME [KEY=VALUE ...] [KEY ...] [--all] [--json]
+
+  Show for each KEY its value, the line of the file or the override that has set it, and what that
+  replaced, from the newest to the first; for a reference also what it refers to. A KEY that is a
+  section stands for all that lies below it. Without a KEY: those that a recipe or an override has
+  set. A key whose value the files and overrides do not lead to is `unknown`.
+
+  --all     every key
+  --json    the same as a JSON array, for programs and editors, with the files' absolute paths
+""",
+    "diff": """\
+usage: python -m launcher diff A B [--origins]
+
+  Show each key whose resolved value is not the same in A and B: recipes, by name or as the path of
+  a .yaml file, and runs, by folder or by name below ./runs. Of a recipe and a run, what the run's
+  cluster and name are is left out. What is done with a job (action, run) is never compared.
+
+  --origins    also the file and line of each value
+
+  The exit status is 0 where they are equal, 1 where they differ, 2 where one cannot be read.
 """,
     "schema": """\
 usage: python -m launcher schema

@@ -8,12 +8,70 @@ reference is followed, each key once.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 CHARACTERS_MAX = 1_000_000
 """Characters of all values of a config, every reference followed."""
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:\s*)?(\.*)([\w.\[\]-]+)")
+_WHOLE_REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.\[\]-]+)\s*\}")
+_BEGINNING = re.compile(r"(\\*)\$\{")
+_PURE_RESOLVERS = {
+    "default_image",
+    "oc.select",
+    "oc.create",
+    "oc.deprecated",
+    "oc.dict.keys",
+    "oc.dict.values",
+}
+
+
+def foreign_resolvers(text: str) -> Iterator[str]:
+    """Yield each resolver by which a text takes something from outside the config.
+
+    That is the machine or the moment of rendering, or what nobody can say: a resolver whose name
+    is made up by another reference.
+    """
+    for found in _BEGINNING.finditer(text):
+        name = _resolver_at(text, found.end())
+        # One backslash makes text of what follows, two are a backslash.
+        is_live = len(found[1]) % 2 == 0
+        if is_live and name is not None and name not in _PURE_RESOLVERS:
+            yield name
+
+
+def _resolver_at(text: str, start: int) -> str | None:
+    """Return the name of the resolver whose reference has begun, None where it names a key."""
+    depth = 0
+    for at in range(start, len(text)):
+        if text.startswith("${", at):
+            depth += 1
+        elif text[at] == ":" and depth == 0:
+            return text[start:at].strip()
+        elif text[at] == "}":
+            depth -= 1
+        if depth < 0:
+            return None
+    return None
+
+
+def referred_places(text: object, place: tuple[Any, ...]) -> list[tuple[str, ...]]:
+    """Return the places that the value at a place refers to, in the order of the text."""
+    found = _REFERENCE.findall(text) if isinstance(text, str) else []
+    return [_target(dots, key, place) for dots, key in found]
+
+
+def referred_place(text: object, place: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """Return the place that a value is one reference to, None where it is anything else."""
+    found = _WHOLE_REFERENCE.fullmatch(text) if isinstance(text, str) else None
+    return _target(found[1], found[2], place) if found else None
+
+
+def _target(dots: str, key: str, place: tuple[Any, ...]) -> tuple[str, ...]:
+    # One dot is the section that holds the value, two are the one around that.
+    base = place[: -len(dots)] if dots else ()
+    return (*base, *re.findall(r"[^.\[\]]+", key))
 
 
 def growth_problem(config: dict[str, Any]) -> str | None:
@@ -46,15 +104,10 @@ class _Sizes:
             return 1 + sum(self.of(value, (*place, str(i))) for i, value in enumerate(node))
         text = str(node)
         return (
-            1
-            + len(text)
-            + sum(self._of_target(dots, key, place) for dots, key in _REFERENCE.findall(text))
+            1 + len(text) + sum(self._of_target(target) for target in referred_places(text, place))
         )
 
-    def _of_target(self, dots: str, key: str, place: tuple[str, ...]) -> int:
-        # One dot is the section that holds the value, two are the one around that.
-        base = place[: -len(dots)] if dots else ()
-        target = (*base, *re.findall(r"[^.\[\]]+", key))
+    def _of_target(self, target: tuple[str, ...]) -> int:
         if target not in self._known:
             # Where keys refer to each other in a ring, which OmegaConf finds and names.
             self._known[target] = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from launcher.composition.choice import nearest
 from launcher.composition.messages import TOO_DEEP, first_line, validation_problems
-from launcher.composition.references import growth_problem
+from launcher.composition.references import foreign_resolvers, growth_problem
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.content import RECIPE_NAME
@@ -71,13 +72,21 @@ class Request:
     job: Job
 
 
+TellOrigins = Callable[[Sequence[str]], list[str]]
+"""Adds to messages where the values come from that they name."""
+
+
 def request_from_config(
-    config: DictConfig, suffix: str = "", found_by: str | None = None
+    config: DictConfig,
+    suffix: str = "",
+    found_by: str | None = None,
+    tell_origins: TellOrigins = list,
 ) -> Request:
     """Return what a config asks for.
 
     `suffix` ends the job's name (for sweeps). `found_by` is the name by which the recipe was
-    found, which has to be its own; None where it was given as a file's path.
+    found, which has to be its own; None where it was given as a file's path. `tell_origins` gets
+    the messages about wrong fields and broken rules.
     Raises RecipeError that names the field, its value and what is allowed.
     """
     content = _plain(config)
@@ -88,22 +97,18 @@ def request_from_config(
     if problems:
         raise RecipeError("\n".join([*problems, f"  {where}"]))
     job = {key: content[key] for key in _JOB_KEYS if key in content}
-    beside = _validate(Beside, {key: content.get(key) for key in Beside.model_fields}, where)
+    validate = partial(_validate, where=where, tell_origins=tell_origins)
+    beside = validate(Beside, {key: content.get(key) for key in Beside.model_fields})
     job["name"] = _job_name(beside.run.name, name, suffix)
     if isinstance(cluster := content.get("cluster"), dict):
-        job["cluster"] = _without_site(cluster, where)
+        site = {key: value for key, value in cluster.items() if key in _Site.model_fields}
+        validate(_Profile, {"cluster": site})
+        job["cluster"] = {key: value for key, value in cluster.items() if key not in site}
     return Request(
         beside=beside,
         has_default_image=_takes_default_image(config),
-        job=_validate(Job, job, where),
+        job=validate(Job, job),
     )
-
-
-def _without_site(cluster: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the keys of the job alone; raises RecipeError for a wrong one of the others."""
-    site = {key: value for key, value in cluster.items() if key in _Site.model_fields}
-    _validate(_Profile, {"cluster": site}, where)
-    return {key: value for key, value in cluster.items() if key not in site}
 
 
 def _takes_default_image(config: DictConfig) -> bool:
@@ -131,11 +136,14 @@ def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:
     )
 
 
-def _validate(model: type[_Model], content: Mapping[str, Any], where: str) -> _Model:
+def _validate(
+    model: type[_Model], content: Mapping[str, Any], where: str, tell_origins: TellOrigins
+) -> _Model:
     try:
         return model.model_validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        raise RecipeError("\n".join([*validation_problems(error, model), f"  {where}"])) from error
+        problems = "\n".join(validation_problems(error, model)).splitlines()
+        raise RecipeError("\n".join([*tell_origins(problems), f"  {where}"])) from error
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
@@ -187,24 +195,12 @@ def _foreign_resolvers(node: object) -> Iterator[str]:
     for where, value in _leaves(node, ""):
         if not isinstance(value, str) or where.startswith("run.dir"):
             continue
-        for name in _RESOLVER.findall(value):
-            if name not in _PURE_RESOLVERS:
-                yield (
-                    f"{where} takes its value from ${{{name}:...}}, and a job may hold nothing of "
-                    "the machine or the time it is rendered at; write the value itself, or a "
-                    "reference under cluster.secrets"
-                )
-
-
-_RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*):")
-_PURE_RESOLVERS = {
-    "default_image",
-    "oc.select",
-    "oc.create",
-    "oc.deprecated",
-    "oc.dict.keys",
-    "oc.dict.values",
-}
+        for name in foreign_resolvers(value):
+            yield (
+                f"{where} takes its value from ${{{name}:...}}, and a job may hold nothing of "
+                "the machine or the time it is rendered at; write the value itself, or a "
+                "reference under cluster.secrets"
+            )
 
 
 def _job_name(given: str | None, recipe: object, suffix: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
 _WORDS = r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|PRIVATE_KEY|API_?KEY|ACCESS_KEY"
@@ -69,6 +70,28 @@ def shown_override(override: str) -> str:
     return override if is_shown or not equals else f"{key}=(not shown)"
 
 
+def masked(content: object, place: tuple[Any, ...] = ()) -> Any:
+    """Return plain data that lies at a place with NOT_SHOWN for each value that may be a secret."""
+    if isinstance(content, dict):
+        return {key: masked(value, (*place, key)) for key, value in content.items()}
+    if isinstance(content, list):
+        return [masked(value, (*place, index)) for index, value in enumerate(content)]
+    return NOT_SHOWN if _may_be_secret(content, tuple(map(str, place))) else content
+
+
+def _may_be_secret(value: object, place: tuple[str, ...]) -> bool:
+    if value is None or isinstance(value, bool) or value == "":
+        return False
+    if _TEXT.search(str(value)) or (place[:1] == ("env",) and _NAME.search(place[-1])):
+        return True
+    if place[:2] == ("cluster", "secrets"):
+        # What is below an entry says where the secret is.
+        return len(place) == _SECRET_ENTRY_DEPTH
+    return any(_NAME.search(part) and not part.endswith("_file") for part in place)
+
+
+NOT_SHOWN = "(not shown)"
+_SECRET_ENTRY_DEPTH = 3
 _UNSHOWN = re.compile(r"(env|cluster\.secrets)\b")
 _SECRET_ENTRY = re.compile(r"cluster\.secrets\.[^.]+")
 _FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"

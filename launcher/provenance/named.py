@@ -1,0 +1,65 @@
+"""Say below a message where the values come from that it names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from launcher.composition.references import referred_places
+from launcher.job.secrets import masked
+from launcher.provenance.explained import value_text
+from launcher.provenance.fold import Fold, Node
+from launcher.provenance.place import Place, key_of
+
+_WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*")
+_VALUE_CHARACTERS_MAX = 60
+
+
+def add_origins(problems: Sequence[str], folded: Fold) -> list[str]:
+    """Return messages, each with a line below it of the origins of the fields that it names.
+
+    A field is told of once.
+    """
+    told: set[Place] = set()
+    found: list[str] = []
+    for problem in problems:
+        found.append(problem)
+        origins = []
+        for place, node in _named_fields(problem, folded):
+            if place not in told:
+                origins.append(_origin_of(place, node))
+                told.add(place)
+        if origins:
+            found.append(f"  {'; '.join(origins)}")
+    return found
+
+
+def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, Node]]:
+    """Yield the fields that a message names, each with those that its value refers to.
+
+    A key without its section, as in `trainer.num_devices 8 ... tensor_parallel 4`, is one of the
+    section that was named before it. What is only near to a mistyped key is not named.
+    """
+    section: Place = ()
+    for index, word in enumerate(_WORD.findall(message.partition("; closest: ")[0])):
+        place: Place = tuple(re.findall(r"[^.\[\]]+", word))
+        if len(place) == 1 and index > 0:
+            place = (*section, word) if section and "_" in word else ()
+        node = folded.root.at(place) if place else None
+        if node is None:
+            continue
+        section = place[:-1]
+        yield place, node
+        for target in referred_places(node.setting.value, place):
+            if (referred := folded.root.at(target)) is not None:
+                yield target, referred
+
+
+def _origin_of(place: Place, node: Node) -> str:
+    key = key_of(node.setting.place)
+    if node.children is not None:
+        return f"{key}: {node.setting.origin}"
+    text = value_text(masked(node.setting.value, place))
+    if len(text) > _VALUE_CHARACTERS_MAX:
+        text = f"{text[: _VALUE_CHARACTERS_MAX - 3]}..."
+    return f"{key} {text}: {node.setting.origin}"
