@@ -131,8 +131,8 @@ def _check_time_limit(value: Any) -> Any:
     return value
 
 
-def _to_text(value: Any) -> Any:
-    # As YAML and most programs write it: env.A=false is the text "false".
+def to_text(value: Any) -> Any:
+    """Return a number, true or false as YAML and most programs write it; anything else as it is."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, (int, float)) else value
@@ -141,9 +141,9 @@ def _to_text(value: Any) -> Any:
 DnsLabel = Annotated[str, AfterValidator(check_dns_label)]
 DnsSubdomain = Annotated[str, AfterValidator(check_dns_subdomain)]
 LabelKey = Annotated[str, AfterValidator(check_label_key)]
-LabelValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_label_value)]
+LabelValue = Annotated[str, BeforeValidator(to_text), AfterValidator(check_label_value)]
 EnvName = Annotated[str, AfterValidator(check_env_name)]
-EnvValue = Annotated[str, BeforeValidator(_to_text), AfterValidator(check_no_nul)]
+EnvValue = Annotated[str, BeforeValidator(to_text), AfterValidator(check_no_nul)]
 ShellText = Annotated[str, AfterValidator(check_no_nul)]
 AbsolutePath = Annotated[str, AfterValidator(check_absolute_path)]
 Image = Annotated[

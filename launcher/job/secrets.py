@@ -87,7 +87,9 @@ def _may_be_secret(value: object, place: tuple[str, ...]) -> bool:
     if place[:2] == ("cluster", "secrets"):
         # What is below an entry says where the secret is.
         return len(place) == _SECRET_ENTRY_DEPTH
-    return any(_NAME.search(part) and not part.endswith("_file") for part in place)
+    # A file's path, and num_experts_per_token.
+    is_other = place[-1].endswith("_file") or place[-1].startswith("num_")
+    return not is_other and any(_NAME.search(part) for part in place)
 
 
 NOT_SHOWN = "(not shown)"

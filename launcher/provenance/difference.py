@@ -40,12 +40,16 @@ class Difference:
 
 
 def find_differences(one: Any, other: Any, place: Place = ()) -> Iterator[Difference]:
-    """Yield each key in which two plain data differ, in the order of the first."""
+    """Yield each key in which two plain data differ, in the order of the first.
+
+    A key that is null and one that is not there are the same: a job has null for every optional
+    key that its recipe leaves out.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         yield from _differing_parts(one, other, place)
     elif isinstance(one, list) and isinstance(other, list):
         yield from _differing_parts(dict(enumerate(one)), dict(enumerate(other)), place)
-    elif not is_same(one, other):
+    elif not is_same(*(None if each is ABSENT else each for each in (one, other))):
         sections = [each if isinstance(each, dict) else {} for each in (one, other)]
         # A section that the other side does not have is told of by its keys alone.
         if not any(sections) or ABSENT not in (one, other):

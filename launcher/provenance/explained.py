@@ -9,7 +9,7 @@ from typing import Any
 from launcher.composition.references import referred_places
 from launcher.job.fields import shown
 from launcher.job.secrets import NOT_SHOWN, masked
-from launcher.provenance.fold import SECTION, Fold, Origin, Setting
+from launcher.provenance.fold import MISSING, SECTION, Fold, Origin, Setting
 from launcher.provenance.place import Place, is_same, key_of, leaves
 
 UNKNOWN = "unknown"
@@ -167,7 +167,10 @@ def _origin_data(origin: Origin | None) -> dict[str, Any] | str:
 
 def value_text(value: object) -> str:
     """Return a value as a person writes it, or the words that stand for it."""
-    return str(value) if value == NOT_SHOWN or value == "???" else shown(value)
+    is_bare = isinstance(value, str) and (
+        value in (NOT_SHOWN, MISSING) or (_REFERENCE in value and value.isprintable())
+    )
+    return str(value) if is_bare else shown(value)
 
 
 def origin_text(origin: Origin) -> str:

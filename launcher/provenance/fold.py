@@ -4,7 +4,8 @@
 - `???` sets a key that is not there, and changes none that is.
 - A list is replaced as a whole. An override may set one of its items.
 - A section that is put over a reference to another section begins with a copy of that one.
-- An override goes through a reference to what it refers to.
+- An override of a key below a reference puts a section in the reference's place; a deletion of one
+  deletes what the reference leads to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from launcher.composition.references import referred_place
 from launcher.provenance.lines import Lines
 from launcher.provenance.place import Place
 
-_MISSING = "???"
+MISSING = "???"
+"""The value of a key that whoever runs a recipe has to set."""
 _REFERENCES_MAX = 32
 """References to references that are followed; OmegaConf refuses those that form a ring."""
 
@@ -150,7 +152,7 @@ def _merge(
         if old is not None and (target := _referred(root, old, at)):
             old = _copied(target)
             _set_child(section, key, old)
-        if old is not None and value == _MISSING:
+        if old is not None and value == MISSING:
             continue
         below = replace(layer, lines=layer.lines.below(key))
         if old is not None and isinstance(old.children, dict) and isinstance(value, dict):
@@ -191,12 +193,11 @@ def _override(root: Node, layer: OverrideLayer) -> None:
     node = root
     for depth, part in enumerate(layer.place[:-1], start=1):
         place = layer.place[:depth]
-        old = _child(node, part)
-        found = old and (_referred(root, old, place) or old)
-        if found is None or found.children is None:
-            found = _build({}, place, source, old.setting if old else None)
-            _set_child(node, part, found)
-        node = found
+        child = _child(node, part)
+        if child is None or child.children is None:
+            child = _build({}, place, source, child.setting if child else None)
+            _set_child(node, part, child)
+        node = child
     last = layer.place[-1]
     old = _child(node, last)
     if old is not None and isinstance(old.children, dict) and isinstance(layer.value, dict):

@@ -38,10 +38,11 @@ def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, Node]]:
     """Yield the fields that a message names, each with those that its value refers to.
 
     A key without its section, as in `trainer.num_devices 8 ... tensor_parallel 4`, is one of the
-    section that was named before it. What is only near to a mistyped key is not named.
+    section that was named before it. What a mistyped key may have meant is not named.
     """
+    end = "; " if message.startswith("no key ") else "; closest: "
     section: Place = ()
-    for index, word in enumerate(_WORD.findall(message.partition("; closest: ")[0])):
+    for index, word in enumerate(_WORD.findall(message.partition(end)[0])):
         place: Place = tuple(re.findall(r"[^.\[\]]+", word))
         if len(place) == 1 and index > 0:
             place = (*section, word) if section and "_" in word else ()

@@ -13,6 +13,7 @@ from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.compose import compose_recipe, fold_recipe
 from launcher.composition.shown import shown_content, written_content
 from launcher.errors import RecipeError
+from launcher.job.fields import to_text
 from launcher.job.secrets import masked
 from launcher.monitor.logs import plain
 from launcher.paths import find_folders, readable_path
@@ -74,6 +75,9 @@ def _find_run(word: str, start: Path) -> Path | None:
 def _recipe_side(name: str, start: Path, *, has_origins: bool) -> Side:
     config, _ = compose_recipe(name, start=start)
     content = shown_content(written_content(config))
+    if isinstance(env := content.get("env"), dict):
+        # As a job has them.
+        content["env"] = {name: to_text(value) for name, value in env.items()}
     return Side(
         name=name, content=content, folded=fold_recipe(name, start=start) if has_origins else None
     )

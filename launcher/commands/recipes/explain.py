@@ -25,6 +25,7 @@ from launcher.provenance.explained import (
 )
 
 _OPTIONS = ("--all", "--json")
+_HOW_TO_SEE = "--all shows them too, KEY a key or section"
 _NEAR_MAX = 3
 _LIKENESS_MIN = 0.6
 
@@ -56,10 +57,7 @@ def print_explanation(arguments: Sequence[str], start: Path) -> int:
         for line in explained_lines(each):
             sys.stdout.write(f"{plain(line)}\n")
     if num_left := len(found) - len(told):
-        sys.stdout.write(
-            f"{num_left} more keys are as their groups have them; --all shows them too, KEY a key or "
-            "section\n"
-        )
+        sys.stdout.write(f"{num_left} more keys are as their groups have them; {_HOW_TO_SEE}\n")
     return 0
 
 
