@@ -26,6 +26,7 @@ from tests.warm import start
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 PAGE = (ROOT / "docs" / "recipes.md").read_text("utf-8")
+EXPLAIN = (ROOT / "docs" / "explain.md").read_text("utf-8")
 RECOVERY = (ROOT / "docs" / "recovery.md").read_text("utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = ".venv/bin/python -m launcher "
@@ -104,6 +105,18 @@ def test_overrides_are_typed_as_the_page_says(repository: Path) -> None:
     assert "hydra_bash_completion launcher" in done.stdout
     assert (repository / "runs" / "lr=3e-4" / "job.json").is_file()
     assert len(list(repository.glob("multirun/**/job.json"))) == 3
+
+
+def test_what_the_page_on_origins_types_is_answered_as_it_says(repository: Path) -> None:
+    assert _type("\n".join(_blocks(EXPLAIN, "sh")), repository).returncode == 0
+    shown = _blocks(EXPLAIN, "")
+    assert len(shown) > 4
+    for block in shown:
+        command, _, answer = block.partition("\n")
+
+        done = _type(command.removeprefix("$ "), repository)
+
+        assert done.stdout + done.stderr == answer, command
 
 
 def test_the_page_shows_a_shipped_recipe_as_it_is() -> None:

@@ -41,7 +41,7 @@ def explain(recipe: str, overrides: Sequence[str], folder: Path) -> list[Explain
 def wrong_origins(
     explained: Sequence[Explained], recipe: str, overrides: Sequence[str], folder: Path
 ) -> dict[str, Any]:
-    """Return each of the explained keys whose origin is unknown or not the right one, with what was seen instead.
+    """Return each key whose origin is unknown or not the right one, with what was seen instead.
 
     The files of the folder are changed, all of which have to be below it.
     """

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from launcher.composition.references import CHARACTERS_MAX, growth_problem
+from launcher.composition.compose import resolve
+from launcher.composition.references import CHARACTERS_MAX, foreign_resolvers, growth_problem
+from launcher.errors import RecipeError
 from tests.launcher.command import refuse
 
 HEAD = "# @package _global_\ndefaults: [llama/llama3_tiny_pretrain, _self_]\n"
@@ -78,3 +80,34 @@ def test_what_becomes_too_large_is_refused_and_what_stays_small_passes(
     assert is_refused or max(sizes) <= CHARACTERS_MAX
     # Each reference's own characters count as well.
     assert not is_refused or max(sizes) > CHARACTERS_MAX - 1000
+
+
+@pytest.mark.parametrize(("text", "resolvers"), [
+    ("${trainer.num_nodes}", []),
+    ("${..a.b} and ${a[0].b}", []),
+    ("${trainer.${env.A}}", []),
+    ("${oc.select:a.b,null}", []),
+    (r"\${oc.env:HOME}", []),
+    ("${oc.env:HOME}", ["oc.env"]),
+    ("${ now : %H}", ["now"]),
+    (r"\\${oc.env:HOME}", ["oc.env"]),
+    ("${oc.${env.A}:HOME}", ["oc.${env.A}"]),
+    ("${oc.${env.${env.B}}:HOME}", ["oc.${env.${env.B}}"]),
+    ("${oc.select:a,${oc.env:HOME}}", ["oc.env"]),
+    ('${oc.select:a,"${oc.env:HOME}"}', ["oc.env"]),
+])  # fmt: skip
+def test_what_a_text_takes_from_outside_the_config_is_found(
+    text: str, resolvers: list[str]
+) -> None:
+    assert list(foreign_resolvers(text)) == resolvers
+
+
+@pytest.mark.parametrize("text", [r"'\\${oc.env:HOME}'", "${oc.${env.B}:HOME}"])
+def test_no_job_holds_a_variable_of_the_machine(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n  - _self_\n"
+        f"env:\n  A: {text}\n  B: env\n"
+    )
+
+    with pytest.raises(RecipeError, match=r"env\.A takes its value from \$\{oc\."):
+        resolve("mine.yaml", start=tmp_path)

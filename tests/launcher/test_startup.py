@@ -35,6 +35,23 @@ def test_rendering_imports_neither_torch_nor_clients(tmp_path: Path, cluster: st
 
 
 @pytest.mark.parametrize("arguments", [
+    ["explain", "recipe=llama/llama3_tiny_pretrain", "--all"],
+    ["diff", "llama/llama3_tiny_pretrain", "llama/llama3_tiny_pretrain", "--origins"],
+])  # fmt: skip
+def test_telling_of_values_imports_neither_torch_nor_clients(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+
+    status, modules = json.loads(done.stderr.splitlines()[-1])
+    assert status == 0
+    assert HEAVY & set(modules) == set()
+
+
+@pytest.mark.parametrize("arguments", [
     ["--help"], ["list", "--help"], ["lst"], ["recipe=llama/llama3_tiny_pretrian"],
     [], ["llama/llama3_tiny_pretrain"],
 ])  # fmt: skip
