@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -101,11 +102,17 @@ def _file_layer(
 
 
 def _path_of(loaded: ConfigResult, name: str) -> Path | None:
-    """Return the file that a config was read from, None where it lies in a Python package."""
+    """Return the file that a config was read from, None where that is none, as in a zipped package.
+
+    It is named as Hydra finds it, so that a link keeps its own name.
+    """
     scheme, _, folder = loaded.path.partition("://")
+    if scheme == "pkg":
+        found = resources.files(folder).joinpath(f"{name}.yaml")
+        return found if isinstance(found, Path) else None
     if scheme == "recipes":
         name = name.removeprefix(f"{GROUP}/")
-    return Path(folder, f"{name}.yaml") if scheme in {"recipes", "file"} else None
+    return Path(folder, f"{name}.yaml").absolute() if scheme in {"recipes", "file"} else None
 
 
 def _override_layers(overrides: Sequence[Override]) -> Iterator[OverrideLayer]:

@@ -48,6 +48,7 @@ class Explainer:
     def __init__(self, written: dict[Any, Any], content: dict[Any, Any], folded: Fold) -> None:
         """Take a config's plain data as it was written and as it may be shown, and its layers."""
         self._written = dict(leaves(written))
+        self._by_text = {tuple(map(str, place)): place for place in self._written}
         self._content = content
         self._folded = folded
 
@@ -102,8 +103,14 @@ class Explainer:
 
     def _references(self, place: Place, written: object, seen: set[Place]) -> Iterator[Told]:
         """Yield the keys that a value refers to, and those that their values refer to."""
-        for target in referred_places(written, place):
-            if target in seen or target not in self._written:
+        for text in referred_places(written, place):
+            target = self._by_text.get(text)
+            node = self._folded.root.at(text)
+            if target is None and node is not None:
+                # A section or list, whose keys have origins of their own.
+                value = masked(node.setting.value, text)
+                yield Told(key=key_of(text), value=value, origin=node.setting.origin)
+            if target is None or target in seen:
                 continue
             seen.add(target)
             setting = self._setting(target)

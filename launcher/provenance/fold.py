@@ -24,7 +24,7 @@ _REFERENCES_MAX = 32
 """References to references that are followed; OmegaConf refuses those that form a ring."""
 
 
-class Section:
+class _SectionValue:
     """What a setting has for a value where a section was set: its keys have settings of their own.
 
     There is one, SECTION.
@@ -34,7 +34,7 @@ class Section:
         return "a section"
 
 
-SECTION = Section()
+SECTION = _SectionValue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +71,16 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TreeNode:
     """What lies at one place: its newest setting, and what it holds."""
 
     setting: Setting
-    children: dict[Any, Node] | list[Node] | None = None
+    children: dict[Any, TreeNode] | list[TreeNode] | None = None
     """None for a value that holds no others."""
 
-    def at(self, place: Place) -> Node | None:
+    def at(self, place: Place) -> TreeNode | None:
         """Return the node at a place below this one, None where there is none."""
-        node: Node | None = self
+        node: TreeNode | None = self
         for part in place:
             node = None if node is None else _child(node, part)
         return node
@@ -110,14 +110,14 @@ class OverrideLayer:
 class Fold:
     """All layers on each other."""
 
-    root: Node
+    root: TreeNode
     removed: dict[Place, Origin] = field(default_factory=dict)
     """Keys that an override has deleted."""
 
 
 def fold(layers: Iterable[FileLayer | OverrideLayer]) -> Fold:
     """Return the layers on each other, the first of them lowest."""
-    folded = Fold(Node(Setting(place=(), value=SECTION, origin=Origin()), {}))
+    folded = Fold(TreeNode(Setting(place=(), value=SECTION, origin=Origin()), {}))
     for layer in layers:
         if isinstance(layer, FileLayer):
             _merge(folded.root, folded.root, (), layer.content, layer)
@@ -128,7 +128,7 @@ def fold(layers: Iterable[FileLayer | OverrideLayer]) -> Fold:
     return folded
 
 
-def _child(node: Node, part: Any) -> Node | None:
+def _child(node: TreeNode, part: Any) -> TreeNode | None:
     if isinstance(node.children, dict):
         return node.children.get(part)
     if node.children is None or not str(part).isdecimal() or int(part) >= len(node.children):
@@ -136,7 +136,7 @@ def _child(node: Node, part: Any) -> Node | None:
     return node.children[int(part)]
 
 
-def _set_child(node: Node, part: Any, child: Node) -> None:
+def _set_child(node: TreeNode, part: Any, child: TreeNode) -> None:
     if isinstance(node.children, dict):
         node.children[part] = child
     elif node.children is not None:
@@ -144,7 +144,7 @@ def _set_child(node: Node, part: Any, child: Node) -> None:
 
 
 def _merge(
-    root: Node, section: Node, place: Place, content: dict[Any, Any], layer: FileLayer
+    root: TreeNode, section: TreeNode, place: Place, content: dict[Any, Any], layer: FileLayer
 ) -> None:
     """Put a section's content over a section, key by key."""
     for key, value in content.items():
@@ -161,19 +161,19 @@ def _merge(
             _set_child(section, key, _build(value, at, below, old.setting if old else None))
 
 
-def _copied(node: Node) -> Node:
+def _copied(node: TreeNode) -> TreeNode:
     children = node.children
     if isinstance(children, dict):
         children = {key: _copied(each) for key, each in children.items()}
     elif children is not None:
         children = [_copied(each) for each in children]
-    return Node(node.setting, children)
+    return TreeNode(node.setting, children)
 
 
-def _build(value: object, place: Place, layer: FileLayer, before: Setting | None) -> Node:
+def _build(value: object, place: Place, layer: FileLayer, before: Setting | None) -> TreeNode:
     """Return new nodes for a value, all of which replace the same setting."""
     origin, lines = replace(layer.origin, line=layer.lines.line), layer.lines
-    children: dict[Any, Node] | list[Node] | None = None
+    children: dict[Any, TreeNode] | list[TreeNode] | None = None
     if isinstance(value, dict):
         children = {
             key: _build(each, (*place, key), replace(layer, lines=lines.below(key)), before)
@@ -185,10 +185,10 @@ def _build(value: object, place: Place, layer: FileLayer, before: Setting | None
             for index, each in enumerate(value)
         ]
     shown = SECTION if isinstance(value, dict) else value
-    return Node(Setting(place=place, value=shown, origin=origin, before=before), children)
+    return TreeNode(Setting(place=place, value=shown, origin=origin, before=before), children)
 
 
-def _override(root: Node, layer: OverrideLayer) -> None:
+def _override(root: TreeNode, layer: OverrideLayer) -> None:
     source = FileLayer({}, Lines(), layer.origin)
     node = root
     for depth, part in enumerate(layer.place[:-1], start=1):
@@ -208,7 +208,7 @@ def _override(root: Node, layer: OverrideLayer) -> None:
 
 
 def _delete(folded: Fold, layer: OverrideLayer) -> None:
-    node: Node | None = folded.root
+    node: TreeNode | None = folded.root
     for depth, part in enumerate(layer.place[:-1], start=1):
         found = None if node is None else _child(node, part)
         node = found and (_referred(folded.root, found, layer.place[:depth]) or found)
@@ -217,11 +217,11 @@ def _delete(folded: Fold, layer: OverrideLayer) -> None:
         folded.removed[layer.place] = layer.origin
 
 
-def _referred(root: Node, node: Node, place: Place) -> Node | None:
+def _referred(root: TreeNode, node: TreeNode, place: Place) -> TreeNode | None:
     """Return the section or list that a value refers to, None where it refers to none."""
     if node.children is not None:
         return None
-    found: Node | None = node
+    found: TreeNode | None = node
     for _ in range(_REFERENCES_MAX):
         if found is None or found.children is not None:
             break

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from launcher.composition.references import referred_places
 from launcher.job.secrets import masked
 from launcher.provenance.explained import value_text
-from launcher.provenance.fold import Fold, Node
+from launcher.provenance.fold import Fold, TreeNode
 from launcher.provenance.place import Place, key_of
 
 _WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*")
@@ -34,7 +34,7 @@ def add_origins(problems: Sequence[str], folded: Fold) -> list[str]:
     return found
 
 
-def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, Node]]:
+def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, TreeNode]]:
     """Yield the fields that a message names, each with those that its value refers to.
 
     A key without its section, as in `trainer.num_devices 8 ... tensor_parallel 4`, is one of the
@@ -56,7 +56,7 @@ def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, Node]]:
                 yield target, referred
 
 
-def _origin_of(place: Place, node: Node) -> str:
+def _origin_of(place: Place, node: TreeNode) -> str:
     key = key_of(node.setting.place)
     if node.children is not None:
         return f"{key}: {node.setting.origin}"

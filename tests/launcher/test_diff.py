@@ -86,6 +86,17 @@ def test_a_run_differs_from_its_recipe_in_its_overrides_alone(tmp_path: Path) ->
     assert f"  mine: runs/mine/job.json, line {line}\n" in told.out
 
 
+def test_a_run_keeps_its_values_when_its_recipe_changes(tmp_path: Path) -> None:
+    draft = _write_draft(tmp_path)
+    _render(tmp_path, f"recipe={draft}", "run.name=mine")
+    text = (tmp_path / draft).read_text()
+    (tmp_path / draft).write_text(f"{text.replace('seed: 7', 'seed: 8')}run: {{detach: true}}\n")
+
+    ended = launch("diff", "mine", draft, folder=tmp_path)
+
+    assert (ended.status, ended.out) == (1, "trainer.seed: 7 -> 8\n")
+
+
 def test_two_runs_differ_in_their_clusters_too(tmp_path: Path) -> None:
     for name, cluster in (("one", "local"), ("two", "slurm")):
         _render(tmp_path, f"recipe={TINY}", f"cluster={cluster}", f"run.name={name}")

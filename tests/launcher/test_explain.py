@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
+from launcher.provenance.explained import Explainer, explained_data, explained_lines
+from launcher.provenance.fold import FileLayer, Origin, fold
+from launcher.provenance.lines import Lines
 from tests.launcher.command import launch, refuse
 from tests.launcher.marked import copy_shipped, explain, wrong_origins, yaml_lines
 from tests.launcher.shipped import CLUSTERS, RECIPES
@@ -250,6 +253,58 @@ def test_what_cannot_be_a_job_is_explained_as_well(tmp_path: Path) -> None:
         "bad: 1\n"
         "  from broken.yaml, line 5\n"
     )
+
+
+def test_a_reference_to_a_section_and_to_an_item_of_a_list_are_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - llama/llama3_tiny_checkpointless\n  - _self_\n"
+        "env:\n  A: ${trainer.optimizer}\n  B: ${resilience.faults.injected[0].step}\n"
+    )
+
+    ended = launch("explain", "recipe=mine.yaml", "env", folder=tmp_path)
+
+    assert (
+        "  refers to trainer.optimizer: a section, from conf/trainer/_settings.yaml, line 17\n"
+        in (ended.out)
+    )
+    assert ended.out.endswith(
+        "env.B: 60\n"
+        "  from mine.yaml, line 7, as ${resilience.faults.injected[0].step}\n"
+        "  refers to resilience.faults.injected[0].step: 60, "
+        "from recipes/llama/llama3_tiny_checkpointless.yaml, line 26\n"
+    )
+
+
+def test_a_file_of_another_search_path_is_named(tmp_path: Path) -> None:
+    for folder in ("more", "ourpackage"):
+        (tmp_path / folder / "model").mkdir(parents=True)
+        text = "defaults: [llama3_tiny, _self_]\nnum_layers: 7\n"
+        (tmp_path / folder / "model" / f"{folder}.yaml").write_text(text)
+        (tmp_path / folder / "__init__.py").write_text("")
+    path = f"hydra.searchpath=[file://{tmp_path}/more,pkg://ourpackage]"
+
+    for name in ("more", "ourpackage"):
+        ended = launch(
+            "explain", f"recipe={TINY}", f"model={name}", "model.num_layers", path, folder=tmp_path,
+            env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        )  # fmt: skip
+
+        assert ended.out.startswith(
+            f"model.num_layers: 7\n  from {name}/model/{name}.yaml, line 2 (model={name})\n"
+        ), ended
+
+
+def test_a_value_that_is_not_the_composed_one_is_unknown() -> None:
+    folded = fold([FileLayer({"a": 1, "b": 2}, Lines(), Origin(file="f"))])
+    explainer = Explainer({"a": 1, "b": 3, "c": []}, {"a": 1, "b": 3, "c": []}, folded)
+
+    known, *unknown = explainer.explain()
+
+    assert known.origin == Origin(file="f")
+    assert [list(explained_lines(each)) for each in unknown] == [
+        ["b: 3", "  unknown"], ["c: []", "  unknown"],
+    ]  # fmt: skip
+    assert explained_data(unknown[0])["origin"] == "unknown"
 
 
 SECRET = "Tr0ub4dor"

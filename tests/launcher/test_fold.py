@@ -14,10 +14,10 @@ from launcher.provenance.fold import (
     SECTION,
     FileLayer,
     Fold,
-    Node,
     Origin,
     OverrideLayer,
     Setting,
+    TreeNode,
     fold,
 )
 from launcher.provenance.lines import Lines, parse_lines
@@ -35,7 +35,7 @@ VALUES = st.recursive(
 CONTENTS = st.dictionaries(KEYS, VALUES, max_size=3)
 
 
-def plain(node: Node) -> Any:
+def plain(node: TreeNode) -> Any:
     if isinstance(node.children, dict):
         return {key: plain(each) for key, each in node.children.items()}
     if node.children is not None:
