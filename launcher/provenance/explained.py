@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,9 @@ def _origin_data(origin: Origin | None) -> dict[str, Any] | str:
 
 
 def value_text(value: object) -> str:
-    """Return a value as a person writes it, or the words that stand for it."""
+    """Return a value as a person writes it in YAML, or the words that stand for it."""
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False)
     is_bare = isinstance(value, str) and (
         value in (NOT_SHOWN, MISSING) or (_REFERENCE in value and value.isprintable())
     )

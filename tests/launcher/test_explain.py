@@ -267,6 +267,7 @@ def test_a_reference_to_a_section_and_to_an_item_of_a_list_are_told(tmp_path: Pa
         "  refers to trainer.optimizer: a section, from conf/trainer/_settings.yaml, line 17\n"
         in (ended.out)
     )
+    assert ended.out.startswith('env.A: {"lr": 0.003, "min_lr": 0.0003, "warmup_steps": 20, ')
     assert ended.out.endswith(
         "env.B: 60\n"
         "  from mine.yaml, line 7, as ${resilience.faults.injected[0].step}\n"
