@@ -339,6 +339,7 @@ def test_no_secret_is_shown_and_nothing_is_taken_from_the_machine(
         assert ended.status == 0, ended.err
         assert SECRET not in ended.out + ended.err
         assert "(not shown)" in ended.out
+        assert "${oc.env:CANARY}" in ended.out
     difference = launch("diff", "mine.yaml", TINY, "--origins", folder=tmp_path)
     assert difference.status == 1
     assert SECRET not in difference.out + difference.err
