@@ -110,7 +110,7 @@ def _launch(given: list[str], start: Path) -> int:
     from launcher.composition.search import add_search_path
 
     recipes = (*choice.folders, *folders.recipes)
-    add_search_path(folders.conf, recipes)
+    add_search_path(folders.conf, recipes, choice.frozen)
     statuses = [0]
     refusals: list[LauncherError] = []
     is_composing = True

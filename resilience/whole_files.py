@@ -15,9 +15,14 @@ def draft_of(path: Path, writer: str) -> Path:
 
 def write_whole(path: Path, data: Mapping[str, object], writer: str) -> None:
     """Write JSON data, or replace what is there. Raises OSError."""
+    replace_text(path, json.dumps(data), writer)
+
+
+def replace_text(path: Path, text: str, writer: str) -> None:
+    """Write a text, or replace what is there. Raises OSError."""
     draft = draft_of(path, writer)
     try:
-        write_text(draft, json.dumps(data))
+        write_text(draft, text)
         draft.replace(path)
     finally:
         # A full disk has made it, and takes nothing.

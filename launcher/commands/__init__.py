@@ -12,6 +12,7 @@ from pathlib import Path
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
+_ON_VERSIONS = ("check", "freeze", "history")
 _ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue", "branch", "scale")
 
 
@@ -29,6 +30,15 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.recipes.diff import print_difference
 
         return print_difference(arguments, start)
+    if command in _ON_VERSIONS:
+        from launcher.commands.recipes import versions
+
+        prints = {
+            "check": versions.print_check,
+            "freeze": versions.print_frozen,
+            "history": versions.print_history,
+        }
+        return prints[command](arguments, start)
     if command in _ON_RUNS:
         return _run_on_run(command, arguments, start)
     if command == "show":

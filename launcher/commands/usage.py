@@ -9,6 +9,10 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher explain recipe=NAME [KEY=VALUE ...] [KEY ...]
                                                         where its values come from
        python -m launcher diff A B                      in what two recipes or runs differ
+       python -m launcher check [NAME ...]              is each recipe what its version says?
+       python -m launcher history NAME                  its versions
+       python -m launcher freeze recipe=NAME [KEY=VALUE ...]
+                                                        a recipe as one file that stays as it is
        python -m launcher schema                        JSON Schema of a recipe, for editors
        python -m launcher report FOLDER                 make a run's report again
        python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
@@ -71,6 +75,26 @@ usage: python -m launcher diff A B [--origins]
   --origins    also the file and line of each value
 
   The exit status is 0 where they are equal, 1 where they differ, 2 where one cannot be read.
+""",
+    "check": """\
+usage: python -m launcher check [--update -m 'WHY'] [NAME ...]
+
+  Compare what each recipe, or each that is named, resolves to with the version that recipes.lock
+  keeps of it. Where that differs, name the keys with both values and end with status 1.
+
+  --update -m 'WHY'    raise the version of a recipe that has changed, and keep it: a file below
+                       recipes/.versions and a line of recipes.lock, with WHY in it
+""",
+    "history": """\
+usage: python -m launcher history NAME
+
+  Print the versions of a recipe, the oldest first: date, digest and what changed.
+""",
+    "freeze": """\
+usage: python -m launcher freeze recipe=NAME [KEY=VALUE ...]
+
+  Print a recipe with its overrides as one file that depends on no other and resolves to the same
+  job for ever. Run it as recipe=FILE.yaml, with further overrides as usual.
 """,
     "schema": """\
 usage: python -m launcher schema

@@ -11,8 +11,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import RecipeError
+
+if TYPE_CHECKING:  # most command lines name a live recipe, and do without
+    from launcher.composition.frozen import Frozen
 
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 _SUFFIXES = (".yaml", ".yml")
@@ -27,16 +31,18 @@ class Choice:
     recipe: str | None
     """The name that was asked for; None where the command line names none."""
     by_path: frozenset[str] = frozenset()
-    """Names that were given as a file's path."""
+    """Names that were given as a file's path, and that of a frozen recipe."""
+    frozen: Frozen | None = None
+    """What the recipe is composed of, where it was chosen by its version or from a frozen file."""
 
 
 def list_recipes(folders: Iterable[Path]) -> list[str]:
-    """Return the names of all recipes in the folders, sorted; `_` hides a part."""
+    """Return the names of all recipes in the folders, sorted; `_` or a dot hides a part."""
     names = {
         path.relative_to(folder).with_suffix("").as_posix()
         for folder in folders
         for path in folder.rglob("*.yaml")
-        if not any(part.startswith("_") for part in path.relative_to(folder).parts)
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(folder).parts)
     }
     return sorted(names)
 
@@ -69,6 +75,13 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
         if re.match(r"\w+\(", value):
             continue
         parts = [part.strip("'\" ") for part in value.split(",")]
+        if path := next((p for part in parts if (p := _frozen(part, folders, start))), None):
+            if len(parts) > 1:
+                raise RecipeError(
+                    f"recipe={value}: a sweep over recipes takes the live ones; choose a version "
+                    "alone"
+                )
+            return _choose_frozen(path, arguments, index, value)
         names = [_name(part, folders, start, extra) for part in parts]
         by_path |= {
             name for part, name in zip(parts, names, strict=True) if part.endswith(_SUFFIXES)
@@ -76,6 +89,50 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
         rewritten[index] = f"recipe={','.join(names)}"
         recipe = names[0]
     return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe, frozenset(by_path))
+
+
+def _choose_frozen(path: Path, arguments: Sequence[str], index: int, value: str) -> Choice:
+    """Put what the recipe was frozen with before what is given on the command line."""
+    from launcher.composition.frozen import ROOT, frozen_arguments, read_frozen
+
+    frozen = read_frozen(path)
+    if any(each.startswith("recipe=") for each in arguments[index + 1 :]):
+        raise RecipeError(f"recipe= is given twice, one of them as {value!r}; give one")
+    given = [*arguments[:index], *arguments[index + 1 :]]
+    before = frozen_arguments(frozen, given)
+    rewritten = (*arguments[:index], f"recipe={ROOT}", *before, *arguments[index + 1 :])
+    return Choice(rewritten, (), value, frozenset({ROOT}), frozen)
+
+
+def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
+    """Return the file of a frozen recipe, None where the value names a live one.
+
+    Raises RecipeError that names the versions that there are.
+    """
+    name, at, number = value.partition("@")
+    if not at and not value.endswith(_SUFFIXES):
+        return None
+    from launcher.composition.frozen import frozen_path, frozen_versions, is_frozen
+    from launcher.versions.folder import find_unfit, read_lock
+    from launcher.versions.lock import LOCK_FILE, find_version
+
+    if value.endswith(_SUFFIXES):
+        path = (start / value).resolve()
+        return path if is_frozen(path) else None
+    versions = frozen_versions(name, folders) if _NAME.fullmatch(name) else []
+    if not versions:
+        known = list_recipes(folders)
+        hint = "it has no version that was kept" if name in known else nearest(name, known)
+        raise RecipeError(f"no recipe {value!r}; {hint}")
+    if not re.fullmatch(r"[1-9]\d*", number) or int(number) not in versions:
+        shown = ", ".join(map(str, versions))
+        raise RecipeError(f"no version {number!r} of recipe {name!r}; allowed: {shown}")
+    folder = next(f for f in folders if frozen_path(f, name, int(number)).is_file())
+    version = find_version(read_lock(folder).get(name, ()), int(number))
+    problem = find_unfit(folder, name, version) if version else f"{LOCK_FILE} does not name it"
+    if problem:
+        raise RecipeError(f"recipe {value!r} cannot be used: {problem}")
+    return frozen_path(folder, name, int(number))
 
 
 def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -> str:

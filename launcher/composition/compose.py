@@ -63,7 +63,7 @@ def _initialized(recipe: str, overrides: Sequence[str], start: Path) -> Iterator
     folders = find_folders(start)
     choice = choose_recipe([f"recipe={recipe}", *overrides], folders.recipes, start)
     recipes = (*choice.folders, *folders.recipes)
-    add_search_path(folders.conf, recipes)
+    add_search_path(folders.conf, recipes, choice.frozen)
     conf = str(shipped_folder() / "conf")
     try:
         with refused_search_path(), initialize_config_dir(conf, version_base=VERSION_BASE):

@@ -7,7 +7,8 @@ instead: ours, a team's, or the one that a recipe given by path lies in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import ClassVar
@@ -22,10 +23,90 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from launcher.composition.choice import list_recipes
+from launcher.composition.frozen import File, Frozen
 from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
 from launcher.composition.yaml_size import check_yaml_size, naming_file, read_yaml_text
+
+
+class Loaded:
+    """The files that Hydra has loaded since `record`, for a recipe that is frozen."""
+
+    files: ClassVar[dict[str, File] | None] = None
+
+    @classmethod
+    @contextmanager
+    def record(cls) -> Iterator[dict[str, File]]:
+        """Yield what is loaded within the block: by its path below conf/, without .yaml."""
+        cls.files = {}
+        try:
+            yield cls.files
+        finally:
+            cls.files = None
+
+    @classmethod
+    def note(cls, config_path: str, result: ConfigResult) -> ConfigResult:
+        """Keep a file as it is before Hydra takes its defaults list out of it."""
+        if cls.files is not None:
+            content = OmegaConf.to_container(result.config, resolve=False)
+            assert isinstance(content, dict)
+            name = config_path.removesuffix(".yaml")
+            package = (result.header or {}).get("package")
+            plain = {str(key): value for key, value in content.items()}
+            cls.files[name] = File(content=plain, package=package)
+        return result
+
+
+class FrozenSource(ConfigSource):
+    """Serves the files of a frozen recipe, which has precedence over all others."""
+
+    frozen: ClassVar[Frozen | None] = None
+
+    @classmethod
+    def take(cls, frozen: Frozen | None) -> None:
+        """Serve another recipe, or none."""
+        cls.frozen = frozen
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands before :// in the search path."""
+        return "frozen"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return one file. Raises ConfigLoadError."""
+        file = self._find(config_path)
+        if file is None:
+            raise ConfigLoadError(f"no {config_path} in the frozen recipe")
+        found = ConfigResult(
+            config=OmegaConf.create(dict(file.content)),
+            path=self.full_path(),
+            provider=self.provider,
+            header={"package": file.package},
+        )
+        return Loaded.note(config_path, found)
+
+    def available(self) -> bool:
+        """Return whether there is a frozen recipe."""
+        return self.frozen is not None
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether a file lies below the path."""
+        files = self.frozen.files if self.frozen else ()
+        return any(name.startswith(f"{config_path}/") for name in files)
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path names a file."""
+        return self._find(config_path) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Offer nothing: the live options can be chosen, and completed, as ever."""
+        return []
+
+    def _find(self, config_path: str) -> File | None:
+        name = config_path.removesuffix(".yaml")
+        return self.frozen.files.get(name) if self.frozen else None
 
 
 class GroupSource(FileConfigSource):
@@ -38,7 +119,7 @@ class GroupSource(FileConfigSource):
         with naming_file(path):
             found = super().load_config(config_path)
         check_secrets(found.config, path, text)
-        return found
+        return Loaded.note(config_path, found)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the options and groups below a group; `_` begins the name of a part of them."""
@@ -77,12 +158,13 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"no recipe at {config_path}")
         name = path.relative_to(self.path).with_suffix("").as_posix()
         header, content = read_recipe(path, name, LauncherSearchPath.recipes)
-        return ConfigResult(
+        found = ConfigResult(
             config=content,
             path=self.full_path(),
             provider=self.provider,
             header=self._get_header_dict(header),
         )
+        return Loaded.note(config_path, found)
 
     def available(self) -> bool:
         """Return whether the folder is there."""
@@ -132,14 +214,21 @@ class LauncherSearchPath(SearchPathPlugin):
             search_path.prepend(provider="launcher", path=f"file://{path}", anchor=main)
         for path in self.recipes:
             search_path.append(provider="launcher", path=f"recipes://{path}")
+        if frozen := FrozenSource.frozen:
+            place = f"frozen://{frozen.name}@{frozen.version}"
+            search_path.prepend(provider="launcher", path=place)
 
 
-def add_search_path(conf: Sequence[Path], recipes: Sequence[Path]) -> None:
-    """Make Hydra look into the folders from now on; the first has precedence."""
+def add_search_path(
+    conf: Sequence[Path], recipes: Sequence[Path], frozen: Frozen | None = None
+) -> None:
+    """Make Hydra look into the folders from now on; a frozen recipe first, then in their order."""
+    FrozenSource.take(frozen)
     LauncherSearchPath.take_folders(conf, recipes)
     plugins = Plugins.instance()
     if LauncherSearchPath not in plugins.discover(SearchPathPlugin):
         plugins.register(RecipeSource)
+        plugins.register(FrozenSource)
         plugins.register(LauncherSearchPath)
         # No public call puts a source in the place of one of Hydra's own.
         for source in (GroupSource, PackageSource):

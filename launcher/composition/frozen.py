@@ -1,0 +1,147 @@
+"""A recipe's version as one file: every file that it was composed of, with what was in it then.
+
+The options of groups are kept beside what the recipe sets over them, so that another option that is
+chosen on the command line takes the place of a frozen one, as it does in the live recipe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from launcher.composition.yaml_size import naming_file, read_yaml_text
+from launcher.errors import RecipeError
+
+VERSIONS_FOLDER = ".versions"
+"""In each folder of recipes: the versions of these, a file each."""
+ROOT = "_frozen"
+"""The recipe's name among its files, and while it is composed: none that can be chosen has it."""
+ROOT_FILE = f"recipe/{ROOT}"
+_HEAD = re.compile(r"# frozen (?P<name>[a-z0-9_/]+)@(?P<version>[1-9]\d*) (?P<digest>[0-9a-f]{64})")
+_KEYS = ("overrides", "files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One file of a composition: what it holds, and the package that its head names."""
+
+    content: Mapping[str, Any]
+    package: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """A version of a recipe, or that with overrides."""
+
+    name: str
+    version: int
+    digest: str
+    """Of the recipe that it resolves to, its overrides among it."""
+    files: Mapping[str, File]
+    """By the path below conf/, without .yaml; recipes lie below recipe/, its own at ROOT_FILE."""
+    overrides: tuple[str, ...] = ()
+    """What was overridden when it was frozen, in order."""
+
+
+def frozen_path(folder: Path, name: str, version: int) -> Path:
+    """Return where a version of a recipe of this folder of recipes lies."""
+    return folder / VERSIONS_FOLDER / f"{name}@{version}.yaml"
+
+
+def frozen_versions(name: str, folders: Iterable[Path]) -> list[int]:
+    """Return the versions of a recipe that are kept in the folders, in order."""
+    found = set()
+    for folder in folders:
+        beside = frozen_path(folder, name, 1)
+        for path in beside.parent.glob("*@*.yaml") if beside.parent.is_dir() else ():
+            stem, _, number = path.stem.rpartition("@")
+            if stem == beside.stem.rpartition("@")[0] and re.fullmatch(r"[1-9]\d*", number):
+                found.add(int(number))
+    return sorted(found)
+
+
+def is_frozen(path: Path) -> bool:
+    """Return whether a recipe's file is one that was frozen."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len("# frozen ")) == b"# frozen "
+    except OSError:
+        return False
+
+
+def frozen_text(frozen: Frozen) -> str:
+    """Return the text of a frozen recipe's file."""
+    files = {
+        name: {**({"package": f.package} if f.package else {}), "content": f.content}
+        for name, f in sorted(frozen.files.items())
+    }
+    body = OmegaConf.to_yaml(
+        OmegaConf.create({"overrides": list(frozen.overrides), "files": files})
+    )
+    head = f"# frozen {frozen.name}@{frozen.version} {frozen.digest}\n"
+    return f"{head}# content {_sum(body)}\n{body}"
+
+
+def is_as_written(path: Path) -> bool:
+    """Return whether a frozen recipe's file holds what it was written with."""
+    text = read_yaml_text(path)
+    _, content, body = (*text.split("\n", 2), "", "")[:3]
+    return content == f"# content {_sum(body)}"
+
+
+def _sum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_frozen(path: Path) -> Frozen:
+    """Read a frozen recipe's file. Raises RecipeError that names the file and what is wrong."""
+    text = read_yaml_text(path)
+    head = _HEAD.match(text)
+    if head is None:
+        raise RecipeError(f"{path} does not begin with '# frozen NAME@VERSION DIGEST'")
+    with naming_file(path):
+        body = yaml.load(text, _loader())
+    if not isinstance(body, dict) or set(body) != set(_KEYS):
+        raise RecipeError(f"{path}: allowed are the keys {' and '.join(_KEYS)}, both")
+    overrides, files = body["overrides"], body["files"]
+    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
+        raise RecipeError(f"{path}: overrides: allowed: a list of KEY=VALUE")
+    frozen = Frozen(
+        name=head["name"],
+        version=int(head["version"]),
+        digest=head["digest"],
+        files=dict(_read_files(files, path)),
+        overrides=tuple(overrides),
+    )
+    if ROOT_FILE not in frozen.files:
+        raise RecipeError(f"{path}: files has no {ROOT_FILE}, which is the recipe's own")
+    return frozen
+
+
+def _loader() -> Any:
+    # What OmegaConf reads from files, which takes 1e-3 for a number where YAML does not.
+    from omegaconf._utils import get_yaml_loader
+
+    return get_yaml_loader()
+
+
+def _read_files(files: object, path: Path) -> Iterator[tuple[str, File]]:
+    if not isinstance(files, dict):
+        raise RecipeError(f"{path}: files: allowed: a mapping of paths to what they hold")
+    for name, entry in files.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), dict):
+            raise RecipeError(f"{path}: files.{name}: allowed: a mapping with content")
+        yield str(name), File(content=entry["content"], package=entry.get("package"))
+
+
+def frozen_arguments(frozen: Frozen, given: Sequence[str]) -> list[str]:
+    """Return the overrides of a frozen recipe, without options that `given` chooses anew."""
+    chosen = {word.partition("=")[0] for word in given if re.match(r"[\w/]+=", word)}
+    return [word for word in frozen.overrides if word.partition("=")[0] not in chosen]

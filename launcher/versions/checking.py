@@ -1,0 +1,105 @@
+"""Whether each recipe of a folder is what its version says, and how that is put right."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.composition.choice import list_recipes
+from launcher.composition.recipe_file import find_recipe
+from launcher.errors import RecipeError
+from launcher.job.content import SCHEMA_VERSION
+from launcher.paths import find_folders
+from launcher.versions.digest import changed_keys
+from launcher.versions.folder import (
+    find_unfit,
+    find_unnamed,
+    read_lock,
+    write_frozen,
+    write_lock,
+)
+from launcher.versions.lock import LOCK_FILE, Version, find_version, with_version
+from launcher.versions.resolved import Resolved, raise_number, resolve_recipe, with_number
+
+_RAISE = "`check --update -m WHY` raises its version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What is wrong with a recipe, or with the folder that keeps its versions."""
+
+    subject: str
+    lines: tuple[str, ...]
+    is_mended_by_update: bool = False
+
+
+class Checker:
+    """Checks the recipes of one folder that is seen from the folder `start`."""
+
+    def __init__(self, folder: Path, start: Path) -> None:
+        self.folder, self._start = folder, start
+        self._folders = find_folders(start).recipes
+        self.lock = read_lock(folder)
+
+    def names(self) -> list[str]:
+        """Return the folder's recipes, without those that another folder has before it."""
+        own = list_recipes([self.folder])
+        return [n for n in own if find_recipe(n, self._folders) == self.folder / f"{n}.yaml"]
+
+    def check(self, name: str) -> Iterator[Finding]:
+        """Yield what is wrong with a recipe and its versions."""
+        for version in self.lock.get(name, ()):
+            if problem := find_unfit(self.folder, name, version):
+                yield Finding(subject=name, lines=(problem,))
+                return
+        try:
+            # By name: a recipe whose name is not its path is broken.
+            now = resolve_recipe(name, start=self._start)
+        except RecipeError as error:
+            yield Finding(subject=name, lines=tuple(str(error).splitlines()))
+            return
+        if now.frozen.name != name:
+            text = f"recipe.name is {now.frozen.name!r}; allowed: {name!r}"
+            yield Finding(subject=name, lines=(text,))
+            return
+        if lines := tuple(self._compare(name, now)):
+            yield Finding(subject=name, lines=lines, is_mended_by_update=True)
+
+    def _compare(self, name: str, now: Resolved) -> Iterator[str]:
+        versions, number = self.lock.get(name, ()), now.frozen.version
+        known = find_version(versions, number)
+        if known is None:
+            last = f", whose newest is {versions[-1].version}" if versions else ""
+            yield f"version {number} is not in {LOCK_FILE}{last}; `check --update -m WHY` adds it"
+        elif known.digest != now.frozen.digest:
+            before = resolve_recipe(f"{name}@{number}", start=self._start)
+            yield f"is not what version {number} was; {_RAISE}"
+            yield from changed_keys(before.values, now.values)
+        elif number != versions[-1].version:
+            yield f"is version {number}, and {LOCK_FILE} has {versions[-1].version}; {_RAISE}"
+
+    def check_folder(self) -> Iterator[Finding]:
+        """Yield what is kept and belongs to no recipe of the lock."""
+        for path in find_unnamed(self.folder, self.lock):
+            yield Finding(subject=str(path), lines=(f"{LOCK_FILE} does not name it; remove it",))
+
+    def update(self, name: str, why: str, today: datetime.date) -> int:
+        """Keep a recipe as it is now under a version of its own; returns its number.
+
+        The lock comes last: killed at any moment, it names nothing that is not there.
+        """
+        now = resolve_recipe(name, start=self._start)
+        newest = max((each.version for each in self.lock.get(name, ())), default=0)
+        number = max(now.frozen.version, newest + 1)
+        kept = with_number(now, number).frozen
+        write_frozen(self.folder, kept)
+        if number != now.frozen.version:
+            raise_number(self.folder / f"{name}.yaml", number)
+        version = Version(
+            version=number, digest=kept.digest, schema=SCHEMA_VERSION, date=today, change=why
+        )
+        self.lock = with_version(self.lock, name, version)
+        write_lock(self.folder, self.lock)
+        return number

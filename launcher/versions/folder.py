@@ -1,0 +1,70 @@
+"""The versions that a folder of recipes keeps: frozen files, and the lock that names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.composition.frozen import (
+    VERSIONS_FOLDER,
+    Frozen,
+    frozen_path,
+    frozen_text,
+    is_as_written,
+    read_frozen,
+)
+from launcher.errors import RecipeError
+from launcher.versions.lock import LOCK_FILE, Lock, Version, format_lock, parse_lock
+from resilience.whole_files import replace_text
+
+
+def read_lock(folder: Path) -> dict[str, tuple[Version, ...]]:
+    """Return the lock of a folder of recipes, empty where there is none. Raises RecipeError."""
+    path = folder / LOCK_FILE
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
+    return parse_lock(text, path)
+
+
+def write_lock(folder: Path, lock: Lock) -> None:
+    """Replace the lock of a folder of recipes."""
+    replace_text(folder / LOCK_FILE, format_lock(lock), str(os.getpid()))
+
+
+def write_frozen(folder: Path, frozen: Frozen) -> None:
+    """Write or replace the file of a version."""
+    path = frozen_path(folder, frozen.name, frozen.version)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, frozen_text(frozen), str(os.getpid()))
+
+
+def find_unfit(folder: Path, name: str, version: Version) -> str | None:
+    """Return why a version's frozen file is not what the lock names, None where it is."""
+    path = frozen_path(folder, name, version.version)
+    if not path.is_file():
+        return f"{path} is not there, and {LOCK_FILE} names it"
+    frozen = read_frozen(path)
+    if (frozen.name, frozen.version) != (name, version.version):
+        return f"{path} is that of {frozen.name}@{frozen.version}"
+    if frozen.digest != version.digest:
+        return (
+            f"{path} has the digest {frozen.digest[:12]}, and {LOCK_FILE} names "
+            f"{version.digest[:12]}"
+        )
+    if not is_as_written(path):
+        return f"{path} was changed since it was frozen"
+    return None
+
+
+def find_unnamed(folder: Path, lock: Lock) -> Iterator[Path]:
+    """Yield frozen files that the lock does not name."""
+    named = {
+        frozen_path(folder, name, each.version) for name, rows in lock.items() for each in rows
+    }
+    below = folder / VERSIONS_FOLDER
+    yield from sorted(set(below.rglob("*.yaml")) - named)
