@@ -78,8 +78,7 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
         if path := next((p for part in parts if (p := _frozen(part, folders, start))), None):
             if len(parts) > 1:
                 raise RecipeError(
-                    f"recipe={value}: a sweep over recipes takes the live ones; choose a version "
-                    "alone"
+                    f"recipe={value}: a sweep takes live recipes; choose a version alone"
                 )
             return _choose_frozen(path, arguments, index, value)
         names = [_name(part, folders, start, extra) for part in parts]

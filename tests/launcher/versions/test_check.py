@@ -1,0 +1,225 @@
+"""A team's recipes under `check`: what has changed is named, and kept under a new version."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from launcher.versions import folder as kept
+from launcher.versions import resolved
+from launcher.versions.checking import Checker
+from tests.launcher.command import Ended, launch, refuse
+
+TODAY = datetime.date(2026, 3, 1)
+RECIPE = """\
+# @package _global_
+defaults:
+  - llama/llama3_tiny_pretrain
+  - override /trainer: ours
+  - _self_
+
+recipe:
+  name: {name}
+  version: 1
+  schema: 1
+  description: "{name}: version: 9"
+
+trainer:
+  max_steps: 30
+"""
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Path:
+    """A team's folder with two recipes that share a trainer, under versions of their own."""
+    (tmp_path / "conf/trainer").mkdir(parents=True)
+    (tmp_path / "recipes/a").mkdir(parents=True)
+    (tmp_path / "conf/trainer/ours.yaml").write_text("defaults: [torch, _self_]\nsharding: none\n")
+    for name in ("a/one", "a/two"):
+        (tmp_path / f"recipes/{name}.yaml").write_text(RECIPE.format(name=name))
+    ended = check(tmp_path, "--update", "-m", "as it began")
+    assert (ended.status, ended.err) == (0, "")
+    return tmp_path
+
+
+def check(team: Path, *words: str) -> Ended:
+    return launch("check", *words, folder=team)
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_recipes_that_are_what_their_versions_say_pass(team: Path) -> None:
+    ended = check(team)
+
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.endswith(" recipes as their versions say\n")
+    assert check(team, "a/one").out == "1 recipe as their versions say\n"
+
+
+def test_a_recipe_that_has_changed_is_named_with_its_keys(team: Path) -> None:
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40\n  seed: 7")
+
+    ended = check(team)
+
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err == (
+        "a/one: is not what version 1 was; `check --update -m WHY` raises its version\n"
+        "  trainer.max_steps: 30 -> 40\n  trainer.seed: 1234 -> 7\n"
+    )
+    assert check(team, "a/two").status == 0
+
+
+def test_a_group_that_has_changed_is_named_for_each_recipe_of_it(team: Path) -> None:
+    change(team / "conf/trainer/ours.yaml", "sharding: none", "sharding: full")
+
+    ended = check(team)
+
+    assert ended.status == 1
+    assert ended.err.count("is not what version 1 was") == 2
+    assert ended.err.count('  trainer.sharding: "none" -> "full"\n') == 2
+
+
+def test_an_update_keeps_what_has_changed_under_the_next_version(team: Path) -> None:
+    path = team / "recipes/a/one.yaml"
+    change(path, "max_steps: 30", "max_steps: 40")
+    text = path.read_text()
+
+    ended = check(team, "--update", "-m", "longer: it had not converged")
+
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("a/one is version 2 now\n")
+    assert path.read_text() == text.replace("  version: 1\n", "  version: 2\n")
+    assert check(team).status == 0
+    lines = launch("history", "a/one", folder=team).out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["a/one@1", "a/one@2"]
+    assert [line.split("  ")[3] for line in lines] == [
+        "as it began",
+        "longer: it had not converged",
+    ]
+
+
+def test_a_version_that_was_raised_by_hand_is_added(team: Path) -> None:
+    path = team / "recipes/a/one.yaml"
+    change(path, "  version: 1\n", "  version: 5\n")
+
+    ended = check(team)
+    assert ended.status == 1
+    assert "a/one: version 5 is not in recipes.lock, whose newest is 1; " in ended.err
+
+    assert check(team, "--update", "-m", "by hand").out.startswith("a/one is version 5 now\n")
+    assert "version: 5" in path.read_text()
+
+
+def test_a_version_that_was_taken_back_is_wrong(team: Path) -> None:
+    path = team / "recipes/a/one.yaml"
+    text = path.read_text()
+    change(path, "max_steps: 30", "max_steps: 40")
+    assert check(team, "--update", "-m", "longer").status == 0
+    path.write_text(text)
+
+    assert "a/one: is version 1, and recipes.lock has 2; " in check(team).err
+
+
+def test_frozen_files_that_are_gone_or_of_nobody_are_named(team: Path) -> None:
+    below = team / "recipes/.versions/a"
+    (below / "one@1.yaml").rename(below / "three@1.yaml")
+
+    ended = check(team)
+
+    assert ended.status == 1
+    assert f"{below}/one@1.yaml is not there, and recipes.lock names it" in ended.err
+    assert f"{below}/three@1.yaml: recipes.lock does not name it; remove it" in ended.err
+
+
+def test_a_broken_recipe_is_named_and_not_kept(team: Path) -> None:
+    change(team / "recipes/a/one.yaml", "/trainer: ours", "/trainer: none_such")
+
+    ended = check(team, "--update", "-m", "why")
+
+    assert ended.status == 1
+    assert ended.err.startswith("a/one: ")
+    assert "none_such" in ended.err
+    assert "@2" not in launch("history", "a/one", folder=team).out
+
+
+def test_a_name_that_is_not_the_path_is_wrong(team: Path) -> None:
+    change(team / "recipes/a/one.yaml", "name: a/one\n", "name: a/other\n")
+
+    assert "a/one: recipe.name is 'a/other'; allowed: 'a/one'" in check(team).err
+
+
+@pytest.mark.parametrize("num_written", range(3))
+def test_an_update_that_is_killed_leaves_a_lock_that_holds(
+    team: Path, num_written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any of its writes: the lock names nothing that is not there, and the next update ends."""
+
+    class KilledError(Exception):
+        """The process ends here."""
+
+    written: list[Path] = []
+    replace_text = kept.replace_text
+
+    def write(path: Path, text: str, writer: str) -> None:
+        if len(written) == num_written:
+            raise KilledError
+        written.append(path)
+        replace_text(path, text, writer)
+
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+    with monkeypatch.context() as patched:
+        for module in (kept, resolved):
+            patched.setattr(module, "replace_text", write)
+        with pytest.raises(KilledError):
+            Checker(team / "recipes", team).update("a/one", "longer", TODAY)
+
+    lock = kept.read_lock(team / "recipes")
+    for name, versions in lock.items():
+        for version in versions:
+            assert kept.find_unfit(team / "recipes", name, version) is None
+    assert launch("recipe=a/one@1", "run.dir=run", folder=team).status == 0
+    assert check(team, "a/one").status == 1
+    assert check(team, "--update", "-m", "longer", "a/one").out.startswith("a/one is version 2 now")
+    assert check(team).status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--update"], "check takes --update and -m 'WHY' together"),
+        (["-m", "why"], "check takes --update and -m 'WHY' together"),
+        (["--update", "-m"], "check takes --update and -m 'WHY' together"),
+        (["--update", "-m", "a\nb"], "WHY in one line"),
+        (["--all"], "check takes recipes' names, --update and -m 'WHY', not '--all'"),
+        (["llama/llama3_tiny"], "no recipe 'llama/llama3_tiny'; closest: "),
+    ],
+)
+def test_words_that_check_does_not_take_are_refused(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    assert message in refuse(tmp_path, "check", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["history"], "history takes a recipe's name"),
+        (["history", "llama/llama3_tiny"], "no versions of 'llama/llama3_tiny' are kept; closest"),
+        (["freeze"], "freeze takes recipe=NAME and overrides"),
+        (["freeze", "recipe=llama/llama3_tiny_pretrain", "-m"], "and no option"),
+    ],
+)
+def test_other_words_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
+    assert message in refuse(tmp_path, *words)
+
+
+def test_the_shipped_recipes_are_what_their_versions_say(tmp_path: Path) -> None:
+    ended = check(tmp_path)
+
+    assert (ended.status, ended.err) == (0, "")
