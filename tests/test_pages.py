@@ -96,6 +96,32 @@ def test_a_recipe_of_ones_own_comes_to_be_as_the_page_says(repository: Path) -> 
     assert "ours/llama3_70b_long " in done.stdout
 
 
+def test_versions_are_kept_as_the_page_says(repository: Path) -> None:
+    own = "\n".join(_blocks(_section("Your own, step by step"), "sh"))
+    (block,) = _blocks(_section("Versions"), "sh")
+
+    done = _type(f"({own}\n) >/dev/null 2>&1\n{block}", repository)
+
+    assert done.returncode == 0, done.stderr
+    assert "status 1\n" in done.stdout
+    long, longer = "ours/llama3_70b_long", "ours/llama3_70b_longer"
+    assert f"{long} is version 2 now\n{longer} is version 2 now\n" in done.stdout
+    assert done.stderr.count("  data.seq_length: 8192 -> 4096\n") == 2
+    history = re.findall(rf"^{long}@(\d)  .*  (.*)$", done.stdout, re.MULTILINE)
+    assert history == [("1", "as they began"), ("2", "shorter sequences")]
+    jobs = {
+        name: json.loads((repository / "runs" / name / "job.json").read_text())
+        for name in ("as-in-january", "short")
+    }
+    assert jobs["as-in-january"]["data"]["seq_length"] == 8192
+    assert jobs["as-in-january"]["recipe"]["version"] == 1
+    assert (jobs["short"]["data"]["seq_length"], jobs["short"]["trainer"]["max_steps"]) == (
+        4096,
+        1000,
+    )
+    assert (repository / "recipes/.versions" / f"{long}@1.yaml").is_file()
+
+
 def test_overrides_are_typed_as_the_page_says(repository: Path) -> None:
     (block, completion) = _blocks(_section("Choosing and overriding"), "sh")
 

@@ -49,7 +49,7 @@ def said(recipe: str, overrides: Sequence[str]) -> str:
     try:
         return resolve(recipe, overrides).to_json()
     except RecipeError as error:
-        return str(error).partition("\n  in recipe")[0]
+        return str(error).partition("\n")[0]
 
 
 @pytest.mark.parametrize("name", sorted(LOCK))
