@@ -26,6 +26,7 @@ from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders
+from launcher.plan.fit import check_fit, misfits
 from launcher.provenance.fold import Fold, fold
 from launcher.provenance.named import add_origins
 from launcher.render import render
@@ -99,6 +100,8 @@ def _check_action(request: Request) -> None:
         )
     if action != "render":
         check_runnable(job, action, has_default_image=request.has_default_image)
+    if action == "submit" and not request.beside.plan.force:
+        check_fit(job)
     if action == "run":
         from launcher.inputs import check_inputs
         from launcher.machine import check_machine, read_machine
@@ -131,6 +134,8 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
     is_submitted = request.beside.action == "submit"
     for note in notes(job, has_default_image=request.has_default_image, is_submitted=is_submitted):
         sys.stderr.write(f"note: {note}\n")
+    for reason in misfits(job):
+        sys.stderr.write(f"note: {reason}\n")
 
 
 def _start_detached(job: Job, run_dir: Path) -> None:

@@ -39,6 +39,10 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
             "history": versions.print_history,
         }
         return prints[command](arguments, start)
+    if command == "plan":
+        from launcher.commands.recipes.plan import print_plan
+
+        return print_plan(arguments, start)
     if command in _ON_RUNS:
         return _run_on_run(command, arguments, start)
     if command == "show":

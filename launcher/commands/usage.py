@@ -13,6 +13,8 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher history NAME                  its versions
        python -m launcher freeze recipe=NAME [KEY=VALUE ...]
                                                         a recipe as one file that stays as it is
+       python -m launcher plan recipe=NAME [KEY=VALUE ...]
+                                                        memory and time that it would take
        python -m launcher schema                        JSON Schema of a recipe, for editors
        python -m launcher report FOLDER                 make a run's report again
        python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
@@ -95,6 +97,20 @@ usage: python -m launcher freeze recipe=NAME [KEY=VALUE ...]
 
   Print a recipe with its overrides as one file that depends on no other and resolves to the same
   job for ever. Run it as recipe=FILE.yaml, with further overrides as usual.
+""",
+    "plan": """\
+usage: python -m launcher plan recipe=NAME [KEY=VALUE ...] [--explain] [--json]
+
+  Show what a job would take, before it is submitted: its parameters; the memory of the fullest
+  device by part, and of a node; tokens, steps, device-hours and days against time_limit. Nothing is
+  written. Of an instance without devices, as cpu, all that is theirs is left out.
+
+  plan.mfu=SHARE    share of the devices' peak that is reached, above 0 to 1; 0.4 unless given
+  --explain         how each number comes about, and where that is written
+  --json            the same for programs: bytes, hours and days; formulas with --explain
+
+  What surely does not fit is refused by action=submit unless plan.force=true. What probably does
+  not is a note of rendering.
 """,
     "schema": """\
 usage: python -m launcher schema

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from launcher.composition.choice import nearest
 from launcher.composition.messages import TOO_DEEP, first_line, validation_problems
@@ -43,12 +43,20 @@ class _Run(Section):
     """Whether the run takes the namespace of its store from another run."""
 
 
+class _Plan(Section):
+    mfu: Annotated[float, Field(gt=0, le=1)]
+    """Share of the devices' peak with which a run is planned."""
+    force: bool
+    """Whether action=submit hands over what surely does not fit its devices."""
+
+
 class Beside(Section):
     """What a config says beside the job."""
 
     action: Literal["render", "run", "submit"]
     oversubscribe: bool
     """Whether action=run starts what this machine is too small for."""
+    plan: _Plan
     run: _Run
 
 

@@ -21,8 +21,8 @@ from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, Torc
 
 Rule = Callable[[JobContent], Iterator[str]]
 
-# The agent, torch and the interpreter of each of a node's workers.
-_WORKER_MEMORY_GIB = 1
+WORKER_MEMORY_GIB = 1
+"""The agent, torch and the interpreter of each of a node's workers."""
 
 
 def broken_rules(job: JobContent) -> list[str]:
@@ -289,11 +289,11 @@ def _memory(job: JobContent) -> Iterator[str]:
             f"is more than the {instance.memory_gib} GiB of instance {instance.type!r}"
         )
     # /dev/shm is memory of the pod, so its size counts towards the request.
-    needed = resources.shm_gib + (workers + spares) * _WORKER_MEMORY_GIB
+    needed = resources.shm_gib + (workers + spares) * WORKER_MEMORY_GIB
     if resources.memory_gib < needed:
         yield (
             f"resources.memory_gib {resources.memory_gib} is less than resources.shm_gib "
-            f"{resources.shm_gib} and {_WORKER_MEMORY_GIB} GiB for each of {processes} = {needed}"
+            f"{resources.shm_gib} and {WORKER_MEMORY_GIB} GiB for each of {processes} = {needed}"
         )
 
 

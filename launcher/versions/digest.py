@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.composition.messages import first_line
 from launcher.errors import RecipeError
 
-BESIDE = ("action", "cluster", "hydra", "oversubscribe", "run")
+BESIDE = ("action", "cluster", "hydra", "oversubscribe", "plan", "run")
 """Keys that say how and where a recipe is run, and nothing of what it trains."""
 
 

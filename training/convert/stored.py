@@ -20,6 +20,7 @@ from torch import Tensor
 
 from launcher.job import Job, read_job
 from launcher.job.lineage import checkpoints_namespace
+from launcher.job.parameters import shapes
 from launcher.job.workload import GptOssModel, MegatronTrainer, Model
 from resilience.settings import StoreTier
 from resilience.tiered.catalog import StepAt, find_stale
@@ -42,7 +43,7 @@ from training.convert.output import Output
 from training.errors import CheckpointError, ConversionError
 from training.megatron.names import Piece, Place, pieces
 from training.weights.export import make_config
-from training.weights.tensors import find_gap, shapes
+from training.weights.tensors import find_gap
 
 _PIECES_KEPT = 8
 _OF_MEGATRON = re.compile(r"pp(\d+)-(tp|ep)(\d+)/(.+)/parameter")

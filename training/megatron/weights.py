@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from launcher.job import Job
+from launcher.job.parameters import shapes
 from training.errors import CheckpointError
 from training.group import WorkerGroup
 from training.megatron.model import MegatronModel, is_expert
@@ -20,7 +21,7 @@ from training.megatron.names import Piece, blocks, pieces
 from training.weights.draw import draw_part
 from training.weights.export import make_config, write_model
 from training.weights.folder import WeightsFolder
-from training.weights.tensors import Index, Part, find_gap, shapes
+from training.weights.tensors import Index, Part, find_gap
 
 _Read = Callable[[str, Part], Tensor]
 

@@ -1,59 +1,13 @@
-"""The tensors of Hugging Face's layout: their shapes, and parts of them. Pure."""
+"""Parts of the tensors of Hugging Face's layout. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
 
-from launcher.job.workload import GptOssModel, Model
-
 Index = tuple[int | slice, ...]
 Part = tuple[slice, ...]
 """A range of each of the first axes."""
-
-
-def shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each of Hugging Face's tensors, in the order that files have them."""
-    hidden, vocab = model.hidden_size, model.vocab_size
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(model.num_layers):
-        for name, shape in _layer_shapes(model).items():
-            found[f"model.layers.{layer}.{name}"] = shape
-    found["model.norm.weight"] = (hidden,)
-    if not model.tie_embeddings:
-        found["lm_head.weight"] = (vocab, hidden)
-    return found
-
-
-def _layer_shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size
-    heads, groups = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    rows = {"q": heads, "k": groups, "v": groups}
-    found: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (hidden,)}
-    has_biases = isinstance(model, GptOssModel)
-    for part, size in rows.items():
-        found[f"self_attn.{part}_proj.weight"] = (size, hidden)
-        if has_biases:
-            found[f"self_attn.{part}_proj.bias"] = (size,)
-    found["self_attn.o_proj.weight"] = (hidden, heads)
-    if has_biases:
-        found["self_attn.o_proj.bias"] = (hidden,)
-        found["self_attn.sinks"] = (model.num_heads,)
-    found["post_attention_layernorm.weight"] = (hidden,)
-    if not isinstance(model, GptOssModel):
-        for part in ("gate", "up"):
-            found[f"mlp.{part}_proj.weight"] = (ffn, hidden)
-        return {**found, "mlp.down_proj.weight": (hidden, ffn)}
-    experts = model.num_experts
-    return {
-        **found,
-        "mlp.router.weight": (experts, hidden),
-        "mlp.router.bias": (experts,),
-        "mlp.experts.gate_up_proj": (experts, hidden, 2 * ffn),
-        "mlp.experts.gate_up_proj_bias": (experts, 2 * ffn),
-        "mlp.experts.down_proj": (experts, ffn, hidden),
-        "mlp.experts.down_proj_bias": (experts, hidden),
-    }
 
 
 def split_index(index: Index) -> tuple[Part, Index]:

@@ -12,7 +12,7 @@ import pytest
 from launcher.job.workload import GptOssModel, Model
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
 from training.megatron.names import Piece, Place, blocks, pieces
-from training.weights.tensors import Index, find_gap, shapes
+from training.weights.tensors import Index, find_gap
 
 
 @dataclass(frozen=True)
