@@ -85,7 +85,7 @@ def _figure(
     most, where = max((backward, "a backward pass"), (loss, "the loss"))
     formula = (
         f"{num_layers} layers x {in_gib(kept_by_layer)} x {num_in_flight} micro batches + "
-        f"{in_gib(most)} in {where}, {'with' if is_recomputed else 'without'} recomputation"
+        f"{in_gib(most)} in {where}{', recomputed' if is_recomputed else ''}"
     )
     return Figure(
         name="activations",
@@ -106,10 +106,11 @@ def _torch_pass(model: Model, trainer: TorchTrainer, seq_length: int) -> _Pass:
     copies = c * count_layer_parameters(model) if is_autocast else 0
     output = c * model.vocab_size * model.hidden_size if is_autocast else 0
     if isinstance(model, GptOssModel):
-        layer, backward = _gpt_oss_layer(model, c, wide, seq_length), _gpt_oss_backward(model, wide)
+        layer = _gpt_oss_layer(model, c, wide, seq_length)
+        routed = wide * model.num_experts_per_token * model.ffn_hidden_size * 3 // 2
         experts = wide * model.num_experts * model.hidden_size * model.ffn_hidden_size
-        # The gradient of one expert's matrices is made as large as that of all experts'.
-        taken = max(tokens * backward + experts, 5 * experts)
+        # The gradient of one expert's matrices is made as large as that of all experts', and added.
+        taken = max(tokens * routed + experts, 7 * experts)
     else:
         layer = _llama_layer(model, c, is_autocast=is_autocast)
         taken = tokens * c * (2 * model.ffn_hidden_size + model.hidden_size)
@@ -136,10 +137,6 @@ def _gpt_oss_layer(model: GptOssModel, c: int, wide: int, seq_length: int) -> in
     attention = c * 4 * model.num_heads * model.head_dim + scores
     expert = (6 * wide + c) * inner + (2 * wide + c) * hidden
     return norms + attention + model.num_experts_per_token * expert + c * model.num_experts
-
-
-def _gpt_oss_backward(model: GptOssModel, wide: int) -> int:
-    return wide * model.num_experts_per_token * model.ffn_hidden_size * 3 // 2
 
 
 def _megatron_pass(model: Model, trainer: MegatronTrainer, seq_length: int) -> _Pass:

@@ -77,10 +77,12 @@ def megatron_state(model: Model, trainer: MegatronTrainer, *, stage: int) -> tup
     values = dense + experts
     ranks = trainer.world_size // trainer.pipeline_parallel // trainer.num_replicas
     dense_ranks = max(1, ranks // trainer.tensor_parallel)
-    expert_ranks = max(1, ranks // trainer.expert_parallel)
+    # Megatron gives experts groups of their own under expert parallelism alone.
+    has_groups = trainer.expert_parallel > 1
+    expert_ranks = max(1, ranks // trainer.expert_parallel) if has_groups else dense_ranks
     own = -(-dense // dense_ranks) + -(-experts // expert_ranks)
-    is_bf16 = trainer.precision == "bf16"
-    size, copies = (2, 3) if is_bf16 else (4, 2)
+    # Two moments and, where the model's weights have 16 bits, weights of 32.
+    size, copies = (2, 3) if trainer.precision == "bf16" else (4, 2)
     shared = f"{dense:,} values / {dense_ranks} ranks"
     if experts:
         shared += f" + {experts:,} of experts / {expert_ranks}"
@@ -90,8 +92,8 @@ def megatron_state(model: Model, trainer: MegatronTrainer, *, stage: int) -> tup
         _held(
             "optimizer",
             4 * copies * own,
-            f"({shared}) x {'weights and ' if is_bf16 else ''}2 moments x 4 bytes",
-            "Megatron-Core's distributed optimizer",
+            f"({shared}) x {copies} x 4 bytes",
+            _MEGATRON,
         ),
     )
 

@@ -23,7 +23,7 @@ from launcher.provenance.lines import parse_lines
 from launcher.rundir import JOB_FILE
 
 DIFFERENT_STATUS = 1
-_OF_NO_JOB = ("action", "oversubscribe", "run")
+_OF_NO_JOB = ("action", "oversubscribe", "plan", "run")
 """Sections that say what is done with a job, and are none of it."""
 _OF_NO_RECIPE = ("cluster", "name")
 """Sections in which a run differs from its own recipe."""
