@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from launcher.job.parameters import shapes
 from launcher.job.workload import GptOssModel, Model
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
 from training.megatron.names import Piece, Place, blocks, pieces
