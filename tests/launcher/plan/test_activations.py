@@ -13,7 +13,7 @@ from tests.launcher.plan.ranks import train_once
 from tests.launcher.plan.worlds import GPT_OSS, LLAMA, job_of, world_of
 
 SIZES = {
-    "small": (LLAMA, "model.num_layers=2", "trainer.micro_batch_size=4"),
+    "small": (LLAMA, "model.num_layers=2", "trainer.micro_batch_size=8"),
     "deep": (LLAMA, "model.num_layers=5", "model.hidden_size=192", "model.ffn_hidden_size=512",
              "model.num_heads=6", "trainer.micro_batch_size=8", "model.vocab_size=2000"),
     "words": (LLAMA, "model.num_layers=2", "model.hidden_size=256", "model.ffn_hidden_size=1024",
