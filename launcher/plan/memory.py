@@ -49,7 +49,10 @@ def device_memory(job: Job) -> tuple[Figure, ...]:
 
 
 def torch_state(model: Model, trainer: TorchTrainer) -> tuple[Figure, ...]:
-    """Return what the rank with the largest shard holds in plain PyTorch."""
+    """Return what the rank with the largest shard holds in plain PyTorch.
+
+    What trainer.order_of_sums=fixed keeps of gradients besides is left out.
+    """
     shards = trainer.num_shards or 1
     layer, others = layer_shapes(model), other_shapes(model)
     values = model.num_layers * _shard(layer, shards) + _shard(others, shards)
