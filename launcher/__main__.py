@@ -107,7 +107,7 @@ def _launch(given: list[str], start: Path) -> int:
     from launcher.app import launch
     from launcher.composition.compose import CONFIG_NAME, VERSION_BASE
     from launcher.composition.hydra_errors import composing_error, refused_search_path
-    from launcher.composition.search import add_search_path
+    from launcher.composition.search import Loaded, add_search_path
 
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes, choice.frozen)
@@ -127,7 +127,7 @@ def _launch(given: list[str], start: Path) -> int:
         try:
             # A person who stopped one job of a sweep does not want the next.
             if not refusals and max(statuses) < FIRST_SIGNAL_STATUS:
-                statuses.append(launch(config, folders, start, choice.by_path))
+                statuses.append(launch(config, loaded, folders, start, choice))
         except LauncherError as error:
             refusals.append(error)
         except OSError as error:
@@ -139,7 +139,7 @@ def _launch(given: list[str], start: Path) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sys.argv = ["launcher", *choice.arguments]
     try:
-        with refused_search_path():
+        with refused_search_path(), Loaded.record() as loaded:
             run()
     except Exception as error:
         if is_trace_wanted or not is_composing:

@@ -6,9 +6,11 @@ Render, run and submit share everything up to the written files.
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,7 +20,9 @@ from omegaconf import DictConfig
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.composition.choice import Choice
 from launcher.composition.compose import CONFIG_NAME
+from launcher.composition.frozen import File, Frozen, frozen_text
 from launcher.composition.instances import check_instance
 from launcher.composition.layers import read_layers
 from launcher.composition.resolve import Request, request_from_config
@@ -32,6 +36,7 @@ from launcher.provenance.named import add_origins
 from launcher.render import render
 from launcher.rundir import (
     EVENTS_FILE,
+    RECIPE_FILE,
     SUBMITTED_FILE,
     free_run_dir,
     write_run_dir,
@@ -39,31 +44,41 @@ from launcher.rundir import (
 )
 from launcher.support import check_runnable, check_trainer_installed, notes
 from launcher.templates import read_templates
+from launcher.versions.folder import find_kept_sum
+from launcher.versions.resolved import freeze_config, own_overrides
 
 
-def launch(config: DictConfig, folders: Folders, start: Path, by_path: Collection[str]) -> int:
+def launch(
+    config: DictConfig, loaded: Mapping[str, File], folders: Folders, start: Path, choice: Choice
+) -> int:
     """Do what a composed config asks for and return the exit status.
 
-    `by_path` are the recipes that were given as a file's path, which keep the name inside.
-    Raises RecipeError before anything is written, and OutsideError.
+    `loaded` are the files that it was composed of, by their paths below conf/. Raises RecipeError
+    before anything is written, and OutsideError.
     """
     sweep_number = _sweep_number()
     chosen = str(HydraConfig.get().runtime.choices["recipe"])
     request = request_from_config(
         config,
         "" if sweep_number is None else f"-{sweep_number}",
-        None if chosen in by_path else chosen,
+        None if chosen in choice.by_path else chosen,
         lambda problems: add_origins(problems, _fold_config(start)),
     )
     job, action = request.job, request.beside.action
-    check_instance(job.instance, folders.conf)
+    check_instance(job.instance, folders.conf, choice.frozen)
     _check_action(request)
     intent = Intent(takes_over=request.beside.run.take_over)
     files = render(job, read_templates(folders.templates, job.cluster.kind), intent)
+    words = [word for word in HydraConfig.get().overrides.task if not word.startswith("recipe=")]
+    frozen = freeze_config(config, loaded, own_overrides(words), chosen).frozen
+    if action != "render":
+        files = {**files, RECIPE_FILE: frozen_text(frozen)}
     claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
+    if chosen == frozen.name and (note := _changed_recipe(frozen, folders)):
+        sys.stderr.write(f"note: {note}\n")
     if action == "run" and request.beside.run.detach:
         _start_detached(job, run_dir)
     elif action == "run":
@@ -79,6 +94,22 @@ def _fold_config(start: Path) -> Fold:
     """Return who has set what in the config with which Hydra has called us."""
     given = HydraConfig.get().overrides
     return fold(read_layers(CONFIG_NAME, [*given.hydra, *given.task], start))
+
+
+def _changed_recipe(frozen: Frozen, folders: Folders) -> str | None:
+    """Return a note where a live recipe is not what is kept of its version.
+
+    Another choice of a group loads other files, which say nothing of the recipe.
+    """
+    own = [word for word in frozen.overrides if re.match(r"[\w/]+=", word)]
+    kept = find_kept_sum(frozen.name, frozen.version, folders.recipes)
+    if kept is None or own or replace(frozen, overrides=()).content_sum() == kept:
+        return None
+    pinned = f"{frozen.name}@{frozen.version}"
+    return (
+        f"{frozen.name} is not what is kept of its version {frozen.version}: `check` names the "
+        f"keys, and recipe={pinned} is that version"
+    )
 
 
 def _check_action(request: Request) -> None:

@@ -23,6 +23,8 @@ from resilience.whole_files import write_first
 
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
+RECIPE_FILE = "recipe.yaml"
+"""The recipe and overrides that a run was started with, frozen."""
 NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
 # Less room than this is none for a run.

@@ -7,6 +7,7 @@ chosen on the command line takes the place of a frozen one, as it does in the li
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ VERSIONS_FOLDER = ".versions"
 ROOT = "_frozen"
 """The recipe's name among its files, and while it is composed: none that can be chosen has it."""
 ROOT_FILE = f"recipe/{ROOT}"
-_HEAD = re.compile(r"# frozen (?P<name>[a-z0-9_/]+)@(?P<version>[1-9]\d*) (?P<digest>[0-9a-f]{64})")
+_HEAD = re.compile(
+    r"# frozen (?P<name>[a-z0-9_/]+)@(?P<version>[1-9]\d*) (?P<digest>[0-9a-f]{64})"
+    r"(\n# content (?P<sum>[0-9a-f]{64}))?"
+)
 _KEYS = ("overrides", "files")
 
 
@@ -48,6 +52,14 @@ class Frozen:
     """By the path below conf/, without .yaml; recipes lie below recipe/, its own at ROOT_FILE."""
     overrides: tuple[str, ...] = ()
     """What was overridden when it was frozen, in order."""
+    written_sum: str = ""
+    """Of its content, as the file's second line has it."""
+
+    def content_sum(self) -> str:
+        """Return the SHA-256 of its overrides and files."""
+        files = {name: [each.package, each.content] for name, each in self.files.items()}
+        text = json.dumps([self.overrides, files], sort_keys=True)
+        return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def frozen_path(folder: Path, name: str, version: int) -> Path:
@@ -76,6 +88,16 @@ def is_frozen(path: Path) -> bool:
         return False
 
 
+def read_sum(path: Path) -> str | None:
+    """Return what a frozen recipe's file says of its content, None where that says nothing."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = _HEAD.match("".join(file.readline(1000) for _ in range(2)))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return head["sum"] if head else None
+
+
 def frozen_text(frozen: Frozen) -> str:
     """Return the text of a frozen recipe's file."""
     files = {
@@ -86,18 +108,7 @@ def frozen_text(frozen: Frozen) -> str:
         OmegaConf.create({"overrides": list(frozen.overrides), "files": files})
     )
     head = f"# frozen {frozen.name}@{frozen.version} {frozen.digest}\n"
-    return f"{head}# content {_sum(body)}\n{body}"
-
-
-def is_as_written(path: Path) -> bool:
-    """Return whether a frozen recipe's file holds what it was written with."""
-    text = read_yaml_text(path)
-    _, content, body = (*text.split("\n", 2), "", "")[:3]
-    return content == f"# content {_sum(body)}"
-
-
-def _sum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return f"{head}# content {frozen.content_sum()}\n{body}"
 
 
 def read_frozen(path: Path) -> Frozen:
@@ -119,6 +130,7 @@ def read_frozen(path: Path) -> Frozen:
         digest=head["digest"],
         files=dict(_read_files(files, path)),
         overrides=tuple(overrides),
+        written_sum=head["sum"] or "",
     )
     if ROOT_FILE not in frozen.files:
         raise RecipeError(f"{path}: files has no {ROOT_FILE}, which is the recipe's own")

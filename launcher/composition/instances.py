@@ -6,19 +6,27 @@ has no file is a mistyped one, and a number that differs is a wrong one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from launcher.composition.choice import nearest
+from launcher.composition.frozen import Frozen
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.job.workload import Instance
 
 
-def check_instance(instance: Instance, conf: Iterable[Path]) -> None:
-    """Raise RecipeError where no file in `conf`/instance says the same of this type."""
+def check_instance(instance: Instance, conf: Iterable[Path], frozen: Frozen | None = None) -> None:
+    """Raise RecipeError where no file in `conf`/instance says the same of this type.
+
+    A frozen recipe brings the file of its own instance.
+    """
+    if frozen and (kept := frozen.files.get(f"instance/{instance.type}")):
+        _check_table(instance, kept.content)
+        return
     folders = [folder / "instance" for folder in conf]
     path = next(
         (p for folder in folders if (p := folder / f"{instance.type}.yaml").is_file()), None
@@ -30,7 +38,10 @@ def check_instance(instance: Instance, conf: Iterable[Path]) -> None:
             f"{nearest(instance.type, known)}; for another add conf/instance/<type>.yaml"
         )
     with naming_file(path):
-        table = yaml.safe_load(read_yaml_text(path))
+        _check_table(instance, yaml.safe_load(read_yaml_text(path)))
+
+
+def _check_table(instance: Instance, table: Mapping[str, Any]) -> None:
     for key, value in instance.model_dump().items():
         if key in table and table[key] != value:
             raise RecipeError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from launcher.composition.frozen import (
@@ -11,8 +11,8 @@ from launcher.composition.frozen import (
     Frozen,
     frozen_path,
     frozen_text,
-    is_as_written,
     read_frozen,
+    read_sum,
 )
 from launcher.errors import RecipeError
 from launcher.versions.lock import LOCK_FILE, Lock, Version, format_lock, parse_lock
@@ -56,9 +56,15 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
             f"{path} has the digest {frozen.digest[:12]}, and {LOCK_FILE} names "
             f"{version.digest[:12]}"
         )
-    if not is_as_written(path):
+    if frozen.content_sum() != frozen.written_sum:
         return f"{path} was changed since it was frozen"
     return None
+
+
+def find_kept_sum(name: str, version: int, folders: Iterable[Path]) -> str | None:
+    """Return the sum of what is kept of a version of a recipe, None where nothing is."""
+    sums = (read_sum(frozen_path(folder, name, version)) for folder in folders)
+    return next((each for each in sums if each), None)
 
 
 def find_unnamed(folder: Path, lock: Lock) -> Iterator[Path]:

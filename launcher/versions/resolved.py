@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.composition.compose import compose_recipe
 from launcher.composition.frozen import ROOT_FILE, File, Frozen
@@ -40,23 +40,42 @@ def resolve_recipe(
 
     What says how and where it is run is left out. Raises RecipeError.
     """
-    kept = tuple(word for word in overrides if not _is_beside(word))
+    kept = own_overrides(overrides)
     with Loaded.record() as loaded:
         config, _ = compose_recipe(recipe, kept, start)
+    return freeze_config(config, loaded, kept)
+
+
+def own_overrides(overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return the overrides that say something of the recipe."""
+    return tuple(word for word in overrides if not _is_beside(word))
+
+
+def freeze_config(
+    config: DictConfig,
+    loaded: Mapping[str, File],
+    overrides: tuple[str, ...],
+    chosen: str | None = None,
+) -> Resolved:
+    """Return what a composed config says, and the files that were loaded for it.
+
+    `chosen` is the recipe's name while it was composed; without it the recipe that was loaded
+    first. Raises RecipeError.
+    """
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
     content = {str(key): value for key, value in raw.items()}
     info = content.get("recipe")
     if not isinstance(info, dict) or not isinstance(info.get("version"), int):
-        raise RecipeError(f"recipe {recipe!r} has no recipe.version; allowed: a whole number")
-    files = dict(_own_files(loaded))
+        raise RecipeError("the recipe has no recipe.version; allowed: a whole number")
+    files = dict(_own_files(loaded, chosen))
     values = recipe_values(content, _chosen_cluster(files))
     frozen = Frozen(
         name=str(info.get("name")),
         version=info["version"],
         digest=recipe_digest(values),
         files=files,
-        overrides=kept,
+        overrides=overrides,
     )
     return Resolved(frozen=frozen, values=values)
 
@@ -65,16 +84,14 @@ def _is_beside(override: str) -> bool:
     return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0] in BESIDE
 
 
-def _own_files(loaded: Mapping[str, File]) -> Iterator[tuple[str, File]]:
+def _own_files(loaded: Mapping[str, File], chosen: str | None) -> Iterator[tuple[str, File]]:
     """Yield what is the recipe's: the launcher's own root is live, and so are clusters."""
-    is_root = True
+    # Hydra loads what is chosen before what that includes.
+    root = f"recipe/{chosen}" if chosen else next(n for n in loaded if n.startswith("recipe/"))
     for name, file in loaded.items():
-        group = name.partition("/")[0]
-        if group == "recipe" and is_root:
-            # Hydra loads what is chosen before what that includes.
-            is_root = False
+        if name == root:
             yield ROOT_FILE, file
-        elif "/" in name and group not in BESIDE:
+        elif "/" in name and name.partition("/")[0] not in BESIDE:
             yield name, file
 
 

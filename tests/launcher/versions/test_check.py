@@ -223,3 +223,50 @@ def test_the_shipped_recipes_are_what_their_versions_say(tmp_path: Path) -> None
     ended = check(tmp_path)
 
     assert (ended.status, ended.err) == (0, "")
+
+
+def test_rendering_notes_that_a_live_recipe_is_not_its_version(team: Path) -> None:
+    """Not for what is overridden, nor for a version that was chosen."""
+    note = (
+        "note: a/one is not what is kept of its version 1: `check` names the keys, and "
+        "recipe=a/one@1 is that version\n"
+    )
+    assert note not in launch("recipe=a/one", "trainer.seed=5", folder=team).err
+    change(team / "conf/trainer/ours.yaml", "sharding: none", "threads_per_worker: 1")
+
+    assert note in launch("recipe=a/one", "trainer.seed=5", folder=team).err
+    assert note not in launch("recipe=a/one@1", folder=team).err
+
+
+def test_a_run_keeps_the_recipe_that_it_was_started_with(team: Path) -> None:
+    words = ["trainer.max_steps=1", "run.dir=run", "data.max_bytes=100000", "model=llama3_tiny"]
+    assert launch("recipe=a/one", *words, folder=team).status == 0
+    rendered = (team / "run" / "job.json").read_text()
+    assert not (team / "run" / "recipe.yaml").exists()
+    ended = launch("recipe=a/one", *words, "action=run", folder=team, env={})
+    assert ended.status == 0, ended.err
+
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+    change(team / "conf/trainer/ours.yaml", "sharding: none", "threads_per_worker: 2")
+    again = launch("recipe=run/recipe.yaml", "run.dir=again", folder=team)
+
+    assert again.status == 0, again.err
+    assert (team / "again" / "job.json").read_text() == rendered
+
+
+def test_a_pinned_version_keeps_its_instance_when_the_table_is_put_right(team: Path) -> None:
+    table = team / "conf/instance/ours.yaml"
+    table.parent.mkdir()
+    table.write_text(
+        "type: ours\naccelerator: cpu\nnum_devices: 2\nnum_efa: 0\nnum_vcpus: 4\nmemory_gib: 64\n"
+    )
+    change(
+        team / "recipes/a/one.yaml", "  - _self_\n", "  - override /instance: ours\n  - _self_\n"
+    )
+    assert check(team, "--update", "-m", "our machine", "a/one").status == 0
+    change(table, "memory_gib: 64", "memory_gib: 60")
+
+    for recipe, size in (("a/one@2", 64), ("a/one", 60)):
+        ended = launch(f"recipe={recipe}", f"run.dir=run-{size}", folder=team)
+        assert ended.status == 0, ended.err
+        assert f'"memory_gib": {size}' in (team / f"run-{size}" / "job.json").read_text()
