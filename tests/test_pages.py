@@ -51,6 +51,9 @@ def _launches(text: str) -> list[list[str]]:
     return [shlex.split(line.partition(" -m launcher ")[2]) for line in lines if PYTHON in line]
 
 
+OWN, _, INIT = _section("Your own, step by step").partition("\n### A repository that exists\n")
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """An empty folder, in which a shell finds the launcher's script."""
@@ -70,7 +73,7 @@ def _type(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_recipe_of_ones_own_comes_to_be_as_the_page_says(repository: Path) -> None:
     """A profile, an instance, recipes on the 70B one, a template, from a subfolder."""
-    done = _type("\n".join(_blocks(_section("Your own, step by step"), "sh")), repository)
+    done = _type("\n".join(_blocks(OWN, "sh")), repository)
 
     assert done.returncode == 0, done.stderr
     jobs = {
@@ -96,8 +99,26 @@ def test_a_recipe_of_ones_own_comes_to_be_as_the_page_says(repository: Path) -> 
     assert "ours/llama3_70b_long " in done.stdout
 
 
+def test_a_repository_begins_as_the_page_says(repository: Path) -> None:
+    (block,) = _blocks(INIT, "sh")
+
+    done = _type(f"git init --quiet\n{block}", repository)
+
+    assert done.returncode == 0, done.stderr
+    assert "ours/first is version 1 now\n" in done.stdout
+    assert "ours/first is version 2 now\n" in done.stdout
+    assert "  trainer.max_steps: 20 -> 30\n" in done.stderr
+    assert done.stdout.endswith(
+        "left as it is: conf/cluster/ours.yaml\nleft as it is: recipes/ours/first.yaml\n"
+        "left as it is: .pre-commit-config.yaml\nnext: launcher check --update -m 'as it begins'\n"
+    )
+    assert "max_steps: 30" in (repository / "recipes/ours/first.yaml").read_text()
+    (hook,) = yaml.safe_load((repository / ".pre-commit-config.yaml").read_text())["repos"]
+    assert hook["hooks"][0]["entry"] == "launcher check"
+
+
 def test_versions_are_kept_as_the_page_says(repository: Path) -> None:
-    own = "\n".join(_blocks(_section("Your own, step by step"), "sh"))
+    own = "\n".join(_blocks(OWN, "sh"))
     (block,) = _blocks(_section("Versions"), "sh")
 
     done = _type(f"({own}\n) >/dev/null 2>&1\n{block}", repository)

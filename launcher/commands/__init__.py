@@ -30,6 +30,10 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
         from launcher.commands.recipes.diff import print_difference
 
         return print_difference(arguments, start)
+    if command == "init":
+        from launcher.commands.recipes.init import print_init
+
+        return print_init(arguments, start)
     if command in _ON_VERSIONS:
         from launcher.commands.recipes import versions
 

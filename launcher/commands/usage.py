@@ -9,6 +9,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher explain recipe=NAME [KEY=VALUE ...] [KEY ...]
                                                         where its values come from
        python -m launcher diff A B                      in what two recipes or runs differ
+       python -m launcher init [slurm|k8s]              what a team's repository begins with
        python -m launcher check [NAME ...]              is each recipe what its version says?
        python -m launcher history NAME                  its versions
        python -m launcher freeze recipe=NAME [KEY=VALUE ...]
@@ -77,6 +78,13 @@ usage: python -m launcher diff A B [--origins]
   --origins    also the file and line of each value
 
   The exit status is 0 where they are equal, 1 where they differ, 2 where one cannot be read.
+""",
+    "init": """\
+usage: python -m launcher init [slurm|k8s]
+
+  Write what a team's repository begins with into the current folder: a profile of its cluster
+  (conf/cluster/ours.yaml), a recipe (recipes/ours/first.yaml) and a hook for pre-commit that runs
+  `check`. A file that is there stays as it is.
 """,
     "check": """\
 usage: python -m launcher check [--update -m 'WHY'] [NAME ...]

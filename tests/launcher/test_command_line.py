@@ -24,7 +24,7 @@ TINY = "llama/llama3_tiny_pretrain"
     (["llama/llama3_tiny_pretrian"], f"no command 'llama/llama3_tiny_pretrian'; closest: '{TINY}'"),
     (["lst"], "no command 'lst'; closest: 'list'\n"),
     (["shema"], "no command 'shema'; closest: 'schema'\n"),
-    (["qqq"], "no command 'qqq'; allowed: list, show, explain, diff, check, history,"),
+    (["qqq"], "no command 'qqq'; allowed: list, show, explain, diff,"),
     (["completion", "csh"], "no completion for 'csh'; closest: 'zsh'\n"),
     (["completion"], "completion takes the name of a shell; allowed: bash, zsh, fish\n"),
     (["show", TINY, "run.dir=a=b"], "override 'run.dir=a=b' cannot be read; quote"),

@@ -209,6 +209,8 @@ def test_words_that_check_does_not_take_are_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["init", "slrm"], "init takes a kind of cluster, not 'slrm'; closest: 'slurm'"),
+        (["init", "slurm", "k8s"], "init takes a kind of cluster"),
         (["history"], "history takes a recipe's name"),
         (["history", "llama/llama3_tiny"], "no versions of 'llama/llama3_tiny' are kept; closest"),
         (["freeze"], "freeze takes recipe=NAME and overrides"),
@@ -270,3 +272,28 @@ def test_a_pinned_version_keeps_its_instance_when_the_table_is_put_right(team: P
         ended = launch(f"recipe={recipe}", f"run.dir=run-{size}", folder=team)
         assert ended.status == 0, ended.err
         assert f'"memory_gib": {size}' in (team / f"run-{size}" / "job.json").read_text()
+
+
+def test_a_profile_that_init_writes_is_one_of_its_kind(tmp_path: Path) -> None:
+    """And no file that is there is written over, nor one that leads elsewhere."""
+    (tmp_path / "recipes").symlink_to("elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".pre-commit-config.yaml").write_text("repos: []\n")
+
+    ended = launch("init", "k8s", folder=tmp_path)
+
+    assert (ended.status, ended.err) == (0, "")
+    assert (tmp_path / ".pre-commit-config.yaml").read_text() == "repos: []\n"
+    rendered = launch("recipe=ours/first", "cluster=ours", folder=tmp_path)
+    assert rendered.status == 0, rendered.err
+    assert (tmp_path / "runs" / "first" / "manifest.yaml").exists()
+
+
+def test_init_in_a_folder_that_refuses_ends_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "conf").write_text("a file")
+
+    ended = launch("init", folder=tmp_path)
+
+    assert (ended.status, ended.out) == (1, "")
+    assert "conf" in ended.err
+    assert "Traceback" not in ended.err
