@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from launcher.composition.frozen import is_frozen
 from launcher.errors import OutsideError, RecipeError
 from resilience.run_record import RECORD_FOLDER
 from resilience.whole_files import write_first
@@ -186,13 +187,16 @@ def _rendered_before(folder: Path) -> set[str]:
     try:
         content = json.loads((folder / JOB_FILE).read_bytes())
         kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
+        if elastic := content["resilience"]["elastic"]:
+            num_nodes = max(num_nodes, elastic["nodes_max"])
         if recovery := content["resilience"]["checkpointless"]:
             num_nodes += recovery["standby_nodes"]
     except (OSError, ValueError, LookupError, TypeError):
         return set()
     scripts = {f"node-{index}.sh" for index in range(num_nodes)}
     rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": {"manifest.yaml"}}
-    return {JOB_FILE, NODE_FILE} | rendered.get(kind, set())
+    recipe = {RECIPE_FILE} if is_frozen(folder / RECIPE_FILE) else set()
+    return {JOB_FILE, NODE_FILE} | rendered.get(kind, set()) | recipe
 
 
 def write_submission(folder: Path, content: Mapping[str, object]) -> None:

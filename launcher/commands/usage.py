@@ -89,8 +89,9 @@ usage: python -m launcher init [slurm|k8s]
     "check": """\
 usage: python -m launcher check [--update -m 'WHY'] [NAME ...]
 
-  Compare what each recipe, or each that is named, resolves to with the version that recipes.lock
-  keeps of it. Where that differs, name the keys with both values and end with status 1.
+  Compare what each recipe of the repository, or each that is named, resolves to with the version
+  that recipes.lock keeps of it. Where that differs, name the keys with both values and end with
+  status 1.
 
   --update -m 'WHY'    raise the version of a recipe that has changed, and keep it: a file below
                        recipes/.versions and a line of recipes.lock, with WHY in it

@@ -147,4 +147,4 @@ def test_a_submission_that_failed_leaves_its_folder_free(tmp_path: Path) -> None
                        folder=tmp_path, env={"PATH": str(tmp_path)})  # fmt: skip
 
         assert (ended.status, ended.err.split(" on ")[0]) == (1, "no program 'sbatch'")
-    assert names(tmp_path / "out") == {"job.json", "node.json", "job.sbatch"}
+    assert names(tmp_path / "out") == {"job.json", "node.json", "job.sbatch", "recipe.yaml"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
-from launcher.paths import find_folders
+from launcher.paths import find_folders, shipped_folder
 
 
 def print_check(arguments: Sequence[str], start: Path) -> int:
@@ -20,7 +20,11 @@ def print_check(arguments: Sequence[str], start: Path) -> int:
     from launcher.versions.checking import Checker, Finding
 
     names, why = _parse_check(arguments)
-    checkers = [Checker(folder, start) for folder in find_folders(start).recipes]
+    folders = find_folders(start).recipes
+    team = [folder for folder in folders if folder != shipped_folder() / "recipes"]
+    # What is shipped is as it was: a team asks for its own.
+    looked_at = folders if names or not team else team
+    checkers = [Checker(folder, start) for folder in looked_at]
     known = [name for each in checkers for name in each.names()]
     if unknown := [name for name in names if name not in known]:
         raise RecipeError(f"no recipe {unknown[0]!r}; {nearest(unknown[0], known)}")
