@@ -133,6 +133,8 @@ def _launch(given: list[str], start: Path) -> int:
         except OSError as error:
             refusals.append(system_failure(error))
         is_composing = True
+        # What the next job of a sweep is composed of is its own.
+        loaded.clear()
 
     is_trace_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Makes Hydra raise its errors instead of printing them and exiting with 1.

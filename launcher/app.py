@@ -77,7 +77,8 @@ def launch(
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
-    if chosen == frozen.name and (note := _changed_recipe(frozen, folders)):
+    is_alone = sweep_number is None and chosen == frozen.name
+    if is_alone and (note := _changed_recipe(frozen, folders)):
         sys.stderr.write(f"note: {note}\n")
     if action == "run" and request.beside.run.detach:
         _start_detached(job, run_dir)
@@ -96,12 +97,15 @@ def _fold_config(start: Path) -> Fold:
     return fold(read_layers(CONFIG_NAME, [*given.hydra, *given.task], start))
 
 
+_GROUP_CHOICE = r"(\+\+?|~)?(model|trainer|data|instance|\w+/[\w/]+)(@[\w.]+)?(=|$)"
+
+
 def _changed_recipe(frozen: Frozen, folders: Folders) -> str | None:
     """Return a note where a live recipe is not what is kept of its version.
 
     Another choice of a group loads other files, which say nothing of the recipe.
     """
-    own = [word for word in frozen.overrides if re.match(r"[\w/]+=", word)]
+    own = [word for word in frozen.overrides if re.match(_GROUP_CHOICE, word)]
     kept = find_kept_sum(frozen.name, frozen.version, folders.recipes)
     if kept is None or own or replace(frozen, overrides=()).content_sum() == kept:
         return None

@@ -99,8 +99,13 @@ def _choose_frozen(path: Path, arguments: Sequence[str], index: int, value: str)
         raise RecipeError(f"recipe= is given twice, one of them as {value!r}; give one")
     given = [*arguments[:index], *arguments[index + 1 :]]
     before = frozen_arguments(frozen, given)
-    rewritten = (*arguments[:index], f"recipe={ROOT}", *before, *arguments[index + 1 :])
+    first = next((i for i, word in enumerate(arguments) if _is_override(word)), index)
+    rewritten = (*given[:first], f"recipe={ROOT}", *before, *given[first:])
     return Choice(rewritten, (), value, frozenset({ROOT}), frozen)
+
+
+def _is_override(word: str) -> bool:
+    return word.startswith("~") or (not word.startswith("-") and "=" in word)
 
 
 def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:

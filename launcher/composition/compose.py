@@ -31,11 +31,19 @@ def compose_recipe(
     folder from which a team's own folders are looked for, the current one unless told. Raises
     RecipeError. Not safe for several threads: Hydra keeps its state in the process.
     """
+    config, choice = compose_choice(recipe, overrides, start)
+    return config, None if choice.by_path else choice.recipe
+
+
+def compose_choice(
+    recipe: str, overrides: Sequence[str] = (), start: Path | None = None
+) -> tuple[DictConfig, Choice]:
+    """Return the same config, and what its recipe was found to be; raises likewise."""
     from hydra import compose
 
     with _initialized(recipe, overrides, start or Path.cwd()) as choice:
         config = compose(CONFIG_NAME, list(choice.arguments))
-    return config, None if choice.by_path else choice.recipe
+    return config, choice
 
 
 def fold_recipe(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Fold:

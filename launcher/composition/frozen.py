@@ -25,6 +25,8 @@ VERSIONS_FOLDER = ".versions"
 ROOT = "_frozen"
 """The recipe's name among its files, and while it is composed: none that can be chosen has it."""
 ROOT_FILE = f"recipe/{ROOT}"
+BESIDE = ("action", "cluster", "hydra", "oversubscribe", "plan", "run")
+"""Keys that say how and where a recipe is run, and nothing of what it trains."""
 _HEAD = re.compile(
     r"# frozen (?P<name>[a-z0-9_/]+)@(?P<version>[1-9]\d*) (?P<digest>[0-9a-f]{64})"
     r"(\n# content (?P<sum>[0-9a-f]{64}))?"
@@ -53,13 +55,34 @@ class Frozen:
     overrides: tuple[str, ...] = ()
     """What was overridden when it was frozen, in order."""
     written_sum: str = ""
-    """Of its content, as the file's second line has it."""
+    """Of its content, as the file's second line has it; empty where there is none."""
 
     def content_sum(self) -> str:
-        """Return the SHA-256 of its overrides and files."""
-        files = {name: [each.package, each.content] for name, each in self.files.items()}
-        text = json.dumps([self.overrides, files], sort_keys=True)
+        """Return the SHA-256 of its overrides and files, without the recipes' descriptions."""
+        files = {
+            name: [each.package, _undescribed(each.content)] for name, each in self.files.items()
+        }
+        text = canonical_json([self.overrides, files])
         return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def canonical_json(node: object) -> str:
+    """Return plain data as the one JSON text that it has."""
+    return json.dumps(_with_text_keys(node), sort_keys=True, separators=(",", ":"), default=repr)
+
+
+def _with_text_keys(node: object) -> object:
+    if isinstance(node, Mapping):
+        return {str(key): _with_text_keys(value) for key, value in node.items()}
+    return [_with_text_keys(each) for each in node] if isinstance(node, (list, tuple)) else node
+
+
+def _undescribed(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    recipe = content.get("recipe")
+    if not isinstance(recipe, Mapping):
+        return content
+    kept = {key: value for key, value in recipe.items() if key != "description"}
+    return {**content, "recipe": kept}
 
 
 def frozen_path(folder: Path, name: str, version: int) -> Path:
@@ -122,7 +145,7 @@ def read_frozen(path: Path) -> Frozen:
     if not isinstance(body, dict) or set(body) != set(_KEYS):
         raise RecipeError(f"{path}: allowed are the keys {' and '.join(_KEYS)}, both")
     overrides, files = body["overrides"], body["files"]
-    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
+    if not isinstance(overrides, list) or not all(map(_is_override, overrides)):
         raise RecipeError(f"{path}: overrides: allowed: a list of KEY=VALUE")
     frozen = Frozen(
         name=head["name"],
@@ -132,9 +155,25 @@ def read_frozen(path: Path) -> Frozen:
         overrides=tuple(overrides),
         written_sum=head["sum"] or "",
     )
+    if frozen.written_sum not in ("", frozen.content_sum()):
+        raise RecipeError(
+            f"{path} was changed since it was frozen; remove its line '# content' to use it so"
+        )
     if ROOT_FILE not in frozen.files:
         raise RecipeError(f"{path}: files has no {ROOT_FILE}, which is the recipe's own")
     return frozen
+
+
+def _is_override(word: object) -> bool:
+    """Return whether a word may be among what a recipe was frozen with."""
+    if not isinstance(word, str) or not re.match(r"(\+\+?|~)?[\w/]", word):
+        return False
+    return word.partition("=")[0].lstrip("+~") != "recipe" and not says_how_it_is_run(word)
+
+
+def says_how_it_is_run(override: str) -> bool:
+    """Return whether an override says nothing of the recipe itself."""
+    return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0] in BESIDE
 
 
 def _loader() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from launcher.versions.folder import (
     write_lock,
 )
 from launcher.versions.lock import LOCK_FILE, Version, find_version, with_version
-from launcher.versions.resolved import Resolved, raise_number, resolve_recipe, with_number
+from launcher.versions.resolved import Resolved, raised_text, resolve_recipe, with_number
+from resilience.whole_files import replace_text
 
 _RAISE = "`check --update -m WHY` raises its version"
 
@@ -90,13 +92,17 @@ class Checker:
 
         The lock comes last: killed at any moment, it names nothing that is not there.
         """
+        self.lock = read_lock(self.folder)
         now = resolve_recipe(name, start=self._start)
         newest = max((each.version for each in self.lock.get(name, ())), default=0)
         number = max(now.frozen.version, newest + 1)
         kept = with_number(now, number).frozen
+        path = self.folder / f"{name}.yaml"
+        # Before anything is written: not every file can be given another number.
+        text = raised_text(path, number) if number != now.frozen.version else None
         write_frozen(self.folder, kept)
-        if number != now.frozen.version:
-            raise_number(self.folder / f"{name}.yaml", number)
+        if text is not None:
+            replace_text(path, text, str(os.getpid()))
         version = Version(
             version=number, digest=kept.digest, schema=SCHEMA_VERSION, date=today, change=why
         )

@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher.composition.frozen import BESIDE, canonical_json
 from launcher.composition.messages import first_line
+from launcher.composition.references import foreign_resolvers
 from launcher.errors import RecipeError
 
-BESIDE = ("action", "cluster", "hydra", "oversubscribe", "plan", "run")
-"""Keys that say how and where a recipe is run, and nothing of what it trains."""
+_OPEN = re.compile(rf"\$\{{\s*(?:[\w.]+:\s*)?\.*(?:{'|'.join(BESIDE)})\b")
 
 
 def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
     """Return what a composed config says of the recipe, its references followed.
 
     `cluster` is the option that the recipe itself has chosen, which counts by its name. What is
-    left to whoever runs it is null, and a null is left out: a key that is new, and is off unless
-    it is set, changes no older recipe. Raises RecipeError.
+    left to whoever runs it, by ??? or by a reference to the run, its cluster or the machine, is
+    null, and a null is left out: a key that is new, and is off unless it is set, changes no older
+    recipe. Raises RecipeError.
     """
-    content = {key: value for key, value in config.items() if key not in BESIDE}
-    # A profile's values are those of a site.
-    open_content = _without_missing({**content, "cluster": {}})
+    content = {key: _closed(value) for key, value in config.items() if key not in BESIDE}
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(open_content), resolve=True)
+        resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except OmegaConfBaseException as error:
         raise RecipeError(f"{error.full_key or 'the recipe'}: {first_line(error)}") from error
     assert isinstance(resolved, dict)
-    values = _without_nulls({key: value for key, value in resolved.items() if key != "cluster"})
+    values = _without_nulls(resolved)
     values.get("recipe", {}).pop("description", None)
     return {**values, "cluster": cluster} if cluster else values
 
 
 def recipe_digest(values: Mapping[str, Any]) -> str:
     """Return the SHA-256 of what a recipe says, in hexadecimal digits."""
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(canonical_json(values).encode("ascii")).hexdigest()
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -69,12 +69,14 @@ def _leaves(node: object, where: str) -> Iterator[tuple[str, object]]:
         yield where, node
 
 
-def _without_missing(node: Any) -> Any:
+def _closed(node: Any) -> Any:
+    """Return plain data without what only whoever runs the recipe knows."""
     if isinstance(node, dict):
-        return {key: _without_missing(value) for key, value in node.items()}
+        return {key: _closed(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_without_missing(value) for value in node]
-    return None if node == MISSING else node
+        return [_closed(value) for value in node]
+    is_open = isinstance(node, str) and (_OPEN.search(node) or any(foreign_resolvers(node)))
+    return None if node == MISSING or is_open else node
 
 
 def _without_nulls(node: Any) -> Any:

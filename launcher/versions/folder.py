@@ -48,7 +48,10 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
     path = frozen_path(folder, name, version.version)
     if not path.is_file():
         return f"{path} is not there, and {LOCK_FILE} names it"
-    frozen = read_frozen(path)
+    try:
+        frozen = read_frozen(path)
+    except RecipeError as error:
+        return str(error)
     if (frozen.name, frozen.version) != (name, version.version):
         return f"{path} is that of {frozen.name}@{frozen.version}"
     if frozen.digest != version.digest:
@@ -56,7 +59,7 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
             f"{path} has the digest {frozen.digest[:12]}, and {LOCK_FILE} names "
             f"{version.digest[:12]}"
         )
-    if frozen.content_sum() != frozen.written_sum:
+    if not frozen.written_sum:
         return f"{path} was changed since it was frozen"
     return None
 

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from launcher.composition.compose import compose_recipe
-from launcher.composition.frozen import ROOT_FILE, File, Frozen
+from launcher.composition.compose import compose_choice
+from launcher.composition.frozen import BESIDE, ROOT_FILE, File, Frozen, says_how_it_is_run
 from launcher.composition.search import Loaded
 from launcher.errors import RecipeError
-from launcher.versions.digest import BESIDE, recipe_digest, recipe_values
-from resilience.whole_files import replace_text
+from launcher.versions.digest import recipe_digest, recipe_values
 
 _CLUSTER_KEY = re.compile(r"override\s+/cluster(@\S+)?")
-
-_VERSION_LINE = re.compile(
-    r"^(recipe:[^\S\n]*\n(?:[ \t]+.*\n|[ \t]*\n)*?[ \t]+version:[ \t]*)\d+", re.MULTILINE
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,25 +37,26 @@ def resolve_recipe(
     """
     kept = own_overrides(overrides)
     with Loaded.record() as loaded:
-        config, _ = compose_recipe(recipe, kept, start)
-    return freeze_config(config, loaded, kept)
+        config, choice = compose_choice(recipe, kept, start)
+    words = own_overrides(word for word in choice.arguments if not word.startswith("recipe="))
+    (chosen,) = (word for word in choice.arguments if word.startswith("recipe="))
+    return freeze_config(config, loaded, words, chosen.removeprefix("recipe="))
 
 
 def own_overrides(overrides: Iterable[str]) -> tuple[str, ...]:
     """Return the overrides that say something of the recipe."""
-    return tuple(word for word in overrides if not _is_beside(word))
+    return tuple(word for word in overrides if not says_how_it_is_run(word))
 
 
 def freeze_config(
     config: DictConfig,
     loaded: Mapping[str, File],
     overrides: tuple[str, ...],
-    chosen: str | None = None,
+    chosen: str,
 ) -> Resolved:
     """Return what a composed config says, and the files that were loaded for it.
 
-    `chosen` is the recipe's name while it was composed; without it the recipe that was loaded
-    first. Raises RecipeError.
+    `chosen` is the recipe's name while it was composed. Raises RecipeError.
     """
     raw = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw, dict)
@@ -80,16 +76,10 @@ def freeze_config(
     return Resolved(frozen=frozen, values=values)
 
 
-def _is_beside(override: str) -> bool:
-    return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0] in BESIDE
-
-
-def _own_files(loaded: Mapping[str, File], chosen: str | None) -> Iterator[tuple[str, File]]:
+def _own_files(loaded: Mapping[str, File], chosen: str) -> Iterator[tuple[str, File]]:
     """Yield what is the recipe's: the launcher's own root is live, and so are clusters."""
-    # Hydra loads what is chosen before what that includes.
-    root = f"recipe/{chosen}" if chosen else next(n for n in loaded if n.startswith("recipe/"))
     for name, file in loaded.items():
-        if name == root:
+        if name == f"recipe/{chosen}":
             yield ROOT_FILE, file
         elif "/" in name and name.partition("/")[0] not in BESIDE:
             yield name, file
@@ -118,15 +108,26 @@ def with_number(resolved: Resolved, number: int) -> Resolved:
     return Resolved(frozen=raised, values=values)
 
 
-def raise_number(path: Path, number: int) -> None:
-    """Write another version's number into a recipe's file, and change nothing else in it.
+def raised_text(path: Path, number: int) -> str:
+    """Return a recipe's text with another version's number, and nothing else changed in it.
 
-    Raises RecipeError where the file does not set it itself.
+    Raises RecipeError where the file does not set it itself, in digits.
     """
-    text = path.read_text("utf-8")
-    new, count = _VERSION_LINE.subn(rf"\g<1>{number}", text)
-    if count != 1:
+    text = path.read_bytes().decode("utf-8")
+    bom = "\ufeff" if text.startswith("\ufeff") else ""
+    text = text.removeprefix(bom)
+    node = _value_of(_value_of(yaml.compose(text, yaml.SafeLoader), "recipe"), "version")
+    if not isinstance(node, yaml.ScalarNode):
+        raise RecipeError(f"{path} does not set recipe.version itself; write it there")
+    begin, end = node.start_mark.index, node.end_mark.index
+    if not re.fullmatch(r"[1-9]\d*", text[begin:end]):
         raise RecipeError(
-            f"{path} does not set recipe.version in a line of its own; write it there"
+            f"recipe.version {text[begin:end]!r} in {path}: allowed: a whole number in digits"
         )
-    replace_text(path, new, str(os.getpid()))
+    return f"{bom}{text[:begin]}{number}{text[end:]}"
+
+
+def _value_of(node: object, key: str) -> object:
+    """Return the node of a key's value in a YAML mapping, None where there is none."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next((value for name, value in pairs if name.value == key), None)

@@ -5,53 +5,68 @@ from __future__ import annotations
 import datetime
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
 from launcher.paths import find_folders, shipped_folder
 
+if TYPE_CHECKING:  # the other commands here do without
+    from launcher.versions.checking import Checker
+
 
 def print_check(arguments: Sequence[str], start: Path) -> int:
     """Say which recipes are not what their version says; with --update keep them as they are.
 
-    Returns 1 where something is wrong and was not mended. Raises RecipeError.
+    Returns 1 where something is wrong and was not mended. Raises RecipeError and OutsideError.
     """
-    from launcher.versions.checking import Checker, Finding
+    from launcher.rundir import held_folder
+    from launcher.versions.checking import Checker
 
     names, why = _parse_check(arguments)
     folders = find_folders(start).recipes
+    # What is shipped is as it was: a team asks for its own, and changes nothing else.
     team = [folder for folder in folders if folder != shipped_folder() / "recipes"]
-    # What is shipped is as it was: a team asks for its own.
-    looked_at = folders if names or not team else team
-    checkers = [Checker(folder, start) for folder in looked_at]
+    own = team or list(folders)
+    checkers = [Checker(folder, start) for folder in (folders if names else own)]
     known = [name for each in checkers for name in each.names()]
     if unknown := [name for name in names if name not in known]:
         raise RecipeError(f"no recipe {unknown[0]!r}; {nearest(unknown[0], known)}")
-    num_wrong = 0
-
-    def tell(finding: Finding) -> None:
-        nonlocal num_wrong
-        num_wrong += 1
-        rest = "".join(f"\n  {line}" for line in finding.lines[1:])
-        sys.stderr.write(f"{finding.subject}: {finding.lines[0]}{rest}\n")
-
-    for checker in checkers:
-        for name in checker.names():
-            for finding in checker.check(name) if not names or name in names else ():
-                if why is None or not finding.is_mended_by_update:
-                    tell(finding)
-                    continue
-                number = checker.update(
-                    name, why, datetime.datetime.now(datetime.timezone.utc).date()
-                )
-                sys.stdout.write(f"{name} is version {number} now\n")
-        for finding in checker.check_folder() if not names else ():
-            tell(finding)
+    with ExitStack() as stack:
+        for folder in own if why is not None else ():
+            stack.enter_context(held_folder(folder))
+        num_wrong = sum(
+            _check_folder(each, names, why if each.folder in own else None) for each in checkers
+        )
     if not num_wrong:
         number = len(names or known)
         sys.stdout.write(f"{number} recipe{'s' * (number != 1)} as their versions say\n")
     return 1 if num_wrong else 0
+
+
+def _check_folder(checker: Checker, names: Sequence[str], why: str | None) -> int:
+    """Tell what is wrong in a folder and is not mended; returns how many things."""
+    found = []
+    for name in checker.names():
+        for finding in checker.check(name) if not names or name in names else ():
+            if why is None or not finding.is_mended_by_update:
+                found.append(finding)
+                continue
+            today = datetime.datetime.now(datetime.timezone.utc).date()
+            try:
+                number = checker.update(name, why, today)
+            except RecipeError as error:
+                found.append(replace(finding, lines=(str(error),)))
+            else:
+                sys.stdout.write(f"{name} is version {number} now\n")
+    found += checker.check_folder() if not names else ()
+    for each in found:
+        rest = "".join(f"\n  {line}" for line in each.lines[1:])
+        sys.stderr.write(f"{each.subject}: {each.lines[0]}{rest}\n")
+    return len(found)
 
 
 def _parse_check(arguments: Sequence[str]) -> tuple[list[str], str | None]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.paths import shipped_folder
+from launcher.rundir import held_folder
+from launcher.versions import checking
 from launcher.versions import folder as kept
-from launcher.versions import resolved
 from launcher.versions.checking import Checker
 from tests.launcher.command import Ended, launch, refuse
 
@@ -174,7 +176,7 @@ def test_an_update_that_is_killed_leaves_a_lock_that_holds(
 
     change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
     with monkeypatch.context() as patched:
-        for module in (kept, resolved):
+        for module in (kept, checking):
             patched.setattr(module, "replace_text", write)
         with pytest.raises(KilledError):
             Checker(team / "recipes", team).update("a/one", "longer", TODAY)
@@ -297,3 +299,99 @@ def test_init_in_a_folder_that_refuses_ends_in_its_own_words(tmp_path: Path) -> 
     assert (ended.status, ended.out) == (1, "")
     assert "conf" in ended.err
     assert "Traceback" not in ended.err
+
+
+# ---- what was once wrong
+
+
+def test_an_update_changes_nothing_of_what_is_shipped(team: Path) -> None:
+    """Not even where a team's model makes shipped recipes other ones."""
+    shipped = shipped_folder() / "recipes"
+    before = {path: path.read_bytes() for path in shipped.rglob("*.yaml")}
+    lock = (shipped / "recipes.lock").read_bytes()
+    (team / "conf/model").mkdir()
+    model = (shipped_folder() / "conf/model/llama3_tiny.yaml").read_text()
+    (team / "conf/model/llama3_tiny.yaml").write_text(model + "num_layers: 2\n")
+    change(team / "conf/model/llama3_tiny.yaml", "num_layers: 3\n", "")
+
+    ended = check(team, "--update", "-m", "two layers")
+
+    assert (ended.status, ended.out.splitlines()[:2]) == (
+        0,
+        ["a/one is version 2 now", "a/two is version 2 now"],
+    )
+    named = check(team, "--update", "-m", "two layers", "llama/llama3_tiny_pretrain")
+    assert named.status == 1
+    assert "  model.num_layers: 3 -> 2\n" in named.err
+    assert {path: path.read_bytes() for path in shipped.rglob("*.yaml")} == before
+    assert (shipped / "recipes.lock").read_bytes() == lock
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "recipe: {{name: a/one, version: {}}}",
+        "recipe:   # who\n# at the margin\n  version: {}  # so far\n  name: a/one",
+        'recipe:\n  description: >-\n    with\n    version: 1\n  "version": {}\n  name: a/one',
+        "recipe:\r\n  name: a/one\r\n  version: {}\r\n",
+    ],
+)
+def test_a_version_is_raised_wherever_it_stands(team: Path, head: str) -> None:
+    path = team / "recipes/a/one.yaml"
+    defaults = "# @package _global_\ndefaults: [llama/llama3_tiny_pretrain, _self_]\n"
+    path.write_bytes(f"{defaults}{head.format(1)}\ntime_limit: null\n".encode())
+
+    ended = check(team, "--update", "-m", "another trainer", "a/one")
+
+    assert (ended.status, ended.err) == (0, "")
+    assert path.read_bytes().decode() == f"{defaults}{head.format(2)}\ntime_limit: null\n"
+    assert check(team, "a/one").status == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("recipe: {name: a/one, version: 0x1}", "recipe.version '0x1' in "),
+        ("recipe: {name: a/one}", "one.yaml does not set recipe.version itself"),
+    ],
+)
+def test_a_version_that_cannot_be_raised_is_named_and_the_others_are(
+    team: Path, head: str, message: str
+) -> None:
+    text = "# @package _global_\ndefaults: [llama/llama3_tiny_pretrain, _self_]\n{}\n"
+    (team / "recipes/a/one.yaml").write_text(text.format(head))
+    change(team / "recipes/a/two.yaml", "max_steps: 30", "max_steps: 40")
+
+    ended = check(team, "--update", "-m", "why")
+
+    assert (ended.status, ended.out) == (1, "a/two is version 2 now\n")
+    assert message in ended.err
+    assert not (team / "recipes/.versions/a/one@2.yaml").exists()
+
+
+def test_two_updates_at_once_lose_nothing(team: Path) -> None:
+    with held_folder(team / "recipes"):
+        ended = check(team, "--update", "-m", "why")
+
+    assert (ended.status, ended.out) == (1, "")
+    assert f"another launcher works in {team}/recipes" in ended.err
+
+
+def test_keys_and_values_that_are_no_text_break_nothing(team: Path) -> None:
+    odd = "env: {1: x, true: y, B: !!binary aGVsbG8=}"
+    change(team / "recipes/a/one.yaml", "\ntrainer:\n", f"\n{odd}\ntrainer:\n")
+
+    ended = check(team)
+
+    assert ended.status == 1
+    assert "Traceback" not in ended.err
+    assert "a/one: is not what version 1 was" in ended.err
+    ended = check(team, "--update", "-m", "why", "a/one")
+    assert "Traceback" not in ended.err
+
+
+def test_a_sweep_notes_nothing_of_recipes_that_are_their_versions(team: Path) -> None:
+    ended = launch("-m", "recipe=a/one,a/two", folder=team)
+
+    assert ended.status == 0
+    assert "is not what is kept" not in ended.err

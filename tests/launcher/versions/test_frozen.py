@@ -179,7 +179,7 @@ def spoil(tmp_path: Path, old: str, new: str) -> str:
         ("overrides: []", "overrides: [", "mine@1.yaml, line "),
         ("overrides: []", "overrides: {}", "overrides: allowed: a list of KEY=VALUE"),
         ("files:", "filed:", "allowed are the keys overrides and files, both"),
-        ("recipe/_frozen:", "recipe/frozen:", "files has no recipe/_frozen"),
+        ("recipe/_frozen:", "recipe/frozen:", "was changed since it was frozen"),
         ("overrides: []", "overrides: &a [*a]", "so that it would hold itself"),
     ],
 )
@@ -187,3 +187,55 @@ def test_a_frozen_file_that_is_not_as_it_was_is_named_and_not_used(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     assert message in spoil(tmp_path, old, new)
+
+
+# ---- what was once wrong
+
+
+def freeze(folder: Path, name: str, *words: str) -> Path:
+    ended = launch("freeze", *words, folder=folder)
+    assert ended.status == 0, ended.err
+    path = folder / name
+    path.write_text(ended.out)
+    return path
+
+
+TINY = "recipe=llama/llama3_tiny_pretrain"
+
+
+def test_what_is_frozen_again_keeps_its_overrides(tmp_path: Path) -> None:
+    first = freeze(tmp_path, "a.yaml", TINY, "trainer.max_steps=7", "instance=ml.p5.48xlarge")
+    again = freeze(tmp_path, "b.yaml", "recipe=a.yaml")
+
+    assert again.read_text() == first.read_text()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_override_wins_wherever_it_stands_on_the_command_line(
+    tmp_path: Path, is_first: bool
+) -> None:
+    freeze(tmp_path, "f.yaml", TINY, "trainer.seed=5")
+    words = ["trainer.seed=6", "recipe=f.yaml"]
+
+    ended = launch(*(words if is_first else reversed(words)), "run.dir=run", folder=tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert '"seed": 6' in (tmp_path / "run" / "job.json").read_text()
+
+
+@pytest.mark.parametrize("word", ["action=run", "recipe=other", "--help", "run.name=x", "~cluster"])
+def test_a_frozen_file_says_nothing_of_how_it_is_run(tmp_path: Path, word: str) -> None:
+    path = freeze(tmp_path, "f.yaml", TINY)
+    _, _, body = path.read_text().split("\n", 2)
+    head = path.read_text().partition("\n")[0]
+    path.write_text(f"{head}\n{body.replace('overrides: []', f'overrides: [{word!r}]')}")
+
+    assert "overrides: allowed: a list of KEY=VALUE" in refuse(tmp_path, "recipe=f.yaml")
+
+
+@pytest.mark.parametrize("value", ["${run.name}", "x-${cluster.kind}", "${action}"])
+def test_a_value_may_refer_to_the_run_and_its_cluster(tmp_path: Path, value: str) -> None:
+    ended = launch(TINY, f"+env.WORD='{value}'", "run.name=foo", folder=tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert not resolve_recipe("llama/llama3_tiny_pretrain", [f"+env.WORD='{value}'"]).values["env"]

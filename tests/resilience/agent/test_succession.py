@@ -29,7 +29,7 @@ from resilience.agent.coordination.outlook import (
 )
 from resilience.agent.coordination.party import make_outlook
 from resilience.agent.coordination.succession import TAKEN_NAME_STATUS, decide
-from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Message, Propose
+from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Learn, Message, Propose
 from resilience.state.layout import make_layout
 
 LEASE_S = 3.0
@@ -244,6 +244,19 @@ def test_only_the_coordinator_says_who_follows_it(peer: int, believes: bool) -> 
     view, _ = play(following(), heard(peer, Beat(nodes=nodes)))
 
     assert view.roster == (nodes if believes else ROSTER)
+
+
+@pytest.mark.parametrize(("peer", "believes"), [(LINK, True), (OTHER, False)])
+def test_who_learns_of_a_generation_learns_of_all_agents(peer: int, believes: bool) -> None:
+    """Else one that leads next might take those for ended that it has never heard of."""
+    told = Learn(
+        generation=4, opened=4, layout=make_layout(nodes=["n0"], num_local_ranks=1),
+        shares_folder=True, known=("n0", "n7"),
+    )  # fmt: skip
+
+    view, _ = play(following(), heard(peer, told))
+
+    assert ("n7" in view.known) == believes
 
 
 def test_second_agent_of_a_name_is_refused_once_the_first_is_heard() -> None:
