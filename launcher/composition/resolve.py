@@ -144,11 +144,18 @@ def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:
     )
 
 
+def _refuse(value: object) -> Any:
+    raise RecipeError(
+        f"a value of the recipe is {type(value).__name__}; allowed: text, numbers, true, false, "
+        "null, lists and mappings"
+    )
+
+
 def _validate(
     model: type[_Model], content: Mapping[str, Any], where: str, tell_origins: TellOrigins
 ) -> _Model:
     try:
-        return model.model_validate_json(json.dumps(content), strict=True)
+        return model.model_validate_json(json.dumps(content, default=_refuse), strict=True)
     except ValidationError as error:
         problems = "\n".join(validation_problems(error, model)).splitlines()
         raise RecipeError("\n".join([*tell_origins(problems), f"  {where}"])) from error

@@ -58,7 +58,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
 
 def _show(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _leaves(node: object, where: str) -> Iterator[tuple[str, object]]:

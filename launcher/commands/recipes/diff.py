@@ -63,7 +63,8 @@ def _find_run(word: str, start: Path) -> Path | None:
     for folder in (start / word, start / RUNS_FOLDER / word):
         if word and (folder / JOB_FILE).is_file():
             return folder / JOB_FILE
-    if word.endswith((".yaml", ".yml")) or word in recipes:
+    is_known = word.partition("@")[0] in recipes
+    if word.endswith((".yaml", ".yml")) or is_known:
         return None
     if (start / word).is_dir():
         raise RecipeError(f"folder {word!r} holds no run: it has no {JOB_FILE}")

@@ -106,6 +106,18 @@ def test_an_update_keeps_what_has_changed_under_the_next_version(team: Path) -> 
     ]
 
 
+def test_two_versions_differ_in_what_was_changed(team: Path) -> None:
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+    assert check(team, "--update", "-m", "longer").status == 0
+
+    assert launch("diff", "a/one", "a/one@2", folder=team) == Ended(0, "", "")
+    differing = launch("diff", "a/one@1", "a/one@2", folder=team)
+
+    assert differing.status == 1
+    assert "trainer.max_steps" in differing.out
+    assert "no version '3' of recipe" in launch("diff", "a/one@1", "a/one@3", folder=team).err
+
+
 def test_a_version_that_was_raised_by_hand_is_added(team: Path) -> None:
     path = team / "recipes/a/one.yaml"
     change(path, "  version: 1\n", "  version: 5\n")
@@ -388,6 +400,7 @@ def test_keys_and_values_that_are_no_text_break_nothing(team: Path) -> None:
     assert "a/one: is not what version 1 was" in ended.err
     ended = check(team, "--update", "-m", "why", "a/one")
     assert "Traceback" not in ended.err
+    assert "a value of the recipe is bytes; allowed: text" in refuse(team, "recipe=a/one")
 
 
 def test_a_sweep_notes_nothing_of_recipes_that_are_their_versions(team: Path) -> None:
