@@ -32,11 +32,26 @@ def test_an_earlier_rendering_of_another_kind_is_removed(tmp_path: Path) -> None
     assert names(tmp_path) == {"job.json", "node.json", "job.sbatch"}
 
 
-def test_an_earlier_rendering_with_nodes_that_stand_by_is_replaced(tmp_path: Path) -> None:
-    standby = ("resilience/checkpointless=default", "resources.shm_gib=1",
-               "resilience.checkpointless.standby_nodes=1")  # fmt: skip
+@pytest.mark.parametrize(
+    "further",
+    [
+        pytest.param(("resilience.checkpointless.standby_nodes=1",), id="standby"),
+        pytest.param(
+            (
+                "resilience/elastic=default",
+                "resilience.elastic.nodes_max=3",
+                "trainer.global_batch_size=24",
+            ),
+            id="elastic",
+        ),
+    ],
+)
+def test_an_earlier_rendering_with_further_nodes_is_replaced(
+    tmp_path: Path, further: tuple[str, ...]
+) -> None:
+    overrides = ("resilience/checkpointless=default", "resources.shm_gib=1", *further)
     for _ in range(2):
-        write_files(tmp_path, rendered(shipped_job(TINY, "local", standby)))
+        write_files(tmp_path, rendered(shipped_job(TINY, "local", overrides)))
     assert "node-2.sh" in names(tmp_path)
 
     write_files(tmp_path, rendered(shipped_job(TINY, "local")))
