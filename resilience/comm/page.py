@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 SLOT_BYTES = 64
+_FIELD_BYTES = 8
 # Native: with an explicit byte order Python writes byte by byte, and a reader sees half a word.
 _FIELDS = struct.Struct("@dQd")
-_BEAT = struct.Struct("@d")
-_PROGRESS = struct.Struct("@Qd")
+_BEAT, _WORD, _PROGRESS = range(3)
+"""Numbers of the fields in a slot, eight bytes each."""
 _STEP_SHIFT = 24
 
 
@@ -58,6 +59,9 @@ class Page:
 
     def __init__(self, file: int, num_slots: int) -> None:
         self._memory = mmap.mmap(file, num_slots * SLOT_BYTES)
+        # One store each: struct makes a field zero before it writes it, and a reader sees that.
+        self._times = memoryview(self._memory).cast("d")
+        self._words = memoryview(self._memory).cast("Q")
         self.num_slots = num_slots
 
     def read(self, slot: int) -> Slot:
@@ -73,20 +77,33 @@ class Page:
 
     def clear(self, slot: int) -> None:
         """Forget what an earlier worker left in the slot."""
-        _FIELDS.pack_into(self._memory, slot * SLOT_BYTES, 0.0, 0, 0.0)
+        first = self._first(slot)
+        self._words[first + _WORD] = 0
+        self._times[first + _PROGRESS] = self._times[first + _BEAT] = 0.0
 
     def beat(self, slot: int) -> None:
         """Show that the process runs."""
-        _BEAT.pack_into(self._memory, slot * SLOT_BYTES, time.monotonic())
+        self._times[self._first(slot) + _BEAT] = time.monotonic()
 
     def mark(self, slot: int, step: int, activity: Activity, micro_batch: int = 0) -> None:
         """Show where the training thread is."""
         word = step << _STEP_SHIFT | activity << 16 | min(micro_batch, 0xFFFF)
-        _PROGRESS.pack_into(self._memory, slot * SLOT_BYTES + _BEAT.size, word, time.monotonic())
+        first = self._first(slot)
+        # The time first: an old one would make the new activity look as if it had stood still.
+        self._times[first + _PROGRESS] = time.monotonic()
+        self._words[first + _WORD] = word
 
     def close(self) -> None:
         """Unmap the page."""
+        self._times.release()
+        self._words.release()
         self._memory.close()
+
+    def _first(self, slot: int) -> int:
+        """Return the number of a slot's first field; raises IndexError where there is no slot."""
+        if not 0 <= slot < self.num_slots:
+            raise IndexError(f"slot {slot} of {self.num_slots}")
+        return slot * SLOT_BYTES // _FIELD_BYTES
 
 
 def create_page(num_slots: int) -> int:

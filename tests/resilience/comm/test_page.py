@@ -92,3 +92,22 @@ def test_reader_never_sees_half_a_word(file: int, page: Page) -> None:
         (steps[1], Activity.RECOVERY),
     }
     assert {each.micro_batch for each in seen} <= {0, 0xFFFF}
+
+
+def test_a_time_that_is_written_again_is_never_seen_as_none(file: int, page: Page) -> None:
+    """A healthy rank, seen in the midst of a mark, once counted as hung since the machine began."""
+    page.beat(0)
+    page.mark(0, 1, Activity.FORWARD)
+    writer = os.fork()
+    if not writer:
+        while True:
+            page.beat(0)
+            page.mark(0, 1, Activity.BACKWARD)
+    try:
+        seen = [page.read(0) for _ in range(200_000)]
+    finally:
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+
+    assert min(slot.beat_s for slot in seen) > 0
+    assert min(slot.progress_s for slot in seen) > 0
