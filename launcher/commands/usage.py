@@ -104,8 +104,9 @@ usage: python -m launcher history NAME
     "freeze": """\
 usage: python -m launcher freeze recipe=NAME [KEY=VALUE ...]
 
-  Print a recipe with its overrides as one file that depends on no other and resolves to the same
-  job for ever. Run it as recipe=FILE.yaml, with further overrides as usual.
+  Print a recipe with its overrides as one file that resolves to the same job for ever; it needs no
+  other but the profile of a cluster that the recipe chooses. Run it as recipe=FILE.yaml, with
+  further overrides as usual.
 """,
     "plan": """\
 usage: python -m launcher plan recipe=NAME [KEY=VALUE ...] [--explain] [--json]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from launcher.composition.yaml_size import naming_file, read_yaml_text
@@ -141,11 +140,11 @@ def read_frozen(path: Path) -> Frozen:
     if head is None:
         raise RecipeError(f"{path} does not begin with '# frozen NAME@VERSION DIGEST'")
     with naming_file(path):
-        body = yaml.load(text, _loader())
+        body = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     if not isinstance(body, dict) or set(body) != set(_KEYS):
         raise RecipeError(f"{path}: allowed are the keys {' and '.join(_KEYS)}, both")
     overrides, files = body["overrides"], body["files"]
-    if not isinstance(overrides, list) or not all(map(_is_override, overrides)):
+    if not isinstance(overrides, list) or not all(map(_may_be_frozen, overrides)):
         raise RecipeError(f"{path}: overrides: allowed: a list of KEY=VALUE")
     frozen = Frozen(
         name=head["name"],
@@ -164,7 +163,7 @@ def read_frozen(path: Path) -> Frozen:
     return frozen
 
 
-def _is_override(word: object) -> bool:
+def _may_be_frozen(word: object) -> bool:
     """Return whether a word may be among what a recipe was frozen with."""
     if not isinstance(word, str) or not re.match(r"(\+\+?|~)?[\w/]", word):
         return False
@@ -174,13 +173,6 @@ def _is_override(word: object) -> bool:
 def says_how_it_is_run(override: str) -> bool:
     """Return whether an override says nothing of the recipe itself."""
     return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0] in BESIDE
-
-
-def _loader() -> Any:
-    # What OmegaConf reads from files, which takes 1e-3 for a number where YAML does not.
-    from omegaconf._utils import get_yaml_loader
-
-    return get_yaml_loader()
 
 
 def _read_files(files: object, path: Path) -> Iterator[tuple[str, File]]:

@@ -18,6 +18,8 @@ from launcher.composition.frozen import BESIDE, canonical_json
 from launcher.composition.messages import first_line
 from launcher.composition.references import foreign_resolvers
 from launcher.errors import RecipeError
+from launcher.provenance.difference import ABSENT, find_differences
+from launcher.provenance.place import key_of
 
 _OPEN = re.compile(rf"\$\{{\s*(?:[\w.]+:\s*)?\.*(?:{'|'.join(BESIDE)})\b")
 
@@ -51,22 +53,14 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
 
     The version's own number is no change.
     """
-    old, new = dict(_leaves(before, "")), dict(_leaves(now, ""))
-    for key in sorted({*old, *new} - {"recipe.version"}):
-        if old.get(key) != new.get(key):
-            yield f"{key}: {_show(old.get(key))} -> {_show(new.get(key))}"
+    for each in find_differences(before, now):
+        if each.place != ("recipe", "version"):
+            old, new = (_show(None if value is ABSENT else value) for value in each.values)
+            yield f"{key_of(each.place)}: {old} -> {new}"
 
 
 def _show(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
-
-
-def _leaves(node: object, where: str) -> Iterator[tuple[str, object]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _leaves(value, f"{where}.{key}" if where else str(key))
-    else:
-        yield where, node
 
 
 def _closed(node: Any) -> Any:
