@@ -189,3 +189,5 @@ def _submit(job: Job, run_dir: Path) -> None:
         raise
     write_submission(run_dir, dataclasses.asdict(submission))
     sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
+    if submission.warning:
+        sys.stderr.write(f"note: {submission.warning}\n")

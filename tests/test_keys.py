@@ -201,7 +201,7 @@ OTHER: dict[str, Any] = {
     "cluster.image_pull_secrets": ["other"],
     "cluster.secrets_from": ["other"],
     "cluster.secrets": {"k8s": {"A": {"name": "b", "key": "c"}}, "": {"A": {}}},
-    "cluster.security.capabilities": ["IPC_LOCK"],
+    "cluster.security.capabilities": ["SYS_PTRACE"],
     "cluster.probes.startup": {"command": ["true"]},
     "cluster.probes.liveness": {"command": ["true"]},
     "cluster.probes.readiness": {"command": ["true"]},

@@ -15,6 +15,7 @@ from launcher.clusters.memoryd import PEER_PORT, memoryd_config
 from launcher.clusters.token import own_token_file
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
+from launcher.job.environment import worker_environment
 from launcher.rundir import NODE_FILE
 from launcher.support import notes
 from launcher.templates import fill_template
@@ -58,7 +59,7 @@ def _values(job: Job, index: int) -> dict[str, object]:
         "secrets": sorted(secrets.items()),
         "has_file_secrets": any(secret.file for secret in secrets.values()),
         "has_exported_secrets": not all(secret.file for secret in secrets.values()),
-        "env": sorted(_environment(job).items()),
+        "env": sorted(worker_environment(job).items()),
         "agent_words": _agent_words(job, index),
         "token_file": own_token_file(job),
         "memoryd": _memoryd_values(job),
@@ -94,15 +95,6 @@ def _memoryd_words(job: Job, index: int) -> tuple[str, ...]:
             if each != index
         ),
     )
-
-
-def _environment(job: Job) -> dict[str, str]:
-    """Return the variables that the workers get; the recipe's win over ours."""
-    ours = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
-    if job.instance.accelerator == "cpu":
-        # A node's own name may resolve to an address that its workers cannot reach.
-        ours["GLOO_SOCKET_IFNAME"] = "lo"
-    return {**ours, **job.env}
 
 
 def endpoints(ports: Iterable[int]) -> str:

@@ -27,6 +27,7 @@ from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import SlurmCluster, SlurmContainer
 from launcher.job.cluster_rules import requeues_at_limit
+from launcher.job.environment import worker_environment
 from launcher.job.tiered_memory import shm_mib
 from launcher.rundir import NODE_FILE
 from launcher.support import notes
@@ -63,6 +64,8 @@ def render_slurm(
     assert isinstance(cluster, SlurmCluster)
     if cluster.container:
         _check_mounts(cluster.container)
+    environment = worker_environment(job)
+    has_efa = environment.get("FI_PROVIDER") == "efa"
     values = {
         "job": job,
         "recipe": job.recipe,
@@ -70,7 +73,10 @@ def render_slurm(
         "notes": notes(job),
         "cluster": cluster,
         "option_lines": _option_lines(job, cluster),
-        "env": sorted(({"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)} | job.env).items()),
+        "env": sorted(environment.items()),
+        "has_efa": has_efa,
+        "num_efa": job.instance.num_efa,
+        "num_gpus": job.trainer.num_devices if job.instance.accelerator == "gpu" else 0,
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
         "is_checkpointless": job.resilience.checkpointless is not None,

@@ -22,6 +22,8 @@ class Submission:
     output: str
     uid: str = ""
     """What tells the job from a later one of its name, where the cluster has that."""
+    warning: str = ""
+    """What did not work, though the job runs."""
 
 
 def run_program(

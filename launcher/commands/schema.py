@@ -69,7 +69,7 @@ def recipe_schema() -> dict[str, Any]:
     # Whoever inherits a recipe names the own one, and may leave the rest.
     definitions["RecipeInfo"]["required"] = ["name"]
     # A number or true becomes the text that it is written as.
-    properties["env"]["additionalProperties"]["type"] = ["string", "number", "boolean"]
+    properties["env"]["additionalProperties"] = {"type": ["string", "number", "boolean", "null"]}
     _add_defaults(properties, definitions)
     _describe_tiers(definitions)
     used = _reachable({"properties": properties}, definitions)

@@ -211,7 +211,7 @@ class Probes(Section):
 
 
 class SecurityContext(Section):
-    """Rights of the container; nothing is given that is not asked for."""
+    """Rights of the container; nothing is given that nobody asks for and EFA does not need."""
 
     privileged: bool
     """Whether the container has all rights on its node."""
@@ -221,8 +221,9 @@ class SecurityContext(Section):
     """Group id of the pod's processes; null takes the image's."""
     fs_group: Whole | None
     """Group id that mounted volumes belong to; null changes no volume."""
-    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ...]
-    """Linux capabilities to add, such as IPC_LOCK for RDMA without a raised memlock limit."""
+    capabilities: tuple[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ...] | None
+    """Linux capabilities to add, such as IPC_LOCK for RDMA without a raised memlock limit; null is
+    IPC_LOCK for pods with EFA devices, and none for others."""
 
 
 class RestartPolicy(Section):
@@ -296,13 +297,13 @@ class RunPolicy(Section):
 
 
 class K8sCluster(Section):
-    """A Kubernetes cluster from 1.24, or HyperPod on EKS."""
+    """A Kubernetes cluster from 1.26, or HyperPod on EKS."""
 
     kind: Literal["k8s"]
     """k8s: the job runs on a Kubernetes cluster."""
     job_kind: Literal["hyperpod", "job"]
     """hyperpod renders a HyperPodPyTorchJob for HyperPod's training operator; job renders an
-    Indexed Job for any cluster from 1.24."""
+    Indexed Job for any cluster from 1.26."""
     namespace: DnsLabel
     """Namespace of everything in the manifest."""
     image: Image

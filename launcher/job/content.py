@@ -54,8 +54,9 @@ class JobContent(Section):
     """CPUs, memory, huge pages and /dev/shm that each node of the job asks the cluster for."""
     resilience: ResilienceSettings
     """Features that keep the run going through faults; a feature that is null is off."""
-    env: dict[EnvName, EnvValue]
-    """Environment variables of the workers: {NAME: text}. Secrets go to cluster.secrets instead."""
+    env: dict[EnvName, EnvValue | None]
+    """Environment variables of the workers: {NAME: text}; they replace those that the launcher sets
+    by itself, and null leaves one out. Secrets go to cluster.secrets instead."""
     cluster: Cluster
     """Where the job runs: local unless cluster=NAME on the command line, or override /cluster: NAME
     under defaults, selects another."""

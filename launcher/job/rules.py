@@ -367,10 +367,10 @@ _TAKEN_VARIABLES = frozenset(
     RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT
     ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
     NNODES JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
-    address attempt end_s events_bytes file is_stopping job_text mode name new_token node node_list
-    nodes num_finished num_given num_nodes num_saved peer_listen peer_port peer_ports peers
-    peers_file place rdzv_endpoint rdzv_host rdzv_port restart run_dir shm_mib size sizes status
-    step step_options switch token_file value was_asked
+    address attempt end_s events_bytes file is_stopping job_text log mode name new_token node
+    node_list nodes num_efa num_files num_finished num_given num_gpus num_nodes num_saved
+    peer_listen peer_port peer_ports peers peers_file place rdzv_endpoint rdzv_host rdzv_port
+    restart run_dir shm_mib size sizes status step step_options switch token_file value was_asked
     """.split()  # noqa: SIM905  a list would take a line each
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
@@ -17,7 +17,7 @@ _TEXT = re.compile(
 _REMEDY = "allowed: a reference under cluster.secrets{}, so that the value is in no file"
 
 
-def env_secrets(env: dict[str, str]) -> Iterator[str]:
+def env_secrets(env: Mapping[str, str | None]) -> Iterator[str]:
     """Yield a message for each variable whose name says that its value is a secret."""
     for name, value in env.items():
         if value and _NAME.search(name):
@@ -54,7 +54,7 @@ def file_secrets(content: object) -> Iterator[str]:
     """Yield a message for each secret in the plain data of a recipe's or profile's file."""
     env = content.get("env") if isinstance(content, dict) else None
     if isinstance(env, dict):
-        yield from env_secrets({str(name): str(value) for name, value in env.items()})
+        yield from env_secrets({str(name): value and str(value) for name, value in env.items()})
     yield from text_secrets(content)
 
 

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.composition.references import referred_places
+from launcher.job import environment
+from launcher.job.environment import Variable
 from launcher.job.fields import shown
 from launcher.job.secrets import NOT_SHOWN, masked
 from launcher.provenance.fold import MISSING, SECTION, Fold, Origin, Setting
 from launcher.provenance.place import Place, is_same, key_of, leaves
 
 UNKNOWN = "unknown"
+THE_LAUNCHER = Origin(file="the launcher", path=environment.__file__)
+"""Who has set a variable of the workers that no file and no override sets."""
 _REFERENCE = "${"
 
 
@@ -52,17 +56,22 @@ class Explainer:
         self._by_text = {tuple(map(str, place)): place for place in self._written}
         self._content = content
         self._folded = folded
+        own = environment.own_variables(content)
+        self._own: dict[Place, Variable] = {("env", each.name): each for each in own}
 
     def keys(self) -> list[str]:
-        """Return every key that has a value, in the order of the config."""
-        return [key_of(place) for place in self._written]
+        """Return every key that has a value, in the order of the config, then the launcher's."""
+        return [key_of(place) for place in (*self._written, *self._own_places())]
 
     def explain(self, asked: Sequence[str] | None = None) -> list[Explained]:
         """Return the keys that were asked for and those below them; all of them where None is."""
+
+        def is_asked(place: Place) -> bool:
+            return asked is None or any(_lies_at_or_below(key_of(place), key) for key in asked)
+
         return [
-            self._explain(place)
-            for place in self._written
-            if asked is None or any(_lies_at_or_below(key_of(place), key) for key in asked)
+            *(self._explain(place) for place in self._written if is_asked(place)),
+            *(self._explain_own(place) for place in self._own_places() if is_asked(place)),
         ]
 
     def removed_by(self, key: str) -> Origin | None:
@@ -80,9 +89,34 @@ class Explainer:
             value=self._value(place),
             written=masked(written, place),
             origin=setting.origin if setting else None,
-            replaced=tuple(_replaced(setting)),
+            replaced=(*_replaced(setting), *self._replaced_own(place)),
             refers_to=tuple(self._references(place, written, {place})),
         )
+
+    def _own_places(self) -> list[Place]:
+        """Return the places of the variables that the launcher sets because nobody else does."""
+        return [place for place in self._own if place not in self._written]
+
+    def _explain_own(self, place: Place) -> Explained:
+        variable = self._own[place]
+        targets = [self._by_text[tuple(key.split("."))] for key in variable.follows_from]
+        return Explained(
+            key=key_of(place),
+            value=variable.value,
+            written=variable.value,
+            origin=THE_LAUNCHER,
+            replaced=(),
+            refers_to=tuple(self._told(target) for target in targets),
+        )
+
+    def _replaced_own(self, place: Place) -> Iterator[Told]:
+        if variable := self._own.get(place):
+            yield Told(key=key_of(place), value=variable.value, origin=THE_LAUNCHER)
+
+    def _told(self, place: Place) -> Told:
+        setting = self._setting(place)
+        origin = setting.origin if setting else None
+        return Told(key=key_of(place), value=self._value(place), origin=origin)
 
     def _setting(self, place: Place) -> Setting | None:
         """Return the newest setting of a key whose value is the one that Hydra composed."""
@@ -114,9 +148,7 @@ class Explainer:
             if target is None or target in seen:
                 continue
             seen.add(target)
-            setting = self._setting(target)
-            origin = setting.origin if setting else None
-            yield Told(key=key_of(target), value=self._value(target), origin=origin)
+            yield self._told(target)
             yield from self._references(target, self._written[target], seen)
 
 
@@ -142,8 +174,9 @@ def explained_lines(each: Explained) -> Iterator[str]:
     is_reference = isinstance(each.written, str) and _REFERENCE in each.written
     written = f", as {each.written}" if is_reference else ""
     yield f"  from {origin_text(each.origin)}{written}"
+    refers = "follows from" if each.origin is THE_LAUNCHER else "refers to"
     for told in each.refers_to:
-        yield f"  refers to {told.key}: {value_text(told.value)}, {_from(told.origin)}"
+        yield f"  {refers} {told.key}: {value_text(told.value)}, {_from(told.origin)}"
     for told in each.replaced:
         key = "" if told.key == each.key else f"{told.key}: "
         yield f"  replaced {key}{value_text(told.value)}, {_from(told.origin)}"

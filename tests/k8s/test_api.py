@@ -66,7 +66,7 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
 def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:
     """By the label that their agents get as a variable: a Job of the same name has another uid."""
     job = documents(k8s_job("job"))["job"]
-    for field in INDEXED_JOB_FIELDS:
+    for field in (*INDEXED_JOB_FIELDS, *MINORS):
         job["spec"].pop(field, None)
     words = ("create", "--dry-run=server", "--output=json", "--filename=-")
     answers = [kubectl(kube_config, *words, text=json.dumps(job)).stdout for _ in range(2)]

@@ -31,7 +31,7 @@ from tests.launcher.k8s_job import documents, k8s_job
 
 _numbers = itertools.count()
 # The server that the sandbox has is older than these fields of a Job.
-_NEW_FIELDS = ("completionMode", "suspend", "podReplacementPolicy")
+_NEW_FIELDS = ("completionMode", "suspend", "podFailurePolicy", "podReplacementPolicy")
 
 
 class KubernetesWorld:
@@ -187,6 +187,20 @@ class _Kubernetes(ClusterContract):
 
 class TestPlainJob(_Kubernetes):
     kind = "job"
+
+    @pytest.mark.slow
+    def test_what_was_made_for_a_job_goes_with_it(self, world: KubernetesWorld) -> None:
+        run = world.start()
+        made = world.objects(run)
+        assert {f"configmap/{run.job.name}", f"service/{run.job.name}"} <= set(made)
+        assert any(name.startswith("secret/") for name in made)
+
+        launch("cancel", str(run.path), folder=run.path)
+
+        end_s = time.monotonic() + WAIT_S
+        while left := world.objects(run):
+            assert time.monotonic() < end_s, left
+            time.sleep(0.1)
 
 
 @pytest.mark.slow

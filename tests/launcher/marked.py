@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from launcher.composition.compose import compose_recipe, fold_recipe
 from launcher.composition.shown import shown_content, written_content
 from launcher.paths import shipped_folder
-from launcher.provenance.explained import Explained, Explainer
+from launcher.provenance.explained import THE_LAUNCHER, Explained, Explainer
 from launcher.provenance.place import key_of, leaves
 
 _FLOW_VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|\"[^\"]*\"|[^,{}\[\]]*"
@@ -45,7 +45,7 @@ def wrong_origins(
 
     The files of the folder are changed, all of which have to be below it.
     """
-    found = [each for each in explained if _has_one_value(each)]
+    found = [each for each in explained if _has_one_value(each) and each.origin is not THE_LAUNCHER]
     marks = {each.key: f"mark{number}" for number, each in enumerate(found)}
     wrong = {each.key: each.origin for each in found if each.origin is None}
     changed = list(overrides)

@@ -192,7 +192,7 @@ INCONSISTENT = [
     pytest.param(["data.seq_length=16384"],
                  "data.seq_length 16384 is more than model.context_length 8192", id="context"),
     pytest.param(["instance=ml.p6e-gb200.36xlarge", "trainer.num_devices=4",
-                  "trainer.num_nodes=32", "resources.memory_gib=null"],
+                  "trainer.num_nodes=32", "resources.memory_gib=null", "+env.FI_PROVIDER=efa"],
                  "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
                  "has none", id="efa-without-devices"),
     pytest.param(["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],

@@ -261,7 +261,7 @@ def test_a_reference_to_a_section_and_to_an_item_of_a_list_are_told(tmp_path: Pa
         "env:\n  A: ${trainer.optimizer}\n  B: ${resilience.faults.injected[0].step}\n"
     )
 
-    ended = launch("explain", "recipe=mine.yaml", "env", folder=tmp_path)
+    ended = launch("explain", "recipe=mine.yaml", "env.A", "env.B", folder=tmp_path)
 
     assert (
         "  refers to trainer.optimizer: a section, from conf/trainer/_settings.yaml, line 17\n"

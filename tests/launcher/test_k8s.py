@@ -129,7 +129,7 @@ def test_cluster_field_stands_in_the_pods(
         "spec hostNetwork", "spec dnsPolicy", "spec containers 0 securityContext",
         "spec containers 0 envFrom", "spec containers 0 resources",
         "spec containers 0 startupProbe", "spec containers 0 livenessProbe",
-        "spec containers 0 readinessProbe", "metadata annotations",
+        "spec containers 0 readinessProbe",
     ],
 )  # fmt: skip
 def test_what_was_not_asked_for_is_not_there(kind: str, path: str) -> None:
@@ -185,7 +185,11 @@ def test_run_policy_of_hyperpod(field: str, value: Any, name: str, expected: Any
 def test_run_policy_of_hyperpod_without_wishes() -> None:
     spec = documents(k8s_job("hyperpod"))["job"]["spec"]
 
-    assert spec["runPolicy"] == {"cleanPodPolicy": "All", "jobMaxRetryCount": 0}
+    assert spec["runPolicy"] == {
+        "cleanPodPolicy": "All", "jobMaxRetryCount": 0,
+        # HyperPod's own default takes a job away as it ends.
+        "ttlSecondsAfterFinished": 24 * 60 * 60,
+    }  # fmt: skip
     assert spec.keys() == {"nprocPerNode", "replicaSpecs", "runPolicy"}
 
 
@@ -299,7 +303,7 @@ def test_plain_job_starts_a_pod_a_node_and_each_has_a_name() -> None:
     }
 
 
-def test_plain_job_has_no_field_newer_than_kubernetes_1_24() -> None:
+def test_plain_job_has_no_field_newer_than_kubernetes_1_26() -> None:
     job = k8s_job("job", {
         "time_limit": "00:10:00", "cluster.run_policy.retries_max": 1,
         "cluster.run_policy.ttl_s": 1, "cluster.run_policy.suspend": True,
@@ -307,7 +311,7 @@ def test_plain_job_has_no_field_newer_than_kubernetes_1_24() -> None:
 
     assert set(documents(job)["job"]["spec"]) <= {
         "completionMode", "completions", "parallelism", "backoffLimit", "activeDeadlineSeconds",
-        "ttlSecondsAfterFinished", "suspend", "template",
+        "ttlSecondsAfterFinished", "suspend", "template", "podFailurePolicy",
     }  # fmt: skip
 
 

@@ -95,11 +95,41 @@ def test_token_that_no_file_holds_is_made_when_the_job_exists(stand_in: Path, re
     assert secret["metadata"]["ownerReferences"] == [
         {"apiVersion": "batch/v1", "kind": "Job", "name": "llama3-tiny-tiered", "uid": "1234-5678"}
     ]
-    assert calls.splitlines()[-1].endswith("create --filename=-")
+    assert calls.splitlines()[-2].endswith("create --filename=-")
     assert token not in calls
     (mounted,) = (each["projected"] for each in pod(job)["spec"]["volumes"] if "projected" in each)
     assert mounted["defaultMode"] == 0o444, "the image may have any user"
     assert mounted["sources"] == [{"secret": {"name": secret["metadata"]["name"]}}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_job_brings_along_goes_with_it(stand_in: Path, kind: str) -> None:
+    """A job whose time to live is over would leave them, in the way of the next of its name."""
+    submit_k8s(stand_in, k8s_job(kind))
+
+    patch = next(
+        line for line in (stand_in / "calls").read_text().splitlines() if " patch " in line
+    )
+    name = "llama3-tiny-pretrain"
+    names = [f"configmap/{name}", *([f"service/{name}"] if kind == "job" else [])]
+    assert f" patch {' '.join(names)} --type=merge --patch=" in patch
+    owners = json.loads(patch.partition("--patch=")[2])["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == ["1234-5678"]
+
+
+def test_job_that_runs_is_told_what_would_stay_of_it(stand_in: Path) -> None:
+    program = stand_in / "bin/kubectl"
+    program.write_text(
+        KUBECTL.replace("*jsonpath*)", "*patch*) echo no >&2; exit 1 ;;\n  *jsonpath*)")
+    )
+
+    submission = submit_k8s(stand_in, k8s_job("job"))
+
+    assert submission.uid == "1234-5678"
+    assert "what belongs to jobs.batch/llama3-tiny-pretrain stays when it is deleted: kubectl" in (
+        submission.warning
+    )
+    assert submission.warning.endswith("no")
 
 
 def test_token_that_cannot_be_made_leaves_a_remedy(stand_in: Path) -> None:
@@ -124,7 +154,7 @@ def test_token_of_the_user_or_of_this_job_is_kept(stand_in: Path, owners: str) -
 
     submit_k8s(stand_in, k8s_job("job", recipe=TIERED))
 
-    assert "--ignore-not-found" in (stand_in / "calls").read_text().splitlines()[-1]
+    assert "--ignore-not-found" in (stand_in / "calls").read_text().splitlines()[-2]
 
 
 def test_token_of_an_earlier_job_is_waited_for_and_made_anew(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import shlex
 import time
 from collections.abc import Mapping
@@ -45,14 +45,24 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
             f"{shlex.join(remove)}"
         ) from error
     output = run_program(command, run_dir)
-    owner: dict[str, str] = {}
     job_id = f"{_KINDS[cluster.job_kind]}/{job.name}"
+    owner: dict[str, str] = {}
+    warning = ""
     if token_secret_name(job):
         owner = _create_token(kubectl, job_id, job, run_dir)
-    else:
-        with contextlib.suppress(OutsideError, ValueError):
-            owner = _read_owner(kubectl, job_id, run_dir)
-    return Submission(command=command, job_id=job_id, output=output, uid=owner.get("uid", ""))
+    try:
+        owner = owner or _read_owner(kubectl, job_id, run_dir)
+        _give_to_job(kubectl, owner, job, run_dir)
+    except (OutsideError, ValueError) as error:
+        # The job runs; `clean` removes them as well.
+        warning = f"what belongs to {job_id} stays when it is deleted: {error}"
+    return Submission(
+        command=command,
+        job_id=job_id,
+        output=output,
+        uid=owner.get("uid", ""),
+        warning=warning,
+    )
 
 
 def kubectl_command(cluster: K8sCluster) -> tuple[str, ...]:
@@ -66,6 +76,19 @@ def _read_owner(kubectl: tuple[str, ...], job_id: str, run_dir: Path) -> dict[st
     path = "{'\\n'}".join(f"{{.{field}}}" for field in fields)
     found = run_program((*kubectl, "get", job_id, f"--output=jsonpath={path}"), run_dir)
     return dict(zip(("apiVersion", "kind", "name", "uid"), found.split(), strict=True))
+
+
+def _give_to_job(
+    kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run_dir: Path
+) -> None:
+    """Have Kubernetes remove the job's ConfigMap and Service with it."""
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
+    names = [f"configmap/{job.name}"]
+    if cluster.job_kind == "job":
+        names.append(f"service/{job.name}")
+    patch = json.dumps({"metadata": {"ownerReferences": [dict(owner)]}})
+    run_program((*kubectl, "patch", *names, "--type=merge", f"--patch={patch}"), run_dir)
 
 
 def _create_token(kubectl: tuple[str, ...], job_id: str, job: Job, run_dir: Path) -> dict[str, str]:

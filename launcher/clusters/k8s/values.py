@@ -6,6 +6,7 @@ templates take the others from the job itself. Order is fixed everywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from launcher.clusters.k8s.token import token_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
 from launcher.job.cluster_rules import REPLICA_NAME
+from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
 from launcher.support import notes
@@ -43,9 +45,21 @@ NOTES_ANNOTATION = "training-recipes/notes"
 
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 
+_EFA = "vpc.amazonaws.com/efa"
+# A node that is drained to save costs ends a step of all the others.
+_KEPT_ON_THEIR_NODES = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
+_AWS_TYPE = "ml."
+# What kubelet and the system keep of a node's CPUs: of each up to the one named, of all others, and
+# once.
+_RESERVED_OF_CPU = ((1, 0.3), (2, 0.15), (4, 0.1))
+_RESERVED_OF_OTHERS = 0.06
+_RESERVED_CPUS = 0.1
 
 
 def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
@@ -70,6 +84,7 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "node_selector": _node_selector(job.instance, cluster),
         "tolerations": [_toleration(toleration) for toleration in cluster.tolerations],
         "probes": _probes(cluster),
+        "capabilities": _capabilities(cluster, has_efa=_EFA in limits),
         "pod_security": _set(
             runAsUser=cluster.security.run_as_user,
             runAsGroup=cluster.security.run_as_group,
@@ -105,23 +120,23 @@ def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[
         "job_annotations": _sorted(
             annotations | _set(**{NOTES_ANNOTATION: "\n".join(told) or None})
         ),
-        "pod_annotations": _sorted(cluster.annotations),
+        "pod_annotations": _sorted(_KEPT_ON_THEIR_NODES | cluster.annotations),
     }
 
 
 def _env(job: Job, cluster: K8sCluster) -> list[dict[str, Any]]:
     """Return the container's variables by name, each with a value, a secret or a pod's field."""
-    texts = {"OMP_NUM_THREADS": str(job.trainer.threads_per_worker)}
+    texts = worker_environment(job)
     fields = {POD_NAME: "metadata.name"}
     if cluster.job_kind == "job":
         # Kubernetes gives its pods this label in all versions from 1.24.
         fields = {POD_IP: "status.podIP", JOB_UID: "metadata.labels['controller-uid']"}
     if variables_of_memoryd := sidecar_variables(job):
-        texts |= variables_of_memoryd
+        texts = variables_of_memoryd | texts
         fields |= {K8S_NODE: "spec.nodeName", K8S_NAMESPACE: "metadata.namespace"}
     variables: dict[str, dict[str, Any]] = {
         **{name: {"field": field} for name, field in fields.items()},
-        **{name: {"value": literal(text)} for name, text in (texts | job.env).items()},
+        **{name: {"value": literal(text)} for name, text in texts.items()},
         **{name: {"secret": secret} for name, secret in cluster.secrets.items()},
     }
     kinds = dict.fromkeys(("field", "value", "secret"))
@@ -150,7 +165,7 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     fixed = _set(
         **{
             "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
-            "vpc.amazonaws.com/efa": efa_devices(trainer, instance, job.num_nodes_started) or None,
+            _EFA: efa_devices(trainer, instance, job.num_nodes_started) or None,
             "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
         }
     )
@@ -159,8 +174,25 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
         # Kubernetes gives no huge pages to a pod that asks for neither CPUs nor memory.
         num_processes = trainer.num_devices + job.resilience.spares_per_node
         memory_gib = asked.shm_gib + num_processes * _WORKER_MEMORY_GIB
-    amounts = _set(cpu=asked.num_cpus, memory=_quantity(memory_gib, "Gi"))
+    num_cpus = asked.num_cpus or _share_of_cpus(trainer, instance)
+    amounts = _set(cpu=num_cpus, memory=_quantity(memory_gib, "Gi"))
     return amounts | fixed, fixed
+
+
+def _share_of_cpus(trainer: TrainerSettings, instance: Instance) -> int | None:
+    """Return the CPUs for a pod on one of AWS's types: its devices' share of what pods may have.
+
+    What kubelet and the system keep for themselves is HyperPod's rule for quotas. Of another
+    machine nobody knows what its cluster keeps, and a pod that asks for too much never starts.
+    """
+    if instance.accelerator != "gpu" or not instance.type.startswith(_AWS_TYPE):
+        return None
+    reserved = sum(
+        next((share for last, share in _RESERVED_OF_CPU if number <= last), _RESERVED_OF_OTHERS)
+        for number in range(1, instance.num_vcpus + 1)
+    )
+    allocatable = math.floor(instance.num_vcpus - _RESERVED_CPUS - reserved)
+    return max(1, allocatable * trainer.num_devices // instance.num_devices)
 
 
 def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) -> int:
@@ -173,8 +205,16 @@ def efa_devices(trainer: TrainerSettings, instance: Instance, num_nodes: int) ->
     return max(share, min(instance.num_efa, 1)) if num_nodes > 1 else share
 
 
+def _capabilities(cluster: K8sCluster, *, has_efa: bool) -> tuple[str, ...]:
+    """Return the capabilities to add; EFA's buffers have to stay in memory."""
+    security = cluster.security
+    if security.capabilities is not None:
+        return security.capabilities
+    return ("IPC_LOCK",) if has_efa and not security.privileged else ()
+
+
 def _node_selector(instance: Instance, cluster: K8sCluster) -> dict[str, str]:
-    own = {INSTANCE_LABEL: instance.type} if instance.type.startswith("ml.") else {}
+    own = {INSTANCE_LABEL: instance.type} if instance.type.startswith(_AWS_TYPE) else {}
     return _sorted(own | cluster.node_selector)
 
 
@@ -209,7 +249,7 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
             backoffLimit=_failed_pods_max(job, cluster),
             # To the others an agent that comes under a node's name is the end of the one before.
             podReplacementPolicy="Failed" if job.resilience.checkpointless or job.memoryd else None,
-            podFailurePolicy=_failure_policy() if job.memoryd else None,
+            podFailurePolicy=_failure_policy(job),
             activeDeadlineSeconds=deadline_s,
             # A Job without the field is kept.
             ttlSecondsAfterFinished=None if policy.ttl_s == -1 else policy.ttl_s,
@@ -227,14 +267,21 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     )
 
 
-def _failure_policy() -> dict[str, Any]:
-    """Return what ends a Job at once that would end the same again: whose store lacks something.
+def _failure_policy(job: Job) -> dict[str, Any]:
+    """Return which failed pods do not count, and which end a Job that would end the same again.
 
-    Clusters that have the daemon's native sidecars know the field.
+    A pod that was evicted, preempted or lost with its node is replaced and counts for nothing. A
+    Job whose store lacks something ends at once.
     """
     statuses = [_REFUSED_STATUS, UNSTORED_STATUS]
     codes = {"containerName": "node", "operator": "In", "values": statuses}
-    return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
+    unstored = {"action": "FailJob", "onExitCodes": codes}
+    # Kubernetes before 1.27 refuses a condition without its status.
+    disrupted = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    return {"rules": [*([unstored] if job.memoryd else []), disrupted]}
 
 
 def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:

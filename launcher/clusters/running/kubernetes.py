@@ -97,7 +97,7 @@ class KubernetesRuns:
         return PodTail(self, run)
 
     def cancel(self, run: RunFolder) -> None:
-        """Delete the job, with which its pods end; its ConfigMap stays for `clean`.
+        """Delete the job, with which its pods end, and all else that was made for it goes.
 
         Raises OutsideError with kubectl's words.
         """
@@ -118,10 +118,12 @@ class KubernetesRuns:
         names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
         if secret := token_secret_name(run.job):
             names += self._own_secret(run, f"secret/{secret}", uid)
-        removed = self.delete(run, *names).split()
+        # Some go with the job before kubectl comes to them.
+        found = self.ask(run, "get", *names, "--ignore-not-found", "--output=name").split()
+        self.delete(run, *names)
         left = self._wait_until_gone(run, names)
         return Cleaned(
-            removed=tuple(each for each in removed if each not in left),
+            removed=tuple(each for each in found if each not in left),
             left=tuple(f"{each}, which is still being deleted" for each in left),
         )
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-4 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 1, digest b67b6c3b7e4ffca3358fcecaf966327126197cdfe4580913b778a85309929fc7.
+# node-4 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 2, digest 592648f41024517cbd00acaac404b5fb4f1a7a5646c6ff590b75a70ae5afcd66.
 # GPT-OSS 120B from given weights, all of them trained, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -15,8 +15,9 @@ die() {
 run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 [ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
 
-export FI_PROVIDER=efa
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 export OMP_NUM_THREADS=8
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
 # and once.

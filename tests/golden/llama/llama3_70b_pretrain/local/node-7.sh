@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-7 of 16 of llama/llama3_70b_pretrain version 1, digest f5f46ebd934fee0cf915483fef0eaca1aed5ef28f3f48047cdd725f17dcb844b.
+# node-7 of 16 of llama/llama3_70b_pretrain version 2, digest 7afc4de15a33da53e11e16a07f3815434279bdae4b7f91d12a1ec91cd8334603.
 # Llama 3 70B from random weights, TP 8 x PP 4 x DP 4 on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -15,8 +15,9 @@ die() {
 run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 [ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
 
-export FI_PROVIDER=efa
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 export OMP_NUM_THREADS=8
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
 # and once.

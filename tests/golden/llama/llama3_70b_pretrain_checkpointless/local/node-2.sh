@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-2 of 16 of llama/llama3_70b_pretrain_checkpointless version 1, digest 2588cd7109ed8dee495bac4040a3c1e45f9d90e76ca04c3e07c354a13b886324.
+# node-2 of 16 of llama/llama3_70b_pretrain_checkpointless version 2, digest ee3229fe481e2f246bbaa2c67c19cce8a654f8ba501fd76d899ec8bd1f38ad0e.
 # Llama 3 70B from random weights, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -15,8 +15,9 @@ die() {
 run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 [ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
 
-export FI_PROVIDER=efa
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 export OMP_NUM_THREADS=8
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
 # and once.

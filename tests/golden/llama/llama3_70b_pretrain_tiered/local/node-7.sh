@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-7 of 16 of llama/llama3_70b_pretrain_tiered version 1, digest 6eaff50243b1dcce35e476899ab79da3ec13e19802f1fa333e67390521ef9b01.
+# node-7 of 16 of llama/llama3_70b_pretrain_tiered version 2, digest 2f03bb77d1abc7a3ae63f952c4a6674ce9bf4e26eee710d56fb78354596bedb7.
 # Llama 3 70B from random weights, with checkpoints in memory and in S3
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -15,8 +15,9 @@ die() {
 run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 [ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
 
-export FI_PROVIDER=efa
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 export OMP_NUM_THREADS=8
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
 # and once.

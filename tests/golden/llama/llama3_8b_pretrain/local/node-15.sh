@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-15 of 16 of llama/llama3_8b_pretrain version 1, digest 17551163592ccace177e24e235c76b8c160bdb7deb754971ae8f0ad0de7e6922.
+# node-15 of 16 of llama/llama3_8b_pretrain version 2, digest dcfd16363ca64a4058df675030fc63a1bef719b4226d91d9f3dfaac235886c65.
 # Llama 3 8B from random weights, hybrid sharding on 16 nodes of 8 GPUs
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
@@ -15,8 +15,8 @@ die() {
 run_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 [ -f "$run_dir/job.json" ] || die "no job.json in $run_dir"
 
-export FI_PROVIDER=efa
 export OMP_NUM_THREADS=8
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
 # Nobody without the run's token gets in. All nodes have one, the first one's: a link appears whole,
 # and once.

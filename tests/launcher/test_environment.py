@@ -1,0 +1,130 @@
+"""The workers' variables: those that follow from a job, and the recipe's own before them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job.environment import own_variables, worker_environment
+from launcher.job.secrets import env_secrets
+from tests.launcher.command import launch, refuse
+from tests.launcher.k8s_job import LARGE, TINY, k8s_job
+from tests.launcher.shipped import shipped_job
+
+NETWORK = {
+    "FI_EFA_SET_CUDA_SYNC_MEMOPS": "0",
+    "FI_PROVIDER": "efa",
+    "NCCL_SOCKET_IFNAME": "^lo,docker,veth",
+}
+GPU = {"OMP_NUM_THREADS": "8", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+def follows(changes: Mapping[str, Any], recipe: str = LARGE, kind: str = "job") -> dict[str, str]:
+    """Return the variables that follow from a recipe's job with `changes`, be they sound or not."""
+    content = shipped_job(recipe, kind).model_dump(mode="json")
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        functools.reduce(lambda node, key: node[key], parents, content)[last] = value
+    return {each.name: each.value for each in own_variables(content)}
+
+
+@pytest.mark.parametrize("kind", ["slurm", "job", "hyperpod"])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, GPU | NETWORK | ONE_QUEUE, id="tensor-parallel-with-efa"),
+        pytest.param({"trainer.tensor_parallel": 1}, GPU | NETWORK, id="no-tensor-parallel"),
+        pytest.param({"trainer.kind": "torch"}, GPU | NETWORK, id="torch"),
+        pytest.param(
+            {"instance.num_efa": 0},
+            GPU | ONE_QUEUE | {"NCCL_SOCKET_IFNAME": "^lo,docker,veth"},
+            id="no-efa",
+        ),
+        pytest.param(
+            {"resources.hugepages_2mi_mib": 0},
+            GPU | NETWORK | ONE_QUEUE | {"FI_EFA_USE_HUGE_PAGE": "0"},
+            id="no-huge-pages",
+        ),
+        pytest.param({"trainer.num_nodes": 1}, GPU | ONE_QUEUE, id="one-node"),
+        pytest.param({"instance.accelerator": "cpu"}, {"OMP_NUM_THREADS": "8"}, id="cpus"),
+    ],
+)
+def test_variables_follow_from_the_instance_and_the_layout(
+    kind: str, changes: dict[str, Any], expected: dict[str, str]
+) -> None:
+    assert follows(changes, kind=kind) == expected
+
+
+@pytest.mark.parametrize(("standby", "has_several"), [(0, False), (1, True)])
+def test_nodes_that_stand_by_are_nodes_as_well(standby: int, has_several: bool) -> None:
+    changes = {"trainer.num_nodes": 1, "resilience.checkpointless.standby_nodes": standby}
+
+    found = follows(changes, "llama/llama3_70b_pretrain_checkpointless")
+
+    assert (found.items() >= NETWORK.items()) is has_several
+    assert bool(found.keys() & NETWORK.keys()) is has_several
+
+
+def test_nodes_that_may_come_are_nodes_as_well() -> None:
+    alone = {"trainer.num_nodes": 1, "resilience.elastic.nodes_max": 1}
+
+    assert "NCCL_SOCKET_IFNAME" not in follows(
+        alone | {"instance.accelerator": "gpu"}, "llama/llama3_tiny_elastic"
+    )
+    assert "NCCL_SOCKET_IFNAME" in follows(
+        alone | {"instance.accelerator": "gpu", "resilience.elastic.nodes_max": 2},
+        "llama/llama3_tiny_elastic",
+    )
+
+
+def test_recipe_replaces_a_variable_or_leaves_it_out() -> None:
+    given = {"FI_PROVIDER": "tcp", "NCCL_SOCKET_IFNAME": None, "MINE": "1", "NOT": None}
+
+    found = worker_environment(k8s_job("job", {"env": given}, LARGE))
+
+    assert found["FI_PROVIDER"] == "tcp"
+    assert found["MINE"] == "1"
+    assert not found.keys() & {"NCCL_SOCKET_IFNAME", "NOT"}
+
+
+def test_variable_whose_value_a_secret_gives_is_not_the_launchers() -> None:
+    secrets = {"cluster.secrets": {"FI_PROVIDER": {"name": "a", "key": "b"}}}
+
+    assert "FI_PROVIDER" not in worker_environment(k8s_job("job", secrets, LARGE))
+
+
+def test_workers_on_this_machine_keep_to_its_own_network() -> None:
+    on_cpus = worker_environment(shipped_job(TINY, "local"))
+    on_gpus = worker_environment(shipped_job(LARGE, "local"))
+
+    assert on_cpus == {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    assert on_gpus == GPU | ONE_QUEUE
+
+
+def test_explain_says_what_a_variable_follows_from_and_what_it_replaced(tmp_path: Path) -> None:
+    recipe = (f"recipe={LARGE}", "cluster=k8s")
+
+    ended = launch("explain", *recipe, "+env.FI_PROVIDER=tcp", "env.FI_PROVIDER",
+                   "env.CUDA_DEVICE_MAX_CONNECTIONS", folder=tmp_path)  # fmt: skip
+
+    line = "from recipes/llama/llama3_70b_pretrain.yaml, line 33"
+    assert ended.out.splitlines() == [
+        "env.FI_PROVIDER: 'tcp'",
+        "  from command line, +env.FI_PROVIDER=tcp",
+        "  replaced 'efa', from the launcher",
+        "env.CUDA_DEVICE_MAX_CONNECTIONS: '1'",
+        "  from the launcher",
+        "  follows from trainer.kind: 'megatron', from conf/trainer/megatron.yaml, line 4",
+        f"  follows from trainer.tensor_parallel: 8, {line}",
+    ]
+    assert "'env.FI_PROVIDER'" in refuse(tmp_path, "explain", *recipe, "env.FI_PROVDER")
+
+
+def test_variable_that_is_left_out_holds_no_secret() -> None:
+    assert list(env_secrets({"HF_TOKEN": None})) == []
+    assert len(list(env_secrets({"HF_TOKEN": "x"}))) == 1
