@@ -41,6 +41,9 @@ TEMPLATE = "slurm/job.sbatch.j2"
 _SIGNAL_BEFORE_END_S_MAX = 65535
 # So much before that time Slurm may send it, as its manual says.
 _SIGNAL_EARLY_S_MAX = 60
+# Open files of a worker: its own and those of the libraries, and a few connections to each rank.
+_FILES = 1024
+_FILES_OF_RANK = 8
 # Exit status of a run that was asked to end, by SIGTERM, and has.
 _ASKED_STATUS = 143
 _PEER_WORDS = (
@@ -76,6 +79,7 @@ def render_slurm(
         "env": sorted(environment.items()),
         "has_efa": has_efa,
         "num_efa": job.instance.num_efa,
+        "num_files": _FILES + _FILES_OF_RANK * job.num_nodes_max * job.trainer.num_devices,
         "num_gpus": job.trainer.num_devices if job.instance.accelerator == "gpu" else 0,
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),

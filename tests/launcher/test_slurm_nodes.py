@@ -121,7 +121,10 @@ def test_limits_of_the_node_are_raised_or_told_of(nodes: Nodes) -> None:
 
     nodes.run(EFA, before="ulimit -Sn 1000 && ulimit -Hn 1000 && ulimit -l 64")
 
-    assert "a gives a process 1000 open files at most; raise LimitNOFILE" in nodes.log("a")
+    assert (
+        "a gives a process 1000 open files at most, and 4 ranks may need 1056; raise"
+        in nodes.log("a")
+    )
     assert "a lets a process lock 64 KiB of memory, which is too little for EFA" in nodes.log("a")
     assert nodes.has_agent("a"), "the site may know better"
 
