@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -307,32 +309,95 @@ def test_agent_that_joins_over_another_connection_has_left_the_first() -> None:
     assert LINK not in view.lines
 
 
+# ---- who is asked, and how often
+
+
+class Callers:
+    """One agent over time, in a network in which nothing answers; where it refuses, at once."""
+
+    def __init__(self, view: Outlook, *, refusing: Collection[str] = ()) -> None:
+        self.view, self.refusing = view, refusing
+        self.asked_s: dict[str, list[float]] = {}
+        """When each address was asked."""
+        self.open: dict[int, float] = {}
+        """Calls without an answer, and when the transport gives them up."""
+        self.num_open_max = 0
+        self.leads_s: float | None = None
+        self._peers = itertools.count(1000)
+
+    def run(self, until_s: float, every_s: float = 0.1) -> Callers:
+        """Look around as an agent does; stop where it leads a run that it has followed."""
+        for tick in range(1, round(until_s / every_s) + 1):
+            now_s = tick * every_s
+            for peer in [each for each, due_s in self.open.items() if due_s <= now_s]:
+                del self.open[peer]
+                self._take(gone(peer), now_s)
+            self._take(Looked(), now_s)
+            self.num_open_max = max(self.num_open_max, len(self.open))
+            if self.leads_s is not None:
+                break
+        return self
+
+    def _take(self, event: Heeded, now_s: float) -> None:
+        self.view, acts = play(self.view, event, now_s=now_s)
+        for act in acts:
+            if isinstance(act, HangUp):
+                self.open.pop(act.peer, None)
+            elif isinstance(act, Lead):
+                self.leads_s = now_s
+            elif isinstance(act, Dial):
+                self.asked_s.setdefault(act.address, []).append(now_s)
+                peer = next(self._peers)
+                self.open[peer] = now_s if act.address in self.refusing else now_s + LEASE_S
+                self._take(Dialed(peer=peer, address=act.address), now_s)
+
+
 def test_silent_agents_keep_nobody_from_being_asked() -> None:
     """Fewer are asked at a time than there are, and a host that is off takes a lease to fail."""
     addresses = tuple(f"10.0.1.{number}:29500" for number in range(20))
-    view = make_outlook(
-        run="run",
-        node="late",
-        address="10.0.2.1:29500",
-        start="late",
-        endpoints=addresses,
-        lease_s=1.0,
-        now_s=0.0,
-    )
-    asked: list[str] = []
-    open_s: dict[int, float] = {}
-    for tick in range(60):
-        now_s = tick / 10
-        ended = [peer for peer, since_s in open_s.items() if now_s - since_s >= 0.9]
-        view, acts = play(view, *map(gone, ended), Looked(), now_s=now_s)
-        open_s = {peer: since_s for peer, since_s in open_s.items() if peer not in ended}
-        for act in acts:
-            if isinstance(act, Dial):
-                asked.append(act.address)
-                open_s[len(asked)] = now_s
-                view, _ = play(view, Dialed(peer=len(asked), address=act.address), now_s=now_s)
+    late = replace(newcomer("late"), endpoints=addresses)
 
-    assert set(asked) == set(addresses)
+    callers = Callers(late).run(3 * LEASE_S)
+
+    assert callers.asked_s.keys() == set(addresses)
+    assert callers.num_open_max == 8
+
+
+@pytest.mark.parametrize(("num_silent", "leases"), [(1, 1), (2, 2), (8, 2), (9, 3), (16, 3)])
+def test_each_eight_silent_agents_before_the_next_coordinator_take_a_lease(
+    num_silent: int, leases: int
+) -> None:
+    """Another lease is for its members to come: with 2 silent it is three, with 16 of 32 four."""
+    roster = tuple((f"n{number}", f"n{number}:1") for number in range(32))
+    member = replace(following(f"n{num_silent}"), roster=roster)
+
+    callers = Callers(member).run(5 * LEASE_S)
+
+    assert callers.leads_s is not None
+    assert leases * LEASE_S < callers.leads_s < (leases + 0.5) * LEASE_S
+
+
+@pytest.mark.parametrize(
+    ("refusing", "times"), [(["n0:1"], 10), ([], 4)], ids=["refusing", "silent"]
+)
+def test_side_that_may_not_go_on_asks_each_once_a_second_or_once_a_lease(
+    refusing: list[str], times: int
+) -> None:
+    alone = replace(leading(is_settled=False), lines={})
+
+    callers = Callers(alone, refusing=refusing).run(10)
+
+    assert len(callers.asked_s["n0:1"]) == times
+
+
+@pytest.mark.parametrize(
+    "refusing", [["n0:1"], []], ids=["name-that-is-not-known-yet", "silent-address"]
+)
+def test_newcomer_asks_again_where_nobody_was(refusing: list[str]) -> None:
+    """The transport gives up a name that it does not find at once, as an address that refuses."""
+    callers = Callers(newcomer("n9"), refusing=refusing).run(2 * LEASE_S)
+
+    assert len(callers.asked_s["n0:1"]) > 1
 
 
 # ---- ballots
