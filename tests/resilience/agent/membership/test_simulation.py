@@ -57,3 +57,25 @@ def test_agents_with_another_token_are_named_once_and_do_not_begin() -> None:
     refused = "an agent that does not know the run's token"
     pairs = [("n0", "n1"), ("n1", "n0"), ("n1", "n2"), ("n2", "n1")]
     assert warnings == [f"{one} says {other}:1: {refused}" for one, other in pairs]
+
+
+@pytest.mark.parametrize(("size", "num_silent", "leases"), [((5, 1), 1, 1), ((5, 2), 2, 3)])
+def test_next_step_comes_within_leases_of_the_silence(
+    size: tuple[int, int], num_silent: int, leases: int
+) -> None:
+    """And a second, by simulated time."""
+    assert_next_step_within(begun(*size), num_silent, leases)
+
+
+def test_first_half_of_many_nodes_that_falls_silent_takes_four_leases() -> None:
+    """Three until all eights of them were asked in vain, and one for the other members to come."""
+    assert_next_step_within(begun(32, 16), 16, 4)
+
+
+def assert_next_step_within(world: World, num_silent: int, leases: int) -> None:
+    before, (silent, others) = world.generation, (world.names[:num_silent], world.names[num_silent:])
+    world.network.cut(silent, others, is_silent=True)
+
+    world.run(leases * LEASE_S + 1)
+
+    assert world.generation > before, world.describe()
