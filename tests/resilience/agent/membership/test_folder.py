@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,17 @@ def test_agent_of_another_folder_is_not_seen(tmp_path: Path) -> None:
     one.close()
 
 
+def test_agent_that_is_alone_takes_its_folder_for_a_common_one(tmp_path: Path) -> None:
+    """No file of another one says whether that is so."""
+    one = RunFolder(tmp_path, run="a")
+
+    one.announce("n0:1")
+    answer(one)
+
+    assert one.is_shared
+    one.close()
+
+
 def test_first_of_two_halves_has_the_record(tmp_path: Path) -> None:
     one, other = open_two(tmp_path)
     first, second = (make_layout(nodes=[name], num_local_ranks=1) for name in ("n0", "n1"))
@@ -115,6 +127,57 @@ def test_run_is_begun_once_and_its_record_is_renewed(tmp_path: Path) -> None:
     assert again.record
     assert (again.record.number, again.record.generation) == (1, 5)
     for folder in (one, other):
+        folder.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stand in for the time that an agent goes by, which is `now_s`."""
+    fake = SimpleNamespace(now_s=0.0)
+    fake.monotonic = lambda: fake.now_s
+    monkeypatch.setattr(folder_module, "time", fake)
+    return fake
+
+
+def begin_at(folder: RunFolder, clock: SimpleNamespace, now_s: float) -> int | None:
+    """Return the generation behind which another agent begins the run, None where it may not."""
+    clock.now_s = now_s
+    folder.found(("n2",))
+    (judged,) = answer(folder)
+    assert isinstance(judged, Judged)
+    return judged.record and judged.record.generation
+
+
+@pytest.mark.parametrize(
+    ("run", "silence_s"),
+    [pytest.param("a", 180.0, id="same-run"), pytest.param("b", 90.0, id="another-job")],
+)
+def test_silence_of_a_record_counts_from_an_agents_first_look(
+    run: str, silence_s: float, tmp_path: Path, clock: SimpleNamespace
+) -> None:
+    """It cannot know how long nobody had renewed the record; nor can one that looks later."""
+    one, other = open_founded(tmp_path)
+    first, later = RunFolder(tmp_path, run=run), RunFolder(tmp_path, run=run)
+
+    assert begin_at(first, clock, 100.0) is None
+    assert begin_at(first, clock, 99.0 + silence_s) is None
+    assert begin_at(later, clock, 99.0 + silence_s) is None
+    assert begin_at(later, clock, 100.0 + silence_s) is None
+    assert begin_at(first, clock, 100.0 + silence_s) == 99
+    for folder in (one, other, first, later):
+        folder.close()
+
+
+def test_record_that_is_renewed_is_silent_anew(tmp_path: Path, clock: SimpleNamespace) -> None:
+    one, other = open_founded(tmp_path)
+    first = RunFolder(tmp_path, run="b")
+    assert begin_at(first, clock, 0.0) is None
+
+    one.renew(("n0", "n1"), 4)
+    answer(one)
+
+    assert [begin_at(first, clock, now_s) for now_s in (60.0, 149.0, 150.0)] == [None, None, 104]
+    for folder in (one, other, first):
         folder.close()
 
 
