@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from resilience.agent.coordination.membership import RUNNING, STOPPING
+from resilience.comm.messages import Finished
 from tests.resilience.agent.membership.simulation import LEASE_S, World
 
 SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1)]
@@ -79,3 +81,28 @@ def assert_next_step_within(world: World, num_silent: int, leases: int) -> None:
     world.run(leases * LEASE_S + 1)
 
     assert world.generation > before, world.describe()
+
+
+@pytest.mark.parametrize("recovers", [False, True])
+def test_run_that_is_asked_to_end_while_it_recovers_leaves_no_word_of_its_end(
+    recovers: bool,
+) -> None:
+    """It may go on elsewhere: another job in its folder waits for its record to fall silent."""
+    world = begun(2, 0)
+    asked = world.nodes["n0"]
+    if recovers:
+        world.pause("n1")
+        world.fail(asked, 0)
+    state = asked.party.state
+    assert state
+    assert state.stage == (STOPPING if recovers else RUNNING)
+
+    asked.party.tell(
+        Finished(generation=state.generation, rank=0, status=143, text="asked to end")
+    )
+    world.run(LEASE_S)
+
+    assert asked.end
+    assert asked.end.status == 143
+    assert world.folder.founding
+    assert world.folder.founding.is_over == (not recovers)
