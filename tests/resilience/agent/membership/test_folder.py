@@ -145,7 +145,7 @@ def begin_at(folder: RunFolder, clock: SimpleNamespace, now_s: float) -> int | N
     folder.found(("n2",))
     (judged,) = answer(folder)
     assert isinstance(judged, Judged)
-    return judged.record and judged.record.generation
+    return judged.record.generation if judged.record else None
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,10 @@ def test_first_half_of_many_nodes_that_falls_silent_takes_four_leases() -> None:
 
 
 def assert_next_step_within(world: World, num_silent: int, leases: int) -> None:
-    before, (silent, others) = world.generation, (world.names[:num_silent], world.names[num_silent:])
+    before, (silent, others) = (
+        world.generation,
+        (world.names[:num_silent], world.names[num_silent:]),
+    )
     world.network.cut(silent, others, is_silent=True)
 
     world.run(leases * LEASE_S + 1)
@@ -97,9 +100,7 @@ def test_run_that_is_asked_to_end_while_it_recovers_leaves_no_word_of_its_end(
     assert state
     assert state.stage == (STOPPING if recovers else RUNNING)
 
-    asked.party.tell(
-        Finished(generation=state.generation, rank=0, status=143, text="asked to end")
-    )
+    asked.party.tell(Finished(generation=state.generation, rank=0, status=143, text="asked to end"))
     world.run(LEASE_S)
 
     assert asked.end
