@@ -15,12 +15,14 @@ from tests.resilience.agent.runs import Run, fault, listening, plan
 def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than_a_generation(
     run: Run, undisturbed: Undisturbed
 ) -> None:
-    place = fault("wait", "forward", 1, 2)
+    # Two generations are over by then: their stores are closed, but for the newer one's.
+    breaks = [fault("raise", "forward", 0, step) for step in (1, 2)]
+    place = fault("wait", "forward", 1, 3)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--join-deadline-s", "60")
     (run.folder / "token").write_text("of this run")
     for node in ("n0", "n1"):
         file = str(run.folder / "token")
-        run.start(node, *options, "--token-file", file, variables=plan(place, NOTE=run.note))
+        run.start(node, *options, "--token-file", file, variables=plan(*breaks, place, NOTE=run.note))
     run.wait_for_note()
     agents = {agent.pid for agent in run.agents.values()}
     found = {
@@ -42,7 +44,8 @@ def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than
         ("agent", "127.0.0.1"),
         ("worker", "127.0.0.1"),
     }
-    # One of each agent for the others; the coordinator has the stores of two generations.
-    assert len(by_agents) == 3
+    # One of each agent for the others; the coordinator has the stores of the two newest generations
+    # and of the next one.
+    assert len(by_agents) == 4
     assert statuses == [0, 0], run.show()
     assert set(run.digests().values()) == {undisturbed(2, 6)}
