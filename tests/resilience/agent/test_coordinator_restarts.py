@@ -33,6 +33,7 @@ from tests.resilience.agent.decisions import (
 
 NO_RECOVERY = replace(OPTIONS, recovers=False, restarts_max=2)
 AGAIN = "; the 2 restarts that --max-restarts allows are used up"
+ONCE = "; the 1 restart that --max-restarts allows is used up"
 
 
 def died(rank: int, generation: int = 0, status: int = 7) -> Said:
@@ -97,6 +98,17 @@ def test_lost_node_that_does_not_come_back_ends_the_run() -> None:
             reason="no node took the place of lost node 1 within 135 s; start it again",
         )
     ]
+
+
+@pytest.mark.parametrize(("allowed", "more"), [(0, ""), (1, ONCE)], ids=["none", "used-up"])
+def test_lost_node_without_a_restart_left_ends_the_run_at_once(allowed: int, more: str) -> None:
+    state = running(replace(NO_RECOVERY, restarts_max=allowed))
+    for number in range(allowed):
+        state, _ = play(state, died(0, number), *afresh(number))
+
+    _, actions = play(state, lost("n1"))
+
+    assert ends(actions) == [End(status=1, reason=f"n1 with ranks 2 to 3 is gone{more}")]
 
 
 def test_rank_that_ended_well_is_needed_once_more_after_a_fault() -> None:

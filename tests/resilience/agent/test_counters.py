@@ -216,6 +216,22 @@ def test_what_comes_back_at_once_ends_the_run(allowed: int, gone: frozenset[int]
     assert play(state, [*history, history[0]]) is None
 
 
+@given(allowed=st.integers(1, 4), steps=st.lists(st.integers(8, 1000), min_size=5, max_size=5))
+def test_loss_of_all_states_at_once_counts_as_no_step(allowed: int, steps: list[int]) -> None:
+    """Nobody can tell how far the ranks were: the count goes on whatever they had committed."""
+    state = begin(2, restarts_without_progress_max=allowed)
+    everybody, all_but_one = node(0) | node(1), node(0, MOST) | node(1)
+    ups = sorted(steps)[: allowed + 1]
+    last = Broken(step=7)
+
+    assert play(state, [last, *(Broken(step=step, gone=everybody) for step in ups)]) is None
+    assert (
+        play(state, [last, *(Broken(step=step, gone=everybody) for step in ups[:-1])]) is not None
+    )
+    told = [Broken(step=8 + number, gone=all_but_one) for number in range(allowed + 1)]
+    assert play(state, [last, *told]) is not None
+
+
 @given(order=st.permutations([0, 1, 2, 3] * 3))
 def test_losses_of_several_nodes_in_one_step_are_no_livelock(order: list[int]) -> None:
     """Each node may fail as often as one that fails alone."""

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from resilience.agent import deadlines as deadlines_module
 from resilience.agent.coordination.membership import Options
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.options import AgentOptions
@@ -44,6 +45,18 @@ def check(
     """Return what is said of a worker whose generation ended so long ago."""
     said: list[str] = []
     crew = SimpleNamespace(ranks={0: worker}, is_whole=True, coming=[])
+    make(crew, said, is_member=is_member, reports=reports).check(waited_s)
+    return said
+
+
+def make(
+    crew: SimpleNamespace,
+    said: list[str],
+    *,
+    is_member: bool = True,
+    reports: Mapping[int, None] = EMPTY,
+) -> Deadlines:
+    """Return what holds a node to deadlines, with its workers in a generation that has ended."""
     part = SimpleNamespace(
         is_broken=True,
         is_member=is_member,
@@ -54,7 +67,7 @@ def check(
     options = SimpleNamespace(
         hang_deadline_s=300.0, coordinator=Options(num_nodes=1, num_local_ranks=1)
     )
-    deadlines = Deadlines(
+    return Deadlines(
         cast(Crew, crew),
         cast(NodePart, part),
         cast(Page, None),
@@ -62,8 +75,6 @@ def check(
         say=said.append,
         leave=said.append,
     )
-    deadlines.check(waited_s)
-    return said
 
 
 @pytest.mark.parametrize("is_member", [True, False], ids=["member", "standby"])
@@ -104,4 +115,34 @@ def test_rank_that_nothing_is_told_of_is_replaced_whatever_its_process_does(
     worker: Worker,
 ) -> None:
     assert len(check(worker, is_member=True, waited_s=15.0)) == 1
+    assert worker.is_condemned
+
+
+@pytest.mark.parametrize(
+    ("slowest_s", "deadline_s"),
+    [
+        pytest.param(None, 52.5, id="half-of-what-joining-is-longer-than-stopping"),
+        pytest.param(30.0, 52.5, id="other-starts-were-faster"),
+        pytest.param(80.0, 80.0, id="another-start-was-slower"),
+    ],
+)
+def test_start_that_a_rank_waits_for_has_a_deadline(
+    worker: Worker, slowest_s: float | None, deadline_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of 120 s to join, and 15 s to stop."""
+    said: list[str] = []
+    deadlines = make(SimpleNamespace(ranks={0: None}, is_whole=False, coming=[worker]), said)
+    if slowest_s is not None:
+        clock = SimpleNamespace(monotonic=lambda: 1000.0 + slowest_s)
+        monkeypatch.setattr(deadlines_module, "time", clock)
+        deadlines.note_ready(
+            Worker(number=2, slot=1, socket=worker.socket, outputs={}, wanted_s=1000.0)
+        )
+    worker.wanted_s = 0.0
+
+    deadlines.check(deadline_s - 0.1)
+    assert (said, worker.is_condemned) == ([], False)
+    deadlines.check(deadline_s)
+
+    assert said == [f"process -1 was not ready within {deadline_s:g} s of its start"]
     assert worker.is_condemned

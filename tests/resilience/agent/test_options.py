@@ -39,6 +39,24 @@ def test_run_without_recovery_has_no_spares_and_more_patience() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "deadline_s"),
+    [
+        (["--term-deadline-s", "7"], 15.0),
+        (["--term-deadline-s", "7", "--stop-deadline-s", "9"], 9.0),
+        (["--no-recovery", "--term-deadline-s", "7"], 7.0),
+        (["--no-recovery"], 30.0),
+    ],
+)
+def test_workers_that_do_not_recover_stop_by_ending(words: list[str], deadline_s: float) -> None:
+    """A lost node has that long to come back, beside the time to join."""
+    options = parse_options([*words, "--join-deadline-s", "60", *PROGRAM])
+
+    told = __main__._agent_options(options, "127.0.0.1", ()).coordinator
+
+    assert (told.join_deadline_s, told.stop_deadline_s) == (60.0, deadline_s)
+
+
+@pytest.mark.parametrize(
     ("command", "program"),
     [
         (["python", "-m", "json.tool", "x"], ("-m", "json.tool", "x")),

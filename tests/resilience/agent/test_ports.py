@@ -22,7 +22,9 @@ def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than
     (run.folder / "token").write_text("of this run")
     for node in ("n0", "n1"):
         file = str(run.folder / "token")
-        run.start(node, *options, "--token-file", file, variables=plan(*breaks, place, NOTE=run.note))
+        run.start(
+            node, *options, "--token-file", file, variables=plan(*breaks, place, NOTE=run.note)
+        )
     run.wait_for_note()
     agents = {agent.pid for agent in run.agents.values()}
     found = {

@@ -378,6 +378,30 @@ def test_coordinator_that_takes_over_counts_anew() -> None:
     assert (ends(actions), opened(actions)[0].generation) == ([], 3)
 
 
+def test_run_goes_on_where_the_coordinator_is_lost_while_the_state_is_saved() -> None:
+    """The next one does not know that the run was to end."""
+    options = replace(OPTIONS, restarts_without_progress_max=0)
+    state, actions = running(options), list[Action]()
+    for generation in range(2):
+        told = [
+            stopped(f"n{rank // 2}", rank, generation, rest={"saved": 4, "place": "/run/state"})
+            for rank in range(4)
+        ]
+        state, actions = play(state, failed("n0", 0, generation), *told)
+    last = opened(actions)[-1]
+    assert (last.generation, last.is_last) == (2, True)
+
+    standing = Standing().open(last)
+    state = take_over(options, standing, lost="n0", now_s=0.0)
+    own = standing.join(node="n1", address="n1:1", start="n1", sees_folder=True)
+    _, actions = play(
+        state, NodeJoined(join=own), join("n2"), *(stopped("n1", rank, 2) for rank in (2, 3))
+    )
+
+    assert [(each.generation, each.is_last) for each in opened(actions)] == [(3, False)] * 2
+    assert ends(actions) == []
+
+
 @pytest.mark.parametrize("giving_up", [None, "it failed too often"])
 def test_record_is_renewed_in_time_also_by_a_run_that_saves_before_it_ends(
     giving_up: str | None,
