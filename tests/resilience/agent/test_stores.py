@@ -7,7 +7,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from resilience.agent.coordination import stores as stores_module
 from resilience.agent.coordination.stores import GenerationStores

@@ -191,6 +191,18 @@ def test_without_a_rule_the_model_finds_the_break(
     assert any(text.startswith(words) for text in outcome.breaks), str(outcome)
 
 
+def test_limit_agent_that_is_started_again_while_a_run_begins_has_forgotten_its_agreement() -> None:
+    """As docs/recovery.md says. With a common folder every interleaving of this world is visited,
+    and keeps every promise: 2+1-founding-loss.
+    """
+    model = Model(2, 1, LOSS, shares_folder=False)
+
+    outcome = explore(model, model.begin())
+
+    _LOG.info("%s", outcome)
+    assert "two successors: both are generation 0" in outcome.breaks, str(outcome)
+
+
 @pytest.mark.slow
 def test_agreements_that_lapse_let_a_generation_have_two_successors(
     monkeypatch: pytest.MonkeyPatch,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resilience.agent.coordination.membership import RUNNING, STOPPING
+from resilience.agent.coordination.membership import RUNNING, STOPPING, NodeEnded
+from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Finished
 from tests.resilience.agent.membership.simulation import LEASE_S, World
 
@@ -107,3 +108,30 @@ def test_run_that_is_asked_to_end_while_it_recovers_leaves_no_word_of_its_end(
     assert asked.end.status == 143
     assert world.folder.founding
     assert world.folder.founding.is_over == (not recovers)
+
+
+def test_limit_member_that_has_not_heard_of_a_new_start_goes_on_with_an_older_state() -> None:
+    """As docs/recovery.md says: evidence is of one start of an agent, and another one lives."""
+    world = begun(2, 2)
+    # The side of n0: a standby node joins it that knows nothing.
+    world.kill("n3")
+    world.network.cut(["n0", "n3"], ["n1", "n2"], is_silent=True)
+    world.run(20)
+    world.kill("n1")
+    world.start("n1")
+    world.run(20)
+    world.kill("n2")
+    world.start("n3")
+    world.run(20)
+    newest, alone = world.steps, world.nodes["n0"].party
+    assert world.generation == 2
+    assert alone.state
+
+    for node, starts in find_doubted(alone.state).items():
+        assert world.steps == newest
+        ended = NodeEnded(node=node, starts=starts, reason="its node is off")
+        alone.answer(ended)
+        world.run(10)
+
+    assert 0 < world.steps < newest
+    assert [each.step for each in world.nodes["n1"].ranks] == [newest] * 2
