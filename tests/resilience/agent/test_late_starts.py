@@ -1,14 +1,18 @@
-"""A process that does not get ready while a rank waits for it is started anew, once."""
+"""Processes that do not start any more in a run that has begun: late ones, and those that end."""
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from resilience.events import Event
+from tests.cases import slow
 from tests.resilience.agent.conftest import Undisturbed
-from tests.resilience.agent.runs import Run, fault, plan
+from tests.resilience.agent.runs import Run, fault, listening, plan
 
 # A process that a rank waits for has half of the time between the two.
 TIMES = ("--join-deadline-s", "60", "--stop-deadline-s", "57")
@@ -52,4 +56,70 @@ def test_node_whose_processes_hang_while_they_start_leaves_the_run(
         "a worker of n1 was not ready in time, 2 times in a row"
     )
     assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.assert_nothing_left()
+
+
+STARTS_NO_MORE = fault("exit", "import", -1, after=0, always=True)
+
+
+def test_run_of_one_node_whose_processes_start_no_more_asks_for_another_start(run: Run) -> None:
+    run.start("n0", *JOB, variables=plan(KILL, STARTS_NO_MORE))
+
+    assert run.wait() == 75, run.show()
+    assert run.text().splitlines()[-1] == (
+        "resilience.agent n0: the run ends with exit status 75: a worker of n0 ended with exit "
+        "status 3 before it was ready, 2 times in a row"
+    )
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        pytest.param("exit", 3, "ended with exit status 3 before it was ready, 2 times", id="end"),
+        slow("kill", 1, "was killed by SIGKILL before it was ready, 3 times", id="killed"),
+    ],
+)
+def test_node_whose_processes_start_no_more_leaves_the_run_with_their_status(
+    run: Run, undisturbed: Undisturbed, kind: str, status: int, words: str
+) -> None:
+    kill, end = {**KILL, "rank": 1}, {**STARTS_NO_MORE, "kind": kind}
+    for node, faults in (("n0", [kill]), ("n1", [kill, end]), ("n2", [kill])):
+        run.start(node, *JOB, "--nnodes", "2", "--standby-nodes", "1", variables=plan(*faults))
+        if node != "n2":
+            run.wait_for(partial(joins, node))
+
+    assert [run.wait(node) for node in run.agents] == [0, status, 0], run.show()
+    assert run.text("n1").splitlines()[-1] == (
+        f"resilience.agent n1: this node leaves the run with exit status {status}: a worker of n1 "
+        f"{words} in a row"
+    )
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.assert_nothing_left()
+
+
+def test_node_all_of_whose_ranks_have_a_process_goes_on_without_spares(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    go_on = run.folder / "go-on"
+    os.mkfifo(go_on)
+    waits = fault("wait_to_go_on", "forward", 0, 4)
+    faults = plan(waits, STARTS_NO_MORE, NOTE=run.note, GO_ON=go_on)
+    run.start("n0", "--nproc-per-node", "1", "--spares", "1", variables=faults)
+    run.wait_for_note()
+    for pid in run.children("n0"):
+        if pid != run.zygote() and not listening(pid):
+            with suppress(ProcessLookupError):  # unless it was late, and has ended itself
+                os.kill(pid, signal.SIGKILL)
+    run.wait_for(lambda event: "without spares" in str(event.fields.get("text")))
+
+    go_on.write_text("")
+
+    assert run.wait() == 0, run.show()
+    assert (
+        "a worker of n0 ended with exit status 3 before it was ready, 2 times in a row; the run "
+        "goes on without spares on this node"
+    ) in run.text()
+    assert [each.event for each in run.events()].count("generation_opened") == 1
+    assert run.digests() == {0: undisturbed(1, 6)}
     run.assert_nothing_left()
