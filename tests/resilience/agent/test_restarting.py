@@ -30,6 +30,7 @@ from tests.shared import Shared
 HERE = Path(__file__).parent
 PLAIN = (str(HERE / "plain_program.py"),)
 ONE_NODE = ("--no-recovery", "--nproc-per-node", "2")
+RECOVERY = ("--nproc-per-node", "2")
 TWO_NODES = ("--no-recovery", "--nnodes", "2", "--nproc-per-node", "1")
 
 
@@ -249,15 +250,24 @@ NOT_TOLD = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 """Which torchrun sets for itself."""
 
 
-@pytest.mark.parametrize("recovery", [ONE_NODE, ("--nproc-per-node", "2")], ids=["none", "full"])
+@pytest.mark.parametrize(
+    ("recovery", "warm"),
+    [
+        pytest.param(ONE_NODE, "imports", id="none"),
+        pytest.param(RECOVERY, "imports", id="full"),
+        pytest.param(RECOVERY, "program", id="in-a-block"),
+    ],
+)
 def test_worker_is_told_what_torchrun_tells_it(
-    run: Run, shared: Shared, recovery: Sequence[str]
+    run: Run, shared: Shared, recovery: Sequence[str], warm: str
 ) -> None:
+    """A program that waits for its rank in a block finds it there."""
     program = str(HERE / "environment_program.py")
-    known = {"OMP_NUM_THREADS": None, "KMP_BLOCKTIME": None}
+    in_block = {"IN_BLOCK": "1"} if warm == "program" else {}
+    known = {"OMP_NUM_THREADS": None, "KMP_BLOCKTIME": None, **in_block}
     max_restarts = ("--max-restarts" if recovery == ONE_NODE else "--restarts-max", "3")
     options = (*recovery, *max_restarts, "--rdzv-id", "name")
-    run.start("n0", *options, program=(program,), warm="imports", variables=known)
+    run.start("n0", *options, program=(program,), warm=warm, variables=known)
     assert run.wait() == 0, run.show()
     ours = read_environments(run.folder / "out")
 
