@@ -82,5 +82,6 @@ def test_platform_says_that_a_node_is_off(run: Run, undisturbed: Undisturbed) ->
     assert set(run.digests().values()) == {undisturbed(1, 6)}
     (ended,) = [event for event in run.events() if event.event == "node_ended"]
     assert ended.fields == {"node": "n0", "reason": "its node is off"}
+    assert "resilience.agent n1: node n0 has ended: its node is off" in run.text("n1")
     os.kill(worker, signal.SIGKILL)
     run.assert_nothing_left()

@@ -94,6 +94,7 @@ def test_node_whose_processes_start_no_more_leaves_the_run_with_their_status(
         f"resilience.agent n1: this node leaves the run with exit status {status}: a worker of n1 "
         f"{words} in a row"
     )
+    assert "resilience.agent n0: node n1 has left\n" in run.text("n0")
     assert set(run.digests().values()) == {undisturbed(2, 6)}
     run.assert_nothing_left()
 
