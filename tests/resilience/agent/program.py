@@ -56,6 +56,10 @@ class FatalError(Exception):
     """Would come again."""
 
 
+class EndedEarly(Exception):  # noqa: N818 - it is none
+    """The block returns before its last step, as of a rank that has run out of data."""
+
+
 def reach(at: str, step: int | None = None) -> None:
     """Have what is to happen here happen."""
     rank = current[-1].rank if current else -1
@@ -86,6 +90,10 @@ def fail() -> None:
 
 def fail_fatally() -> None:
     raise FatalError("cannot be mended")
+
+
+def end_early() -> None:
+    raise EndedEarly
 
 
 def kill() -> None:
@@ -184,6 +192,7 @@ def break_logs() -> None:
 KINDS = {
     "raise": fail,
     "fatal": fail_fatally,
+    "end_early": end_early,
     "kill": kill,
     "kill_zygote": kill_zygote,
     "kill_with_lock": kill_with_lock,
@@ -253,7 +262,10 @@ def block(generation: Generation) -> str:
     )
     for step in range(resumed.step, STEPS):
         generation.mark(Activity.FORWARD, step)
-        reach("forward", step)
+        try:
+            reach("forward", step)
+        except EndedEarly:
+            return ""
         rec.begin()
         inputs, targets = samples(step, generation.rank)
         nn.functional.mse_loss(model(inputs), targets).backward()

@@ -50,6 +50,21 @@ def test_end_of_one_rank_ends_the_run(run: Run, kind: str, status: int, words: s
     run.assert_nothing_left()
 
 
+def test_block_that_ends_well_on_some_ranks_leaves_the_others_waiting_until_they_hang(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    """Then all run it again: here the rank that had ended has more to do this time."""
+    early = plan(fault("end_early", "forward", 0, 2))
+    run.start("n0", *RANKS, "--hang-deadline-s", "2", variables=early)
+
+    assert run.wait() == 0, run.show()
+    (detected,) = [each for each in run.events() if each.event == "fault_detected"]
+    assert (detected.rank, detected.fields["reason"]) == (1, "hung")
+    assert [each.event for each in run.events()].count("generation_opened") == 2
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    run.assert_nothing_left()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "status", "text"),
