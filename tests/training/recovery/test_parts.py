@@ -56,26 +56,32 @@ def test_activations_that_are_computed_again(tmp_path, undisturbed):
     check_part(tmp_path, undisturbed, "hybrid", values={"activation_checkpointing": True})
 
 
-def test_worker_that_takes_over_opens_tokenised_data_alone(tmp_path, undisturbed):
+def read_as_words(path):
+    """Return the data of a file, and make their tokenizer beside it."""
     words = {word: number for number, word in enumerate(("hello", "world", "<unk>", "<end>"))}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = path.parent / "tokenizer"
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<end>", unk_token="<unk>"
-    ).save_pretrained(tmp_path / "tokenizer")
+    ).save_pretrained(folder)
+    return {
+        "kind": "jsonl",
+        "seq_length": 16,
+        "path": str(path),
+        "text_key": "text",
+        "tokenizer": str(folder),
+    }
+
+
+def test_worker_that_takes_over_opens_tokenised_data_alone(tmp_path, undisturbed):
     lines = [
         json.dumps({"text": " ".join(("hello", "world")[n >> bit & 1] for bit in range(9))})
         for n in range(300)
     ]
     (tmp_path / "text.jsonl").write_text("\n".join(lines) + "\n")
-    data = {
-        "kind": "jsonl",
-        "seq_length": 16,
-        "path": str(tmp_path / "text.jsonl"),
-        "text_key": "text",
-        "tokenizer": str(tmp_path / "tokenizer"),
-    }
 
+    data = read_as_words(tmp_path / "text.jsonl")
     check_part(tmp_path / "run", undisturbed, "ddp", data=data)
 
 
@@ -200,3 +206,27 @@ def test_run_that_gives_up_saves_its_state_and_says_where(tmp_path, undisturbed,
     assert outcome.statuses == [0]
     assert {each.step for each in outcome.named("recovery_fallback")} == {3}
     check_same_bits(outcome, undisturbed(trainer, max_steps=6))
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        pytest.param("data", "cannot read data.path", id="data"),
+        pytest.param("model", "model.weights", id="weights"),
+    ],
+)
+def test_data_and_weights_that_are_not_there_end_the_run_at_once(tmp_path, part, words):
+    """They would not be there in the next generation."""
+    missing = tmp_path / "missing"
+    value = read_as_words(missing) if part == "data" else {"weights": str(missing)}
+
+    job = make_fault_job(max_steps=6, num_devices=2, **{part: value})
+    outcome = run_job(tmp_path / "run", job)
+
+    log = (tmp_path / "run" / "agent-n0.log").read_text()
+    assert outcome.statuses == [1], log
+    (last,) = [line for line in log.splitlines() if "the run ends with" in line]
+    assert f"{words} {missing}" in last
+    # Weights are looked for before there is one.
+    assert len(outcome.named("generation_opened")) == (part == "data")
+    assert not outcome.left_behind
