@@ -30,6 +30,8 @@ PRELOADS = {
     "megatron": ["training.megatron.preload_cpu", "training.recovery"],
 }
 SHARDINGS = {"ddp": ("none", None), "hybrid": ("hybrid", 2)}
+BEGINNING = ("generation_opened", "process_group_ready", "rank_recovered", "rank_resumed")
+"""What shows that a generation begins, in this order; the last of it only after another one."""
 Faults = Sequence[dict[str, Any]]
 
 
@@ -319,6 +321,7 @@ def check_same(outcome: FaultOutcome, undisturbed: FaultOutcome, *, faults: Faul
     events = outcome.events
     assert not [each for each in events if each.event in ("recovery_fallback", "gave_up")]
     check_no_step_lost(events)
+    check_order(events)
     fired = sorted((e.step, e.fields["place"]) for e in events if e.event == "fault_injected")
     expected = sorted((each["step"], each["place"]) for each in faults)
     # One that fires in a recovery knows the step that training goes on with.
@@ -348,6 +351,28 @@ def check_no_step_lost(events: Sequence[Event]) -> None:
         floor = max((_committed(by_generation[g]) for g in range(number)), default=0)
         assert begin.step is not None
         assert begin.step >= floor, f"generation {number} began at {begin.step}, behind {floor}"
+
+
+def check_order(events: Sequence[Event]) -> None:
+    """Assert that each fault shows in the order that docs/recovery.md tells."""
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    by_rank: dict[tuple[int, int | None], list[Event]] = defaultdict(list)
+    for each in events:
+        times[each.event, each.generation].append(each.time)
+        if each.event in BEGINNING:
+            by_rank[each.generation, each.rank].append(each)
+    opened = {number: at for (name, number), (at, *_) in times.items() if name == BEGINNING[0]}
+    for name, number in list(times):
+        if name == "generation_broken":
+            then = min(at for at in opened if at > number)
+            assert min(times["fault_detected", number]) <= min(times[name, number]) <= opened[then]
+            assert max(times["rank_stopped", number], default=0.0) <= opened[then], number
+    for (number, rank), begun in by_rank.items():
+        if rank is not None:
+            begun.sort(key=lambda each: each.time)
+            assert opened[number] <= begun[0].time, begun
+            assert tuple(each.event for each in begun) == BEGINNING[1 : 1 + len(begun)], begun
+            assert len({each.step for each in begun if each.step is not None}) <= 1, begun
 
 
 def _committed(events: Sequence[Event]) -> int:

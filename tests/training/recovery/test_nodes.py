@@ -52,9 +52,27 @@ def test_run_goes_on_without_a_lost_node(tmp_path, undisturbed, trainer, role):
     check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
     check_no_step_lost(outcome.events)
     assert not outcome.named("recovery_fallback")
-    assert (role != "coordinator") or outcome.named("coordinator_replaced")
+    if role == "coordinator":
+        check_what_is_told_of_it(outcome, lost)
     repaired = [e for e in outcome.named("rank_recovered") if e.fields["role"] == "repaired"]
     assert len(repaired) == (2 if role == "member" else len(repaired))
+
+
+def check_what_is_told_of_it(outcome, lost: str) -> None:
+    """That the others have another coordinator stands for the break of its generation."""
+    (replaced,) = outcome.named("coordinator_replaced")
+    told = [
+        each
+        for each in outcome.events
+        if each.generation == replaced.generation and each.node != lost
+    ]
+    faults = [each for each in told if each.event == "fault_detected"]
+
+    assert replaced.fields["lost"] == lost
+    assert not [each for each in told if each.event == "generation_broken"]
+    # Only ranks that complain of a connection that has ended.
+    assert {each.fields["reason"] for each in faults} <= {"group"}
+    assert all(each.time >= replaced.time for each in faults)
 
 
 @pytest.mark.slow
