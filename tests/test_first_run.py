@@ -39,10 +39,14 @@ def test_gpt_oss_learns_too(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
-    ["llama/llama3_tiny_megatron_checkpointless", "gpt_oss/gpt_oss_tiny_megatron_checkpointless"],
+    [
+        "llama/llama3_tiny_checkpointless",
+        "llama/llama3_tiny_megatron_checkpointless",
+        "gpt_oss/gpt_oss_tiny_megatron_checkpointless",
+    ],
 )
-def test_megatron_learns_through_the_faults_of_its_recipe(tmp_path: Path, recipe: str) -> None:
-    """On two nodes of two workers, which is where the recipe's groups lie."""
+def test_run_learns_through_the_faults_of_its_recipe(tmp_path: Path, recipe: str) -> None:
+    """Megatron on two nodes of two workers, which is where the recipe's groups lie."""
     ended = launch(f"recipe={recipe}", "action=run", "run.dir=out", folder=tmp_path)
 
     assert ended.status == 0, ended.out + ended.err
@@ -50,6 +54,9 @@ def test_megatron_learns_through_the_faults_of_its_recipe(tmp_path: Path, recipe
     losses = {each.step: each.fields["loss"] for each in events if each.event == "step"}
     assert len(losses) == 200
     assert losses[199] < 0.7 * losses[0]
-    assert sum(each.event == "fault_injected" for each in events) == 2
+    injected = [each.fields["fault_kind"] for each in events if each.event == "fault_injected"]
+    assert sorted(injected) == ["exception", "sigkill"]
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert report.count('<span class="injected">injected</span>') == 2
     assert not [each for each in events if each.event == "recovery_fallback"]
     assert (tmp_path / "out" / "checkpoint" / "model.safetensors").is_file()

@@ -76,12 +76,12 @@ def held(rank, phase=Phase.COMPUTING, step=STEP, shard=""):
     )
 
 
-def begun(*, state=None, **options):
-    """Return what holds the whole state after `STEP` updates."""
+def begun(*, state=None, step=STEP, **options):
+    """Return what holds the whole state after so many updates."""
     recovery = Recovery(**{"apply": lambda step: None, **options})
     recovery.bind(PlainView([torch.zeros(4) if state is None else state]))
     recovery.enter(3, LAYOUT, keeps_state=True)
-    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: STEP)
+    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: step)
     return recovery
 
 
@@ -149,6 +149,21 @@ def test_state_that_has_changed_since_its_gate_is_not_rolled_forward():
 
     assert (updates, recovery.step) == ([], STEP)
     assert not recovery.report(rank=0, node="n0", generation=3).is_healthy
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_changed_state_is_found_before_the_gate_of_every_third_step(step):
+    state = torch.zeros(4)
+    recovery = begun(state=state, step=0, self_check_every_n_steps=3)
+    for _ in range(step):
+        with recovery.commit(Members()):
+            state += 1.0
+    state[1] = 0.5
+
+    # The gate, where it is entered, says that it is broken.
+    error = CorruptionError if step in (0, 3, 6) else BrokenError
+    with pytest.raises(error), recovery.commit(Members(channel=BrokenChannel())):
+        pytest.fail("the update has begun")
 
 
 def test_state_that_took_the_place_of_a_changed_one_is_healthy():
