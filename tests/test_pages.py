@@ -230,23 +230,46 @@ def _train(folder: Path, program: str) -> tuple[list[str], str]:
     return re.findall(r"rank \d\] (loss .*)", log), log
 
 
-def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+def _program() -> str:
     section = RECOVERY.partition("\n## In a script of your own\n")[2].partition("\n## ")[0]
     (program,) = _blocks(section, "python")
-    begin = "        recovery.begin()\n"
-    death = "__import__('os').kill(__import__('os').getpid(), 9)"
-    killed = program.replace(
-        begin,
-        f"{begin}        if (step, generation.number, generation.rank) == (50, 0, 1): {death}\n",
-    )
-    assert killed != program
+    return program
 
-    said, _ = _train(tmp_path / "undisturbed", program)
-    again, log = _train(tmp_path / "killed", killed)
+
+def _replaced(program: str, old: str, new: str) -> str:
+    assert program.count(old) == 1, old
+    return program.replace(old, new)
+
+
+def _killed(before: str) -> str:
+    """Return the page's program, in which rank 1 is killed in step 50, before a line of it."""
+    death = "__import__('os').kill(__import__('os').getpid(), 9)"
+    place = "(step, generation.number, generation.rank) == (50, 0, 1)"
+    return _replaced(_program(), before, f"        if {place}: {death}\n{before}")
+
+
+def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+    said, _ = _train(tmp_path / "undisturbed", _program())
+    again, log = _train(
+        tmp_path / "killed", _killed("        generation.mark(Activity.FORWARD, step)\n")
+    )
 
     assert len(said) == 2
     assert sorted(again) == sorted(said)
     assert "killed by SIGKILL" in log, log
+
+
+def test_gradients_of_two_tries_are_added_up_where_nothing_clears_them(tmp_path: Path) -> None:
+    """Rank 1 is killed when both have their gradients, and nothing tells of what follows."""
+    killed = _killed("        with recovery.commit(generation):  # the gate\n")
+    clear = "    reducer.clear()  # what the last try has left\n"
+
+    said, _ = _train(tmp_path / "cleared", killed)
+    other, log = _train(tmp_path / "added", _replaced(killed, clear, ""))
+
+    assert len(said) == len(other) == 2
+    assert not set(other) & set(said)
+    assert log.count("killed by SIGKILL") == 1, log
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
