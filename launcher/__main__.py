@@ -10,20 +10,28 @@ import contextlib
 import io
 import logging
 import os
+import re
 import signal
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.commands.command_line import ordered_arguments
 from launcher.commands.usage import COMMANDS, USAGE
 from launcher.composition.choice import choose_recipe
 from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
-from launcher.job.secrets import override_secrets
 from launcher.paths import find_folders, shipped_folder
+from launcher.secrets import override_secrets
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FIRST_SIGNAL_STATUS = 128
 _HELP = ("-h", "--help")
 _COMPLETION = ("--shell-completion", "-sc")
+# Options, and overrides of what Hydra itself goes by.
+_HYDRAS = re.compile(r"-|[+~]*hydra\b")
 # These print something of Hydra's own and choose no recipe.
 _WITHOUT_RECIPE = ("--hydra-help", "--version", *_COMPLETION)
 
@@ -101,11 +109,8 @@ def _launch(given: list[str], start: Path) -> int:
         raise RecipeError("no recipe; name one with recipe=NAME, `list` shows them")
 
     # Hydra is imported once the recipe is known to be there.
-    import hydra
-    from omegaconf import DictConfig
-
     from launcher.app import launch
-    from launcher.composition.compose import CONFIG_NAME, VERSION_BASE
+    from launcher.composition.compose import call_once
     from launcher.composition.hydra_errors import composing_error, refused_search_path
     from launcher.composition.search import Loaded, add_search_path
 
@@ -115,11 +120,6 @@ def _launch(given: list[str], start: Path) -> int:
     refusals: list[LauncherError] = []
     is_composing = True
 
-    @hydra.main(
-        config_path=str(shipped_folder() / "conf"),
-        config_name=CONFIG_NAME,
-        version_base=VERSION_BASE,
-    )
     def run(config: DictConfig) -> None:
         nonlocal is_composing
         is_composing = False
@@ -139,10 +139,12 @@ def _launch(given: list[str], start: Path) -> int:
     is_trace_wanted = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Makes Hydra raise its errors instead of printing them and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv = ["launcher", *choice.arguments]
+    is_for_hydra = any(_HYDRAS.match(word) for word in choice.arguments)
     try:
         with refused_search_path(), Loaded.record() as loaded:
-            run()
+            if is_for_hydra or not call_once(choice.arguments, loaded, run):
+                loaded.clear()
+                _run_hydra(choice.arguments, run)
     except Exception as error:
         if is_trace_wanted or not is_composing:
             raise
@@ -150,6 +152,17 @@ def _launch(given: list[str], start: Path) -> int:
     if refusals:
         raise refusals[0]
     return max(statuses)
+
+
+def _run_hydra(arguments: Sequence[str], run: Callable[[DictConfig], None]) -> None:
+    """Let Hydra's own entry compose: it knows sweeps, and options that show what was composed."""
+    import hydra
+
+    from launcher.composition.compose import CONFIG_NAME, VERSION_BASE
+
+    conf = str(shipped_folder() / "conf")
+    sys.argv = ["launcher", *arguments]
+    hydra.main(config_path=conf, config_name=CONFIG_NAME, version_base=VERSION_BASE)(run)()
 
 
 if __name__ == "__main__":

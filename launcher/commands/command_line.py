@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.commands.usage import COMMANDS
 from launcher.composition.choice import list_recipes, nearest
 from launcher.errors import RecipeError
-from launcher.job.secrets import shown_override
+from launcher.secrets import shown_override
 
 # Hydra's options, with the values that one takes: None where it takes any, () where none.
 _CONFIGS = ("job", "hydra", "all")

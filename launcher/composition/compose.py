@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from launcher.composition.choice import Choice, choose_recipe
+from launcher.composition.frozen import File
 from launcher.composition.hydra_errors import composing_error, refused_search_path
 from launcher.composition.layers import read_layers
 from launcher.composition.resolve import request_from_config
@@ -20,6 +21,8 @@ from launcher.provenance.named import add_origins
 
 CONFIG_NAME = "launcher"
 VERSION_BASE = "1.3"
+_OUR_WORDS = {"output_subdir", "run", "sweep"}
+"""What conf/launcher.yaml says to Hydra: where its own files would go, and those of a sweep."""
 
 
 def compose_recipe(
@@ -61,6 +64,43 @@ def resolve(recipe: str, overrides: Sequence[str] = (), start: Path | None = Non
         return add_origins(problems, fold_recipe(recipe, overrides, start))
 
     return request_from_config(config, found_by=found_by, tell_origins=tell_origins).job
+
+
+def call_once(
+    arguments: Sequence[str], loaded: Mapping[str, File], function: Callable[[DictConfig], None]
+) -> bool:
+    """Compose one job and call `function` with it, as Hydra's own entry does.
+
+    Hydra's composes twice, the first time to see whether a sweep is asked for. Returns False, with
+    nothing called, where a file has a word for Hydra, which its own entry has to hear. `loaded` is
+    what is recorded of the files. What Hydra raises is raised.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf import open_dict
+
+    conf = str(shipped_folder() / "conf")
+    with initialize_config_dir(conf, job_name="launcher", version_base=VERSION_BASE):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        # Not by Hydra's `compose`, whose messages are for programs.
+        words = [*arguments, "hydra.mode=RUN"]
+        config = hydra.compose_config(CONFIG_NAME, words, RunMode.RUN)
+        if any(_speaks_to_hydra(name, file) for name, file in loaded.items()):
+            return False
+        HydraConfig.instance().set_config(config)
+        with open_dict(config):
+            del config["hydra"]
+        function(config)
+    return True
+
+
+def _speaks_to_hydra(name: str, file: File) -> bool:
+    words = file.content.get("hydra", {})
+    is_ours = name == CONFIG_NAME and isinstance(words, Mapping) and words.keys() <= _OUR_WORDS
+    return bool(words and not is_ours) or (file.package or "").startswith("hydra")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from launcher.composition.messages import OPEN_MAPPINGS, TOO_DEEP, entry_advice,
 from launcher.composition.recipe_file import find_recipe, included_recipes, parse_recipe
 from launcher.composition.search import LauncherSearchPath
 from launcher.errors import LauncherError, RecipeError, system_failure
-from launcher.job.secrets import shown_override
+from launcher.secrets import shown_override
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 
 from launcher.composition.recipe_file import GROUP
 from launcher.composition.yaml_size import read_yaml_text
-from launcher.job.secrets import NOT_SHOWN, masked, shown_override
 from launcher.paths import readable_path
 from launcher.provenance.fold import FileLayer, Origin, OverrideLayer
 from launcher.provenance.lines import Lines, parse_lines
 from launcher.provenance.place import is_same
+from launcher.secrets import NOT_SHOWN, masked, shown_override
 
 HYDRA = "hydra"
 """The section of Hydra's own settings, of which a job has nothing."""

@@ -18,7 +18,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
-from launcher.job.secrets import file_secrets, may_hold_secret
+from launcher.secrets import file_secrets, may_hold_secret
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"

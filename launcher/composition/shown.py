@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.composition.references import foreign_resolvers, growth_problem
 from launcher.errors import RecipeError
-from launcher.job.secrets import masked
+from launcher.secrets import masked
 
 # Takes the place of $ in a text that is not to be followed; no value of a job has it.
 _DOLLAR = "\ue000"

@@ -15,9 +15,9 @@ from launcher.job.content import JobContent
 from launcher.job.fields import shown
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
-from launcher.job.secrets import env_secrets, text_secrets
 from launcher.job.tiered_rules import tiered_rules
 from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
+from launcher.secrets import env_secrets, text_secrets
 
 Rule = Callable[[JobContent], Iterator[str]]
 

@@ -11,9 +11,9 @@ from launcher.composition.references import referred_places
 from launcher.job import environment
 from launcher.job.environment import Variable
 from launcher.job.fields import shown
-from launcher.job.secrets import NOT_SHOWN, masked
 from launcher.provenance.fold import MISSING, SECTION, Fold, Origin, Setting
 from launcher.provenance.place import Place, is_same, key_of, leaves
+from launcher.secrets import NOT_SHOWN, masked
 
 UNKNOWN = "unknown"
 THE_LAUNCHER = Origin(file="the launcher", path=environment.__file__)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from launcher.composition.references import referred_places
-from launcher.job.secrets import masked
 from launcher.provenance.explained import value_text
 from launcher.provenance.fold import Fold, TreeNode
 from launcher.provenance.place import Place, key_of
+from launcher.secrets import masked
 
 _WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*")
 _VALUE_CHARACTERS_MAX = 60

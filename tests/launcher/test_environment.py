@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.job.environment import own_variables, worker_environment
-from launcher.job.secrets import env_secrets
+from launcher.secrets import env_secrets
 from tests.launcher.command import launch, refuse
 from tests.launcher.k8s_job import LARGE, TINY, k8s_job
 from tests.launcher.shipped import shipped_job

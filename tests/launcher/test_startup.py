@@ -62,4 +62,56 @@ def test_what_needs_no_recipe_does_not_wait_for_hydra(tmp_path: Path, arguments:
     )  # fmt: skip
 
     _, modules = json.loads(done.stderr.splitlines()[-1])
-    assert {"hydra", "omegaconf"} & set(modules) == set()
+    # Nor for the models of a job.
+    assert {"hydra", "omegaconf", "pydantic"} & set(modules) == set()
+
+
+COUNTED = """
+import sys
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+load, calls = ConfigLoaderImpl.load_configuration, []
+def count(*words, **options):
+    calls.append(words)
+    return load(*words, **options)
+ConfigLoaderImpl.load_configuration = count
+from launcher.__main__ import main
+status = main(sys.argv[1:])
+sys.stderr.write(f"{status} {len(calls)}")
+"""
+TINY = "llama/llama3_tiny_pretrain"
+MINE = "# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n  - _self_\n"
+
+
+def counted(folder: Path, *arguments: str) -> list[int]:
+    """Return the exit status of a command line, and how often it composed."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return [int(word) for word in done.stderr.splitlines()[-1].split()[-2:]]
+
+
+def test_one_job_is_composed_once(tmp_path: Path) -> None:
+    assert counted(tmp_path, f"recipe={TINY}", "trainer.seed=3") == [0, 1]
+
+
+@pytest.mark.parametrize("words", [["hydra.verbose=true"], ["--run"], ["-m", "trainer.seed=1,2"]])
+def test_hydras_own_entry_hears_what_is_said_to_hydra(tmp_path: Path, words: list[str]) -> None:
+    status, count = counted(tmp_path, f"recipe={TINY}", *words)
+
+    assert status == 0
+    assert count > 1
+
+
+def test_sweep_that_a_recipe_asks_for_is_made(tmp_path: Path) -> None:
+    sweep = "hydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      trainer.seed: 1,2\n"
+    (tmp_path / "mine.yaml").write_text(MINE + sweep)
+
+    status, _ = counted(tmp_path, "recipe=mine.yaml", "run.dir=swept")
+
+    assert status == 0
+    seeds = [
+        json.loads((tmp_path / f"swept/{number}/job.json").read_text())["trainer"]["seed"]
+        for number in (0, 1)
+    ]
+    assert seeds == [1, 2]

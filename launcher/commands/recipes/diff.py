@@ -14,13 +14,13 @@ from launcher.composition.compose import compose_recipe, fold_recipe
 from launcher.composition.shown import shown_content, written_content
 from launcher.errors import RecipeError
 from launcher.job.fields import to_text
-from launcher.job.secrets import masked
 from launcher.monitor.logs import plain
 from launcher.paths import find_folders, readable_path
 from launcher.provenance.difference import Side, difference_lines, find_differences
 from launcher.provenance.fold import FileLayer, Origin, fold
 from launcher.provenance.lines import parse_lines
 from launcher.rundir import JOB_FILE
+from launcher.secrets import masked
 
 DIFFERENT_STATUS = 1
 _OF_NO_JOB = ("action", "oversubscribe", "plan", "run")
