@@ -108,6 +108,9 @@ def _launch(given: list[str], start: Path) -> int:
     if choice.recipe is None and not any(option in given for option in _WITHOUT_RECIPE):
         raise RecipeError("no recipe; name one with recipe=NAME, `list` shows them")
 
+    for old, new in choice.renamed:
+        sys.stderr.write(f"note: recipe {old!r} is called {new!r} now\n")
+
     # Hydra is imported once the recipe is known to be there.
     from launcher.app import launch
     from launcher.composition.compose import call_once

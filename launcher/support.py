@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import PurePosixPath
 
+from launcher import VERSION
 from launcher.clusters.k8s.start import run_path
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
@@ -19,7 +20,7 @@ from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
 IDLE_MAX = 0.1
 """Share of the ranks' time that may pass in waiting before it is said."""
-DEFAULT_IMAGE = "training-recipes:0.1.0"
+DEFAULT_IMAGE = f"training-recipes:{VERSION}"
 """What `make image` calls the image of this version; no registry has it under this name alone."""
 
 

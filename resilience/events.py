@@ -11,7 +11,9 @@ A float that JSON has no number for is written as the text NaN, Infinity or
 What workers write:
     every rank    worker_started (pid, world_size), process_group_ready, data_ready,
                   model_ready, worker_finished, worker_failed (message), worker_stopped
-    rank 0        step (loss, lr, grad_norm, duration_s, num_samples, start),
+    rank 0        step (loss, lr, grad_norm, duration_s, num_samples, start, and the seconds since
+                  the step event before that it waited for data and stood still for checkpoints:
+                  data_wait_s, blocked_s),
                   non_finite (outcome, loss, grad_norm, ranks, text),
                   checkpoint_started, checkpoint_written (path, num_bytes)
     with batches in shared memory, every rank

@@ -9,6 +9,7 @@ update, settle.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Loop:
         self._members: Members | None = None
         self._seat: Seat | None = None
         self._is_built = False
+        self._blocked_s = 0.0
+        """How long the step that is taken has stood still for checkpoints."""
         self.watch = RunWatch(self._requests, seed=worker.job.trainer.seed)
         self._saves = open_checkpoints(
             worker.job, run_dir=worker.run_dir, node=worker.node, events=worker.events
@@ -118,7 +121,7 @@ class Loop:
             CommitHooks(
                 apply=self._apply,
                 reach=self.watch.reach_at,
-                before_update=self._saves.before_update,
+                before_update=self._before_update,
                 keep=self._saves.keep,
             )
         )
@@ -375,10 +378,15 @@ class Loop:
         self._stop.defer()
         first = progress.step
         for step in range(first, self._job.trainer.max_steps):
+            begun_s = time.perf_counter()
             self._begin_step(step, batches)
+            self._blocked_s = time.perf_counter() - begun_s
             self.watch.reach("data")
+            asked_s = time.perf_counter()
             rows = batches.read(step)
+            log.wait(data_s=time.perf_counter() - asked_s)
             result = self._steps.take(step, rows, members, group)
+            log.wait(blocked_s=self._blocked_s)
             self._stop.note_step(step)
             log.report(progress.rest["last"])
             if self._is_recoverable and step == first and members.number > 0:
@@ -390,6 +398,11 @@ class Loop:
                 raise PlannedError(f"all ranks have left after step {step}")
         self._finish()
         self._stop.release()
+
+    def _before_update(self) -> None:
+        begun_s = time.perf_counter()
+        self._saves.before_update()
+        self._blocked_s += time.perf_counter() - begun_s
 
     def _begin_step(self, step: int, batches: Batches) -> None:
         """Begin the saves that are due before a step."""

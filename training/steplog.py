@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from launcher.job import Job
@@ -48,8 +49,14 @@ class StepLog:
         self._events = events
         self._last_step = -1
         self._last_time_s = time.perf_counter()
+        self._data_wait_s = self._blocked_s = 0.0
         if (last := rest.get("last")) is not None:
             self._go_on(last)
+
+    def wait(self, *, data_s: float = 0.0, blocked_s: float = 0.0) -> None:
+        """Note what this step has waited for its data, and stood still for checkpoints."""
+        self._data_wait_s += data_s
+        self._blocked_s += blocked_s
 
     def report(self, last: Mapping[str, Any]) -> None:
         """Write a step, of which these are the words, if it is one of those to be logged."""
@@ -58,8 +65,14 @@ class StepLog:
             return
         now_s = time.perf_counter()
         duration_s = (now_s - self._last_time_s) / (step - self._last_step)
-        self._write(self._events, last, duration_s)
+        self._write(
+            self._events,
+            last,
+            duration_s,
+            waits={"data_wait_s": self._data_wait_s, "blocked_s": self._blocked_s},
+        )
         self._last_step, self._last_time_s = step, now_s
+        self._data_wait_s = self._blocked_s = 0.0
 
     def _go_on(self, last: Mapping[str, Any]) -> None:
         """Write the last committed step, of which these are the words."""
@@ -74,7 +87,13 @@ class StepLog:
             max_steps=self._trainer.max_steps,
         )
 
-    def _write(self, events: EventLog, last: Mapping[str, Any], duration_s: float | None) -> None:
+    def _write(
+        self,
+        events: EventLog,
+        last: Mapping[str, Any],
+        duration_s: float | None,
+        waits: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         events.write(
             "step",
             step=last["step"],
@@ -84,4 +103,5 @@ class StepLog:
             duration_s=duration_s,
             start=last["start"],
             num_samples=last["num_samples"],
+            **waits,
         )

@@ -29,7 +29,8 @@ from launcher.job.fields import time_limit_seconds
 from launcher.monitor.console import RunConsole
 from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import STOPPED_BY
-from launcher.report import summary_text, write_report
+from launcher.report import read_report, summary_text, write_page
+from launcher.report.account import Account, account_of
 from launcher.rundir import EVENTS_FILE, find_write_problem
 from resilience.events import EventLog, EventLogError
 from resilience.node_config import UNSTORED_STATUS
@@ -175,7 +176,7 @@ def run_nodes(
             outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
             shown.say(outcome.reason)
         shown.finish(outcome.failed_node)
-        shown.say(summary_text(shown.state, _write_report(run_dir, shown)))
+        shown.say(summary_text(shown.state, *_write_report(run_dir, shown)))
     return outcome.exit_status
 
 
@@ -201,13 +202,16 @@ def _write_finished(events: EventLog, outcome: Outcome, shown: RunConsole) -> No
         shown.say(str(error))
 
 
-def _write_report(run_dir: Path, shown: RunConsole) -> Path | None:
+def _write_report(run_dir: Path, shown: RunConsole) -> tuple[Path | None, Account | None]:
+    account = None
     try:
-        return write_report(run_dir)
+        report = read_report(run_dir)
+        account = account_of(report.record)
+        return write_page(run_dir, report), account
     except LauncherError as error:
         # What the run came to does not depend on its picture.
         shown.say(f"no report: {error}")
-        return None
+        return None, account
 
 
 def _watch(

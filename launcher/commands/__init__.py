@@ -63,11 +63,19 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
             raise RecipeError(f"completion takes the name of a shell; allowed: {', '.join(SHELLS)}")
         sys.stdout.write(completion_text(arguments[0]))
     else:
-        from launcher.report import write_report
-
-        _expect(arguments, 1, "report")
-        sys.stdout.write(f"{write_report(start / arguments[0])}\n")
+        _print_report(arguments, start)
     return 0
+
+
+def _print_report(arguments: Sequence[str], start: Path) -> None:
+    """Make a run's page again and print its path, or print what it tells as JSON."""
+    from launcher.report import read_report, write_report
+
+    words = [word for word in arguments if word != "--json"]
+    _expect(words, 1, "report")
+    folder = start / words[0]
+    is_json = len(words) < len(arguments)
+    sys.stdout.write(read_report(folder).to_json() if is_json else f"{write_report(folder)}\n")
 
 
 def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.composition.aliases import find_renamed
 from launcher.errors import RecipeError
 
 if TYPE_CHECKING:  # most command lines name a live recipe, and do without
@@ -34,6 +35,8 @@ class Choice:
     """Names that were given as a file's path, and that of a frozen recipe."""
     frozen: Frozen | None = None
     """What the recipe is composed of, where it was chosen by its version or from a frozen file."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Recipes that were asked for by an old name, with the new one."""
 
 
 def list_recipes(folders: Iterable[Path]) -> list[str]:
@@ -56,6 +59,7 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
     """
     extra: list[Path] = []
     by_path: set[str] = set()
+    renamed: list[tuple[str, str]] = []
     rewritten = list(arguments)
     recipe = None
     for index, argument in enumerate(arguments):
@@ -82,12 +86,23 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
                 )
             return _choose_frozen(path, arguments, index, value)
         names = [_name(part, folders, start, extra) for part in parts]
+        renamed += [
+            (part, name)
+            for part, name in zip(parts, names, strict=True)
+            if part != name and not part.endswith(_SUFFIXES)
+        ]
         by_path |= {
             name for part, name in zip(parts, names, strict=True) if part.endswith(_SUFFIXES)
         }
         rewritten[index] = f"recipe={','.join(names)}"
         recipe = names[0]
-    return Choice(tuple(rewritten), tuple(dict.fromkeys(extra)), recipe, frozenset(by_path))
+    return Choice(
+        tuple(rewritten),
+        tuple(dict.fromkeys(extra)),
+        recipe,
+        frozenset(by_path),
+        renamed=tuple(renamed),
+    )
 
 
 def _choose_frozen(path: Path, arguments: Sequence[str], index: int, value: str) -> Choice:
@@ -124,6 +139,9 @@ def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
         path = (start / value).resolve()
         return path if is_frozen(path) else None
     versions = frozen_versions(name, folders) if _NAME.fullmatch(name) else []
+    if number not in map(str, versions) and (new := find_renamed(name, folders)):
+        # What it was before it was renamed is kept under its old name.
+        name, versions = new, frozen_versions(new, folders)
     if not versions:
         known = list_recipes(folders)
         hint = "it has no version that was kept" if name in known else nearest(name, known)
@@ -164,6 +182,8 @@ def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -
             f"{known[0]!r}, or the path of a file that ends in .yaml"
         )
     if not any((folder / f"{value}.yaml").is_file() for folder in folders):
+        if new := find_renamed(value, folders):
+            return new
         raise RecipeError(f"no recipe {value!r}; {nearest(value, known)}")
     if not value.isascii():
         raise RecipeError(

@@ -10,12 +10,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from launcher import SCHEMA_VERSION, VERSION
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 
@@ -28,7 +29,7 @@ BESIDE = ("action", "cluster", "hydra", "oversubscribe", "plan", "run")
 """Keys that say how and where a recipe is run, and nothing of what it trains."""
 _HEAD = re.compile(
     r"# frozen (?P<name>[a-z0-9_/]+)@(?P<version>[1-9]\d*) (?P<digest>[0-9a-f]{64})"
-    r"(\n# content (?P<sum>[0-9a-f]{64}))?"
+    r"(\n# content (?P<sum>[0-9a-f]{64}))?(\n# launcher (?P<launcher>\S+))?"
 )
 _KEYS = ("overrides", "files")
 
@@ -55,6 +56,8 @@ class Frozen:
     """What was overridden when it was frozen, in order."""
     written_sum: str = ""
     """Of its content, as the file's second line has it; empty where there is none."""
+    launcher: str = field(default=VERSION, compare=False)
+    """The version of the launcher that froze it; empty where the file does not say."""
 
     def content_sum(self) -> str:
         """Return the SHA-256 of its overrides and files, without the recipes' descriptions."""
@@ -130,7 +133,8 @@ def frozen_text(frozen: Frozen) -> str:
         OmegaConf.create({"overrides": list(frozen.overrides), "files": files})
     )
     head = f"# frozen {frozen.name}@{frozen.version} {frozen.digest}\n"
-    return f"{head}# content {frozen.content_sum()}\n{body}"
+    launcher = f"# launcher {frozen.launcher}\n" if frozen.launcher else ""
+    return f"{head}# content {frozen.content_sum()}\n{launcher}{body}"
 
 
 def read_frozen(path: Path) -> Frozen:
@@ -153,7 +157,9 @@ def read_frozen(path: Path) -> Frozen:
         files=dict(_read_files(files, path)),
         overrides=tuple(overrides),
         written_sum=head["sum"] or "",
+        launcher=head["launcher"] or "",
     )
+    _check_schema(frozen, path)
     if frozen.written_sum not in ("", frozen.content_sum()):
         raise RecipeError(
             f"{path} was changed since it was frozen; remove its line '# content' to use it so"
@@ -161,6 +167,19 @@ def read_frozen(path: Path) -> Frozen:
     if ROOT_FILE not in frozen.files:
         raise RecipeError(f"{path}: files has no {ROOT_FILE}, which is the recipe's own")
     return frozen
+
+
+def _check_schema(frozen: Frozen, path: Path) -> None:
+    """Raise RecipeError where a newer launcher has frozen what this one does not know."""
+    root = frozen.files[ROOT_FILE].content if ROOT_FILE in frozen.files else {}
+    info = root.get("recipe")
+    schema = info.get("schema") if isinstance(info, Mapping) else None
+    if isinstance(schema, int) and schema > SCHEMA_VERSION:
+        newer = f"launcher {frozen.launcher}" if frozen.launcher else "a newer launcher"
+        raise RecipeError(
+            f"{path}: recipe.schema {schema}; allowed: {SCHEMA_VERSION}, the newest that launcher "
+            f"{VERSION} knows; {newer} knows it"
+        )
 
 
 def _may_be_frozen(word: object) -> bool:

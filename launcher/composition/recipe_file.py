@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import Container, DictConfig, OmegaConf
 
+from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
@@ -180,9 +181,13 @@ def _rooted_name(entry: str, path: Path, name: str, folders: Sequence[Path]) -> 
 
 
 def _find(bare: str, name: str, folders: Sequence[Path]) -> str | None:
-    """Return the recipe of this name, or of this name beside the recipe `name`."""
+    """Return the recipe that has this name, or this name beside the recipe `name`, or had it."""
     beside = posixpath.normpath(posixpath.join(posixpath.dirname(name), bare))
-    return next((each for each in (bare, beside) if find_recipe(each, folders)), None)
+    for each in (bare, beside):
+        if find_recipe(each, folders):
+            return each
+    renamed = (find_renamed(each, folders) for each in (bare, beside))
+    return next((each for each in renamed if each), None)
 
 
 def _rooted_group(

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from launcher import SCHEMA_VERSION, VERSION
 from launcher.job.cluster import Cluster
 from launcher.job.fields import Count, DnsLabel, EnvName, EnvValue, OneLine, Section, TimeLimit
 from launcher.job.workload import Data, Instance, Model, Resources, Trainer
 from resilience.settings import ResilienceSettings, TieredSettings
 
-SCHEMA_VERSION = 1
 RECIPE_NAME = r"^[a-z0-9_]+(/[a-z0-9_]+)*$"
+
+
+def _check_schema(value: int) -> int:
+    if value > SCHEMA_VERSION:
+        raise ValueError(
+            f"allowed: {SCHEMA_VERSION}, the newest that launcher {VERSION} knows; this recipe is "
+            "for a newer launcher"
+        )
+    return value
 
 
 class RecipeInfo(Section):
@@ -22,7 +31,11 @@ class RecipeInfo(Section):
     """The recipe's path below recipes/ without .yaml, such as llama/llama3_8b_pretrain."""
     version: Count
     """Whole number that is raised whenever the recipe's results change."""
-    schema_version: Annotated[int, Field(alias="schema", ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
+    schema_version: Annotated[
+        int,
+        Field(alias="schema", ge=1, json_schema_extra={"maximum": SCHEMA_VERSION}),
+        AfterValidator(_check_schema),
+    ]
     """Layout of recipe files that this file was written for: 1."""
     description: OneLine
     """One line that tells people what the recipe trains."""

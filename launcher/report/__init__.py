@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
+from launcher.report.account import account_data, account_of
 from launcher.report.page import build_page
-from launcher.report.record import build_record
+from launcher.report.record import RunRecord, build_record
 from launcher.report.summary import summary_text
 from launcher.rundir import EVENTS_FILE, JOB_FILE, write_whole
 from resilience.events import Event, EventReader
 
-__all__ = ["REPORT_FILE", "summary_text", "write_report"]
+__all__ = ["REPORT_FILE", "Report", "read_report", "summary_text", "write_page", "write_report"]
 
 REPORT_FILE = "report.html"
 _NUM_NOTES_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run's events and its job amount to, with remarks about the log."""
+
+    record: RunRecord
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Return what programs may want of it, as JSON."""
+        record = self.record
+        state, recipe = record.state, record.job.recipe
+        data = {
+            "recipe": recipe.name,
+            "version": recipe.version,
+            "digest": record.job.digest(),
+            "start": record.start,
+            "exit_status": state.exit_status,
+            "reason": state.reason,
+            "num_steps": state.num_steps,
+            "max_steps": state.max_steps,
+            "num_faults": len(record.recoveries),
+            "samples_per_second": record.samples_per_second,
+            "tokens_per_second": record.tokens_per_second,
+            **account_data(account_of(record)),
+            "notes": list(self.notes),
+        }
+        return json.dumps(data, indent=2) + "\n"
+
+
+def read_report(run_dir: Path) -> Report:
+    """Return what a run's folder tells. Raises RecipeError where it holds no run."""
+    job = _read_job(run_dir)
+    events, notes = _read_events(run_dir / EVENTS_FILE)
+    return Report(build_record(job, events), tuple(notes))
 
 
 def write_report(run_dir: Path) -> Path:
@@ -26,14 +66,19 @@ def write_report(run_dir: Path) -> Path:
     The page needs no other file and no network. Raises RecipeError where the
     folder holds no run, and OutsideError where the page cannot be made.
     """
-    job = _read_job(run_dir)
-    events, notes = _read_events(run_dir / EVENTS_FILE)
+    return write_page(run_dir, read_report(run_dir))
+
+
+def write_page(run_dir: Path, report: Report) -> Path:
+    """Make report.html of what was read. Raises OutsideError where it cannot be made."""
     path = run_dir / REPORT_FILE
     try:
         # Half a second that only a report has to pay.
         from plotly.offline import get_plotlyjs
 
-        page = build_page(build_record(job, events), notes, get_plotlyjs())
+        # With no time in it, so that the same run gives the same page.
+        packed = gzip.compress(get_plotlyjs().encode("utf-8"), mtime=0)
+        page = build_page(report.record, report.notes, packed)
     except ImportError as error:
         raise OutsideError(
             "a report needs plotly; install it, or training-recipes[train]"

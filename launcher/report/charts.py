@@ -60,6 +60,22 @@ def duration_chart(record: RunRecord) -> Figure:
     return {"data": traces, "layout": layout}
 
 
+def rate_chart(record: RunRecord) -> Figure:
+    """Return the learning rate over steps."""
+    traces = _lines(record, lambda step: step.lr)
+    layout = _layout("step", "learning rate", has_legend=len(traces) > 1)
+    layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "e"}
+    return {"data": traces, "layout": layout}
+
+
+def norm_chart(record: RunRecord) -> Figure:
+    """Return the norm of the gradients over steps."""
+    traces = _lines(record, lambda step: step.grad_norm)
+    layout = _layout("step", "gradient norm", has_legend=len(traces) > 1)
+    layout["yaxis"]["rangemode"] = "tozero"
+    return {"data": traces, "layout": layout}
+
+
 def timeline_chart(record: RunRecord) -> Figure:
     """Return what each rank did when, a row for each of the first ranks."""
     ranks = sorted({span.rank for span in record.spans})[:NUM_RANKS_MAX]
@@ -232,9 +248,14 @@ def _bars(phase: str, spans: list[Span], labels: dict[int, str]) -> Figure:
         "y": [labels[span.rank] for span in shown],
         "base": [round(span.start_s, 4) for span in shown],
         "x": [round(span.end_s - span.start_s, 4) for span in shown],
-        "marker": {"color": _COLORS[phase]},
+        "marker": {"color": _COLORS[phase], **_outline(phase)},
         "hovertemplate": f"%{{y}}: {phase}, %{{x:.2f}} s from %{{base:.2f}} s<extra></extra>",
     }
+
+
+def _outline(phase: str) -> Figure:
+    """Return a line around the bars of recovery: a short one in a long run is seen as well."""
+    return {"line": {"color": _COLORS[phase], "width": 3}} if phase == RECOVERY else {}
 
 
 def _checkpoint_marks(record: RunRecord) -> list[Figure]:

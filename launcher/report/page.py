@@ -6,20 +6,25 @@ keeps a browser from fetching anything, should a text get through.
 
 from __future__ import annotations
 
+import base64
+import datetime
 import html
 import json
 from collections.abc import Sequence
 
 from launcher.monitor.checkpoints import checkpoints_text
 from launcher.monitor.duration import format_seconds
+from launcher.report.account import account_of
 from launcher.report.charts import (
     NUM_RANKS_MAX,
     Figure,
     duration_chart,
     loss_chart,
+    norm_chart,
+    rate_chart,
     timeline_chart,
 )
-from launcher.report.record import RunRecord
+from launcher.report.record import RunRecord, Step
 from launcher.report.recoveries import recoveries_card
 from launcher.report.summary import fall_percent, faults_text, result_text, store_text
 
@@ -59,19 +64,39 @@ _PHASES_TEXT = (
     "checkpoints in the tiers"
 )
 
+_ACCOUNT_TEXT = (
+    "seconds of a rank on average, and the share of all; detection, teardown and repair lie "
+    "between a fault and the first step after it; lost work was done again"
+)
+
+# The library that draws is a third as long when it is packed. As an element's text it needs no
+# right but the one that the page's own scripts have.
 _DRAW = """
-for (const [id, figure] of Object.entries(JSON.parse(
-    document.getElementById("figures").textContent))) {
-  Plotly.newPlot(id, figure.data, figure.layout, {responsive: true, displayModeBar: false});
-}
+const packed = document.getElementById("plotly").textContent.trim();
+const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+new Response(unpacked).text().then((text) => {
+  const library = document.createElement("script");
+  library.textContent = text;
+  document.head.append(library);
+  for (const [id, figure] of Object.entries(JSON.parse(
+      document.getElementById("figures").textContent))) {
+    Plotly.newPlot(id, figure.data, figure.layout, {responsive: true, displayModeBar: false});
+  }
+});
 """
 
 
-def build_page(record: RunRecord, notes: Sequence[str], plotly_js: str) -> str:
-    """Return the page; `notes` are remarks about the log that it was made from."""
+def build_page(record: RunRecord, notes: Sequence[str], plotly_gzip: bytes) -> str:
+    """Return the page; `notes` are remarks about the log that it was made from.
+
+    `plotly_gzip` is the script that draws, packed.
+    """
     figures = {
         "loss": loss_chart(record),
         "durations": duration_chart(record),
+        "rates": rate_chart(record),
+        "norms": norm_chart(record),
         "timeline": timeline_chart(record),
     }
     title = html.escape(record.job.recipe.name)
@@ -88,12 +113,17 @@ def build_page(record: RunRecord, notes: Sequence[str], plotly_js: str) -> str:
             _summary(record),
             _failures(record),
             recoveries_card(record),
+            _account(record),
             _chart("loss", "Loss", figures),
             _chart("durations", "Step times", figures),
+            _chart("rates", "Learning rate", figures),
+            _chart("norms", "Gradient norm", figures),
             _chart("timeline", _timeline_title(record), figures, _PHASES_TEXT),
             _notes(notes),
             f'<script type="application/json" id="figures">{_to_json(figures)}</script>',
-            f"<script>{plotly_js}</script>",
+            '<script type="application/octet-stream" id="plotly">',
+            base64.b64encode(plotly_gzip).decode("ascii"),
+            "</script>",
             f"<script>{_DRAW}</script>",
             "</body></html>",
             "",
@@ -112,10 +142,16 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("nodes x workers", f"{job.trainer.num_nodes} x {job.trainer.num_devices}"),
         ("steps", f"{state.num_steps} of {state.max_steps}"),
         *_loss_rows(record),
+        ("begin", _utc_text(record.start)),
+        ("end", _utc_text(record.start + record.wall_s)),
         ("wall time", format_seconds(record.wall_s)),
     ]
     if (rate := record.samples_per_second) is not None:
         rows.append(("samples per second", f"{rate:.1f}"))
+    if (rate := record.tokens_per_second) is not None:
+        rows.append(("tokens per second", f"{rate:,.0f}"))
+    if steps := [step for line in record.lines for step in line]:
+        rows += _last_values(steps[-1])
     if faults := faults_text(state, record.lost_s, record.wall_s):
         rows.append(("faults", faults))
     elif state.generation:
@@ -127,6 +163,35 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
     return rows + [("lost", each) for each in state.losses]
+
+
+def _utc_text(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _last_values(step: Step) -> list[tuple[str, str]]:
+    values = {"last learning rate": step.lr, "last gradient norm": step.grad_norm}
+    return [(name, f"{value:.4g}") for name, value in values.items() if value is not None]
+
+
+def _account(record: RunRecord) -> str:
+    account = account_of(record)
+    if account.total_s <= 0:
+        return ""
+    shares = [
+        (part, seconds / account.num_ranks, 100 * seconds / account.total_s)
+        for part, seconds in account.seconds.items()
+    ]
+    rows = "".join(
+        f"<tr><th>{html.escape(part)}</th><td>{format_seconds(seconds)}</td>"
+        f"<td>{share:.1f} %</td></tr>"
+        for part, seconds, share in shares
+    )
+    return (
+        '<section class="card"><h2>Where the time went</h2>'
+        f'<p class="about">{html.escape(_ACCOUNT_TEXT)}</p><table>{rows}</table></section>'
+    )
 
 
 def _loss_rows(record: RunRecord) -> list[tuple[str, str]]:

@@ -40,6 +40,12 @@ class Step:
     num_samples: float | None
     start: int = 0
     """The start of the run that took it, from 0."""
+    lr: float | None = None
+    grad_norm: float | None = None
+    data_wait_s: float | None = None
+    """Waited for data since the step before that was reported."""
+    blocked_s: float | None = None
+    """Stood still for checkpoints since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,12 @@ class RunRecord:
     spans: tuple[Span, ...]
     """By rank, then by time, without gaps."""
     failures: tuple[str, ...]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the same rate in tokens."""
+        rate = self.samples_per_second
+        return None if rate is None else rate * self.job.data.seq_length
 
     @property
     def samples_per_second(self) -> float | None:
@@ -127,8 +139,12 @@ def _lines(steps: Iterable[Step]) -> tuple[tuple[Step, ...], ...]:
         if last is None or step.step < last.step:
             lines.append([step])
         elif step.step == last.step:
-            seconds = last.duration_s if step.duration_s is None else step.duration_s
-            lines[-1][-1] = replace(step, duration_s=seconds)
+            known = {
+                name: getattr(last, name)
+                for name in ("duration_s", "data_wait_s", "blocked_s")
+                if getattr(step, name) is None
+            }
+            lines[-1][-1] = replace(step, **known)
         else:
             lines[-1].append(step)
     return tuple(tuple(line) for line in lines)
@@ -145,6 +161,10 @@ def _steps(events: Iterable[Event], start: float) -> Iterable[Step]:
                 duration_s=to_float(event.fields.get("duration_s")),
                 num_samples=to_float(event.fields.get("num_samples")),
                 start=int(to_float(event.fields.get("start")) or 0),
+                lr=to_float(event.fields.get("lr")),
+                grad_norm=to_float(event.fields.get("grad_norm")),
+                data_wait_s=to_float(event.fields.get("data_wait_s")),
+                blocked_s=to_float(event.fields.get("blocked_s")),
             )
 
 

@@ -9,9 +9,10 @@ from launcher.monitor.checkpoints import checkpoints_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.runstate import RunState
 from launcher.monitor.storage import storage_text
+from launcher.report.account import Account, account_text
 
 
-def summary_text(state: RunState, report: Path | None) -> str:
+def summary_text(state: RunState, report: Path | None, account: Account | None = None) -> str:
     """Return what a run came to: result, steps, loss, time, and where its files are."""
     rows = {
         "steps": f"{state.num_steps} of {state.max_steps}",
@@ -19,6 +20,7 @@ def summary_text(state: RunState, report: Path | None) -> str:
         "faults": faults_text(state, state.seconds_lost, state.wall_s),
         "tiers": checkpoints_text(state.tiers),
         "wall time": None if state.wall_s is None else format_seconds(state.wall_s),
+        "went to": account_text(account) if account else None,
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
         "lost": "; ".join(state.losses),

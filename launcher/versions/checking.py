@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import SCHEMA_VERSION
 from launcher.composition.choice import list_recipes
+from launcher.composition.frozen import frozen_path, frozen_versions, read_frozen
 from launcher.composition.recipe_file import find_recipe
 from launcher.errors import RecipeError
-from launcher.job.content import SCHEMA_VERSION
 from launcher.paths import find_folders
 from launcher.versions.digest import changed_keys
 from launcher.versions.folder import (
@@ -52,15 +53,22 @@ class Checker:
 
     def check(self, name: str) -> Iterator[Finding]:
         """Yield what is wrong with a recipe and its versions."""
-        for version in self.lock.get(name, ()):
-            if problem := find_unfit(self.folder, name, version):
-                yield Finding(subject=name, lines=(problem,))
-                return
+        unfit = [
+            (version, problem)
+            for version in self.lock.get(name, ())
+            if (problem := find_unfit(self.folder, name, version))
+        ]
         try:
             # By name: a recipe whose name is not its path is broken.
             now = resolve_recipe(name, start=self._start)
         except RecipeError as error:
             yield Finding(subject=name, lines=tuple(str(error).splitlines()))
+            return
+        if unfit:
+            # What is lost of the version that the recipe still is can be written again.
+            is_mended = [version.digest for version, _ in unfit] == [now.frozen.digest]
+            lines = tuple(problem for _, problem in unfit)
+            yield Finding(subject=name, lines=lines, is_mended_by_update=is_mended)
             return
         if now.frozen.name != name:
             text = f"recipe.name is {now.frozen.name!r}; allowed: {name!r}"
@@ -85,7 +93,8 @@ class Checker:
     def check_folder(self) -> Iterator[Finding]:
         """Yield what is kept and belongs to no recipe of the lock."""
         for path in find_unnamed(self.folder, self.lock):
-            yield Finding(subject=str(path), lines=(f"{LOCK_FILE} does not name it; remove it",))
+            text = f"{LOCK_FILE} does not name it; get the lock back from your repository"
+            yield Finding(subject=str(path), lines=(f"{text}, or remove the file",))
 
     def update(self, name: str, why: str, today: datetime.date) -> int:
         """Keep a recipe as it is now under a version of its own; returns its number.
@@ -94,9 +103,19 @@ class Checker:
         """
         self.lock = read_lock(self.folder)
         now = resolve_recipe(name, start=self._start)
-        newest = max((each.version for each in self.lock.get(name, ())), default=0)
+        versions = self.lock.get(name, ())
+        known = find_version(versions, now.frozen.version)
+        if known and known.digest == now.frozen.digest and known == versions[-1]:
+            write_frozen(self.folder, now.frozen)
+            return known.version
+        newest = max((each.version for each in versions), default=0)
         number = max(now.frozen.version, newest + 1)
         kept = with_number(now, number).frozen
+        # A version is never written over, though a lock that was lost names it no more.
+        path = frozen_path(self.folder, name, number)
+        if path.is_file() and read_frozen(path).digest != kept.digest:
+            number = max(frozen_versions(name, (self.folder,))) + 1
+            kept = with_number(now, number).frozen
         path = self.folder / f"{name}.yaml"
         # Before anything is written: not every file can be given another number.
         text = raised_text(path, number) if number != now.frozen.version else None

@@ -47,7 +47,7 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
     """Return why a version's frozen file is not what the lock names, None where it is."""
     path = frozen_path(folder, name, version.version)
     if not path.is_file():
-        return f"{path} is not there, and {LOCK_FILE} names it"
+        return f"{path} is not there, and {LOCK_FILE} names it; get it back from your repository"
     try:
         frozen = read_frozen(path)
     except RecipeError as error:

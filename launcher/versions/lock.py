@@ -20,6 +20,10 @@ LOCK_FILE = "recipes.lock"
 _HEAD = "# What each version of each recipe resolves to; `launcher check --update` writes it.\n"
 _FORMS = {"version": r"[1-9]\d*", "schema": r"[1-9]\d*", "digest": r"[0-9a-f]{64}"}
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
+# What both sides of a conflict have; git may show what was before between them.
+_SIDES = re.compile(
+    r"^<{7}.*\n((?:.*\n)*?)(?:\|{7}.*\n(?:.*\n)*?)?={7}.*\n((?:.*\n)*?)>{7}.*\n", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +45,7 @@ Lock = Mapping[str, tuple[Version, ...]]
 def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
     """Return what a lock says. Raises RecipeError that names its file and what is wrong."""
     if _CONFLICT.search(text):
-        raise RecipeError(
-            f"{path} holds a merge that is not ended: two branches have given a recipe the same "
-            "version; keep the lines of one of them, raise recipe.version of the other's recipe "
-            "by one, and run `launcher check --update -m WHY`"
-        )
+        raise RecipeError(f"{path} holds a merge that is not ended: {_way_out(text, path)}")
     try:
         content = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
@@ -55,6 +55,29 @@ def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: allowed: a mapping of recipes' names to their versions")
     return {str(name): _read_versions(str(name), rows, path) for name, rows in content.items()}
+
+
+def _way_out(text: str, path: object) -> str:
+    """Return what ends a merge in which both branches have added lines at one place."""
+    sides = [_SIDES.sub(side, text) for side in (r"\1", r"\2")]
+    try:
+        is_whole = not any(map(_CONFLICT.search, sides))
+        ours, theirs = (parse_lock(side, path) if is_whole else {} for side in sides)
+    except RecipeError:
+        ours = theirs = {}
+    twice = [
+        f"{name} has two versions {each.version}"
+        for name, rows in ours.items()
+        for each in rows
+        if find_version(theirs.get(name, ()), each.version) not in (None, each)
+    ]
+    if ours and not twice:
+        return "its branches have lines of other recipes or versions; keep those of both"
+    return (
+        f"{'; '.join(twice) or 'two branches have given a recipe the same version'}; keep one "
+        "branch's line, raise recipe.version in the other's recipe by one, and run `launcher "
+        "check --update -m WHY`; lines of other recipes are kept from both"
+    )
 
 
 def _read_versions(name: str, rows: object, path: object) -> tuple[Version, ...]:

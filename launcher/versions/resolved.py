@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.composition.compose import compose_choice
 from launcher.composition.frozen import BESIDE, ROOT_FILE, File, Frozen, says_how_it_is_run
+from launcher.composition.resolve import missing_keys, request_from_config
 from launcher.composition.search import Loaded
 from launcher.errors import RecipeError
 from launcher.versions.digest import recipe_digest, recipe_values
@@ -33,11 +34,15 @@ def resolve_recipe(
 ) -> Resolved:
     """Return what a recipe, given by name, version or path, says with overrides, and its files.
 
-    What says how and where it is run is left out. Raises RecipeError.
+    What says how and where it is run is left out. Raises RecipeError, also where no job can be made
+    of it; one that leaves values to whoever runs it may break rules that join them.
     """
     kept = own_overrides(overrides)
     with Loaded.record() as loaded:
         config, choice = compose_choice(recipe, kept, start)
+    # What was kept is as it was, whatever the rules are by now.
+    if choice.frozen is None and not any(missing_keys(OmegaConf.to_container(config))):
+        request_from_config(config)
     words = own_overrides(word for word in choice.arguments if not word.startswith("recipe="))
     (chosen,) = (word for word in choice.arguments if word.startswith("recipe="))
     return freeze_config(config, loaded, words, chosen.removeprefix("recipe="))

@@ -68,6 +68,13 @@ _HASTY_WRITES_S = 5.0
 """How long any other run does."""
 # The second is what every optimizer of torch imports when it is made.
 _PRELOAD = ("torch", "torch._dynamo")
+# Ours, for a program that trains with torch: else each spare would import it as it starts.
+_RUNTIME = (
+    "resilience.checkpointless.recovery",
+    "resilience.comm.reducer",
+    "resilience.inprocess.block",
+    "resilience.state.torch_state",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +121,7 @@ def _run(
     folder = RunFolder(options.run_dir, run=options.rdzv_id, attempt=options.rdzv_attempt)
     program = Program(
         command=options.program,
-        preload=tuple(options.preload or _PRELOAD),
+        preload=_preloaded(options),
         warm=options.warm,
         handles=handles,
         variables={**_worker_variables(options), **told},
@@ -198,6 +205,12 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
         # Of the run's first start: those that follow are not told.
         BRANCH_VARIABLE: record.branch.model_dump_json() if record.branch else "",
     }
+
+
+def _preloaded(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return what workers are forked with; nobody is given torch who has named other modules."""
+    modules = tuple(options.preload or _PRELOAD)
+    return (*modules, *_RUNTIME) if options.recovers and "torch" in modules else modules
 
 
 def _make_handles(options: argparse.Namespace) -> WorkerHandles:

@@ -41,7 +41,7 @@ def checkpoints_of(events: Sequence[Event]) -> tuple[Checkpoint, ...]:
 
 def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
     """Return the marks of the row of checkpoints, by name."""
-    page = build_page(record_of(events), [], "/* plotly */")
+    page = build_page(record_of(events), [], b"packed")
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
     assert found
     timeline: Any = json.loads(found[1])["timeline"]

@@ -212,12 +212,12 @@ def test_row_of_the_table() -> None:
 
 
 def test_page_has_the_table_and_labels_what_was_injected() -> None:
-    page = build_page(record_of(faulty_run()), [], "/* plotly */")
+    page = build_page(record_of(faulty_run()), [], b"packed")
 
     table = page.partition("<h2>Recoveries</h2>")[2].partition("</table>")[0]
     assert table.count("<tr>") == 3
     assert table.count('<span class="injected">injected</span>') == 1
-    assert "Recoveries" not in build_page(record_of(whole_run()), [], "/* plotly */")
+    assert "Recoveries" not in build_page(record_of(whole_run()), [], b"packed")
 
 
 def test_lost_time_is_accounted_for() -> None:

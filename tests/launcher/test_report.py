@@ -28,7 +28,7 @@ def job() -> Job:
 
 
 def page_of(events: Sequence[Event], notes: Sequence[str] = ()) -> str:
-    return build_page(build_record(job(), events), notes, "/* plotly */")
+    return build_page(build_record(job(), events), notes, b"packed")
 
 
 def figures_in(page: str) -> dict[str, Any]:
@@ -88,8 +88,12 @@ def test_table_sums_the_run_up() -> None:
         "first loss": "4.0000",
         "last loss": "1.0000",
         "fall": "75.0 %",
+        "begin": "1970-01-01 00:01:40 UTC",
+        "end": "1970-01-01 00:02:00 UTC",
         "wall time": "20 s",
         "samples per second": "16.0",
+        "tokens per second": "2,048",
+        "last learning rate": "0.001",
         "checkpoint": "/runs/x/checkpoint (2.5 MB)",
     }
 
@@ -100,6 +104,7 @@ def test_charts_hold_the_steps() -> None:
     loss, durations = figures["loss"]["data"], figures["durations"]["data"]
     assert [(trace["x"], trace["y"]) for trace in loss] == [([1, 2, 3, 4], [4.0, 3.0, 2.0, 1.0])]
     assert durations[0]["y"] == [0.5] * 4
+    assert figures["rates"]["data"][0]["y"] == [0.001] * 4
     assert figures["timeline"]["layout"]["yaxis"]["categoryarray"] == [
         "node-0 rank 0", "node-0 rank 1", "node-1 rank 2", "node-1 rank 3"
     ]  # fmt: skip
@@ -145,7 +150,7 @@ def test_curve_over_several_starts_is_one_with_marks() -> None:
 def test_run_that_got_nowhere_has_a_page_that_says_so(events: list[Event]) -> None:
     page = page_of(events)
 
-    assert page.count("The run did not get that far.") == 3
+    assert page.count("The run did not get that far.") == 5
     assert "no end on record" in page
     assert figures_in(page) == {}
 
@@ -184,8 +189,9 @@ def test_text_of_a_run_stays_text() -> None:
     )
     tags = Tags()
 
-    tags.feed(page := build_page(record, [SCRIPT], "/* plotly */"))
+    tags.feed(page := build_page(record, [SCRIPT], b"packed"))
 
+    # The figures, the packed library, and the one that draws.
     assert tags.num_scripts == 3
     assert tags.references == []
     # Name, title, description, table, result, failure's node and message, note.

@@ -148,7 +148,64 @@ def test_frozen_files_that_are_gone_or_of_nobody_are_named(team: Path) -> None:
 
     assert ended.status == 1
     assert f"{below}/one@1.yaml is not there, and recipes.lock names it" in ended.err
-    assert f"{below}/three@1.yaml: recipes.lock does not name it; remove it" in ended.err
+    assert f"{below}/three@1.yaml: recipes.lock does not name it; get the lock back" in ended.err
+
+
+def test_lost_file_of_the_version_that_a_recipe_still_is_is_written_again(team: Path) -> None:
+    path = team / "recipes/.versions/a/one@1.yaml"
+    text = path.read_text()
+    lock = (team / "recipes/recipes.lock").read_text()
+    path.unlink()
+    assert check(team).status == 1
+
+    ended = check(team, "--update", "-m", "unused")
+
+    assert ended.status == 0
+    assert path.read_text() == text
+    assert (team / "recipes/recipes.lock").read_text() == lock, "it is no new version"
+
+
+def test_version_that_a_lost_lock_names_no_more_is_not_written_over(team: Path) -> None:
+    kept_text = (team / "recipes/.versions/a/one@1.yaml").read_text()
+    (team / "recipes/recipes.lock").unlink()
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+
+    ended = check(team, "--update", "-m", "longer")
+
+    assert "a/one is version 2 now\n" in ended.out
+    assert "a/two is version 1 now\n" in ended.out
+    assert (team / "recipes/.versions/a/one@1.yaml").read_text() == kept_text
+    assert "a/one@1.yaml: recipes.lock does not name it; get the lock back" in ended.err
+    assert ended.status == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("max_steps: 30", "max_steps: 0", "trainer.max_steps 0"),
+        ("trainer:\n", "nonsense: 1\ntrainer:\n", "nonsense"),
+        ("sharding: none", "sharding: hybrid\nnum_replicas: 3", "num_replicas 3"),
+    ],
+)
+def test_recipe_of_which_no_job_can_be_made_is_not_kept(
+    team: Path, old: str, new: str, message: str
+) -> None:
+    for path in (team / "recipes/a/one.yaml", team / "conf/trainer/ours.yaml"):
+        path.write_text(path.read_text().replace(old, new))
+
+    ended = check(team, "--update", "-m", "why")
+
+    assert ended.status == 1
+    assert ended.err.startswith("a/one: ")
+    assert message in ended.err
+    assert "@2" not in launch("history", "a/one", folder=team).out
+    assert message in refuse(team, "freeze", "recipe=a/one")
+
+
+def test_recipe_that_leaves_a_value_to_whoever_runs_it_is_kept(team: Path) -> None:
+    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: ???")
+
+    assert check(team, "--update", "-m", "as long as you like").status == 0
 
 
 def test_a_broken_recipe_is_named_and_not_kept(team: Path) -> None:
@@ -397,7 +454,7 @@ def test_keys_and_values_that_are_no_text_break_nothing(team: Path) -> None:
 
     assert ended.status == 1
     assert "Traceback" not in ended.err
-    assert "a/one: is not what version 1 was" in ended.err
+    assert "a/one: a value of the recipe is bytes; allowed: text" in ended.err
     ended = check(team, "--update", "-m", "why", "a/one")
     assert "Traceback" not in ended.err
     assert "a value of the recipe is bytes; allowed: text" in refuse(team, "recipe=a/one")

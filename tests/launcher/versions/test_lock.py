@@ -60,28 +60,59 @@ def test_a_lock_that_says_nothing_clear_is_refused(text: str, message: str) -> N
     assert message in str(caught.value)
 
 
-def test_two_branches_that_raise_one_version_meet_in_a_conflict(tmp_path: Path) -> None:
-    def git(*words: str, status: int = 0) -> None:
-        identity = ("-c", "user.name=n", "-c", "user.email=e@localhost")
-        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True)
+class Branches:
+    """A lock of three recipes in a repository, changed on two branches that then meet."""
+
+    def __init__(self, folder: Path, *config: str) -> None:
+        self.path = folder / "recipes.lock"
+        self._config = config
+        self._first = {name: (version(1),) for name in ("a/a", "b/b", "c/c")}
+        self._git("init", "-q", "-b", "main")
+        self.path.write_text(format_lock(self._first))
+        self._git("add", ".")
+        self._git("commit", "-qm", "first")
+
+    def merge(self, ours: str, theirs: str) -> str:
+        """Raise a recipe's version on each branch; return what is said of the merge."""
+        self._git("switch", "-qc", "other")
+        self._commit(theirs, "theirs")
+        self._git("switch", "-q", "main")
+        self._commit(ours, "ours")
+        self._git("merge", "other", status=1)
+        with pytest.raises(RecipeError) as caught:
+            parse_lock(self.path.read_text(), self.path)
+        return str(caught.value)
+
+    def _commit(self, name: str, change: str) -> None:
+        number = 2 if name in self._first else 1
+        self.path.write_text(format_lock(with_version(self._first, name, version(number, change))))
+        self._git("commit", "-qam", change)
+
+    def _git(self, *words: str, status: int = 0) -> None:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@localhost", *self._config)
+        done = subprocess.run(["git", *identity, *words], cwd=self.path.parent, capture_output=True)
         assert done.returncode == status, done
 
-    def commit(number: int, change: str) -> None:
-        path.write_text(format_lock(with_version(first, "b/b", version(number, change))))
-        git("commit", "-qam", change)
 
-    path = tmp_path / "recipes.lock"
-    first = {name: (version(1),) for name in ("a/a", "b/b", "c/c")}
-    git("init", "-q", "-b", "main")
-    path.write_text(format_lock(first))
-    git("add", ".")
-    git("commit", "-qm", "first")
-    git("switch", "-qc", "other")
-    commit(2, "theirs")
-    git("switch", "-q", "main")
-    commit(2, "ours")
+@pytest.mark.parametrize("style", ["merge", "diff3"])
+def test_two_branches_that_raise_one_version_meet_in_a_conflict(tmp_path: Path, style: str) -> None:
+    told = Branches(tmp_path, "-c", f"merge.conflictStyle={style}").merge("b/b", "b/b")
 
-    git("merge", "other", status=1)
+    assert "b/b has two versions 2; keep one branch's line" in told
+    assert "raise recipe.version in the other's recipe by one" in told
+    assert "a/a" not in told
 
-    with pytest.raises(RecipeError, match=r"raise recipe\.version of the other's recipe"):
-        parse_lock(path.read_text(), path)
+
+@pytest.mark.parametrize("style", ["merge", "diff3"])
+def test_two_branches_that_add_other_recipes_keep_both_lines(tmp_path: Path, style: str) -> None:
+    branches = Branches(tmp_path, "-c", f"merge.conflictStyle={style}")
+
+    told = branches.merge("b/new", "b/other")
+
+    assert told.endswith("have lines of other recipes or versions; keep those of both")
+    kept = "".join(
+        line for line in branches.path.read_text().splitlines(keepends=True)
+        if not line.startswith(("<<<<<<<", "=======", ">>>>>>>", "|||||||"))
+    )  # fmt: skip
+    found = {name: len(rows) for name, rows in parse_lock(kept, "lock").items()}
+    assert found == dict.fromkeys(("a/a", "b/b", "b/new", "b/other", "c/c"), 1)

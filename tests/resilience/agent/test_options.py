@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,27 @@ def test_defaults_are_a_run_of_one_process() -> None:
     assert options.program == ("train.py", "--steps", "3")
     assert (options.nnodes, options.workers_per_node, options.spares_per_node) == ((1, 1), 1, 1)
     assert options.node_name
+
+
+@pytest.mark.parametrize(
+    ("words", "has_torch", "has_ours"),
+    [
+        ([], True, True),
+        (["--preload", "torch", "--preload", "json"], True, True),
+        (["--preload", "json"], False, False),
+        (["--no-recovery"], True, False),
+    ],
+)
+def test_workers_are_forked_with_what_recovery_needs_of_torch(
+    words: list[str], has_torch: bool, has_ours: bool
+) -> None:
+    """Else each spare imports it as it starts, while a rank may wait for one."""
+    modules = __main__._preloaded(parse_options([*words, *PROGRAM]))
+
+    assert ("torch" in modules) is has_torch
+    assert ("resilience.checkpointless.recovery" in modules) is has_ours
+    assert ("resilience.inprocess.block" in modules) is has_ours
+    assert all(find_spec(name) for name in modules)
 
 
 def test_run_without_recovery_has_no_spares_and_more_patience() -> None:

@@ -1,0 +1,198 @@
+"""Where a run's time went: right by hand, and every second of every rank in one part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.report.account import PARTS, Account, account_of, account_text
+from launcher.report.page import build_page
+from launcher.report.record import build_record
+from launcher.report.summary import summary_text
+from resilience.events import Event, EventLog
+from tests.launcher.command import launch, refuse
+from tests.launcher.local_job import local_job
+from tests.launcher.run_events import (
+    all_ranks,
+    event,
+    faulty_run,
+    on_node,
+    recovery,
+    step_event,
+    whole_run,
+)
+
+
+def account(events: Sequence[Event]) -> Account:
+    return account_of(build_record(local_job("trainer.max_steps=4"), events))
+
+
+def of_a_rank(events: Sequence[Event]) -> dict[str, float]:
+    """Return the seconds of a rank on average, without parts that have none."""
+    found = account(events)
+    seconds = {part: round(each / found.num_ranks, 9) for part, each in found.seconds.items()}
+    return {part: each for part, each in seconds.items() if each}
+
+
+def test_run_without_a_fault() -> None:
+    assert of_a_rank(whole_run()) == {
+        "start": 8.0,
+        "training": 6.0,
+        "checkpoint stall": 2.0,
+        "stop": 4.0,
+    }
+
+
+def test_waits_of_the_rank_that_writes_the_steps_are_those_of_all() -> None:
+    steps = [
+        step_event(number, 109.0 + number, data_wait_s=0.25, blocked_s=0.5) for number in range(4)
+    ]
+    events = [*(each for each in whole_run() if each.event != "step"), *steps]
+
+    assert of_a_rank(events) == {
+        "start": 8.0,
+        "training": 3.0,
+        "data wait": 1.0,
+        "checkpoint stall": 4.0,
+        "stop": 4.0,
+    }
+
+
+def test_stages_of_recoveries_are_those_of_all_ranks() -> None:
+    """An injected exception at 108.0, noticed at 108.1; a death that is noticed as it happens."""
+    assert of_a_rank(faulty_run()) == {
+        "start": 4.0,
+        "training": 9.0,
+        "detection": 0.1,
+        "teardown": 0.9,
+        "repair": 3.0,
+        "stop": 3.0,
+    }
+
+
+def went_back() -> list[Event]:
+    """Return a run that loses steps 3 and 4, and takes them again from a checkpoint of step 3."""
+    return [
+        event("run_started", 100.0),
+        *all_ranks("worker_started", 101.0),
+        *all_ranks("process_group_ready", 102.0),
+        *all_ranks("model_ready", 104.0),
+        *(step_event(number, 105.0 + number, data_wait_s=0.1) for number in range(5)),
+        event("fault_detected", 110.0, 1, reason="died", text="killed by SIGKILL"),
+        on_node("generation_broken", 110.0, 0, reason="killed by SIGKILL"),
+        *recovery(110.0, 0, 3),
+        *(
+            step_event(number, 110.0 + number, generation=1, data_wait_s=0.1)
+            for number in (3, 4, 5)
+        ),
+        *all_ranks("worker_finished", 116.0, generation=1),
+        event("run_finished", 117.0, exit_status=0, reason="all nodes succeeded"),
+    ]
+
+
+def test_steps_that_were_taken_again_are_lost_work() -> None:
+    assert of_a_rank(went_back()) == {
+        "start": 4.0,
+        # Steps 0 to 2, the unfinished one at the fault, and all behind the recovery.
+        "training": 3.0 + 1.0 + 4.0 - 0.6,
+        "data wait": 0.6,
+        "lost work": 2.0,
+        "teardown": 0.5,
+        "repair": 1.5,
+        "stop": 1.0,
+    }
+
+
+def test_rank_that_nothing_came_of_after_its_fault_was_being_repaired_to_the_end() -> None:
+    events = [each for each in went_back() if each.time < 110.2]
+    events += [event("run_finished", 130.0, exit_status=1, reason="gave up")]
+
+    found = of_a_rank(events)
+
+    assert found["repair"] == 20.0
+    assert sum(found.values()) == 30.0
+
+
+_NAMES = ["process_group_ready", "data_ready", "model_ready", "rank_stopped", "rank_recovered",
+          "rank_resumed", "checkpoint_started", "checkpoint_written", "worker_finished",
+          "worker_failed", "worker_replaced", "worker_started", "fault_detected",
+          "generation_broken", "generation_opened", "step"]  # fmt: skip
+_EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(_NAMES), st.integers(1, 99), st.integers(0, 3), st.integers(0, 2),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(_EVENTS)
+def test_every_second_of_every_rank_is_in_one_part(
+    drawn: list[tuple[str, int, int, int, int]],
+) -> None:
+    events = [event("run_started", 0.0), *all_ranks("worker_started", 0.5)]
+    for name, time, rank, generation, step in drawn:
+        if name == "step":
+            waits = {"data_wait_s": 0.3 * step, "blocked_s": 0.2 * rank}
+            events.append(step_event(step, float(time), generation=generation, **waits))
+        else:
+            fields = {"reason": "died", "text": "x", "message": "x"}
+            number = None if name.startswith("generation") else rank
+            events.append(event(name, float(time), number, generation=generation, **fields))
+    events.append(event("run_finished", 100.0, exit_status=0, reason="over"))
+
+    found = account(events)
+
+    assert found.num_ranks == 4
+    assert tuple(found.seconds) == PARTS
+    assert all(seconds >= -1e-9 for seconds in found.seconds.values())
+    assert found.total_s == pytest.approx(4 * found.wall_s, abs=1e-6)
+
+
+def write_run(folder: Path, events: Sequence[Event]) -> None:
+    folder.mkdir()
+    (folder / "job.json").write_text(local_job("trainer.max_steps=4").to_json())
+    for each in events:
+        with EventLog(
+            folder / "events.jsonl", node=each.node, rank=each.rank, generation=each.generation,
+            clock=lambda now=each.time: now,
+        ) as log:  # fmt: skip
+            log.write(each.event, step=each.step, **each.fields)
+
+
+def test_account_is_in_the_page_in_the_last_lines_and_for_programs(tmp_path: Path) -> None:
+    record = build_record(local_job("trainer.max_steps=4"), faulty_run())
+    found = account_of(record)
+    text = (
+        "45.0 % training, 20.0 % start, 15.0 % repair, 15.0 % stop, 4.5 % teardown, 0.5 % detection"
+    )
+    write_run(tmp_path / "run", faulty_run())
+
+    page = build_page(record, [], b"packed")
+    told = json.loads(launch("report", "run", "--json", folder=tmp_path).out)
+
+    assert account_text(found) == text
+    assert f"  went to     {text}\n" in summary_text(record.state, Path("r.html"), found)
+    assert "<tr><th>repair</th><td>3.0 s</td><td>15.0 %</td></tr>" in page
+    assert told["seconds"] == pytest.approx(dict(found.seconds))
+    assert told["goodput"] == pytest.approx(0.45)
+    assert (told["num_ranks"], told["wall_s"], told["num_faults"]) == (4, 20.0, 2)
+    assert not (tmp_path / "run/report.html").exists(), "nothing was asked for but the figures"
+
+
+def test_folder_without_a_run_is_refused_for_programs_as_well(tmp_path: Path) -> None:
+    assert "no run in" in refuse(tmp_path, "report", ".", "--json")
+
+
+def test_run_in_which_no_rank_did_anything_has_no_account() -> None:
+    events = [event("run_started", 1.0), event("run_finished", 3.0, exit_status=2, reason="no")]
+    record = build_record(local_job(), events)
+
+    assert account_of(record).goodput is None
+    assert account_text(account_of(record)) is None
+    assert "Where the time went" not in build_page(record, [], b"packed")

@@ -1,0 +1,156 @@
+"""A secret in any place that takes a value gets nowhere: into no file, argument or log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.secrets import text_secrets
+from tests.launcher.command import TIMEOUT_S, launch, refuse
+from tests.launcher.shipped import CLUSTERS, shipped_job
+
+CANARY = "ghp_canary0123456789canary0123456789canary"
+TINY = "llama/llama3_tiny_pretrain"
+LARGE = "llama/llama3_70b_pretrain_checkpointless"
+MINE = f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
+EVERYWHERE = ("+env.NOTE={0}", "recipe.description={0}", "resilience.tiered.store.url=folder:{0}")
+# A key that a kind of cluster has, and others have not.
+OF_A_KIND = {
+    "local": ("+cluster.secrets.A.file=/home/{0}",),
+    "slurm": ("cluster.pre_script='export A={0}'", "cluster.comment={0}", "cluster.modules=[{0}]",
+              "+cluster.extra_options.wckey={0}", "cluster.container.image={0}"),
+    "job": ("cluster.pre_script='export A={0}'", "+cluster.labels.a={0}", "cluster.python={0}",
+            "+cluster.annotations.a='see {0}'", "cluster.image=registry/{0}",
+            "cluster.probes.liveness={{command: [curl, '-H', {0}]}}"),
+    "hyperpod": ("cluster.run_policy.log_monitoring=[{{name: a, pattern: {0}}}]",
+                 "cluster.run_policy.workload_mode={0}"),
+}  # fmt: skip
+OURS = ("cluster.image=registry/ours:1",
+        "cluster.volume_claims=[{claim_name: a, mount_path: /run/training}]")  # fmt: skip
+PLACES = [(kind, place) for kind, places in OF_A_KIND.items() for place in (*EVERYWHERE, *places)]
+
+
+def spots(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each mapping or list with each key of it whose value is a text."""
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, str):
+            yield node, key
+        elif isinstance(value, (dict, list)):
+            yield from spots(value)
+
+
+def written(folder: Path) -> dict[Path, str]:
+    return {path: path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_every_text_of_a_job_is_looked_at(kind: str) -> None:
+    content = shipped_job(LARGE, kind).model_dump(mode="json")
+    assert list(text_secrets(content)) == []
+
+    for node, key in list(spots(content)):
+        value, node[key] = node[key], f"a {CANARY}"
+        told = list(text_secrets(content))
+        node[key] = value
+        assert told, key
+        assert CANARY not in "".join(told)
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES)
+def test_override_with_a_secret_is_refused_and_not_repeated(
+    tmp_path: Path, kind: str, place: str
+) -> None:
+    told = refuse(tmp_path, f"recipe={TINY}", *CLUSTERS[kind], place.format(CANARY))
+
+    assert "(not shown)" in told
+    assert CANARY not in told
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+@pytest.mark.parametrize("name", ["mine.yaml", "conf/cluster/ours.yaml", "frozen.yaml"])
+def test_file_with_a_secret_is_refused_and_not_repeated(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    words = [f"recipe={TINY}", *CLUSTERS[kind]]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if name == "mine.yaml":
+        path.write_text(f"{MINE}env:\n  NOTE: {CANARY}\n")
+        words[0] = "recipe=mine.yaml"
+    elif name == "frozen.yaml":
+        frozen = launch("freeze", f"recipe={TINY}", "+env.NOTE=harmless", folder=tmp_path).out
+        lines = [line for line in frozen.splitlines() if not line.startswith("# content")]
+        path.write_text("\n".join(lines).replace("harmless", CANARY) + "\n")
+        words[0] = "recipe=frozen.yaml"
+    else:
+        kind_name = words[1].removeprefix("cluster=")
+        path.write_text(f"defaults: [{kind_name}, _self_]\nsecrets: {{}}\nnote: {CANARY}\n")
+        words[1] = "cluster=ours"
+
+    told = refuse(tmp_path, *words)
+
+    assert CANARY not in told
+
+
+@pytest.mark.parametrize(("kind", "program"), [("slurm", "sbatch"), ("job", "kubectl")])
+def test_secret_that_a_submission_refers_to_is_in_no_argument_and_no_file(
+    tmp_path: Path, kind: str, program: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text(CANARY)
+    secret.chmod(0o600)
+    path = tmp_path / "bin" / program
+    answer = "echo 7" if program == "sbatch" else "printf 'batch/v1 Job a b'"
+    path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/words\n{answer}\n')
+    path.chmod(0o755)
+    reference = f"{{file: {secret}}}" if kind == "slurm" else "{name: hub, key: token}"
+
+    ended = launch(
+        f"recipe={TINY}", *CLUSTERS[kind], "action=submit", f"+cluster.secrets.HUB={reference}",
+        *(OURS if kind == "job" else []),
+        folder=tmp_path,
+        env={"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HUB": CANARY},
+    )  # fmt: skip
+
+    assert ended.status == 0, ended.err
+    assert CANARY not in ended.out + ended.err
+    secret.unlink()
+    assert (tmp_path / "words").exists()
+    assert [path for path, text in written(tmp_path).items() if CANARY in text] == []
+
+
+@pytest.mark.slow
+def test_secret_of_a_run_on_this_machine_is_in_no_argument_file_or_log(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    secret = tmp_path / "home/secret"
+    secret.write_text(CANARY)
+    secret.chmod(0o600)
+    words = (f"recipe={TINY}", "action=run", "trainer.max_steps=20", "run.dir=run",
+             f"+cluster.secrets.HUB.file={secret}")  # fmt: skip
+    seen: set[str] = set()
+    with subprocess.Popen(
+        [sys.executable, "-m", "launcher", *words],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as run:  # fmt: skip
+        while run.poll() is None:
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    seen.add(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                except OSError:
+                    continue
+        told, _ = run.communicate(timeout=TIMEOUT_S)
+
+    assert run.returncode == 0, told
+    assert any("resilience.agent" in line for line in seen)
+    assert [line for line in seen if CANARY in line] == []
+    assert CANARY not in told
+    assert [path for path, text in written(tmp_path / "run").items() if CANARY in text] == []
+    assert json.loads((tmp_path / "run/job.json").read_text())["cluster"]["secrets"]
