@@ -222,6 +222,8 @@ OTHER: dict[str, Any] = {
     "cluster.run_policy.ttl_s": 7,
 }
 # These say which member of a union a section is; another one has other keys.
+TIMES = {"duration_s", "data_wait_s", "blocked_s"}
+"""Of a step event: other in each run."""
 TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "recipe.schema",
         # A rule reads it, of runs that no tier keeps.
         "resilience.elastic.may_lose_steps"}  # fmt: skip
@@ -373,7 +375,7 @@ class Trained:
         outcome = self._workers.run(job, folder, is_success_expected=False)
         if any(outcome.statuses):
             return outcome.statuses, outcome.log()[-300:]
-        steps = [{k: v for k, v in step.items() if k != "duration_s"} for step in outcome.steps]
+        steps = [{k: v for k, v in step.items() if k not in TIMES} for step in outcome.steps]
         sizes = [event.fields for event in outcome.named("model_ready")]
         config = folder / "checkpoint" / "config.json"
         return steps, sizes, outcome.weights(), config.read_text() if config.exists() else None

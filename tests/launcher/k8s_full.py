@@ -7,7 +7,12 @@ from tests.launcher.k8s_job import LARGE, k8s_job
 
 PROBE = {"command": ["true"]}
 FULL = {
-    "env": {"NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa"},
+    "env": {
+        "NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa",
+        # Variables of the launcher's own, which the tests of single ones do without.
+        "CUDA_DEVICE_MAX_CONNECTIONS": None, "FI_EFA_SET_CUDA_SYNC_MEMOPS": None,
+        "NCCL_SOCKET_IFNAME": None, "PYTORCH_CUDA_ALLOC_CONF": None,
+    },
     "cluster.labels": {"team": "x"},
     "cluster.annotations": {"a/b": "c"},
     "cluster.service_account": "trainer",

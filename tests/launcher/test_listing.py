@@ -123,7 +123,7 @@ def test_json_says_of_a_recipe_what_it_trains_and_asks_for(
 ) -> None:
     assert entries[TIERED] == {
         "name": TIERED,
-        "version": 1,
+        "version": 2,
         "description": "Llama 3 70B from random weights, with checkpoints in memory and in S3",
         "architecture": "llama",
         "num_parameters": 70553706496,

@@ -155,7 +155,8 @@ def steps_but(outcome, step):
 
 
 def without_times(outcome):
-    return [{**each, "duration_s": None} for each in outcome.steps]
+    times = dict.fromkeys(("duration_s", "data_wait_s", "blocked_s"))
+    return [{**each, **times} for each in outcome.steps]
 
 
 def test_batch_that_is_not_finite_twice_ends_the_run(workers, tmp_path):
