@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.job import Job
 from launcher.report.account import PARTS, Account, account_of, account_text
 from launcher.report.page import build_page
 from launcher.report.record import build_record
@@ -28,8 +30,13 @@ from tests.launcher.run_events import (
 )
 
 
+@functools.cache
+def job() -> Job:
+    return local_job("trainer.max_steps=4")
+
+
 def account(events: Sequence[Event]) -> Account:
-    return account_of(build_record(local_job("trainer.max_steps=4"), events))
+    return account_of(build_record(job(), events))
 
 
 def of_a_rank(events: Sequence[Event]) -> dict[str, float]:
@@ -156,7 +163,7 @@ def test_every_second_of_every_rank_is_in_one_part(
 
 def write_run(folder: Path, events: Sequence[Event]) -> None:
     folder.mkdir()
-    (folder / "job.json").write_text(local_job("trainer.max_steps=4").to_json())
+    (folder / "job.json").write_text(job().to_json())
     for each in events:
         with EventLog(
             folder / "events.jsonl", node=each.node, rank=each.rank, generation=each.generation,
@@ -166,7 +173,7 @@ def write_run(folder: Path, events: Sequence[Event]) -> None:
 
 
 def test_account_is_in_the_page_in_the_last_lines_and_for_programs(tmp_path: Path) -> None:
-    record = build_record(local_job("trainer.max_steps=4"), faulty_run())
+    record = build_record(job(), faulty_run())
     found = account_of(record)
     text = (
         "45.0 % training, 20.0 % start, 15.0 % repair, 15.0 % stop, 4.5 % teardown, 0.5 % detection"
@@ -191,7 +198,7 @@ def test_folder_without_a_run_is_refused_for_programs_as_well(tmp_path: Path) ->
 
 def test_run_in_which_no_rank_did_anything_has_no_account() -> None:
     events = [event("run_started", 1.0), event("run_finished", 3.0, exit_status=2, reason="no")]
-    record = build_record(local_job(), events)
+    record = build_record(job(), events)
 
     assert account_of(record).goodput is None
     assert account_text(account_of(record)) is None
