@@ -58,8 +58,10 @@ def test_block_that_ends_well_on_some_ranks_leaves_the_others_waiting_until_they
     run.start("n0", *RANKS, "--hang-deadline-s", "2", variables=early)
 
     assert run.wait() == 0, run.show()
-    (detected,) = [each for each in run.events() if each.event == "fault_detected"]
-    assert (detected.rank, detected.fields["reason"]) == (1, "hung")
+    first, *others = [each for each in run.events() if each.event == "fault_detected"]
+    assert (first.rank, first.fields["reason"]) == (1, "hung")
+    # A rank that waits may tell of connections that end with the generation.
+    assert {each.fields["reason"] for each in others} <= {"group"}
     assert [each.event for each in run.events()].count("generation_opened") == 2
     assert set(run.digests().values()) == {undisturbed(2, 6)}
     run.assert_nothing_left()
