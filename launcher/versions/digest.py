@@ -21,6 +21,7 @@ from launcher.errors import RecipeError
 from launcher.provenance.difference import ABSENT, find_differences
 from launcher.provenance.place import key_of
 
+_LEFT_OUT = "(left out)"
 _OPEN = re.compile(rf"\$\{{\s*(?:[\w.]+:\s*)?\.*(?:{'|'.join(BESIDE)})\b")
 
 
@@ -30,7 +31,8 @@ def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, A
     `cluster` is the option that the recipe itself has chosen, which counts by its name. What is
     left to whoever runs it, by ??? or by a reference to the run, its cluster or the machine, is
     null, and a null is left out: a key that is new, and is off unless it is set, changes no older
-    recipe. Raises RecipeError.
+    recipe. A variable of the workers that is null counts: it leaves one of the launcher's out.
+    Raises RecipeError.
     """
     content = {key: _closed(value) for key, value in config.items() if key not in BESIDE}
     try:
@@ -39,6 +41,8 @@ def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, A
         raise RecipeError(f"{error.full_key or 'the recipe'}: {first_line(error)}") from error
     assert isinstance(resolved, dict)
     values = _without_nulls(resolved)
+    if left_out := _left_out(config):
+        values["env"] = {**values.get("env", {}), **left_out}
     values.get("recipe", {}).pop("description", None)
     return {**values, "cluster": cluster} if cluster else values
 
@@ -71,6 +75,13 @@ def _closed(node: Any) -> Any:
         return [_closed(value) for value in node]
     is_open = isinstance(node, str) and (_OPEN.search(node) or any(foreign_resolvers(node)))
     return None if node == MISSING or is_open else node
+
+
+def _left_out(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the workers' variables that a recipe writes as null, with what stands for that."""
+    env = config.get("env")
+    names = [key for key, value in env.items() if value is None] if isinstance(env, dict) else []
+    return dict.fromkeys(names, _LEFT_OUT)
 
 
 def _without_nulls(node: Any) -> Any:

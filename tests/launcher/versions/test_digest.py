@@ -24,6 +24,14 @@ def digest(chosen: str | None = None, **changes: Any) -> str:
     return recipe_digest(recipe_values({**CONFIG, **changes}, chosen))
 
 
+def test_variable_that_is_left_out_counts_and_one_that_is_asked_for_does_not() -> None:
+    """The launcher would set the first by itself."""
+    assert digest(env={"FI_PROVIDER": None}) != digest()
+    assert digest(env={"WHO": "???"}) == digest()
+    before, now = (recipe_values({**CONFIG, "env": env}, None) for env in ({}, {"A": None}))
+    assert list(changed_keys(before, now)) == ['env.A: null -> "(left out)"']
+
+
 @pytest.mark.parametrize(
     "changes",
     [
