@@ -1,6 +1,6 @@
 """What one NVIDIA GPU shows of recovery: two ranks share it, through gloo with its tensors.
 
-    python -m benchmarks.gpu [--parts fork,sticky,gate,bits,megatron]
+    python -m benchmarks.gpu [--parts fork,sticky,gate,bits,trainer,megatron]
 
 Prints a table with the machine's name. Without a GPU every part is "not shown", with status 0;
 status 1 says that a part does not hold. `--device cpu` runs what has a meaning there.
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -23,6 +21,7 @@ from benchmarks import figures, machine
 from benchmarks.events import Event
 from benchmarks.faultbench import Limits, System, make_plan, run_folder, run_job
 from benchmarks.gpu_gate import take_step
+from benchmarks.gpu_recipes import RecipeRun, run_recipe
 from benchmarks.jobplan import MICRO_BATCH, Fault, Kind
 from benchmarks.ours import PRELOADED, start_workers
 from resilience.state.report import Phase
@@ -35,19 +34,15 @@ BITS_STEPS, BITS_RUNS = 50, 3
 FLAGS = {
     "none": "no flag",
     "cublas": "CUBLAS_WORKSPACE_CONFIG=:4096:8",
-    "product": "that and use_deterministic_algorithms(True, warn_only=True), as the trainers have",
-    "strict": "that without warn_only",
+    "lenient": "that and use_deterministic_algorithms(True, warn_only=True)",
+    "product": "that without warn_only, as the trainers have",
 }
 STICKY: dict[Kind, str] = {
     "assert": "a device-side assertion",
     "address": "an illegal address",
 }
 MEGATRON = ("llama/llama3_tiny_megatron", "gpt_oss/gpt_oss_tiny_megatron")
-INSTANCES = {"cpu": "cpu", "cuda": "ml.g5.xlarge"}
-"""For a run of one worker: to the launcher it says that there is one GPU."""
 ALONE = (
-    "trainer.num_nodes=1",
-    "trainer.num_devices=1",
     "trainer.tensor_parallel=1",
     "trainer.expert_parallel=1",
     "trainer.num_replicas=1",
@@ -56,6 +51,27 @@ ALONE = (
     "resilience.tiered=null",
 )
 LOSS_STEPS, LOSS_TOLERANCE = 5, 1e-3
+TRAINER_STEPS = 40
+TRAINER_FAULTS = (
+    "resilience.faults.injected=[{kind:exception,place:forward,step:10,rank:1},"
+    "{kind:sigkill,place:backward,step:20,rank:0}]"
+)
+TRAINERS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "DDP, Llama": ("llama/llama3_tiny_checkpointless", 2, ()),
+    "DDP, GPT-OSS": ("gpt_oss/gpt_oss_tiny_checkpointless", 2, ()),
+    "FSDP2 in 2 shards with a copy, Llama": (
+        "llama/llama3_tiny_checkpointless",
+        4,
+        ("trainer.sharding=hybrid", "trainer.num_replicas=2"),
+    ),
+}
+"""Recipe, number of workers, each on a node of its own, and overrides."""
+ATTENTION = (
+    "llama/llama3_tiny_pretrain",
+    "model.head_dim=64",
+    "data.seq_length=512",
+)
+"""Of a size for which torch has fused kernels, on a GPU and in bf16."""
 NO_GPU = "no GPU"
 SAME_BITS = "same bits"
 
@@ -230,26 +246,6 @@ def name_ends(runs: Sequence[tuple[str, object]]) -> str:
     return SAME_BITS if len({digest for _, digest in runs}) == 1 else "other bits"
 
 
-def run_megatron(device: str, recipe: str) -> tuple[list[float], str]:
-    """Run a recipe with one worker; return the losses of its steps, and the last line it wrote."""
-    with run_folder() as folder:
-        words = [f"recipe={recipe}_checkpointless", f"instance={INSTANCES[device]}", *ALONE]
-        words += [f"trainer.max_steps={LOSS_STEPS}", f"run.dir={folder}/run"]
-        ended = subprocess.run(
-            [sys.executable, "-m", "launcher", "action=run", *words],
-            cwd=Path(__file__).parents[1],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        path = Path(folder, "run", "events.jsonl")
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    events = [json.loads(line) for line in lines]
-    losses = [each["fields"]["loss"] for each in events if each["event"] == "step"]
-    return losses, (ended.stdout.splitlines() or [f"status {ended.returncode}"])[-1].strip()
-
-
 def show_megatron(device: str) -> list[Row]:
     """Show that a worker of Megatron, alone with NCCL, has the losses that it has on a CPU."""
     what = f"{LOSS_STEPS} steps of one worker in fp32, losses of a CPU to {LOSS_TOLERANCE:g}"
@@ -258,19 +254,68 @@ def show_megatron(device: str) -> list[Row]:
         return [Row(part="megatron", what=what, is_shown=None, seen=seen)]
     rows = []
     for recipe in MEGATRON:
-        expected, _ = run_megatron("cpu", recipe)
-        losses, words = run_megatron(device, recipe)
-        problem = judge_losses(losses, expected)
-        seen = f"losses {', '.join(f'{each:.4f}' for each in losses)}"
+        words = (*ALONE, f"trainer.max_steps={LOSS_STEPS}")
+        expected = run_recipe("cpu", f"{recipe}_checkpointless", *words)
+        run = run_recipe(device, f"{recipe}_checkpointless", *words)
+        problem = judge_losses(run.losses, expected.losses)
+        seen = f"losses {', '.join(f'{each:.4f}' for each in run.losses)}"
         rows.append(
             Row(
                 part="megatron",
                 what=f"{recipe}: {what}",
                 is_shown=problem is None,
-                seen=seen if problem is None else f"{problem}; {words}",
+                seen=seen
+                if problem is None
+                else f"{problem}; {run.last_words}; on a CPU: {expected.last_words}",
             )
         )
     return rows
+
+
+def show_trainer(device: str) -> list[Row]:
+    """Show that recipes lose nothing on a device, and that their attention has one order."""
+    precision = ["trainer.precision=bf16"] if device != "cpu" else []
+    words = (*precision, f"trainer.max_steps={TRAINER_STEPS}", "resources.shm_gib=1")
+    rows = []
+    for name, (recipe, num_nodes, overrides) in TRAINERS.items():
+        calm, faulty = (
+            run_recipe(device, recipe, *words, *overrides, faults, num_nodes=num_nodes)
+            for faults in ("resilience.faults=null", TRAINER_FAULTS)
+        )
+        problem = judge_trainer(calm, faulty)
+        rows.append(
+            Row(
+                part="trainer",
+                what=f"{name}: an exception and a SIGKILL, the weights of a run without faults",
+                is_shown=problem is None,
+                seen=problem or "same weights, no step lost",
+            )
+        )
+    runs = [run_recipe(device, ATTENTION[0], *words, *ATTENTION[1:]) for _ in range(2)]
+    seen = name_ends(
+        [("finished" if each.digest else each.last_words, each.digest) for each in runs]
+    )
+    rows.append(
+        Row(
+            part="trainer",
+            what=f"fused attention: {TRAINER_STEPS} steps, 2 runs, same weights",
+            is_shown=seen == SAME_BITS,
+            seen=seen,
+        )
+    )
+    return rows
+
+
+def judge_trainer(calm: RecipeRun, faulty: RecipeRun) -> str | None:
+    """Return what is wrong with a run that met two faults, beside one that met none. Pure."""
+    for name, run in (("without faults", calm), ("with faults", faulty)):
+        if run.status != 0 or len(run.losses) != TRAINER_STEPS or not run.digest:
+            return f"{name}: status {run.status}, {len(run.losses)} steps; {run.last_words}"
+    if calm.num_faults or not faulty.num_faults:
+        return f"{calm.num_faults} and {faulty.num_faults} faults were detected"
+    if (calm.losses, calm.digest) != (faulty.losses, faulty.digest):
+        return "other losses or weights"
+    return None
 
 
 def judge_losses(losses: Sequence[float], expected: Sequence[float]) -> str | None:
@@ -289,6 +334,7 @@ PARTS: dict[str, tuple[str, Callable[[str], list[Row]]]] = {
     "sticky": ("a rank whose kernel failed is replaced, the other is the source", show_sticky),
     "gate": ("the gate is entered after the host saw the gradients end", show_gate),
     "bits": (f"{BITS_STEPS} steps, {BITS_RUNS} runs, same bits", show_bits),
+    "trainer": ("recipes lose nothing, attention has one order", show_trainer),
     "megatron": (f"{LOSS_STEPS} steps of Megatron have the losses of a CPU", show_megatron),
 }
 

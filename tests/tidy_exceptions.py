@@ -5,7 +5,7 @@ A list only becomes shorter: the rules fail where an entry is not needed any mor
 
 from __future__ import annotations
 
-CODE_LINES_MAX = 44_700
+CODE_LINES_MAX = 44_850
 """Of the product, without blanks, comments and docstrings."""
 MODULES_MAX = 15
 LARGE_FOLDERS = {
@@ -94,6 +94,8 @@ FOREIGN_TARGETS = {
     "training/torch/rebind.py": (
         "FSDP2 has no call that takes another group",
         (
+            "comm.all_gather_state comm.reduce_scatter_state context.iter_forward_root "
+            "context.post_backward_final_callback_queued "
             "group.all_reduce_grads info.replicate_mesh_rank info.replicate_process_group "
             "info.shard_process_group "
             "param._unsharded_param.grad param.sharded_param.grad "

@@ -164,14 +164,14 @@ def open_device(device_type: str, local_rank: int) -> torch.device:
 
 
 def choose_fixed_order() -> None:
-    """Take the kernels whose sums have one order, where there are such; before the first of them.
+    """Take the kernels whose sums have one order; before the first of them.
 
-    Attention of torch is left as it is, whose backward pass may have none: without `warn_only`
-    torch would also refuse every call that knows no fixed order.
+    torch refuses a call that knows no such kernel. With `warn_only` it would take the backward
+    pass of its fused attention as it comes, whose sums have no order, a kernel that has one or not.
     """
     # cuBLAS reads this when its first handle is made; without it sums have no fixed order.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    torch.use_deterministic_algorithms(mode=True)
     # Nothing here reads memory before it is written, and to fill it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -99,13 +99,13 @@ def find_zygote(agent: int) -> int:
 
 
 def choose_flags(name: str) -> None:
-    """Set what makes sums have one order: none, cublas, product or strict."""
+    """Set what makes sums have one order: none, cublas, lenient or product."""
     os.environ.pop(CUBLAS, None)
     if name == "cublas":
         os.environ[CUBLAS] = ":4096:8"
     elif name != "none":
         choose_fixed_order()
-        torch.use_deterministic_algorithms(mode=True, warn_only=name == "product")
+        torch.use_deterministic_algorithms(mode=True, warn_only=name == "lenient")
 
 
 if __name__ == "__main__":

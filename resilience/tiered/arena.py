@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import re
 import resource
-import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.tiered.arena_folder import LOCK_NAME, lock_folder, make_folder
 from resilience.tiered.errors import ArenaError, VaultFullError
 
 _WASTE_MAX = 1.25
@@ -34,18 +33,27 @@ _PIECE_BYTES = 64 << 20
 _PUNCH_HOLE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE of linux/falloc.h."""
 
-_NAME = re.compile(r"segment-(0|[1-9]\d{0,17})")
-_LEFTOVER = re.compile(r"segment-\d{1,18}\.meta(\.new)?")
+SEGMENT = "segment-"
+"""What the names of all files of segments begin with."""
+_NAME = re.compile(SEGMENT + r"(0|[1-9]\d{0,17})")
+_LEFTOVER = re.compile(SEGMENT + r"\d{1,18}\.meta(\.new)?")
 _META_BYTES_MAX = 1 << 30
-_LOCK_TRIES = 10
 _REMOVE_MAX_S = 60.0
-
-LOCK_NAME = "lock"
-LOCK_TEXT = b"memoryd "
-"""What the lock's file begins with; then comes the number of the process that has it."""
 
 Allocate = Callable[[int, int, int], None]
 """Makes the memory of a file from a begin for so many bytes, as os.posix_fallocate does."""
+_ZEROS = bytes(1 << 20)
+
+
+def allocate_touched(file: int, begin: int, size: int) -> None:
+    """Make memory and touch it: OSError where there is none, and then none is made.
+
+    posix_fallocate alone finds pages and leaves them to whoever maps them first, whom that holds
+    up for up to 1.5 s a GiB.
+    """
+    os.posix_fallocate(file, begin, size)
+    for at in range(begin, begin + size, len(_ZEROS)):
+        os.pwrite(file, _ZEROS[: begin + size - at], at)
 
 
 class Segment:
@@ -110,7 +118,7 @@ class Arena:
     The budget counts whole segments, free ones too; descriptions, some kilobytes each,
     come on top. There are at most `segments_max` of them; else a third of the descriptors
     that the process may have, since each takes up to three. All methods are thread-safe,
-    and memory is made without a lock held. `allocate` stands for os.posix_fallocate.
+    and memory is made without a lock held.
     """
 
     def __init__(
@@ -119,7 +127,7 @@ class Arena:
         budget_bytes: int,
         *,
         segments_max: int | None = None,
-        allocate: Allocate = os.posix_fallocate,
+        allocate: Allocate = allocate_touched,
     ) -> None:
         self.folder = folder
         self.budget_bytes = budget_bytes
@@ -127,16 +135,17 @@ class Arena:
         self._num_segments = 0
         self._allocate = allocate
         self._lock = threading.RLock()
-        self._removed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self._lock)
         self._free: dict[int, Segment] = {}  # the one that was freed longest ago first
         self._leaving: dict[int, Segment] = {}  # being removed, counted until that is done
         self._taken: dict[int, Segment] = {}
+        self._coming: dict[int, tuple[int, str]] = {}  # size and owner of what is made to be free
         self._total_bytes = 0
         self._next_number = 0
         self._lock_file = -1
         try:
-            _make_folder(folder)
-            self._lock_file = _lock_folder(folder)
+            make_folder(folder)
+            self._lock_file = lock_folder(folder)
             self.found = self._find()
             """What was sealed before this arena was opened; each counts as taken."""
         except OSError as error:
@@ -165,12 +174,44 @@ class Arena:
         memory is made, some 0.1 to 3 s a GiB. Raises VaultFullError where neither the
         budget nor the file system has room.
         """
-        size = max(1, -(-num_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        size = _whole_pages(num_bytes)
         segment, number = self._pick_or_reserve(size, owner)
         if segment is None:
             segment = self._make(number, size)
         segment.give_to(owner)
         return segment
+
+    def prepare(
+        self,
+        num_bytes: int,
+        owner: str = "",
+        *,
+        num_segments: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Make segments until an owner has so many of at least `num_bytes`, taken ones included.
+
+        Its `take` then makes none, and waits for one that is being made. Blocks as that does.
+        Makes no way: where the budget or the file system has no room, or it is not wanted any
+        more, there are fewer.
+        """
+        size = _whole_pages(num_bytes)
+        while (number := self._reserve_coming(size, owner, num_segments)) is not None:
+            segment = None
+            try:
+                path = self.folder / f"{SEGMENT}{number}"
+                segment = Segment(path, number, self._make_file(path, size, is_wanted), size)
+                segment.give_to(owner)
+            except OSError:
+                return
+            finally:
+                with self._lock:
+                    del self._coming[number]
+                    if segment is None:
+                        self._count(-size)
+                    else:
+                        self._free[number] = segment
+                    self._changed.notify_all()
 
     def seal(self, segment: Segment, text: bytes) -> None:
         """Put a description beside the segment, or another in its place.
@@ -237,7 +278,7 @@ class Arena:
     def remove(self) -> None:
         """Remove all segments and the folder with what is ours in it, and close."""
         with self._lock:
-            self._removed.wait_for(lambda: not self._leaving, _REMOVE_MAX_S)
+            self._changed.wait_for(lambda: not self._leaving, _REMOVE_MAX_S)
             for segment in (*self._free.values(), *self._taken.values()):
                 self._remove(segment)
             self._free.clear()
@@ -251,9 +292,7 @@ class Arena:
 
     def _pick(self, size: int, owner: str) -> Segment | None:
         """Return a free segment that fits; the caller has the lock."""
-        fitting = [
-            each for each in self._free.values() if size <= each.size_bytes <= size * _WASTE_MAX
-        ]
+        fitting = [each for each in self._free.values() if _fits(each.size_bytes, size)]
         if not fitting:
             return None
         own = [each for each in fitting if owner and each.owner == owner]
@@ -267,10 +306,29 @@ class Arena:
             with self._lock:
                 if segment := self._pick(size, owner):
                     return segment, segment.number
+                if any(of == owner and _fits(each, size) for each, of in self._coming.values()):
+                    self._changed.wait()
+                    continue
                 if self._reserve(size):
                     number, self._next_number = self._next_number, self._next_number + 1
                     return None, number
             self._make_way()
+
+    def _reserve_coming(self, size: int, owner: str, num_segments: int) -> int | None:
+        """Count a segment that will be free; None where there are enough, or no room."""
+        with self._lock:
+            there = (*self._free.values(), *self._taken.values())
+            sizes = [(each.size_bytes, each.owner) for each in there]
+            own = [each for each, of in (*sizes, *self._coming.values()) if of == owner]
+            has_room = self._total_bytes + size <= self.budget_bytes
+            if not has_room or self._num_segments >= self._segments_max:
+                return None
+            if sum(_fits(each, size) for each in own) >= num_segments:
+                return None
+            self._count(size)
+            number, self._next_number = self._next_number, self._next_number + 1
+            self._coming[number] = (size, owner)
+            return number
 
     def _reserve(self, size: int) -> bool:
         """Count a new segment; False where free ones are in its way. The caller has the lock."""
@@ -280,7 +338,8 @@ class Arena:
                 f"{size >> 20} MiB do not fit: {used_bytes >> 20} of "
                 f"{self.budget_bytes >> 20} MiB are in use"
             )
-        if self._num_segments - len(self._free) - len(self._leaving) >= self._segments_max:
+        num_spare = len(self._free) + len(self._leaving) + len(self._coming)
+        if self._num_segments - num_spare >= self._segments_max:
             raise VaultFullError(f"all {self._segments_max} segments are in use")
         if self._total_bytes + size > self.budget_bytes or self._num_segments >= self._segments_max:
             return False
@@ -288,13 +347,14 @@ class Arena:
         return True
 
     def _make_way(self) -> bool:
-        """Remove the oldest free segment, or wait for one that is being removed.
+        """Remove the oldest free segment, or wait for one that is being removed or made.
 
         Returns False where there is neither.
         """
         with self._lock:
             if not self._free:
-                return bool(self._leaving) and self._removed.wait(_REMOVE_MAX_S)
+                is_changing = bool(self._leaving or self._coming)
+                return is_changing and self._changed.wait(_REMOVE_MAX_S)
             segment = self._leave(next(iter(self._free)))
         self._remove(segment)
         return True
@@ -305,14 +365,14 @@ class Arena:
         return segment
 
     def _spare_bytes(self) -> int:
-        """Return what free segments have, and those on their way out; the caller has the lock."""
-        return sum(
+        """Return what is free, about to be, or on its way out; the caller has the lock."""
+        return sum(size for size, _ in self._coming.values()) + sum(
             each.size_bytes for group in (self._free, self._leaving) for each in group.values()
         )
 
     def _make(self, number: int, size: int) -> Segment:
         """Make a segment whose size is counted already."""
-        path = self.folder / f"segment-{number}"
+        path = self.folder / f"{SEGMENT}{number}"
         while True:
             try:
                 segment = Segment(path, number, self._make_file(path, size), size)
@@ -329,10 +389,14 @@ class Arena:
                 self._taken[number] = segment
             return segment
 
-    def _make_file(self, path: Path, size: int) -> int:
+    def _make_file(
+        self, path: Path, size: int, is_wanted: Callable[[], bool] = lambda: True
+    ) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             for begin in range(0, size, _PIECE_BYTES):
+                if not is_wanted():
+                    raise InterruptedError(errno.EINTR, "not wanted any more")  # noqa: TRY301
                 self._allocate(file, begin, min(_PIECE_BYTES, size - begin))
         except BaseException:
             path.unlink()
@@ -352,7 +416,7 @@ class Arena:
         with self._lock:
             self._leaving.pop(segment.number, None)
             self._count(-segment.size_bytes)
-            self._removed.notify_all()
+            self._changed.notify_all()
 
     def _count(self, size: int) -> None:
         """Count a segment, or with a negative size count it no more."""
@@ -377,7 +441,7 @@ class Arena:
         return tuple(found)
 
     def _open(self, number: int) -> Found | None:
-        path = self.folder / f"segment-{number}"
+        path = self.folder / f"{SEGMENT}{number}"
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         status = os.fstat(file)
         text = _read_meta(_meta_path(path))
@@ -393,46 +457,21 @@ class Arena:
         return Found(segment, text)
 
 
+def _whole_pages(num_bytes: int) -> int:
+    return max(1, -(-num_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+
+
+def _fits(size_bytes: int, size: int) -> bool:
+    """Return whether a segment serves for a size, without too much of it left over."""
+    return size <= size_bytes <= size * _WASTE_MAX
+
+
 def _count_descriptors() -> int:
     """Return how many descriptors segments may take; some are left to the doors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         limit = 1 << 20
     return limit - min(limit // 4, 4096)
-
-
-def _make_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise ArenaError(f"{folder} is no folder of its own, but a link to one")
-    if status.st_uid != os.geteuid():
-        raise ArenaError(f"{folder} belongs to user {status.st_uid}, not to {os.geteuid()}")
-    folder.chmod(0o700)
-
-
-def _lock_folder(folder: Path) -> int:
-    """Return the descriptor that holds the lock, with this process's number in the file."""
-    path = folder / LOCK_NAME
-    for _ in range(_LOCK_TRIES):
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = os.pread(file, len(LOCK_TEXT) + 20, 0).removeprefix(LOCK_TEXT)
-            pid = text.decode(errors="replace").strip() or "unknown"
-            os.close(file)
-            raise ArenaError(
-                f"the folder {folder} is in use by the memoryd with pid {pid}; "
-                "end that one, or take another folder"
-            ) from None
-        if os.fstat(file).st_nlink:
-            os.ftruncate(file, 0)
-            os.pwrite(file, LOCK_TEXT + f"{os.getpid()}\n".encode(), 0)
-            return file
-        # A daemon that removed its folder meanwhile took this very file with it.
-        os.close(file)
-    raise ArenaError(f"{folder} is removed again and again by other daemons")
 
 
 def _meta_path(path: Path) -> Path:

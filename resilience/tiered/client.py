@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from resilience.tiered.arena import SEGMENT
 from resilience.tiered.attempts import BegunRun, HeldShard, KnownSteps, decode_known
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import Frame, FrameSocket, check_owner, raise_error
@@ -89,6 +90,31 @@ class TieredClient:
     def job(self) -> str:
         """Return the job that has the namespace."""
         return str(self._hello.get("job", ""))
+
+    def prepare(self, num_bytes: int, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the memory of this process's next shards made; `begin` need not wait for it then.
+
+        Blocks until it is there, or there is no room for more. The deadline grows as that of
+        `begin`. Other calls of this client wait meanwhile: use one of its own (`twin`).
+        """
+        limit_s = timeout_s + max(0, num_bytes) / SLOWEST_BYTES_PER_S
+        self._request({"op": "prepare", "num_bytes": num_bytes}, limit_s)
+
+    def made_bytes(self) -> int:
+        """Return how much memory this node's daemon has made by now, as far as it is seen here.
+
+        It grows while a `begin` waits for memory, and stands still where the daemon does.
+        """
+        with suppress(OSError), os.scandir(self._path.parent) as files:
+            made = [each.stat().st_blocks for each in files if each.name.startswith(SEGMENT)]
+            return sum(made) * 512
+        return 0
+
+    def twin(self) -> TieredClient:
+        """Return another client of the same daemon, namespace and job, not yet connected."""
+        twin = TieredClient(self._path)
+        twin._hello = dict(self._hello)
+        return twin
 
     def begin(
         self,

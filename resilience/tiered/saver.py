@@ -48,13 +48,22 @@ class Saving:
     """A save under way. Its tensors must not change until the copy has ended.
 
     The methods are for the training thread, but for those of the copying one at the end.
+    `made_bytes` tells how much memory there is: what gets on before the copy has any.
     """
 
-    def __init__(self, step: int, *, is_stable: bool = True) -> None:
+    def __init__(
+        self,
+        step: int,
+        *,
+        is_stable: bool = True,
+        made_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.step = step
+        self._made_bytes = made_bytes
         self._changed = threading.Condition()
         self._verdict = True if is_stable else None
-        self._num_bytes = 0
+        self._num_bytes: int | None = None
+        """How many are copied; None before there is memory for them."""
         self._is_copied = False
         self._is_over = False
         self._saved: Saved | None = None
@@ -109,13 +118,14 @@ class Saving:
     def wait_copied(self, *, stall_s: float, pulse: Callable[[], None]) -> bool:
         """Block until the tensors may change, calling `pulse` while the copy gets on.
 
-        False where it did not get on for `stall_s`: it is abandoned then. Raises nothing
-        but what `pulse` raises.
+        So it does while memory for it is being made. False where it did not get on for `stall_s`:
+        it is abandoned then. Raises nothing but what `pulse` raises.
         """
-        seen, since_s = -1, time.monotonic()
+        seen, since_s = None, time.monotonic()
         while not (self._is_copied or self._is_over):
-            if seen != self._num_bytes:
-                seen, since_s = self._num_bytes, time.monotonic()
+            now = (self._num_bytes, self._made_bytes() if self._num_bytes is None else 0)
+            if seen != now:
+                seen, since_s = now, time.monotonic()
                 pulse()
             elif time.monotonic() - since_s >= stall_s:
                 self.abandon()
@@ -193,7 +203,7 @@ class Saver:
         that is not stable yet becomes visible by `Saving.commit` alone.
         """
         plan = self._plan(view, step, generation, is_copied=True)
-        saving = Saving(step, is_stable=is_stable)
+        saving = Saving(step, is_stable=is_stable, made_bytes=self._client.made_bytes)
         thread = threading.Thread(
             target=self._run, args=(plan, saving), name=f"save-{step}", daemon=True
         )

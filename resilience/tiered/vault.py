@@ -38,8 +38,7 @@ class _Held:
     segment: Segment
     digest: str
     metas: dict[ShardId, ShardMeta] = field(default_factory=dict)
-    num_pins: int = 0
-    """Readings that are not closed; the segment is not used again before."""
+    num_pins: int = 0  # readings that are not closed: the segment is not used again before
     is_bad: bool = False
 
     def text(self) -> bytes:
@@ -152,6 +151,7 @@ class Vault:
 
     def __init__(self, arena: Arena, *, on_change: Callable[[], None] | None = None) -> None:
         self._arena = arena
+        self.prepare = arena.prepare  # of memory for shards to come
         self.on_change = on_change or (lambda: None)
         self._lock = threading.RLock()
         self._shards: dict[ShardId, _Held] = {}

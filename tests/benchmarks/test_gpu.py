@@ -10,9 +10,11 @@ import torch
 from benchmarks.events import Event
 from benchmarks.gpu import (
     PARTS,
+    TRAINER_STEPS,
     RanksRun,
     judge_losses,
     judge_sticky,
+    judge_trainer,
     main,
     name_ends,
     show_bits,
@@ -20,7 +22,9 @@ from benchmarks.gpu import (
     show_gate,
     show_megatron,
     show_sticky,
+    show_trainer,
 )
+from benchmarks.gpu_recipes import RecipeRun
 
 CALM = [Event(9.0, "finished", rank, 10 + rank, {"digest": "d"}) for rank in (0, 1)]
 
@@ -42,7 +46,7 @@ def test_without_a_gpu_nothing_is_shown_and_nothing_fails(capsys: Any) -> None:
     assert main([]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert sum("| not shown: no GPU |" in line for line in lines) == len(PARTS) == 5
+    assert sum("| not shown: no GPU |" in line for line in lines) == len(PARTS) == 6
 
 
 def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
@@ -50,7 +54,10 @@ def test_part_that_is_none_is_refused_with_those_there_are(capsys: Any) -> None:
         main(["--parts", "fork,forks"])
 
     assert ending.value.code == 2
-    assert "no part forks; known: fork, sticky, gate, bits, megatron" in capsys.readouterr().err
+    assert (
+        "no part forks; known: fork, sticky, gate, bits, trainer, megatron"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,6 +128,41 @@ def test_losses_of_a_gpu_are_those_of_a_cpu(losses: list[float], problem: str | 
     assert judge_losses(losses, [5.0, 4.0, 3.0, 2.0, 1.0]) == problem
 
 
+def recipe_run(**fields: Any) -> RecipeRun:
+    known: dict[str, Any] = {
+        "status": 0,
+        "losses": (5.0,) * TRAINER_STEPS,
+        "num_faults": 0,
+        "digest": "d",
+        "last_words": "word",
+    }
+    return RecipeRun(**known | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        pytest.param({}, None, id="as-it-has-to-be"),
+        pytest.param(
+            {"status": 75, "losses": ()},
+            "with faults: status 75, 0 steps; word",
+            id="failed",
+        ),
+        pytest.param({"digest": ""}, "with faults: status 0, 40 steps; word", id="no-weights"),
+        pytest.param({"num_faults": 0}, "0 and 0 faults were detected", id="no-faults"),
+        pytest.param({"digest": "e"}, "other losses or weights", id="other-weights"),
+        pytest.param(
+            {"losses": (5.0,) * 39 + (5.1,)}, "other losses or weights", id="other-losses"
+        ),
+    ],
+)
+def test_what_a_run_with_faults_lacks(fields: dict[str, Any], problem: str | None) -> None:
+    faulty = recipe_run(**{"num_faults": 2} | fields)
+
+    assert judge_trainer(recipe_run(), faulty) == problem
+    assert judge_trainer(recipe_run(), recipe_run(num_faults=2)) is None
+
+
 def test_a_broken_generation_keeps_the_gate_shut_on_a_cpu_as_well() -> None:
     assert [row.is_shown for row in show_gate("cpu")] == [True, True, True]
 
@@ -136,6 +178,13 @@ def test_program_that_shares_a_device_runs_on_a_cpu() -> None:
 
     assert [row.is_shown for row in rows] == [True, True, True], rows
     assert "its report failed" in rows[1].seen
+
+
+@pytest.mark.slow
+def test_program_that_runs_recipes_runs_on_a_cpu() -> None:
+    rows = show_trainer("cpu")
+
+    assert [row.is_shown for row in rows] == [True] * 4, rows
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from launcher.job import Job
 from launcher.job.lineage import checkpoints_namespace, lineage_digest, name_run
@@ -24,6 +26,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import TieredError
 from resilience.tiered.loader import Loaded
 from resilience.tiered.memoryd.local import SOCKET_NAME
+from resilience.tiered.packing import place_tensors
 from resilience.tiered.saver import AbandonedError, Saver, Saving
 from training.backends.tier_loading import TierLoader
 from training.backends.tier_owner import Claim, own_namespace
@@ -78,6 +81,12 @@ def _read_environment(variables: Mapping[str, str]) -> tuple[Path, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise TrainingError(f"{MEMORYD_TOKEN_FILE} {name!r} cannot be read: {error}") from error
     return Path(folder) / SOCKET_NAME, token
+
+
+def _prepare_memory(client: TieredClient, num_bytes: int) -> None:
+    # Where that fails the save that needs the memory says why.
+    with closing(client), suppress(TieredError):
+        client.prepare(num_bytes)
 
 
 @dataclass(slots=True)
@@ -174,7 +183,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         if (under_way := self._under_way) is not None:
             under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
             self._settle(is_final=True)
-        if self._store_tier and self._is_new:
+        if self._store_tier and self._is_new and self.has_saved(step):
             self._flush(step, self._generation)
         elif self._store_tier and self._loaded and self._loaded[0] == step:
             self._flush(*self._loaded)
@@ -283,7 +292,15 @@ class TieredCheckpoints(CadencedCheckpoints):
         if not self._is_leader:
             self._go_back(step, told)
         self._subject.progress.rest[HISTORY] = told
+        self._prepare()
         super().begin_run(step)
+
+    def _prepare(self) -> None:
+        """Have memory made for the saves to come while training begins: gigabytes take seconds."""
+        if self._subject.placement.writes_shard:
+            _, num_bytes = place_tensors(self._view.tensors())
+            arguments = (self._client.twin(), num_bytes)
+            Thread(target=_prepare_memory, args=arguments, name="prepare", daemon=True).start()
 
     def _go_back(self, step: int, number: int | None) -> int:
         """Tell this node's daemon; returns what the generations of the history count from."""

@@ -33,7 +33,13 @@ _MARK = "_is_stood_in"
 
 
 class _Stream:
-    """A stream on which everything has happened already."""
+    """A stream on which everything has happened already.
+
+    A class in the place of torch's, as which annotations of modules name it.
+    """
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Take what one of a device is made with."""
 
     def wait_stream(self, _other: object) -> None:
         """Return at once."""
@@ -79,7 +85,7 @@ def _stand_ins() -> list[tuple[Any, str, Any]]:
         (cuda, "current_device", lambda: _CPU),
         (cuda, "_lazy_call", lambda call, **_: call()),
         (cuda, "default_generators", _Generators()),
-        (cuda, "Stream", lambda *_, **__: stream),
+        (cuda, "Stream", _Stream),
         (cuda, "current_stream", lambda *_: stream),
         (cuda, "default_stream", lambda *_: stream),
         (cuda, "stream", lambda _: nullcontext()),

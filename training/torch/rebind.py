@@ -2,8 +2,8 @@
 
 torch has no call for it: a DTensor finds its groups by name through its mesh, FSDP2 keeps them in
 its mesh infos, and what an aborted step leaves in FSDP2 would double a layer's gradient or end
-its reduction without a word. What is undone here is that of torch 2.13; the tests abort a step at
-every layer and compare bits.
+its reduction without a word. What is undone here is that of torch 2.11 and 2.13; the tests abort a
+step at every layer and compare bits.
 """
 
 # ruff: noqa: SLF001 - there is no other way in
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from resilience.comm.world import drop_groups, open_axes
 from resilience.errors import ResilienceError
@@ -63,8 +64,7 @@ def _leave_step(run: FSDPModule) -> None:
         group._all_gather_result = None
     state = run._get_fsdp_state()
     if state._is_root is not None:
-        # The public call imports a compiler, which takes seconds in the midst of a recovery.
-        state._reset_iter_state()
+        _reset(state)
     for group in _param_groups(run):
         group.all_reduce_grads = True
         for param in group.fsdp_params:
@@ -72,6 +72,38 @@ def _leave_step(run: FSDPModule) -> None:
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
             param.to_sharded()
+
+
+def _reset(state: Any) -> None:
+    """Have the root forget the step that it was in."""
+    if hasattr(state, "_reset_iter_state"):
+        # The public call imports a compiler, which takes seconds in the midst of a recovery.
+        state._reset_iter_state()
+        return
+    comm, context = state._comm_ctx, state._state_ctx
+    groups = [each._fsdp_param_group for each in context.all_states if each._fsdp_param_group]
+    begun = [comm.all_gather_state, comm.reduce_scatter_state]
+    begun += [each._all_reduce_state for each in groups]
+    events = [each.event for each in begun if each is not None]
+    events += [each._post_reduce_event for each in groups]
+    events += [each._reshard_after_forward_event for each in groups]
+    for event in events:
+        if event is not None:
+            # Kernels that were queued write to memory that is about to be used again.
+            state._device_handle.current_stream().wait_event(event)
+    comm.all_gather_state = comm.reduce_scatter_state = None
+    comm.post_forward_order.clear()
+    for each in context.all_states:
+        each._modules_to_run_forward.clear()
+        each._training_state = TrainingState.IDLE
+    for group in groups:
+        group._all_reduce_state = group._post_reduce_event = None
+        group._reshard_after_forward_event = group._partial_reduce_output = None
+        group._post_forward_indices.clear()
+        group._training_state = TrainingState.IDLE
+        group._to_sharded()
+    context.iter_forward_root = None
+    context.post_backward_final_callback_queued = False
 
 
 def _swap_groups(run: FSDPModule) -> None:
@@ -104,7 +136,9 @@ def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:
     for group in param_groups:
         for param in group.fsdp_params:
             spec = param.sharded_param._spec
-            for mesh in (param.mesh_info.mesh, param._spmd_mesh, param._shard_mesh, spec.mesh):
+            # torch 2.11 makes the third one whenever it is asked for.
+            own = [getattr(param, "_shard_mesh", spec.mesh)]
+            for mesh in (param.mesh_info.mesh, param._spmd_mesh, *own, spec.mesh):
                 found[id(mesh)] = mesh
     return list(found.values())
 
@@ -124,4 +158,10 @@ def _param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:
     assert isinstance(run, nn.Module)
     for module in run.modules():
         if isinstance(module, FSDPModule):
-            yield from module._get_fsdp_state()._fsdp_param_groups
+            state: Any = module._get_fsdp_state()
+            if hasattr(
+                state, "_fsdp_param_groups"
+            ):  # since torch 2.12 or 2.13; before, one group a module
+                yield from state._fsdp_param_groups
+            elif state._fsdp_param_group is not None:
+                yield state._fsdp_param_group

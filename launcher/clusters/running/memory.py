@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.clusters.running.cluster import Cleaned, RunFolder
 from resilience.data.errors import CacheFolderError
 from resilience.data.folder import remove_root
-from resilience.tiered.expiry import remove_arena
+from resilience.tiered.arena_folder import remove_arena
 
 SHARED_MEMORY = Path("/dev/shm")
 

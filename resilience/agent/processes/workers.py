@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from resilience.agent.processes.output import LineCutter, Output, WorkerStream
 from resilience.agent.processes.worker import Worker
@@ -21,6 +22,7 @@ from resilience.agent.processes.zygote_process import (
     ZygoteError,
     ZygoteLostError,
     ZygoteProcess,
+    ZygoteThreadsError,
     adopt_orphans,
 )
 from resilience.inprocess.handles import SLOT
@@ -145,6 +147,8 @@ class WorkerPool:
         if self._num_lost >= _LOST_MAX:
             raise ZygoteLostError(f"{lost}, {self._num_lost} times before it was ready")
         self._zygote.close()
+        if isinstance(lost, ZygoteThreadsError):
+            self._program = replace(self._program, preload=())
         self._zygote = ZygoteProcess(self._program)
         unforked = [worker for worker in self.workers.values() if worker.pid < 0]
         for worker in unforked:

@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,8 @@ from resilience.inprocess.plain import await_rank
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 20
 _LOWEST = 19
+_SAFE_THREADS = {"jemalloc_bg_thd"}
+"""The allocator that pyarrow brings, which transformers may import: it is ready for each fork."""
 NUM_FILES = 4
 """Descriptors that come with a request: the worker's socket, its stdout, its stderr, its events."""
 
@@ -56,20 +59,23 @@ def main(arguments: Sequence[str]) -> int:
         except Exception as error:  # noqa: BLE001 - any module of a user's may fail in any way
             _say(agent, {"problem": f"cannot import {name!r} of --preload: {error!r}"})
             return 1
-    if (num_threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
-        problem = (
-            f"the modules of --preload started {num_threads - 1} threads, and a process with "
-            "threads cannot be forked safely; leave out the one that does, or set "
-            "OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1"
-        )
-        _say(agent, {"problem": problem})
+    if names := _find_threads():
+        _say(agent, {"threads": names})
         return 1
+    # Of threads that are safe, as seen above.
+    warnings.filterwarnings("ignore", message=".* is multi-threaded, use of fork")
     gc.collect()
     gc.freeze()
     _say(agent, {"is_ready": True})
     while _take_request(agent):
         pass
     return 0
+
+
+def _find_threads() -> list[str]:
+    """Return the names of the threads that make a fork unsafe: any may hold a lock."""
+    tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(os.getpid())]
+    return sorted({(each / "comm").read_text().strip() for each in tasks} - _SAFE_THREADS)
 
 
 def _take_request(agent: socket.socket) -> bool:

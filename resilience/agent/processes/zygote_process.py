@@ -46,6 +46,10 @@ class ZygoteLostError(ZygoteError):
     """The process that forks workers is gone; another one may do."""
 
 
+class ZygoteThreadsError(ZygoteLostError):
+    """What it imports starts threads; one that imports nothing does."""
+
+
 class ZygoteProcess:
     """A process that has imported what workers need, and the socket to it."""
 
@@ -83,6 +87,12 @@ class ZygoteProcess:
         said: dict[str, Any] = json.loads(data)
         if problem := said.get("problem"):
             raise ZygoteError(problem)
+        if threads := said.get("threads"):
+            raise ZygoteThreadsError(
+                f"no worker can be forked safely beside the threads ({', '.join(threads)}) that "
+                "the modules of --preload start; workers import them on their own from now on, "
+                "so that a lost one is replaced seconds later"
+            )
         self.is_ready = self.is_ready or "is_ready" in said
         return said
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 from resilience.node_config import CLOSE_TIMEOUT_S, UNDONE_STATUS
 from resilience.tiered.arena import Arena
-from resilience.tiered.expiry import remove_expired
+from resilience.tiered.arena_folder import remove_expired
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.http import HttpDoor, Others
 from resilience.tiered.memoryd.keeper import Keeper

@@ -145,6 +145,7 @@ class Session:
         self._readings: dict[int, list[Reading]] = {}
         self._given: set[int] = set()
         self._answers: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
+            "prepare": self._prepare,
             "begin": self._begin,
             "commit": self._commit,
             "abort": self._abort,
@@ -205,6 +206,19 @@ class Session:
             self._namespace = namespace
         self.is_known = True
         return {"version": VERSION, "node": settings.own.name, "pid": os.getpid()}, ()
+
+    def _prepare(self, request: Mapping[str, Any]) -> Reply:
+        def is_wanted() -> bool:
+            return not self._listener.is_closing
+
+        # A save is begun while the last one is still held.
+        self._vault.prepare(
+            _whole(request, "num_bytes"),
+            self._process.owner,
+            num_segments=2,
+            is_wanted=is_wanted,
+        )
+        return {}, ()
 
     def _begin(self, request: Mapping[str, Any]) -> Reply:
         num_bytes, num_shards = _whole(request, "num_bytes"), _whole(request, "num_shards", 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -219,6 +221,55 @@ def test_agent_gives_up_where_three_zygotes_in_a_row_die_before_they_are_ready(
     )
     assert run.text().count("another one is started") == 2
     run.assert_nothing_left()
+
+
+def test_modules_that_start_threads_are_imported_by_each_worker(
+    run: Run, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """Which modules a library imports is up to what else is installed; the run has to train."""
+    path = f"{ROOT}{os.pathsep}{make_module_with_thread(tmp_path, 'a_pool')}"
+    faults = plan(fault("kill", "forward", 1, 3))
+    words = ("--preload", "torch", "--preload", "with_thread")
+    run.start("n0", *RANKS, *words, variables={"PYTHONPATH": path, **faults}, is_real=True)
+
+    assert run.wait() == 0, run.show()
+    assert set(run.digests().values()) == {undisturbed(2, 6)}
+    assert run.text().count("beside the threads (a_pool) that the modules of --preload start") == 1
+    run.assert_nothing_left()
+
+
+def test_thread_that_is_ready_for_forks_is_no_hindrance(tmp_path: Path) -> None:
+    """pyarrow's allocator has one, and transformers imports what imports pyarrow."""
+    code = "from resilience.agent.processes import zygote; print(zygote._find_threads())"
+    shown = []
+    for name in ("jemalloc_bg_thd", "another"):
+        path = f"{ROOT}{os.pathsep}{make_module_with_thread(tmp_path, name)}"
+        ended = subprocess.run(
+            [sys.executable, "-c", f"import with_thread; {code}"],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        shown.append(ended.stdout.strip())
+
+    assert shown == ["[]", "['another']"]
+
+
+def make_module_with_thread(folder: Path, name: str) -> Path:
+    """Write a module `with_thread` whose import starts a thread of that name."""
+    lines = [
+        "import ctypes, threading",
+        "named = threading.Event()",
+        "def rest():",
+        f"    ctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)",
+        "    named.set()",
+        "    threading.Event().wait()",
+        "threading.Thread(target=rest, daemon=True).start()",
+        "named.wait()",
+    ]
+    (folder / "with_thread.py").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undisturbed) -> None:

@@ -8,7 +8,9 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +47,8 @@ def test_segments_are_whole_pages_that_are_there_and_nobody_elses(
     status = os.fstat(segment.file)
     assert (status.st_size, status.st_mode & 0o777) == (2 * PAGE, 0o600)
     assert status.st_blocks * 512 >= 2 * PAGE
+    # Touched: what is allocated alone counts as a hole.
+    assert os.lseek(segment.file, 0, os.SEEK_HOLE) == 2 * PAGE
     assert folder.stat().st_mode & 0o777 == 0o700
     assert arena.total_bytes == 2 * PAGE
 
@@ -330,3 +334,78 @@ def test_nobody_waits_for_memory_that_is_given_back(
         go_on.set()
         trimming.result()
         assert larger.result().size_bytes == 80 * PAGE
+
+
+def test_prepared_memory_is_there_before_it_is_needed(folder: Path) -> None:
+    made: list[int] = []
+
+    def allocate(file: int, begin: int, size: int) -> None:
+        made.append(size)
+        os.posix_fallocate(file, begin, size)
+
+    arena = Arena(folder, 100 * PAGE, allocate=allocate)
+    arena.prepare(10 * PAGE, "a", num_segments=2)
+    arena.prepare(10 * PAGE, "a", num_segments=2)  # they are there
+    assert (arena.total_bytes, arena.used_bytes) == (20 * PAGE, 0)
+    arena.prepare(10 * PAGE, "b", num_segments=2)
+    assert made == [10 * PAGE] * 4
+
+    taken = [arena.take(10 * PAGE, owner) for owner in "abab"]
+
+    assert [each.owner for each in taken] == list("abab")
+    assert made == [10 * PAGE] * 4
+    assert arena.used_bytes == 40 * PAGE
+    arena.close()
+
+
+def test_who_needs_memory_that_is_being_prepared_waits_for_it(folder: Path) -> None:
+    """Else it would be made twice, and the budget would not have room for that."""
+    is_making, go_on = threading.Event(), threading.Event()
+
+    def allocate(file: int, begin: int, size: int) -> None:
+        is_making.set()
+        assert go_on.wait(LIMIT_S)
+        os.posix_fallocate(file, begin, size)
+
+    arena = Arena(folder, 100 * PAGE, allocate=allocate)
+    with ThreadPoolExecutor() as pool:
+        preparing = pool.submit(arena.prepare, 60 * PAGE, "a")
+        assert is_making.wait(LIMIT_S)
+        own = pool.submit(arena.take, 60 * PAGE, "a")
+        large = pool.submit(arena.take, 90 * PAGE, "b")
+        with pytest.raises(VaultFullError):
+            arena.take(101 * PAGE)
+        go_on.set()
+        preparing.result()
+        # Whoever is first has it; the other one is told, or has way made for it.
+        sizes = []
+        for each in (own, large):
+            with suppress(VaultFullError):
+                sizes.append(each.result(LIMIT_S).size_bytes)
+    assert sizes in ([60 * PAGE], [90 * PAGE])
+    assert arena.total_bytes == arena.used_bytes == sizes[0]
+    arena.close()
+
+
+def refuse_memory(file: int, begin: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, "no space")
+
+
+@pytest.mark.parametrize(
+    ("budget", "allocate", "is_wanted"),
+    [
+        pytest.param(5, os.posix_fallocate, True, id="budget"),
+        pytest.param(100, refuse_memory, True, id="file-system"),
+        pytest.param(100, os.posix_fallocate, False, id="not-wanted"),
+    ],
+)
+def test_memory_that_cannot_be_prepared_leaves_nothing(
+    folder: Path, budget: int, allocate: Any, is_wanted: bool
+) -> None:
+    arena = Arena(folder, budget * PAGE, allocate=allocate)
+
+    arena.prepare(10 * PAGE, "a", is_wanted=lambda: is_wanted)
+
+    assert (arena.total_bytes, arena.used_bytes) == (0, 0)
+    assert list(folder.glob("segment-*")) == []
+    arena.close()

@@ -14,9 +14,10 @@ import torch
 
 from resilience.state.view import NamedTensor
 from resilience.tiered import packing
+from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import HeldError, LostError, StaleError, VaultFullError
 from resilience.tiered.loader import load, newest_whole
-from resilience.tiered.saver import AbandonedError, Saver
+from resilience.tiered.saver import AbandonedError, Saver, Saving
 from tests.processes import stopped
 from tests.resilience.rank_processes import CONTEXT
 from tests.resilience.state.nodes import PlainView
@@ -240,6 +241,30 @@ def test_abandoned_draft_never_was_and_its_memory_is_free_again(daemon: Daemon) 
     assert newest_whole(client) is None
     assert client.status()["held_bytes"] == 0
     assert saver.save(large(9), step=5, generation=0).is_written
+
+
+def test_memory_that_is_being_made_is_waited_for() -> None:
+    """Gigabytes take longer than a copy may stand still."""
+    made, pulses = iter([10, 20, 30]), []
+    saving = Saving(1, made_bytes=lambda: next(made, 30))
+
+    is_copied = saving.wait_copied(stall_s=0.2, pulse=lambda: pulses.append(1))
+
+    assert not is_copied
+    assert pulses == [1] * 3
+
+
+def test_what_a_daemon_has_made_is_seen(daemon: Daemon) -> None:
+    client = daemon.client()
+    before = client.made_bytes()
+    client.prepare(1 << 20)
+    prepared = client.made_bytes()
+
+    Saver(client, num_shards=1).save(state(1), step=1, generation=0)
+
+    assert prepared - before == 2 << 20
+    assert client.made_bytes() >= prepared
+    assert TieredClient(Path("/no/folder/socket")).made_bytes() == 0
 
 
 def test_copy_that_stands_still_is_given_up(daemon: Daemon) -> None:

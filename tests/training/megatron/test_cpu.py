@@ -13,7 +13,10 @@ CASES = {
     "current_device": "assert str(torch.cuda.current_device()) == 'cpu'",
     "_lazy_call": "found = []; torch.cuda._lazy_call(lambda: found.append(1)); assert found == [1]",
     "default_generators": "assert torch.cuda.default_generators[3] is torch.default_generator",
-    "Stream": "torch.cuda.Stream().wait_stream(torch.cuda.current_stream())",
+    "Stream": (
+        "torch.cuda.Stream('cuda', priority=-1).wait_stream(torch.cuda.current_stream())\n"
+        "assert torch.cuda.Stream | None"
+    ),
     "current_stream": "torch.cuda.current_stream().record_event().synchronize()",
     "default_stream": "torch.cuda.default_stream().synchronize()",
     "stream": "with torch.cuda.stream(torch.cuda.Stream()): pass",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,18 @@ def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: Tiere
     wait_until(lambda: [each.step for each in whole_steps(client)] == [4])
     saves.finish(5)
     assert whole_steps(client)[0].step == 5
+
+
+def test_run_that_begins_has_the_memory_of_its_saves_made(
+    saves: TieredCheckpoints, client: TieredClient
+) -> None:
+    before = client.made_bytes()
+    saves.begin_run(0)
+    wait_until(lambda: client.made_bytes() - before == 2 * mmap.PAGESIZE)
+
+    saves.finish(5)
+
+    assert client.status()["total_bytes"] == 2 * mmap.PAGESIZE
 
 
 def test_last_save_is_visible_only_if_its_state_is_right(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.tiered.arena import Arena
-from resilience.tiered.expiry import remove_expired
+from resilience.tiered.arena_folder import remove_expired
 from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save, segments
 

@@ -1,4 +1,7 @@
-"""Arenas that nobody has used for long, removed by whoever starts next on the node."""
+"""The folder of an arena: made for one user, locked for one daemon, removed when long unused.
+
+Whoever starts next on the node removes those that nobody has used for long.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from resilience.tiered.arena import LOCK_NAME, LOCK_TEXT
+from resilience.tiered.errors import ArenaError
 
+_LOCK_TRIES = 10
+LOCK_NAME = "lock"
+LOCK_TEXT = b"memoryd "
+"""What the lock's file begins with; then comes the number of the process that has it."""
 _OURS = re.compile(
     r"segment-\d{1,18}(\.meta(\.new)?)?|(jobs|copies|http-namespaces)\.(json(\.new)?|new)|memoryd\.sock"
 )
 """All that a daemon leaves in its arena beside the lock."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder (0700); raises ArenaError where it is not this user's own."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise ArenaError(f"{folder} is no folder of its own, but a link to one")
+    if status.st_uid != os.geteuid():
+        raise ArenaError(f"{folder} belongs to user {status.st_uid}, not to {os.geteuid()}")
+    folder.chmod(0o700)
+
+
+def lock_folder(folder: Path) -> int:
+    """Return the descriptor that holds the lock, with this process's number in the file."""
+    path = folder / LOCK_NAME
+    for _ in range(_LOCK_TRIES):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(file, len(LOCK_TEXT) + 20, 0).removeprefix(LOCK_TEXT)
+            pid = text.decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            raise ArenaError(
+                f"the folder {folder} is in use by the memoryd with pid {pid}; "
+                "end that one, or take another folder"
+            ) from None
+        if os.fstat(file).st_nlink:
+            os.ftruncate(file, 0)
+            os.pwrite(file, LOCK_TEXT + f"{os.getpid()}\n".encode(), 0)
+            return file
+        # A daemon that removed its folder meanwhile took this very file with it.
+        os.close(file)
+    raise ArenaError(f"{folder} is removed again and again by other daemons")
 
 
 def remove_expired(own: Path, *, expire_s: float) -> list[Path]:
