@@ -96,8 +96,8 @@ class Checker:
             text = f"{LOCK_FILE} does not name it; get the lock back from your repository"
             yield Finding(subject=str(path), lines=(f"{text}, or remove the file",))
 
-    def update(self, name: str, why: str, today: datetime.date) -> int:
-        """Keep a recipe as it is now under a version of its own; returns its number.
+    def update(self, name: str, why: str, today: datetime.date) -> str:
+        """Keep a recipe as it is now under a version of its own; returns in words what was done.
 
         The lock comes last: killed at any moment, it names nothing that is not there.
         """
@@ -107,13 +107,13 @@ class Checker:
         known = find_version(versions, now.frozen.version)
         if known and known.digest == now.frozen.digest and known == versions[-1]:
             write_frozen(self.folder, now.frozen)
-            return known.version
+            return f"has the file of version {known.version} again"
         newest = max((each.version for each in versions), default=0)
         number = max(now.frozen.version, newest + 1)
         kept = with_number(now, number).frozen
         # A version is never written over, though a lock that was lost names it no more.
-        path = frozen_path(self.folder, name, number)
-        if path.is_file() and read_frozen(path).digest != kept.digest:
+        kept_path = frozen_path(self.folder, name, number)
+        if kept_path.is_file() and read_frozen(kept_path).digest != kept.digest:
             number = max(frozen_versions(name, (self.folder,))) + 1
             kept = with_number(now, number).frozen
         path = self.folder / f"{name}.yaml"
@@ -127,4 +127,4 @@ class Checker:
         )
         self.lock = with_version(self.lock, name, version)
         write_lock(self.folder, self.lock)
-        return number
+        return f"is version {number} now"

@@ -57,11 +57,11 @@ def _check_folder(checker: Checker, names: Sequence[str], why: str | None) -> in
                 continue
             today = datetime.datetime.now(datetime.timezone.utc).date()
             try:
-                number = checker.update(name, why, today)
+                done = checker.update(name, why, today)
             except RecipeError as error:
                 found.append(replace(finding, lines=(str(error),)))
             else:
-                sys.stdout.write(f"{name} is version {number} now\n")
+                sys.stdout.write(f"{name} {done}\n")
     found += checker.check_folder() if not names else ()
     for each in found:
         rest = "".join(f"\n  {line}" for line in each.lines[1:])

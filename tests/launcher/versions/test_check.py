@@ -161,6 +161,7 @@ def test_lost_file_of_the_version_that_a_recipe_still_is_is_written_again(team: 
     ended = check(team, "--update", "-m", "unused")
 
     assert ended.status == 0
+    assert ended.out.startswith("a/one has the file of version 1 again\n")
     assert path.read_text() == text
     assert (team / "recipes/recipes.lock").read_text() == lock, "it is no new version"
 
