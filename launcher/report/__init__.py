@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from launcher.composition.frozen import read_frozen
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
 from launcher.report.account import account_data, account_of
 from launcher.report.page import build_page
 from launcher.report.record import RunRecord, build_record
 from launcher.report.summary import summary_text
-from launcher.rundir import EVENTS_FILE, JOB_FILE, write_whole
+from launcher.rundir import EVENTS_FILE, JOB_FILE, RECIPE_FILE, write_whole
 from resilience.events import Event, EventReader
 
 __all__ = ["REPORT_FILE", "Report", "read_report", "summary_text", "write_page", "write_report"]
@@ -72,13 +75,14 @@ def write_report(run_dir: Path) -> Path:
 def write_page(run_dir: Path, report: Report) -> Path:
     """Make report.html of what was read. Raises OutsideError where it cannot be made."""
     path = run_dir / REPORT_FILE
+    rows = _folder_rows(run_dir)
     try:
         # Half a second that only a report has to pay.
         from plotly.offline import get_plotlyjs
 
         # With no time in it, so that the same run gives the same page.
         packed = gzip.compress(get_plotlyjs().encode("utf-8"), mtime=0)
-        page = build_page(report.record, report.notes, packed)
+        page = build_page(report.record, report.notes, packed, rows)
     except ImportError as error:
         raise OutsideError(
             "a report needs plotly; install it, or training-recipes[train]"
@@ -88,6 +92,17 @@ def write_page(run_dir: Path, report: Report) -> Path:
     except OSError as error:
         raise OutsideError(f"cannot write {path}: {error.strerror or error}") from error
     return path
+
+
+def _folder_rows(run_dir: Path) -> list[tuple[str, str]]:
+    """Return what a run changes of its recipe's version, and where its logs are."""
+    rows = []
+    with suppress(RecipeError):  # one of an older launcher has none, and goes by job.json
+        overrides = read_frozen(run_dir / RECIPE_FILE).overrides
+        rows.append(("overrides", shlex.join(overrides) or "none"))
+    if (logs := run_dir / "logs").is_dir():
+        rows.append(("logs", str(logs)))
+    return rows
 
 
 def _read_job(run_dir: Path) -> Job:

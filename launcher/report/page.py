@@ -87,10 +87,16 @@ new Response(unpacked).text().then((text) => {
 """
 
 
-def build_page(record: RunRecord, notes: Sequence[str], plotly_gzip: bytes) -> str:
+def build_page(
+    record: RunRecord,
+    notes: Sequence[str],
+    plotly_gzip: bytes,
+    folder_rows: Sequence[tuple[str, str]] = (),
+) -> str:
     """Return the page; `notes` are remarks about the log that it was made from.
 
-    `plotly_gzip` is the script that draws, packed.
+    `plotly_gzip` is the script that draws, packed. `folder_rows` are names and values of what the
+    run's folder tells beside its events.
     """
     figures = {
         "loss": loss_chart(record),
@@ -110,7 +116,7 @@ def build_page(record: RunRecord, notes: Sequence[str], plotly_gzip: bytes) -> s
             f"<style>{_STYLE}</style></head><body>",
             f"<h1>{title}</h1>",
             f'<p class="about">{html.escape(record.job.recipe.description)}</p>',
-            _summary(record),
+            _summary([*summary_rows(record), *folder_rows], record.state.exit_status),
             _failures(record),
             recoveries_card(record),
             _account(record),
@@ -210,11 +216,10 @@ def _size(num_bytes: int | None) -> str:
     return "" if num_bytes is None else f" ({num_bytes / 1e6:,.1f} MB)"
 
 
-def _summary(record: RunRecord) -> str:
-    status = record.state.exit_status
+def _summary(rows: Sequence[tuple[str, str]], status: int | None) -> str:
     kind = "open" if status is None else "bad" if status else "good"
     lines = []
-    for name, value in summary_rows(record):
+    for name, value in rows:
         mark = f' class="{kind}"' if name == "result" else ""
         lines.append(f"<tr><th>{html.escape(name)}</th><td{mark}>{html.escape(value)}</td></tr>")
     return f'<section class="card"><table>{"".join(lines)}</table></section>'

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.composition.frozen import ROOT_FILE, File, Frozen, frozen_text
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.report import summary_text, write_report
@@ -234,6 +235,32 @@ def test_report_is_one_file_made_of_job_and_events_alone(tmp_path: Path) -> None
     assert "5.5000" in page
     assert "Plotly.newPlot" in page
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        pytest.param((), "none", id="none"),
+        pytest.param(
+            ("trainer.max_steps=40", "data.path=/a b/<c>"),
+            "trainer.max_steps=40 &#x27;data.path=/a b/&lt;c&gt;&#x27;",
+            id="some",
+        ),
+    ],
+)
+def test_report_says_what_was_overridden_and_where_the_logs_are(
+    tmp_path: Path, overrides: tuple[str, ...], text: str
+) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "logs").mkdir()
+    files = {ROOT_FILE: File(content={}, package=None)}
+    frozen = Frozen(name="a/b", version=1, digest="0" * 64, files=files, overrides=overrides)
+    (tmp_path / "recipe.yaml").write_text(frozen_text(frozen))
+
+    page = write_report(tmp_path).read_text("utf-8")
+
+    assert f"<tr><th>overrides</th><td>{text}</td></tr>" in page
+    assert f"<tr><th>logs</th><td>{tmp_path / 'logs'}</td></tr>" in page
 
 
 def test_report_says_what_it_left_out(tmp_path: Path) -> None:
