@@ -112,4 +112,4 @@ image:
 	  "HYPERPOD_AGENT=$(HYPERPOD_AGENT)"
 
 clean:
-	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-aws .venv-aws-tiered .venv-torch-tests .venv-torch-older build dist .pytest_cache .mypy_cache .ruff_cache

@@ -203,3 +203,39 @@ def test_run_in_which_no_rank_did_anything_has_no_account() -> None:
     assert account_of(record).goodput is None
     assert account_text(account_of(record)) is None
     assert "Where the time went" not in build_page(record, [], b"packed")
+
+
+@pytest.mark.slow
+def test_time_of_a_run_with_ten_faults_is_told_as_its_events_tell_it(tmp_path: Path) -> None:
+    kinds = ["exception", "sigkill"] * 5
+    faults = ",".join(
+        f"{{kind:{kind},place:forward,step:{10 + 10 * number},rank:{number % 4}}}"
+        for number, kind in enumerate(kinds)
+    )
+    words = ("recipe=llama/llama3_tiny_checkpointless", "trainer.max_steps=120", "run.dir=run")
+    done = launch(
+        *words, "action=run", f"resilience.faults.injected=[{faults}]", folder=tmp_path, env={}
+    )
+    assert done.status == 0, done.err
+
+    told = json.loads(launch("report", "run", "--json", folder=tmp_path).out)
+
+    lines = (tmp_path / "run/events.jsonl").read_text().splitlines()
+    events = [json.loads(each) for each in lines]
+    injected = [each["time"] for each in events if each["event"] == "fault_injected"]
+    resumed: dict[int, float] = {}
+    for each in events:
+        if each["event"] == "rank_resumed":
+            resumed[each["generation"]] = each["time"]
+    assert (len(injected), len(resumed)) == (10, 10)
+    seconds = told["seconds"]
+    assert sum(seconds.values()) == pytest.approx(told["wall_s"] * 4, rel=0.01)
+    recoveries_s = sum(resumed.values()) - sum(injected)
+    spent_s = seconds["detection"] + seconds["teardown"] + seconds["repair"]
+    assert spent_s == pytest.approx(4 * recoveries_s, rel=0.01)
+    steps = {each["step"]: each["fields"] for each in events if each["event"] == "step"}
+    waited_s = sum(each["data_wait_s"] for each in steps.values())
+    assert seconds["data wait"] == pytest.approx(4 * waited_s, rel=0.01)
+    assert seconds["lost work"] == 0
+    worked_s = sum(each["duration_s"] for each in steps.values()) - waited_s
+    assert seconds["training"] == pytest.approx(4 * worked_s, rel=0.25)

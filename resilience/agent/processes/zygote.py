@@ -74,8 +74,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _find_threads() -> list[str]:
     """Return the names of the threads that make a fork unsafe: any may hold a lock."""
-    tasks = [each for each in Path("/proc/self/task").iterdir() if each.name != str(os.getpid())]
-    return sorted({(each / "comm").read_text().strip() for each in tasks} - _SAFE_THREADS)
+    names = set()
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(os.getpid()):
+            with suppress(FileNotFoundError):  # it has ended since
+                names.add((task / "comm").read_text().strip())
+    return sorted(names - _SAFE_THREADS)
 
 
 def _take_request(agent: socket.socket) -> bool:
