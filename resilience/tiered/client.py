@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -73,7 +74,7 @@ class TieredClient:
         node: str = "",
     ) -> None:
         self._path = path
-        self._hello = {"op": "hello", "token": token, "node": node}
+        self._hello = {"op": "hello", "token": token, "node": node, "process": uuid.uuid4().hex}
         if namespace is not None:
             self._hello |= {"namespace": namespace, "job": job}
         self._lock = threading.Lock()

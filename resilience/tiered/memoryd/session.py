@@ -34,6 +34,7 @@ from resilience.tiered.vault import Reading, Writing, show
 
 VERSION = 1
 
+_PROCESS_CHARS_MAX = 64
 _END_TIMEOUT_S = 2.0
 _NUMBER_MAX = (1 << 63) - 1
 
@@ -140,6 +141,7 @@ class Session:
         self._process = process
         self._listener = listener
         self._namespace = ""
+        self._owner = process.owner
         self._claim: Claim | None = None
         self._writings: dict[int, tuple[Writing, int]] = {}
         self._readings: dict[int, list[Reading]] = {}
@@ -204,6 +206,8 @@ class Session:
                 raise ValueError(f"job is {job!r:.40}, not a text of 1 to 256 characters")
             self._claim = self._vault.claim(namespace, job)
             self._namespace = namespace
+        # The kernel tells no number of a process in a namespace that is not seen from here.
+        self._owner = self._process.owner or str(request.get("process", ""))[:_PROCESS_CHARS_MAX]
         self.is_known = True
         return {"version": VERSION, "node": settings.own.name, "pid": os.getpid()}, ()
 
@@ -214,7 +218,7 @@ class Session:
         # A save is begun while the last one is still held.
         self._vault.prepare(
             _whole(request, "num_bytes"),
-            self._process.owner,
+            self._owner,
             num_segments=2,
             is_wanted=is_wanted,
         )
@@ -222,9 +226,7 @@ class Session:
 
     def _begin(self, request: Mapping[str, Any]) -> Reply:
         num_bytes, num_shards = _whole(request, "num_bytes"), _whole(request, "num_shards", 1)
-        writing = self._house.room.begin(
-            self._shard_id(request), num_bytes, owner=self._process.owner
-        )
+        writing = self._house.room.begin(self._shard_id(request), num_bytes, owner=self._owner)
         segment = writing.segment
         self._writings[segment.number] = (writing, num_shards)
         is_new = segment.number not in self._given
