@@ -306,8 +306,9 @@ class Arena:
             with self._lock:
                 if segment := self._pick(size, owner):
                     return segment, segment.number
-                if any(of == owner and _fits(each, size) for each, of in self._coming.values()):
-                    self._changed.wait()
+                is_coming = any(o == owner and _fits(s, size) for s, o in self._coming.values())
+                # Whoever makes it tells; after that long one is made beside it.
+                if is_coming and self._changed.wait(_REMOVE_MAX_S):
                     continue
                 if self._reserve(size):
                     number, self._next_number = self._next_number, self._next_number + 1
