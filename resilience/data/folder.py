@@ -246,15 +246,31 @@ def _make_root(root: Path) -> None:
             "set resilience.mmap.folder to a folder of your own, or to a new one"
         )
     if not is_root(root):
-        others = sorted({each.name for each in root.iterdir()} - {ALIVE_NAME} - _FOREIGN)
-        # Between these two looks another process may have made it ours.
-        if others and not is_root(root):
-            raise CacheFolderError(
-                f"{root} holds other files, such as {others[0]}; "
-                "set resilience.mmap.folder to a folder that is empty or new"
-            )
+        _refuse_others_files(root)
     if stat.S_IMODE(status.st_mode) != 0o700:
         root.chmod(0o700)
+
+
+def _refuse_others_files(root: Path) -> None:
+    """Raise CacheFolderError where a folder that was not ours holds somebody's files.
+
+    Between the looks another process may make the folder ours, and a third may then remove it.
+    A folder that is held open shares its inode with no later one, so that what stands at the
+    path in the end has stood there all the time. Otherwise FileNotFoundError.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        others = sorted({each.name for each in root.iterdir()} - {ALIVE_NAME} - _FOREIGN)
+        if not others or is_root(root):
+            return
+        if not _stands_at(folder, root):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
+    finally:
+        os.close(folder)
+    raise CacheFolderError(
+        f"{root} holds other files, such as {others[0]}; "
+        "set resilience.mmap.folder to a folder that is empty or new"
+    )
 
 
 def _make_folder(folder: Path) -> None:

@@ -20,6 +20,7 @@ from resilience.data import folder as folders
 from resilience.data.errors import CacheFolderError
 from resilience.data.fingerprint import cache_name
 from resilience.data.folder import RootLease, open_cache, open_root, remove_expired
+from resilience.data.marker import MARKER_NAME, is_root
 
 WAIT_S = 60
 KEEP_S = 100.0
@@ -371,6 +372,29 @@ def test_a_read_only_folder_is_named_with_what_to_do(closed: Path) -> None:
         match=rf"{closed}/job: Permission denied; set resilience.mmap.folder to a folder that",
     ):
         open_here(closed / "job")
+
+
+def test_who_opens_a_folder_that_others_make_and_remove_meanwhile_makes_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "job"
+    looks = 0
+
+    def made_and_removed_between_looks(path: Path) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            root.rename(tmp_path / "removed")
+        found = is_root(path)
+        if looks == 1:
+            (root / MARKER_NAME).touch()
+        return found
+
+    monkeypatch.setattr("resilience.data.folder.is_root", made_and_removed_between_looks)
+
+    with open_here(root):
+        assert (root / MARKER_NAME).stat().st_size
+    assert looks >= 3, "it did not look again"
 
 
 OPENS_AGAIN_AND_AGAIN = """
