@@ -112,6 +112,10 @@ class Records(Protocol):
         ...
 
 
+EVIDENCE_EVERY_S = 0.05
+"""An answer wakes the agent. Who then asks again at once keeps a core and the disk busy for as long
+as a place is empty, which can be hours."""
+
 Doubt = Callable[[Mapping[str, frozenset[str]]], None]
 """Takes the agents that are silent now, with their starts; asks whether they have ended."""
 
@@ -148,7 +152,9 @@ class Party:
         """Connections over which the end of the run was told."""
         self._apart: set[str] = set()
         """Addresses that were complained of: nobody of this run comes in there."""
-        self._beat_s = self._renewed_s = float("-inf")
+        self._beat_s = self._renewed_s = self._asked_s = float("-inf")
+        self._question: tuple[bool, Mapping[str, frozenset[str]]] = (False, {})
+        """What was asked last: how far the run has come, and about which silent agents."""
         self._is_closed = False
         self.due_s = float("-inf")
         """When the next tick is due at the latest."""
@@ -188,16 +194,28 @@ class Party:
         self.due_s = self._transport.tick(now_s)
         self.serve()
         self._take(Looked())
-        if self._state is not None and self._state.stage == STOPPING and self._state.shares_folder:
-            # Before evidence lets anybody go on alone.
-            self._records.read_record()
-        self._doubt({} if self._state is None else find_doubted(self._state))
+        self._look_for_evidence(now_s)
         if self._state is None:
             return
         if now_s - self._beat_s >= self._outlook.beat_every_s:
             self._send_roster(now_s)
         if now_s >= coordinator.next_deadline_s(self._state, now_s):
             self._take(Tick())
+
+    def _look_for_evidence(self, now_s: float) -> None:
+        """Ask about silent agents: of what is new at once, of what stays from time to time."""
+        state = self._state
+        doubted = {} if state is None else find_doubted(state)
+        is_stopping = state is not None and state.stage == STOPPING and state.shares_folder
+        question = (is_stopping, doubted)
+        if question != self._question or now_s - self._asked_s >= EVIDENCE_EVERY_S:
+            self._question, self._asked_s = question, now_s
+            if is_stopping:
+                # Before evidence lets anybody go on alone.
+                self._records.read_record()
+            self._doubt(doubted)
+        if any(question):
+            self.due_s = min(self.due_s, self._asked_s + EVIDENCE_EVERY_S)
 
     def move(self, generation: int, layout: Layout | None) -> None:
         """Note the newest generation that the agent knows of, and its place there."""

@@ -36,6 +36,7 @@ from resilience.whole_files import draft_of, write_first, write_whole
 _AGENTS = "agents"
 _RECORDS = "generations"
 _END = "-ended-"
+_RECORD = TypeAdapter(Record)
 _RECORD_NAME = re.compile(rf"run-(\d+)(?:{_END}\d+)?")
 
 
@@ -402,7 +403,7 @@ _FAILURES = (OSError, ValueError, TypeError, RecursionError)
 def _read_record(path: Path) -> Record:
     """Return what a file says of the run; TornError for no record."""
     try:
-        return TypeAdapter(Record).validate_json(path.read_bytes())
+        return _RECORD.validate_json(path.read_bytes())
     except ValueError:
         raise _TornError(
             f"{path} is torn; remove it once no process of the run lives any more"

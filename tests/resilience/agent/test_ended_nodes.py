@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.processes import stop
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import Run, fault, plan
 
@@ -20,7 +21,11 @@ def start_both(run: Run, kind: str, *options: str) -> int:
         run.start(node, *JOB, *TIMES, *options, variables=plan(place, NOTE=run.note))
         run.wait_for(lambda event, node=node: event.fields.get("node") == node)  # type: ignore[misc]
     run.wait_for_note()
-    return run.children("n0")[-1]
+    worker = run.children("n0")[-1]
+    if kind == "outlive":
+        # It stops by itself just after its note; until then it would end with its agent.
+        stop(worker)
+    return worker
 
 
 def kill(run: Run, node: str) -> None:

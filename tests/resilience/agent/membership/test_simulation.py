@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilience.agent.coordination.membership import RUNNING, STOPPING, NodeEnded
+from resilience.agent.coordination.party import EVIDENCE_EVERY_S
 from resilience.agent.coordination.votes import find_doubted
 from resilience.comm.messages import Finished
 from tests.resilience.agent.membership.simulation import LEASE_S, World
@@ -108,6 +109,28 @@ def test_run_that_is_asked_to_end_while_it_recovers_leaves_no_word_of_its_end(
     assert asked.end.status == 143
     assert world.folder.founding
     assert world.folder.founding.is_over == (not recovers)
+
+
+def test_who_waits_for_a_node_looks_for_evidence_from_time_to_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each look's answer wakes the agent, and a place may be empty for hours."""
+    world = begun(2, 0)
+    waits = world.nodes["n0"]
+    world.pause("n1")
+    world.fail(waits, 0)
+    looks: list[float] = []
+    monkeypatch.setattr(waits, "read_record", lambda: looks.append(world.network.now_s))
+
+    for _ in range(5):
+        world.network.now_s += EVIDENCE_EVERY_S
+        for _ in range(20):
+            waits.party.tick()
+        assert waits.party.due_s <= world.network.now_s + EVIDENCE_EVERY_S
+
+    assert waits.party.state
+    assert waits.party.state.stage == STOPPING
+    assert len(looks) == len(set(looks)) == 5
 
 
 def test_limit_member_that_has_not_heard_of_a_new_start_goes_on_with_an_older_state() -> None:
