@@ -30,6 +30,8 @@ NUM_NODES = 4
 NUM_CLOUD_NODES = 16
 """Nodes that a scheduler counts on and nobody starts: enough for the largest recipe."""
 NUM_GPUS = 8
+JOBS_MAX = 1000
+"""Of one cluster. Others run on the same machine at the same time."""
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 PATH_LENGTH_MAX = 80
@@ -80,6 +82,7 @@ UnkillableStepTimeout=10
 CompleteWait=0
 WaitTime=0
 MinJobAge=600
+FirstJobId={first_job_id}
 GresTypes=gpu
 SuspendProgram=/bin/true
 ResumeProgram=/bin/true
@@ -129,12 +132,19 @@ def write_configuration(folder: Path) -> None:
         folder=folder,
         user=getpass.getuser(),
         ports=ports,
+        first_job_id=_first_job_id(),
         num_nodes=NUM_NODES,
         num_cloud_nodes=NUM_CLOUD_NODES,
         size=size,
         nodes="\n".join(nodes),
     )
     (folder / "slurm.conf").write_text(text)
+
+
+def _first_job_id() -> int:
+    """Return a number of this test process's own: jobs listen at ports that are made of theirs."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return 1 + JOBS_MAX * int(worker)
 
 
 def free_ports(number: int) -> list[int]:
