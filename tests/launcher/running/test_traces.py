@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from resilience.events import Event, read_events
+from resilience.events import read_events
 from tests.launcher.command import TIMEOUT_S
+from tests.launcher.running.histories import History, history, newest_stored
 from tests.launcher.running.local_world import end_all
 
 NUM_STEPS = 24
@@ -63,26 +63,8 @@ class Trace:
                 cwd=self.folder, stdout=console, stderr=console,
             )  # fmt: skip
 
-    def steps(self) -> dict[int, dict[str, Any]]:
-        """Return what each step came to when it was taken last, and by which start of which run."""
-        found: dict[int, dict[str, Any]] = {}
-        for number, name in enumerate(self.names):
-            path = self.folder / "runs" / name / "events.jsonl"
-            for each in read_events(path) if path.exists() else ():
-                if each.event == "run_branched":
-                    begun = each.fields["from_step"]
-                    found = {step: what for step, what in found.items() if step < begun}
-                elif each.event == "step" and (each.step not in found or is_taken(each)):
-                    assert each.step is not None
-                    start = (number, each.fields["start"])
-                    found[each.step] = {"loss": each.fields["loss"], "start": start}
-        return found
-
-    def stored(self) -> int:
-        """Return the newest step that the events of the run tell to be in its store, 0: none."""
-        path = self.run / "events.jsonl"
-        events = read_events(path) if path.exists() else []
-        return max((each.step or 0 for each in events if each.event == "step_stored"), default=0)
+    def steps(self) -> History:
+        return history([self.folder / "runs" / name for name in self.names])
 
     def wait_for(self, step: int, process: subprocess.Popen[bytes]) -> None:
         """Wait until a step was taken by the newest start, or the run has ended."""
@@ -98,11 +80,6 @@ class Trace:
 
     def describe(self) -> str:
         return f"{self.told}\n{(self.folder / 'console').read_text()}"
-
-
-def is_taken(event: Event) -> bool:
-    """Return whether a step was taken, and not just written again by who went on from it."""
-    return event.fields["duration_s"] is not None
 
 
 def play(trace: Trace, seed: int) -> None:
@@ -130,8 +107,8 @@ def play(trace: Trace, seed: int) -> None:
             subprocess.run(command, cwd=trace.folder, timeout=LIMIT_S, capture_output=True)
         if max(trace.steps(), default=-1) == NUM_STEPS - 1:
             return
-        if 0 < trace.stored() < NUM_STEPS and chance.random() < 0.3:
-            trace.told.append(f"a branch of step {trace.stored()}")
+        if 0 < newest_stored(trace.run) < NUM_STEPS and chance.random() < 0.3:
+            trace.told.append(f"a branch of step {newest_stored(trace.run)}")
             trace.names.append(f"run-{len(trace.names)}")
     trace.told.append("to the end")
     process = trace.start()

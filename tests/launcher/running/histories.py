@@ -1,0 +1,42 @@
+"""What the events of a run, and of the runs that it branched from, tell of each of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience.events import Event, read_events
+
+History = dict[int, dict[str, Any]]
+"""For each step its loss, and which start of which run took it."""
+
+
+def history(runs: Sequence[Path]) -> History:
+    """Return what each step came to at last; each run is a branch of the one before it."""
+    found: History = {}
+    for number, run in enumerate(runs):
+        for each in _events(run):
+            if each.event == "run_branched":
+                begun = each.fields["from_step"]
+                found = {step: what for step, what in found.items() if step < begun}
+            elif each.event == "step" and (each.step not in found or _is_taken(each)):
+                assert each.step is not None
+                start = (number, each.fields["start"])
+                found[each.step] = {"loss": each.fields["loss"], "start": start}
+    return found
+
+
+def newest_stored(run: Path) -> int:
+    """Return the newest step that the events of a run tell to be in its store, 0: none."""
+    return max((each.step or 0 for each in _events(run) if each.event == "step_stored"), default=0)
+
+
+def _events(run: Path) -> list[Event]:
+    path = run / "events.jsonl"
+    return read_events(path) if path.exists() else []
+
+
+def _is_taken(event: Event) -> bool:
+    """Return whether a step was taken, and not just written again by who went on from it."""
+    return event.fields["duration_s"] is not None
