@@ -7,6 +7,7 @@ change: a node that leaves again and again is waited for twice as long each time
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ class Policy:
     """What the recipe says of the run's size."""
 
     sizes: tuple[int, ...] = ()
-    """The numbers of nodes that the run may have; empty for a run of one size."""
+    """The numbers of nodes that the run may have, rising; empty for a run of one size."""
     shrink_after_s: float = 0.0
     """How long a lost node is waited for before the run goes on without it."""
     hold_s: float = 5.0
@@ -34,7 +35,8 @@ class Policy:
 
     def fit(self, num_nodes: int) -> int:
         """Return the largest allowed size that so many nodes suffice for; 0 where none is."""
-        return max((size for size in self.sizes if size <= num_nodes), default=0)
+        place = bisect_right(self.sizes, num_nodes)
+        return self.sizes[place - 1] if place else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ def plan_growth(
     policy: Policy, sizing: Sizing, *, size: int, waiting: Sequence[str], now_s: float
 ) -> Growth:
     """Return which of the nodes that wait the run grows by now."""
-    if not waiting or size >= max(policy.sizes, default=0):
+    if not waiting or not policy.sizes or size >= policy.sizes[-1]:
         return Growth()
     ripe = [node for node in waiting if now_s >= _ripe_s(policy, sizing, node)]
     target = policy.fit(size + len(ripe))

@@ -202,8 +202,11 @@ def test_job_that_is_queued_again_goes_on_from_its_state(slurm: Slurm, tmp_path:
     assert opened == sorted(set(opened)), "a number was given twice"
     fallbacks = [each for each in events if each.event == "recovery_fallback"]
     later = [each for each in fallbacks if each.generation == opened[-1]]
-    assert {each.fields["source"] for each in later} == {"checkpoint"}
-    assert min(each.step or 0 for each in later) >= 2 * EPOCH_STEPS
+    assert {each.fields["source"] for each in later} == {"ram"}
+    # Being asked to end, they kept the step that all had come to.
+    stopped = {each.step for each in events if each.event == "worker_stopped" and each.step}
+    assert {each.step for each in later} == {step + 1 for step in stopped}
+    assert min(stopped) >= 2 * EPOCH_STEPS
 
 
 def state(job: Job) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +75,28 @@ def test_a_node_that_leaves_again_and_again_is_waited_for_twice_as_long() -> Non
         known = note_size(known, 1, 2, now_s)
 
     assert waits == [60.0, 120.0, 240.0, 480.0]
+
+
+@pytest.mark.parametrize("hold_s", [0.0, 0.5, 5.0])
+def test_a_node_that_flaps_each_second_changes_the_run_once_a_snooze_at_most(hold_s: float) -> None:
+    policy = Policy(sizes=(3, 4), hold_s=hold_s, snooze_s=60.0)
+    sizing, size, grown = Sizing(), 3, list[float]()
+
+    for tenth in range(36_000):
+        now_s = tenth / 10
+        if tenth % 10 == 0:
+            sizing = note_came(sizing, "n3", now_s)
+        elif tenth % 10 == 8:
+            sizing = note_left(sizing, "n3")
+            sizing, size = note_size(sizing, size, 3, now_s), 3
+        if size == 3 and "n3" in sizing.came_s:
+            growth = plan_growth(policy, sizing, size=3, waiting=["n3"], now_s=now_s)
+            if growth.nodes:
+                sizing, size = note_size(sizing, 3, 4, now_s), 4
+                grown.append(now_s)
+
+    assert all(late - early >= 60.0 for early, late in pairwise(grown))
+    assert bool(grown) == (hold_s < 0.8)
 
 
 @given(
