@@ -69,17 +69,19 @@ def _go_back(known: Storage, event: Event, step: int) -> Storage:
     return replace(known, steps=steps)
 
 
-def storage_text(known: Storage, newest_step: int | None, now: float) -> str | None:
+def storage_text(
+    known: Storage, newest_step: int | None, now: float, before: str = "ago"
+) -> str | None:
     """Return how far the store is, of `newest_step` that is saved anywhere; None: no word of it.
 
-    `now` is in unix seconds.
+    `now` is in unix seconds, and `before` says what it is.
     """
     parts = []
     if known.stored_step is not None:
         # A daemon may tell of a step before the event of rank 0 is read.
         newest = max(known.stored_step, newest_step or 0)
         ago = format_seconds(max(0.0, now - known.stored_at))
-        parts.append(f"in the store: step {known.stored_step} of {newest}, {ago} ago")
+        parts.append(f"in the store: step {known.stored_step} of {newest}, {ago} {before}")
     elif known.failing and newest_step is not None:
         parts.append(f"in the store: no step of {newest_step}")
     if known.failing:

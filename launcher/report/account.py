@@ -7,6 +7,7 @@ and stood still for checkpoints, and the others waited with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -83,18 +84,29 @@ def account_of(record: RunRecord) -> Account:
             moved_s = min(waited_s, seconds[TRAINING])
             seconds[TRAINING] -= moved_s
             seconds[part] += moved_s
+    total = {part: sum(each[part] for each in by_rank.values()) for part in PARTS}
+    total[START] += sum(_unbegun_s(record))
     return Account(
-        num_ranks=len(by_rank),
+        num_ranks=len(by_rank) or max((each.num_ranks for each in record.starts), default=0),
         wall_s=record.wall_s,
-        seconds={part: sum(each[part] for each in by_rank.values()) for part in PARTS},
+        seconds=total,
     )
+
+
+def _unbegun_s(record: RunRecord) -> Iterator[float]:
+    """Yield the seconds of all ranks of each start in which none came to begin."""
+    for start in record.starts:
+        if not any(start.begin_s <= each.start_s < start.end_s for each in record.spans):
+            yield start.num_ranks * (start.end_s - start.begin_s)
 
 
 def _recovery_windows(record: RunRecord) -> Iterator[_Window]:
     """Yield the stages of each recovery; one that another fault cuts short ends with that."""
     starts = [each.fault_at - record.start for each in record.recoveries]
-    ends = [*starts[1:], record.wall_s]
-    for recovery, start_s, limit_s in zip(record.recoveries, starts, ends, strict=False):
+    nexts = [*starts[1:], math.inf]
+    for recovery, start_s, next_s in zip(record.recoveries, starts, nexts, strict=False):
+        ends_s = [each.end_s for each in record.starts if each.end_s >= start_s]
+        limit_s = min([next_s, *ends_s])
         at_s = start_s
         for part, told_s in _stages(recovery, start_s, limit_s):
             end_s = min(max(told_s, at_s), max(limit_s, at_s))

@@ -148,9 +148,7 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("nodes x workers", f"{job.trainer.num_nodes} x {job.trainer.num_devices}"),
         ("steps", f"{state.num_steps} of {state.max_steps}"),
         *_loss_rows(record),
-        ("begin", _utc_text(record.start)),
-        ("end", _utc_text(record.start + record.wall_s)),
-        ("wall time", format_seconds(record.wall_s)),
+        *_time_rows(record),
     ]
     if (rate := record.samples_per_second) is not None:
         rows.append(("samples per second", f"{rate:.1f}"))
@@ -158,17 +156,28 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
         rows.append(("tokens per second", f"{rate:,.0f}"))
     if steps := [step for line in record.lines for step in line]:
         rows += _last_values(steps[-1])
-    if faults := faults_text(state, record.lost_s, record.wall_s):
+    if faults := faults_text(state, record.recoveries, record.lost_s, record.wall_s):
         rows.append(("faults", faults))
     elif state.generation:
         rows.append(("starts of the workers", str(state.generation + 1)))
     if tiers := checkpoints_text(state.tiers):
         rows.append(("tiers", tiers))
-    if stored := store_text(state, record.start + record.wall_s):
+    if stored := store_text(state, record.end, "before the end"):
         rows.append(("store", stored))
     if state.checkpoint:
         rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
     return rows + [("lost", each) for each in state.losses]
+
+
+def _time_rows(record: RunRecord) -> list[tuple[str, str]]:
+    if not record.starts:
+        return []
+    wall = format_seconds(record.wall_s)
+    if len(record.starts) > 1:
+        between_s = record.end - record.start - record.wall_s
+        wall += f" in {len(record.starts)} starts, {format_seconds(between_s)} between them"
+    times = {"begin": record.start, "end": record.end}
+    return [*((name, _utc_text(at)) for name, at in times.items()), ("wall time", wall)]
 
 
 def _utc_text(seconds: float) -> str:

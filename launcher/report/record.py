@@ -22,6 +22,7 @@ from launcher.monitor.runstate import (
     start_state,
     to_float,
 )
+from launcher.report.starts import Start, cut_starts
 from resilience.events import Event
 
 IDLE = "idle"
@@ -68,15 +69,27 @@ class RunRecord:
     """At the end of the events."""
     start: float
     """Unix seconds."""
-    wall_s: float
+    starts: tuple[Start, ...]
+    """None where there is no event."""
     lines: tuple[tuple[Step, ...], ...]
     """Steps that follow each other, each once; another line begins where the run went back."""
     recoveries: tuple[Recovery, ...]
+    """Of all starts."""
     lost_s: float
     """Seconds from faults to the first steps after them."""
     spans: tuple[Span, ...]
-    """By rank, then by time, without gaps."""
+    """By rank, then by time, without gaps within a start."""
     failures: tuple[str, ...]
+
+    @property
+    def wall_s(self) -> float:
+        """Return how long the run was there, without the time between its starts."""
+        return sum(each.end_s - each.begin_s for each in self.starts)
+
+    @property
+    def end(self) -> float:
+        """Return when the last start ended, in unix seconds."""
+        return self.start + (self.starts[-1].end_s if self.starts else 0.0)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -86,8 +99,11 @@ class RunRecord:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Return the rate between the first and the last step since the run last went back."""
-        steps = [step for step in (self.lines or ((),))[-1] if step.num_samples is not None]
+        """Return the rate of the last start, since the run last went back in it."""
+        line = (self.lines or ((),))[-1]
+        steps = [
+            step for step in line if step.num_samples is not None and step.start == line[-1].start
+        ]
         if len(steps) < 2 or steps[-1].time_s <= steps[0].time_s:
             return None
         num_samples = (steps[-1].num_samples or 0) - (steps[0].num_samples or 0)
@@ -100,24 +116,33 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     ordered = sorted(events, key=lambda event: event.time)
     nodes = list(dict.fromkeys(event.node for event in ordered if event.rank is not None))
     state = reduce(next_state, ordered, start_state(job, nodes))
-    start = state.started_at if state.started_at is not None else _time(ordered[:1])
-    end = state.finished_at if state.finished_at is not None else _time(ordered[-1:])
-    recoveries = state.recoveries
+    starts: list[Start] = []
+    spans: list[Span] = []
+    recoveries: list[Recovery] = []
+    lost_s = 0.0
+    begin = ordered[0].time if ordered else 0.0
+    for own in cut_starts(ordered) if ordered else ():
+        end_s = own[-1].time - begin
+        start = Start(own[0].time - begin, end_s, job.trainer.world_size)
+        starts.append(start)
+        spans += _spans(own, begin, start)
+        found = reduce(next_state, own, start_state(job, nodes)).recoveries
+        recoveries += [
+            replace(each, number=number)
+            for number, each in enumerate(found, start=len(recoveries) + 1)
+        ]
+        lost_s += seconds_lost(found, own[-1].time)
     return RunRecord(
         job=job,
         state=state,
-        start=start,
-        wall_s=end - start,
-        lines=_lines(_steps(ordered, start)),
-        recoveries=recoveries,
-        lost_s=seconds_lost(recoveries, end),
-        spans=_spans(ordered, start, end),
+        start=begin,
+        starts=tuple(starts),
+        lines=_lines(_steps(ordered, begin)),
+        recoveries=tuple(recoveries),
+        lost_s=lost_s,
+        spans=tuple(sorted(spans, key=lambda span: (span.rank, span.start_s))),
         failures=tuple(_failures(ordered)),
     )
-
-
-def _time(events: Sequence[Event]) -> float:
-    return events[0].time if events else 0.0
 
 
 def _failures(events: Iterable[Event]) -> Iterable[str]:
@@ -171,7 +196,8 @@ def _steps(events: Iterable[Event], start: float) -> Iterable[Step]:
 class _Timeline:
     """Turns a rank's events into spans, each of which ends where the next one begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_s: float) -> None:
+        self._begin_s = begin_s
         self._spans: dict[int, list[Span]] = {}
 
     def phase(self, rank: int) -> str | None:
@@ -188,7 +214,7 @@ class _Timeline:
     def begin(self, rank: int, node: str, phase: str, time_s: float) -> None:
         """Begin the first phase of a new worker: until now it was being started."""
         if rank not in self._spans:
-            self.enter(rank, node, STARTING, 0.0)
+            self.enter(rank, node, STARTING, self._begin_s)
         elif self.phase(rank) == IDLE:
             self._spans[rank][-1] = replace(self._spans[rank][-1], node=node, phase=STARTING)
         self.enter(rank, node, phase, time_s)
@@ -214,14 +240,15 @@ class _Timeline:
                     yield replace(span, end_s=end_s)
 
 
-def _spans(events: Iterable[Event], start: float, end: float) -> tuple[Span, ...]:
-    timeline = _Timeline()
+def _spans(events: Iterable[Event], begin: float, start: Start) -> Iterator[Span]:
+    """Yield what each rank did in a start of a run that began at that time."""
+    timeline = _Timeline(start.begin_s)
     for event in events:
         if event.event == "node_lost":
-            timeline.lose(str(event.fields.get("node", event.node)), event.time - start)
+            timeline.lose(str(event.fields.get("node", event.node)), event.time - begin)
         if event.rank is not None:
-            _enter(timeline, event, event.rank, event.time - start)
-    return tuple(timeline.end(end - start))
+            _enter(timeline, event, event.rank, event.time - begin)
+    yield from timeline.end(start.end_s)
 
 
 def _enter(timeline: _Timeline, event: Event, rank: int, time_s: float) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.monitor.checkpoints import checkpoints_text, newest_saved
 from launcher.monitor.duration import format_seconds
+from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import RunState
 from launcher.monitor.storage import storage_text
 from launcher.report.account import Account, account_text
@@ -17,7 +19,7 @@ def summary_text(state: RunState, report: Path | None, account: Account | None =
     rows = {
         "steps": f"{state.num_steps} of {state.max_steps}",
         "loss": loss_text(state.first_loss, state.loss),
-        "faults": faults_text(state, state.seconds_lost, state.wall_s),
+        "faults": faults_text(state, state.recoveries, state.seconds_lost, state.wall_s),
         "tiers": checkpoints_text(state.tiers),
         "wall time": None if state.wall_s is None else format_seconds(state.wall_s),
         "went to": account_text(account) if account else None,
@@ -31,11 +33,11 @@ def summary_text(state: RunState, report: Path | None, account: Account | None =
     return "\n".join(lines)
 
 
-def store_text(state: RunState, now: float | None) -> str | None:
+def store_text(state: RunState, now: float | None, before: str = "ago") -> str | None:
     """Return how far the store was at the end of a run; None where nothing was told of it."""
     newest = newest_saved(state.tiers)
     at = state.storage.stored_at if now is None else now
-    return storage_text(state.storage, newest.step if newest else None, at)
+    return storage_text(state.storage, newest.step if newest else None, at, before)
 
 
 def result_text(state: RunState) -> str:
@@ -44,7 +46,9 @@ def result_text(state: RunState) -> str:
         return "no end on record"
     if state.exit_status == 0:
         return "finished"
-    return f"failed with exit status {state.exit_status}: {state.reason}"
+    # Of a signal it was asked to end by, from whoever: `status` knows who cancelled it.
+    word = "ended" if (state.reason or "").startswith("stopped by ") else "failed"
+    return f"{word} with exit status {state.exit_status}: {state.reason}"
 
 
 def loss_text(first: float | None, last: float | None) -> str | None:
@@ -63,12 +67,13 @@ def fall_percent(first: float, last: float) -> float | None:
     return 100 * (first - last) / abs(first)
 
 
-def faults_text(state: RunState, lost_s: float, wall_s: float | None) -> str | None:
+def faults_text(
+    state: RunState, recoveries: Sequence[Recovery], lost_s: float, wall_s: float | None
+) -> str | None:
     """Return how many faults a run met and what they cost it, None where it met none.
 
     What a run that failed has lost depends on who starts it again, and from where.
     """
-    recoveries = state.recoveries
     if not recoveries:
         return None
     num_injected = sum(recovery.is_injected for recovery in recoveries)

@@ -133,6 +133,7 @@ def _run(
         folder.close()
         return _complain(f"cannot start the process that forks workers: {error}")
     events = output.open_log()
+    events.write("agent_started", start=attempt_name(options.rdzv_id, options.rdzv_attempt))
     note = _noting(events.write, folder) if told else events.write
     kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
     # These import torch, while the pool's processes do so as well.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.job import Job
 from launcher.report.account import PARTS, Account, account_of, account_text
-from launcher.report.page import build_page
+from launcher.report.page import build_page, summary_rows
 from launcher.report.record import build_record
 from launcher.report.summary import summary_text
 from resilience.events import Event, EventLog
@@ -196,13 +197,73 @@ def test_folder_without_a_run_is_refused_for_programs_as_well(tmp_path: Path) ->
     assert "no run in" in refuse(tmp_path, "report", ".", "--json")
 
 
-def test_run_in_which_no_rank_did_anything_has_no_account() -> None:
+def test_run_in_which_no_rank_came_to_begin_was_all_start() -> None:
     events = [event("run_started", 1.0), event("run_finished", 3.0, exit_status=2, reason="no")]
+
+    found = account(events)
+
+    assert (found.num_ranks, found.goodput, found.seconds["start"]) == (4, 0.0, 8.0)
+    assert account_text(found) == "100.0 % start"
+
+
+def test_run_of_which_nobody_has_told_anything_has_no_account_and_no_times() -> None:
+    record = build_record(job(), [])
+
+    assert account_text(account_of(record)) is None
+    assert not {"begin", "end", "wall time"} & dict(summary_rows(record)).keys()
+
+
+def later(events: Sequence[Event], by_s: float, *, start: int) -> list[Event]:
+    """Return the events of another start of a run, which goes on after the first one's steps."""
+    moved = [replace(each, time=each.time + by_s) for each in events]
+    return [
+        replace(
+            each, step=each.step + 8, generation=each.generation + 3,
+            fields={**each.fields, "start": start, "num_samples": 16 * (each.step + 9)},
+        ) if each.event == "step" and each.step is not None
+        else replace(each, generation=each.generation + 3)
+        for each in moved
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("between_s", [1.0, 86400.0])
+def test_time_between_two_starts_is_nobodys(between_s: float) -> None:
+    record = build_record(job(), [*faulty_run(), *later(faulty_run(), 20 + between_s, start=1)])
+    rows = dict(summary_rows(record))
+    found = account_of(record)
+
+    assert found.wall_s == 40.0
+    assert found.seconds == pytest.approx(
+        {part: 2 * seconds for part, seconds in account(faulty_run()).seconds.items()}
+    )
+    assert [each.number for each in record.recoveries] == [1, 2, 3, 4]
+    assert rows["faults"].startswith("4 (2 injected), 8.0 s lost, 20.0 % of the run")
+    assert rows["wall time"].startswith("40 s in 2 starts, ")
+    assert (record.start, record.end) == (100.0, 140.0 + between_s)
+    assert record.samples_per_second == build_record(job(), faulty_run()).samples_per_second
+
+
+def test_starts_that_no_launcher_runs_begin_with_their_first_agent() -> None:
+    """On Slurm and Kubernetes; an agent that comes back belongs to the start that it left."""
+
+    def agent(time: float, start: str) -> Event:
+        return on_node("agent_started", time, -1, start=start)
+
+    own = [each for each in faulty_run() if each.node != "launcher"]
+    second = later(own, 100.0, start=1)
+    events = [
+        agent(99.0, "7-0"), agent(99.2, "7-0"), *own, agent(112.0, "7-0"),
+        on_node("gone", 120.0, 2),
+        agent(199.0, "7-1"), *second, agent(200.0, "7-1"), on_node("gone", 220.0, 5),
+    ]  # fmt: skip
+
     record = build_record(job(), events)
 
-    assert account_of(record).goodput is None
-    assert account_text(account_of(record)) is None
-    assert "Where the time went" not in build_page(record, [], b"packed")
+    assert [(each.begin_s, each.end_s) for each in record.starts] == [(0.0, 21.0), (100.0, 121.0)]
+    wanted = account(faulty_run()).seconds
+    assert account_of(record).seconds == pytest.approx(
+        {part: 2 * wanted[part] + 8.0 * (part == "start") for part in PARTS}
+    )
 
 
 @pytest.mark.slow

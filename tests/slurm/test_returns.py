@@ -155,7 +155,8 @@ def test_each_agent_but_one_is_killed_and_started_again(
     slurm: Slurm, tmp_path: Path, num_standby: int, away_s: int, kept: int
 ) -> None:
     """With the last one that it has started, Slurm takes the job for ended."""
-    max_steps = 300 + 60 * away_s
+    # With a node to spare the run goes on meanwhile; else it waits.
+    max_steps = 300 + 60 * away_s * num_standby
     recipe = make_recipe(num_standby, max_steps)
     job = submit(slurm, tmp_path, recipe)
     nodes = sorted(job.agents())
