@@ -388,7 +388,7 @@ class Loop:
             result = self._steps.take(step, rows, members, group)
             log.wait(blocked_s=self._blocked_s)
             self._stop.note_step(step)
-            log.report(progress.rest["last"])
+            log.report(progress.rest["last"], is_last=bool(result.requests % LEAVE))
             if self._is_recoverable and step == first and members.number > 0:
                 self._events.write("rank_resumed", step=step)
             if result.requests % LEAVE:

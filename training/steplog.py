@@ -58,10 +58,13 @@ class StepLog:
         self._data_wait_s += data_s
         self._blocked_s += blocked_s
 
-    def report(self, last: Mapping[str, Any]) -> None:
-        """Write a step, of which these are the words, if it is one of those to be logged."""
+    def report(self, last: Mapping[str, Any], *, is_last: bool) -> None:
+        """Write a step, of which these are the words, if it is one of those to be logged.
+
+        The one that a run stops after is: what is kept has come so far.
+        """
         step = last["step"]
-        if self._events is None or not self._is_logged(step):
+        if self._events is None or not (is_last or self._is_logged(step)):
             return
         now_s = time.perf_counter()
         duration_s = (now_s - self._last_time_s) / (step - self._last_step)
