@@ -44,7 +44,8 @@ StoreUrl = Annotated[
     str,
     _form(
         r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[!-~]*)?|folder:/[ -~]+|folder:[A-Za-z0-9_-]+",
-        "s3://BUCKET/PREFIX, folder:/PATH or folder:NAME, of plain characters",
+        "s3://BUCKET/PREFIX, folder:/PATH or folder:NAME, of plain characters; "
+        "BUCKET: 3 to 63 of a to z, 0 to 9, '.' and '-'",
     ),
 ]
 HttpUrl = Annotated[

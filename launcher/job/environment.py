@@ -74,9 +74,10 @@ def own_variables(content: Mapping[Any, Any]) -> Iterator[Variable]:
 
 def _network_variables(content: Mapping[Any, Any]) -> Iterator[Variable]:
     """Yield what workers on several nodes need to find each other over the right network."""
-    nodes = _keys_of_several_nodes(content)
-    if not nodes:
+    counts = _keys_of_several_nodes(content)
+    if not counts:
         return
+    nodes = ("cluster.kind", "instance.accelerator", *counts)
     # Beginnings of names: the loopback, and what containers and HyperPod's agent bring along. gloo
     # takes no such list; it is told the interface of the agent's address.
     yield Variable(name="NCCL_SOCKET_IFNAME", value="^lo,docker,veth", follows_from=nodes)
