@@ -103,7 +103,7 @@ def write_files(folder: Path, files: Mapping[str, str], claim: str | None = None
         ) from error
 
 
-def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
+def _replace_files(folder: Path, files: Mapping[str, str], kept: str | None = None) -> None:
     ours = _rendered_before(folder)
     if foreign := [name for name in files if name not in ours and (folder / name).exists()]:
         raise RecipeError(
@@ -111,7 +111,7 @@ def _replace_files(folder: Path, files: Mapping[str, str]) -> None:
             "set run.dir to another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ours - set(files):
+    for name in ours - {*files, kept}:
         (folder / name).unlink(missing_ok=True)
     for name, text in files.items():
         write_whole(folder / name, text)
@@ -149,7 +149,8 @@ def next_job_number(folder: Path) -> int:
 def replace_job(folder: Path, files: Mapping[str, str], number: int) -> None:
     """Put the files of the job with which a run goes on in the place of those before.
 
-    What the run's start before was made of stays in its record, as job-N.json and submitted-N.json.
+    What the run's start before was made of stays in its record, as job-N.json and submitted-N.json;
+    the recipe that the run began with stays where it is.
     The number is that of before the run was looked at: whoever has gone on with it since has taken
     it. Raises OutsideError then, and where the folder cannot be written.
     """
@@ -165,7 +166,7 @@ def replace_job(folder: Path, files: Mapping[str, str], number: int) -> None:
         if (folder / SUBMITTED_FILE).exists():
             text = (folder / SUBMITTED_FILE).read_text("utf-8")
             write_whole(record / f"submitted-{number}.json", text)
-        _replace_files(folder, files)
+        _replace_files(folder, files, kept=RECIPE_FILE)
     except OSError as error:
         raise OutsideError(f"cannot write to {folder}: {error.strerror or error}") from error
 

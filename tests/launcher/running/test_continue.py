@@ -107,6 +107,19 @@ def test_a_failed_run_starts_again_with_what_was_changed(run: Path) -> None:
     assert starts == [digest, job.digest()]
 
 
+def test_a_run_that_goes_on_keeps_the_recipe_that_it_began_with(run: Path) -> None:
+    end(run, 7)
+    begun = (run / "recipe.yaml").read_text()
+
+    assert go_on(run, "trainer.optimizer.lr=0.01").status == 7
+
+    assert (run / "recipe.yaml").read_text() == begun
+    again = launch(f"recipe={run}/recipe.yaml", "run.dir=again", folder=run.parent.parent)
+    assert again.status == 0, again.err
+    assert launch("report", str(run), folder=run.parent).status == 0
+    assert "resilience/tiered=ram trainer.max_steps=60" in (run / "report.html").read_text()
+
+
 def test_a_run_without_a_state_does_not_go_on(tmp_path: Path) -> None:
     prepare(tmp_path)
     run = start_run(tmp_path, "resilience.tiered=null")
