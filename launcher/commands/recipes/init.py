@@ -8,6 +8,7 @@ from pathlib import Path
 
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
+from launcher.paths import find_folders, shipped_folder
 
 _SLURM = """\
 # What every job on our cluster needs; choose it with cluster=ours. Each line of a # is a key that
@@ -73,8 +74,18 @@ def print_init(arguments: Sequence[str], start: Path) -> int:
     Raises RecipeError and OSError.
     """
     kind = arguments[0] if arguments else "slurm"
-    if len(arguments) > 1 or kind not in _PROFILES:
+    if len(arguments) > 1:
+        raise RecipeError(
+            f"init takes one kind of cluster, not {len(arguments)}: {' '.join(arguments)}"
+        )
+    if kind not in _PROFILES:
         raise RecipeError(f"init takes a kind of cluster, not {kind!r}; {nearest(kind, _PROFILES)}")
+    found, here = find_folders(start), (start.resolve(), shipped_folder())
+    if above := [each for each in (*found.conf, *found.recipes) if each.parent not in here]:
+        raise RecipeError(
+            f"{above[0]} is your repository's, and files here would hide its own; run init in "
+            f"{above[0].parent}"
+        )
     files = {
         "conf/cluster/ours.yaml": _PROFILES[kind],
         "recipes/ours/first.yaml": _RECIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 from pathlib import Path
 
 import pytest
@@ -282,7 +283,7 @@ def test_words_that_check_does_not_take_are_refused(
     ("words", "message"),
     [
         (["init", "slrm"], "init takes a kind of cluster, not 'slrm'; closest: 'slurm'"),
-        (["init", "slurm", "k8s"], "init takes a kind of cluster"),
+        (["init", "slurm", "k8s"], "init takes one kind of cluster, not 2: slurm k8s\n"),
         (["history"], "history takes a recipe's name"),
         (["history", "llama/llama3_tiny"], "no versions of 'llama/llama3_tiny' are kept; closest"),
         (["freeze"], "freeze takes recipe=NAME and overrides"),
@@ -359,6 +360,24 @@ def test_a_profile_that_init_writes_is_one_of_its_kind(tmp_path: Path) -> None:
     rendered = launch("recipe=ours/first", "cluster=ours", folder=tmp_path)
     assert rendered.status == 0, rendered.err
     assert (tmp_path / "runs" / "first" / "manifest.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["conf", "recipes"])
+def test_init_below_a_folder_with_the_teams_files_is_refused(tmp_path: Path, name: str) -> None:
+    """Not where a repository alone is above: a folder of it may hold the team's files."""
+    (tmp_path / ".git").mkdir()
+    below = tmp_path / "experiments" / "lr"
+    below.mkdir(parents=True)
+    assert launch("init", folder=below).status == 0
+    shutil.rmtree(below)
+    below.mkdir()
+    (tmp_path / name).mkdir()
+
+    message = refuse(below, "init", "k8s")
+
+    assert f"{tmp_path / name} is your repository's" in message
+    assert f"run init in {tmp_path}\n" in message
+    assert launch("init", "k8s", folder=tmp_path).status == 0
 
 
 def test_init_in_a_folder_that_refuses_ends_in_its_own_words(tmp_path: Path) -> None:
