@@ -109,7 +109,7 @@ def test_a_repository_begins_as_the_page_says(repository: Path) -> None:
     assert "ours/first is version 2 now\n" in done.stdout
     assert "  trainer.max_steps: 20 -> 30\n" in done.stderr
     assert done.stdout.endswith(
-        "left as it is: conf/cluster/ours.yaml\nleft as it is: recipes/ours/first.yaml\n"
+        "left as it is: conf/cluster/ours.yaml, for slurm\nleft as it is: recipes/ours/first.yaml\n"
         "left as it is: .pre-commit-config.yaml\nnext: launcher check --update -m 'as it begins'\n"
     )
     assert "max_steps: 30" in (repository / "recipes/ours/first.yaml").read_text()

@@ -37,9 +37,9 @@ def resolve_recipe(
     What says how and where it is run is left out. Raises RecipeError, also where no job can be made
     of it; one that leaves values to whoever runs it may break rules that join them.
     """
-    kept = own_overrides(overrides)
+    paths = [word for word in overrides if word.lstrip("+").startswith("hydra.searchpath=")]
     with Loaded.record() as loaded:
-        config, choice = compose_choice(recipe, kept, start)
+        config, choice = compose_choice(recipe, [*paths, *own_overrides(overrides)], start)
     # What was kept is as it was, whatever the rules are by now.
     if choice.frozen is None and not any(missing_keys(OmegaConf.to_container(config))):
         request_from_config(config)

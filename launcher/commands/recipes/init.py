@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ repos:
         files: ^(conf|recipes)/
 """
 _PROFILES = {"slurm": _SLURM, "k8s": _K8S}
+_KIND = re.compile(r"^ *- (slurm|k8s|local)$", re.MULTILINE)
 
 
 def print_init(arguments: Sequence[str], start: Path) -> int:
@@ -94,8 +96,11 @@ def print_init(arguments: Sequence[str], start: Path) -> int:
     for name, text in files.items():
         path = start / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        word = "wrote" if _write_new(path, text) else "left as it is:"
-        sys.stdout.write(f"{word} {name}\n")
+        is_new = _write_new(path, text)
+        there = "" if is_new or not path.is_file() else path.read_text("utf-8", "replace")
+        found_kind = _KIND.search(there)
+        of_kind = f", for {found_kind[1]}" if found_kind else ""
+        sys.stdout.write(f"{'wrote' if is_new else 'left as it is:'} {name}{of_kind}\n")
     sys.stdout.write("next: launcher check --update -m 'as it begins'\n")
     return 0
 

@@ -380,6 +380,15 @@ def test_init_below_a_folder_with_the_teams_files_is_refused(tmp_path: Path, nam
     assert launch("init", "k8s", folder=tmp_path).status == 0
 
 
+def test_init_says_for_which_kind_the_profile_is_that_it_leaves(tmp_path: Path) -> None:
+    assert launch("init", "slurm", folder=tmp_path).status == 0
+
+    ended = launch("init", "k8s", folder=tmp_path)
+
+    assert "left as it is: conf/cluster/ours.yaml, for slurm\n" in ended.out
+    assert "left as it is: recipes/ours/first.yaml\n" in ended.out
+
+
 def test_init_in_a_folder_that_refuses_ends_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "conf").write_text("a file")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -219,6 +220,19 @@ def test_what_is_frozen_again_keeps_its_overrides(tmp_path: Path) -> None:
     again = freeze(tmp_path, "b.yaml", "recipe=a.yaml")
 
     assert again.read_text() == first.read_text()
+
+
+def test_what_is_frozen_with_a_further_folder_of_groups_needs_it_no_more(tmp_path: Path) -> None:
+    further = tmp_path / "further"
+    (further / "model").mkdir(parents=True)
+    (further / "model/bigger.yaml").write_text("defaults: [llama3_tiny, _self_]\nnum_layers: 5\n")
+    freeze(tmp_path, "f.yaml", TINY, "model=bigger", f"hydra.searchpath=[file://{further}]")
+    shutil.rmtree(further)
+
+    ended = launch("recipe=f.yaml", "run.dir=run", folder=tmp_path)
+
+    assert ended.status == 0, ended.err
+    assert '"num_layers": 5' in (tmp_path / "run" / "job.json").read_text()
 
 
 @pytest.mark.parametrize("is_first", [True, False])
