@@ -58,6 +58,8 @@ class Frozen:
     """Of its content, as the file's second line has it; empty where there is none."""
     launcher: str = field(default=VERSION, compare=False)
     """The version of the launcher that froze it; empty where the file does not say."""
+    path: Path | None = field(default=None, compare=False)
+    """The file that it was read from."""
 
     def content_sum(self) -> str:
         """Return the SHA-256 of its overrides and files, without the recipes' descriptions."""
@@ -158,6 +160,7 @@ def read_frozen(path: Path) -> Frozen:
         overrides=tuple(overrides),
         written_sum=head["sum"] or "",
         launcher=head["launcher"] or "",
+        path=path,
     )
     _check_schema(frozen, path)
     if frozen.written_sum not in ("", frozen.content_sum()):

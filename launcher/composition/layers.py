@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
 from launcher.composition.recipe_file import GROUP
+from launcher.composition.search import FrozenSource
 from launcher.composition.yaml_size import read_yaml_text
 from launcher.paths import readable_path
 from launcher.provenance.fold import FileLayer, Origin, OverrideLayer
@@ -51,7 +53,7 @@ def read_layers(
         package = _package(default, loaded)
         if loaded is not None and package[:1] != [HYDRA]:
             layers.append(_file_layer(loaded, package, default, chosen, start))
-    return [*layers, *_override_layers(found.config_overrides)]
+    return [*layers, *_override_layers(found.config_overrides, start)]
 
 
 class _Choices:
@@ -115,7 +117,10 @@ def _path_of(loaded: ConfigResult, name: str) -> Path | None:
     return Path(folder, f"{name}.yaml").absolute() if scheme in {"recipes", "file"} else None
 
 
-def _override_layers(overrides: Sequence[Override]) -> Iterator[OverrideLayer]:
+def _override_layers(overrides: Sequence[Override], start: Path) -> Iterator[OverrideLayer]:
+    frozen = FrozenSource.frozen
+    # They come before those of the command line.
+    of_file = list(frozen.overrides) if frozen else []
     for each in overrides:
         place = tuple(each.key_or_group.split("."))
         if place[0] == HYDRA:
@@ -124,6 +129,10 @@ def _override_layers(overrides: Sequence[Override]) -> Iterator[OverrideLayer]:
         text = each.input_line or each.key_or_group
         is_shown = is_same(masked(value, place), value)
         origin = Origin(override=text if is_shown else f"{text.partition('=')[0]}={NOT_SHOWN}")
+        if frozen and frozen.path and text in of_file:
+            of_file.remove(text)
+            name = readable_path(frozen.path, start)
+            origin = replace(origin, file=name, path=str(frozen.path), is_recipe=True)
         yield OverrideLayer(place, value, origin, is_deletion=each.is_delete())
 
 

@@ -136,6 +136,19 @@ def test_an_override_is_told_with_all_that_it_replaced(tmp_path: Path) -> None:
     )
 
 
+def test_an_override_of_a_frozen_file_comes_from_that_file(tmp_path: Path) -> None:
+    frozen = launch("freeze", f"recipe={TINY}", "trainer.max_steps=9", folder=tmp_path)
+    (tmp_path / "short.yaml").write_text(frozen.out)
+    words = ("explain", "recipe=short.yaml", "trainer.max_steps")
+
+    ended = launch(*words, folder=tmp_path)
+    again = launch(*words, "trainer.max_steps=9", folder=tmp_path)
+
+    line = "from short.yaml (trainer.max_steps=9)\n"
+    assert f"trainer.max_steps: 9\n  {line}  replaced 200, " in ended.out
+    assert f"  from command line, trainer.max_steps=9\n  replaced 9, {line}" in again.out
+
+
 def test_a_reference_is_told_with_what_it_refers_to(tmp_path: Path) -> None:
     ended = launch(
         "explain", f"recipe={CHECKPOINTLESS}", "cluster.checkpoint_store_url=s3://b/runs",
