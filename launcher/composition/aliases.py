@@ -6,7 +6,7 @@ that has the old name by now comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.errors import RecipeError
@@ -33,6 +33,24 @@ def find_renamed(name: str, folders: Sequence[Path]) -> str | None:
             f"{path}: {seen[-2]!r} is {seen[-1]!r} there, and no recipe has this name"
         )
     return None
+
+
+def check_aliases(folder: Path, folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Yield each old name that a folder says in vain, with the reason."""
+    path = folder / ALIASES_FILE
+    try:
+        names = _read_aliases(path) if path.is_file() else {}
+    except RecipeError as error:
+        yield ALIASES_FILE, str(error)
+        return
+    for name in names:
+        if any((each / f"{name}.yaml").is_file() for each in folders):
+            yield name, f"{path}: a recipe has this name by now; remove one of the two"
+            continue
+        try:
+            find_renamed(name, folders)
+        except RecipeError as error:
+            yield name, str(error)
 
 
 def _find_entry(name: str, folders: Sequence[Path]) -> tuple[Path, str] | None:

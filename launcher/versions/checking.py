@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import SCHEMA_VERSION
+from launcher.composition.aliases import check_aliases
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import frozen_path, frozen_versions, read_frozen
 from launcher.composition.recipe_file import find_recipe
@@ -91,7 +92,9 @@ class Checker:
             yield f"is version {number}, and {LOCK_FILE} has {versions[-1].version}; {_RAISE}"
 
     def check_folder(self) -> Iterator[Finding]:
-        """Yield what is kept and belongs to no recipe of the lock."""
+        """Yield what is kept and belongs to no recipe of the lock, and old names of no recipe."""
+        for name, problem in check_aliases(self.folder, self._folders):
+            yield Finding(subject=name, lines=(problem,))
         for path in find_unnamed(self.folder, self.lock):
             text = f"{LOCK_FILE} does not name it; get the lock back from your repository"
             yield Finding(subject=str(path), lines=(f"{text}, or remove the file",))

@@ -86,8 +86,10 @@ def test_file_that_has_the_old_name_by_now_comes_first(team: Path) -> None:
 def test_versions_from_before_and_after_a_new_name_are_found_by_both(team: Path) -> None:
     (team / "recipes/ours/new.yaml").rename(team / "recipes/ours/old.yaml")
     write(team, "ours/old", "llama/llama3_tiny_pretrain", 30)
+    aliases(team, "{}")
     assert launch("check", "--update", "-m", "first", folder=team).status == 0
     (team / "recipes/ours/old.yaml").unlink()
+    aliases(team, "ours/old: ours/new")
     write(team, "ours/new", "llama/llama3_tiny_pretrain", 40)
     text = (team / "recipes/ours/new.yaml").read_text()
     (team / "recipes/ours/new.yaml").write_text(text.replace("version: 1", "version: 2"))
@@ -120,6 +122,32 @@ def test_aliases_that_lead_nowhere_are_named_with_their_file(
 
     assert message in told
     assert "recipes/_aliases.yaml" in told
+    kept = launch("check", "--update", "-m", "why", folder=team)
+    checked = launch("check", folder=team)
+    assert (kept.status, checked.status) == (1, 1)
+    assert message in checked.err
+    assert "recipes/_aliases.yaml" in checked.err
+
+
+def test_check_names_an_old_name_that_a_recipe_has_by_now(team: Path) -> None:
+    assert launch("check", "--update", "-m", "first", folder=team).status == 0
+    write(team, "ours/old", "llama/llama3_tiny_pretrain", 70)
+
+    assert launch("check", "--update", "-m", "why", folder=team).status == 1
+    ended = launch("check", folder=team)
+
+    assert ended.status == 1
+    assert ended.err == (
+        f"ours/old: {team}/recipes/_aliases.yaml: a recipe has this name by now; remove one of "
+        "the two\n"
+    )
+
+
+def test_old_name_can_be_compared(team: Path) -> None:
+    ended = launch("diff", "ours/oldest", "llama/llama3_tiny_pretrain", folder=team)
+
+    assert ended.status == 1, ended.err
+    assert "trainer.max_steps: 30 -> 200\n" in ended.out
 
 
 def test_unknown_name_is_answered_as_ever(team: Path) -> None:

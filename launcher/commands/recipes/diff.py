@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.sight import RUNS_FOLDER, run_folders
+from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.compose import compose_recipe, fold_recipe
 from launcher.composition.shown import shown_content, written_content
@@ -59,12 +60,13 @@ def _find_run(word: str, start: Path) -> Path | None:
 
     None where a recipe is named. Raises RecipeError for anything else.
     """
-    recipes = list_recipes(find_folders(start).recipes)
+    folders = find_folders(start).recipes
+    recipes = list_recipes(folders)
     for folder in (start / word, start / RUNS_FOLDER / word):
         if word and (folder / JOB_FILE).is_file():
             return folder / JOB_FILE
-    is_known = word.partition("@")[0] in recipes
-    if word.endswith((".yaml", ".yml")) or is_known:
+    name = word.partition("@")[0]
+    if word.endswith((".yaml", ".yml")) or name in recipes or find_renamed(name, folders):
         return None
     if (start / word).is_dir():
         raise RecipeError(f"folder {word!r} holds no run: it has no {JOB_FILE}")
