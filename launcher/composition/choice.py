@@ -131,25 +131,25 @@ def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
     name, at, number = value.partition("@")
     if not at and not value.endswith(_SUFFIXES):
         return None
-    from launcher.composition.frozen import frozen_path, frozen_versions, is_frozen
-    from launcher.versions.folder import find_unfit, read_lock
+    from launcher.composition.frozen import frozen_path, is_frozen
+    from launcher.versions.folder import find_unfit, kept_versions, read_lock
     from launcher.versions.lock import LOCK_FILE, find_version
 
     if value.endswith(_SUFFIXES):
         path = (start / value).resolve()
         return path if is_frozen(path) else None
-    versions = frozen_versions(name, folders) if _NAME.fullmatch(name) else []
+    versions = kept_versions(name, folders) if _NAME.fullmatch(name) else {}
     if number not in map(str, versions) and (new := find_renamed(name, folders)):
         # What it was before it was renamed is kept under its old name.
-        name, versions = new, frozen_versions(new, folders)
+        name, versions = new, kept_versions(new, folders)
     if not versions:
         known = list_recipes(folders)
         hint = "it has no version that was kept" if name in known else nearest(name, known)
         raise RecipeError(f"no recipe {value!r}; {hint}")
     if not re.fullmatch(r"[1-9]\d*", number) or int(number) not in versions:
-        shown = ", ".join(map(str, versions))
+        shown = ", ".join(map(str, sorted(versions)))
         raise RecipeError(f"no version {number!r} of recipe {name!r}; allowed: {shown}")
-    folder = next(f for f in folders if frozen_path(f, name, int(number)).is_file())
+    folder = versions[int(number)]
     version = find_version(read_lock(folder).get(name, ()), int(number))
     problem = find_unfit(folder, name, version) if version else f"{LOCK_FILE} does not name it"
     if problem:

@@ -165,7 +165,8 @@ def read_frozen(path: Path) -> Frozen:
     _check_schema(frozen, path)
     if frozen.written_sum not in ("", frozen.content_sum()):
         raise RecipeError(
-            f"{path} was changed since it was frozen; remove its line '# content' to use it so"
+            f"{path} was changed since it was frozen; to use it so, copy it without its line "
+            "'# content', and choose the copy as recipe=FILE.yaml"
         )
     if ROOT_FILE not in frozen.files:
         raise RecipeError(f"{path}: files has no {ROOT_FILE}, which is the recipe's own")

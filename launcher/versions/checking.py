@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher import SCHEMA_VERSION
 from launcher.composition.aliases import check_aliases
 from launcher.composition.choice import list_recipes
-from launcher.composition.frozen import frozen_path, frozen_versions, read_frozen
+from launcher.composition.frozen import Frozen, frozen_path, frozen_versions, read_frozen
 from launcher.composition.recipe_file import find_recipe
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
@@ -19,6 +19,7 @@ from launcher.versions.digest import changed_keys
 from launcher.versions.folder import (
     find_unfit,
     find_unnamed,
+    kept_versions,
     read_lock,
     write_frozen,
     write_lock,
@@ -27,6 +28,9 @@ from launcher.versions.lock import LOCK_FILE, Version, find_version, with_versio
 from launcher.versions.resolved import Resolved, raised_text, resolve_recipe, with_number
 from resilience.whole_files import replace_text
 
+_UNNAMED = (
+    f"{LOCK_FILE} does not name it; get the lock back from your repository, or remove the file"
+)
 _RAISE = "`check --update -m WHY` raises its version"
 
 
@@ -83,7 +87,12 @@ class Checker:
         known = find_version(versions, number)
         if known is None:
             last = f", whose newest is {versions[-1].version}" if versions else ""
-            yield f"version {number} is not in {LOCK_FILE}{last}; `check --update -m WHY` adds it"
+            new = self._next_number(name, now)
+            if not versions and new > number:
+                last = f", and {name}@{new - 1} is the recipe whose place it takes"
+            yield (
+                f"version {number} is not in {LOCK_FILE}{last}; `check --update -m WHY` adds {new}"
+            )
         elif known.digest != now.frozen.digest:
             before = resolve_recipe(f"{name}@{number}", start=self._start)
             yield f"is not what version {number} was; {_RAISE}"
@@ -91,13 +100,33 @@ class Checker:
         elif number != versions[-1].version:
             yield f"is version {number}, and {LOCK_FILE} has {versions[-1].version}; {_RAISE}"
 
+    def _next_number(self, name: str, now: Resolved) -> int:
+        """Return the number of a version that is added now: none that the name has had.
+
+        Those of a recipe of another folder, whose place this one takes, are among them.
+        """
+        behind = self._folders[self._folders.index(self.folder) + 1 :]
+        named = [each.version for each in self.lock.get(name, ())]
+        return max([now.frozen.version - 1, *named, *kept_versions(name, behind)]) + 1
+
+    def _check_lock(self, new: Frozen) -> None:
+        """Raise RecipeError where the lock is lost, or names a kept version of the recipe no more.
+
+        An update that was killed has left the file of the version that is new now.
+        """
+        numbers = frozen_versions(new.name, [self.folder])
+        own = [frozen_path(self.folder, new.name, number) for number in numbers]
+        for path in find_unnamed(self.folder, self.lock):
+            is_left = path in own and read_frozen(path).digest == new.digest
+            if not self.lock or (path in own and not is_left):
+                raise RecipeError(f"{path}: {_UNNAMED}")
+
     def check_folder(self) -> Iterator[Finding]:
         """Yield what is kept and belongs to no recipe of the lock, and old names of no recipe."""
         for name, problem in check_aliases(self.folder, self._folders):
             yield Finding(subject=name, lines=(problem,))
         for path in find_unnamed(self.folder, self.lock):
-            text = f"{LOCK_FILE} does not name it; get the lock back from your repository"
-            yield Finding(subject=str(path), lines=(f"{text}, or remove the file",))
+            yield Finding(subject=str(path), lines=(_UNNAMED,))
 
     def update(self, name: str, why: str, today: datetime.date) -> str:
         """Keep a recipe as it is now under a version of its own; returns in words what was done.
@@ -111,14 +140,9 @@ class Checker:
         if known and known.digest == now.frozen.digest and known == versions[-1]:
             write_frozen(self.folder, now.frozen)
             return f"has the file of version {known.version} again"
-        newest = max((each.version for each in versions), default=0)
-        number = max(now.frozen.version, newest + 1)
+        number = self._next_number(name, now)
         kept = with_number(now, number).frozen
-        # A version is never written over, though a lock that was lost names it no more.
-        kept_path = frozen_path(self.folder, name, number)
-        if kept_path.is_file() and read_frozen(kept_path).digest != kept.digest:
-            number = max(frozen_versions(name, (self.folder,))) + 1
-            kept = with_number(now, number).frozen
+        self._check_lock(kept)
         path = self.folder / f"{name}.yaml"
         # Before anything is written: not every file can be given another number.
         text = raised_text(path, number) if number != now.frozen.version else None

@@ -11,6 +11,7 @@ from launcher.composition.frozen import (
     Frozen,
     frozen_path,
     frozen_text,
+    frozen_versions,
     read_frozen,
     read_sum,
 )
@@ -62,6 +63,19 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
     if not frozen.written_sum:
         return f"{path} was changed since it was frozen"
     return None
+
+
+def kept_versions(name: str, folders: Iterable[Path]) -> dict[int, Path]:
+    """Return the versions of a recipe that folders keep, each with the first folder that does.
+
+    What a lock names is kept, though its file be lost. Raises RecipeError.
+    """
+    found: dict[int, Path] = {}
+    for folder in folders:
+        named = [each.version for each in read_lock(folder).get(name, ())]
+        for number in (*named, *frozen_versions(name, [folder])):
+            found.setdefault(number, folder)
+    return found
 
 
 def find_kept_sum(name: str, version: int, folders: Iterable[Path]) -> str | None:

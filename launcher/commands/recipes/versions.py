@@ -95,11 +95,12 @@ def print_history(arguments: Sequence[str], start: Path) -> int:
         raise RecipeError("history takes a recipe's name; `list` shows them")
     (name,) = arguments
     locks = [read_lock(folder) for folder in find_folders(start).recipes]
-    versions = next((lock[name] for lock in locks if name in lock), None)
-    if versions is None:
+    # A team's recipe of a shipped one's name goes on with its numbers.
+    versions = {each.version: each for lock in reversed(locks) for each in lock.get(name, ())}
+    if not versions:
         known = sorted({each for lock in locks for each in lock})
         raise RecipeError(f"no versions of {name!r} are kept; {nearest(name, known)}")
-    for each in versions:
+    for _, each in sorted(versions.items()):
         sys.stdout.write(f"{name}@{each.version}  {each.date}  {each.digest[:12]}  {each.change}\n")
     return 0
 

@@ -125,10 +125,14 @@ def test_a_version_that_was_raised_by_hand_is_added(team: Path) -> None:
 
     ended = check(team)
     assert ended.status == 1
-    assert "a/one: version 5 is not in recipes.lock, whose newest is 1; " in ended.err
+    words = "is not in recipes.lock, whose newest is"
+    assert f"a/one: version 5 {words} 1; `check --update -m WHY` adds 5\n" in ended.err
 
     assert check(team, "--update", "-m", "by hand").out.startswith("a/one is version 5 now\n")
     assert "version: 5" in path.read_text()
+    change(path, "  version: 5\n", "  version: 2\n")
+    assert f"a/one: version 2 {words} 5; `check --update -m WHY` adds 6\n" in check(team).err
+    assert check(team, "--update", "-m", "lower").out.startswith("a/one is version 6 now\n")
 
 
 def test_a_version_that_was_taken_back_is_wrong(team: Path) -> None:
@@ -148,7 +152,9 @@ def test_frozen_files_that_are_gone_or_of_nobody_are_named(team: Path) -> None:
     ended = check(team)
 
     assert ended.status == 1
-    assert f"{below}/one@1.yaml is not there, and recipes.lock names it" in ended.err
+    lost = f"{below}/one@1.yaml is not there, and recipes.lock names it"
+    assert lost in ended.err
+    assert f"recipe 'a/one@1' cannot be used: {lost}" in refuse(team, "recipe=a/one@1")
     assert f"{below}/three@1.yaml: recipes.lock does not name it; get the lock back" in ended.err
 
 
@@ -167,18 +173,78 @@ def test_lost_file_of_the_version_that_a_recipe_still_is_is_written_again(team: 
     assert (team / "recipes/recipes.lock").read_text() == lock, "it is no new version"
 
 
-def test_version_that_a_lost_lock_names_no_more_is_not_written_over(team: Path) -> None:
-    kept_text = (team / "recipes/.versions/a/one@1.yaml").read_text()
-    (team / "recipes/recipes.lock").unlink()
-    change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_no_lock_is_begun_where_one_was_lost(team: Path, is_changed: bool) -> None:
+    lock = team / "recipes/recipes.lock"
+    text = lock.read_text()
+    lock.unlink()
+    if is_changed:
+        change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
+    (team / "recipes/a/new.yaml").write_text(RECIPE.format(name="a/new"))
+    before = everything(team)
 
     ended = check(team, "--update", "-m", "longer")
 
-    assert "a/one is version 2 now\n" in ended.out
-    assert "a/two is version 1 now\n" in ended.out
-    assert (team / "recipes/.versions/a/one@1.yaml").read_text() == kept_text
+    assert (ended.status, ended.out) == (1, "")
     assert "a/one@1.yaml: recipes.lock does not name it; get the lock back" in ended.err
-    assert ended.status == 1
+    assert everything(team) == before
+    lock.write_text(text)
+    assert check(team, "--update", "-m", "longer").status == 0
+
+
+def test_version_that_the_lock_of_an_older_day_does_not_name_is_not_lost(team: Path) -> None:
+    lock = team / "recipes/recipes.lock"
+    text = lock.read_text()
+    for number in (40, 50):
+        change(team / "recipes/a/one.yaml", f"max_steps: {number - 10}", f"max_steps: {number}")
+        assert check(team, "--update", "-m", "longer").status == 0
+    lock.write_text(text)
+    before = everything(team)
+
+    ended = check(team, "--update", "-m", "longer")
+
+    assert (ended.status, ended.out) == (1, "")
+    assert "a/one@2.yaml: recipes.lock does not name it; get the lock back" in ended.err
+    assert everything(team) == before
+
+
+def test_recipe_of_a_shipped_ones_name_goes_on_with_its_numbers(team: Path) -> None:
+    """NAME@1 is the shipped one before and after."""
+    name = "llama/llama3_tiny_pretrain"
+    shipped = (shipped_folder() / f"recipes/{name}.yaml").read_text()
+    path = team / f"recipes/{name}.yaml"
+    path.parent.mkdir()
+    path.write_text(shipped.replace("max_steps: 200", "max_steps: 90"))
+
+    told = check(team, name).err
+    assert f"version 1 is not in recipes.lock, and {name}@1 is the recipe whose place" in told
+    assert "adds 2\n" in told
+    assert f"{name} is version 2 now\n" in check(team, "--update", "-m", "shorter").out
+
+    assert check(team).status == 0
+    for number, max_steps in ((1, 200), (2, 90)):
+        words = (f"recipe={name}@{number}", f"run.dir=run-{number}")
+        assert launch(*words, folder=team).status == 0
+        assert f'"max_steps": {max_steps},' in (team / f"run-{number}/job.json").read_text()
+    lines = launch("history", name, folder=team).out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [f"{name}@1", f"{name}@2"]
+
+
+def test_copy_of_a_version_that_was_changed_can_be_used(team: Path) -> None:
+    kept_file = team / "recipes/.versions/a/one@1.yaml"
+    change(kept_file, "max_steps: 30", "max_steps: 40")
+    message = refuse(team, "recipe=a/one@1")
+    assert "to use it so, copy it without its line '# content', and choose the copy as" in message
+
+    lines = kept_file.read_text().splitlines(keepends=True)
+    (team / "copy.yaml").write_text("".join(e for e in lines if not e.startswith("# content")))
+    assert launch("recipe=copy.yaml", "run.dir=run", folder=team).status == 0
+
+    assert '"max_steps": 40,' in (team / "run/job.json").read_text()
 
 
 @pytest.mark.parametrize(
