@@ -69,11 +69,14 @@ def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
 
 def _print_report(arguments: Sequence[str], start: Path) -> None:
     """Make a run's page again and print its path, or print what it tells as JSON."""
+    from launcher.commands.sight import find_run
     from launcher.report import read_report, write_report
 
     words = [word for word in arguments if word != "--json"]
+    if unknown := [word for word in words if word.startswith("-")]:
+        raise RecipeError(f"report has no option {unknown[0]!r}; allowed: --json")
     _expect(words, 1, "report")
-    folder = start / words[0]
+    folder = find_run(words[0], start).path
     is_json = len(words) < len(arguments)
     sys.stdout.write(read_report(folder).to_json() if is_json else f"{write_report(folder)}\n")
 

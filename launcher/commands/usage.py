@@ -17,7 +17,7 @@ usage: python -m launcher recipe=NAME [cluster=local|slurm|k8s] [action=render|r
        python -m launcher plan recipe=NAME [KEY=VALUE ...]
                                                         memory and time that it would take
        python -m launcher schema                        JSON Schema of a recipe, for editors
-       python -m launcher report FOLDER [--json]        make a run's report again
+       python -m launcher report RUN [--json]           make a run's report again
        python -m launcher runs [FOLDER]                 the runs below ./runs, a line each
        python -m launcher status RUN                    how a run stands
        python -m launcher logs RUN [--rank N] [-f]      what it prints
@@ -129,12 +129,12 @@ usage: python -m launcher schema
   line `yaml-language-server` in the shipped ones.
 """,
     "report": """\
-usage: python -m launcher report FOLDER [--json]
+usage: python -m launcher report RUN [--json]
 
-  Make report.html of the run whose events.jsonl lies in FOLDER again, and print its path. With
-  --json print what it tells instead, for programs: steps, rates, faults, and the seconds of all
-  ranks in training, start, data wait, checkpoint stall, detection, teardown, repair, lost work and
-  stop.
+  Make report.html of a run again from its events.jsonl, and print its path. With --json print what
+  it tells instead, for programs: steps, rates, faults, and the seconds of all ranks in training,
+  start, data wait, checkpoint stall, detection, teardown, repair, lost work and stop. RUN is a
+  run's folder, or its name below ./runs.
 """,
     "runs": """\
 usage: python -m launcher runs [FOLDER]

@@ -28,9 +28,7 @@ from launcher.versions.lock import LOCK_FILE, Version, find_version, with_versio
 from launcher.versions.resolved import Resolved, raised_text, resolve_recipe, with_number
 from resilience.whole_files import replace_text
 
-_UNNAMED = (
-    f"{LOCK_FILE} does not name it; get the lock back from your repository, or remove the file"
-)
+_UNNAMED = f"{LOCK_FILE} does not name it; get the lock back from your repository"
 _RAISE = "`check --update -m WHY` raises its version"
 
 
@@ -119,14 +117,14 @@ class Checker:
         for path in find_unnamed(self.folder, self.lock):
             is_left = path in own and read_frozen(path).digest == new.digest
             if not self.lock or (path in own and not is_left):
-                raise RecipeError(f"{path}: {_UNNAMED}")
+                raise RecipeError(f"{path}: {_UNNAMED}, or remove the file")
 
     def check_folder(self) -> Iterator[Finding]:
         """Yield what is kept and belongs to no recipe of the lock, and old names of no recipe."""
         for name, problem in check_aliases(self.folder, self._folders):
             yield Finding(subject=name, lines=(problem,))
         for path in find_unnamed(self.folder, self.lock):
-            yield Finding(subject=str(path), lines=(_UNNAMED,))
+            yield Finding(subject=str(path), lines=(f"{_UNNAMED}, or remove the file",))
 
     def update(self, name: str, why: str, today: datetime.date) -> str:
         """Keep a recipe as it is now under a version of its own; returns in words what was done.

@@ -194,7 +194,20 @@ def test_account_is_in_the_page_in_the_last_lines_and_for_programs(tmp_path: Pat
 
 
 def test_folder_without_a_run_is_refused_for_programs_as_well(tmp_path: Path) -> None:
-    assert "no run in" in refuse(tmp_path, "report", ".", "--json")
+    assert "no run '.'" in refuse(tmp_path, "report", ".", "--json")
+
+
+def test_report_takes_a_runs_name_and_names_an_option_that_it_does_not_know(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    write_run(tmp_path / "runs/r1", faulty_run())
+
+    by_name = launch("report", "r1", "--json", folder=tmp_path)
+
+    assert by_name == launch("report", "runs/r1", "--json", folder=tmp_path)
+    assert json.loads(by_name.out)["num_faults"] == 2
+    assert "no run 'r2'; allowed: r1\n" in refuse(tmp_path, "report", "r2")
+    message = "report has no option '--jsn'; allowed: --json\n"
+    assert message in refuse(tmp_path, "report", "runs/r1", "--jsn")
 
 
 def test_run_in_which_no_rank_came_to_begin_was_all_start() -> None:

@@ -77,9 +77,7 @@ def print_init(arguments: Sequence[str], start: Path) -> int:
     """
     kind = arguments[0] if arguments else "slurm"
     if len(arguments) > 1:
-        raise RecipeError(
-            f"init takes one kind of cluster, not {len(arguments)}: {' '.join(arguments)}"
-        )
+        raise RecipeError(f"init takes one kind of cluster, not {' and '.join(arguments)}")
     if kind not in _PROFILES:
         raise RecipeError(f"init takes a kind of cluster, not {kind!r}; {nearest(kind, _PROFILES)}")
     found, here = find_folders(start), (start.resolve(), shipped_folder())
