@@ -233,19 +233,6 @@ def test_recipe_of_a_shipped_ones_name_goes_on_with_its_numbers(team: Path) -> N
     assert [line.split("  ")[0] for line in lines] == [f"{name}@1", f"{name}@2"]
 
 
-def test_copy_of_a_version_that_was_changed_can_be_used(team: Path) -> None:
-    kept_file = team / "recipes/.versions/a/one@1.yaml"
-    change(kept_file, "max_steps: 30", "max_steps: 40")
-    message = refuse(team, "recipe=a/one@1")
-    assert "to use it so, copy it without its line '# content', and choose the copy as" in message
-
-    lines = kept_file.read_text().splitlines(keepends=True)
-    (team / "copy.yaml").write_text("".join(e for e in lines if not e.startswith("# content")))
-    assert launch("recipe=copy.yaml", "run.dir=run", folder=team).status == 0
-
-    assert '"max_steps": 40,' in (team / "run/job.json").read_text()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -201,6 +201,17 @@ def test_a_frozen_file_that_is_not_as_it_was_is_named_and_not_used(
     assert message in spoil(tmp_path, old, new)
 
 
+def test_copy_of_a_version_that_was_changed_can_be_used(tmp_path: Path) -> None:
+    message = spoil(tmp_path, "max_steps: 200", "max_steps: 20")
+    assert "copy it without its line '# content', and choose the copy as recipe=" in message
+
+    lines = (tmp_path / "recipes/.versions/mine@1.yaml").read_text().splitlines(keepends=True)
+    (tmp_path / "copy.yaml").write_text("".join(e for e in lines if not e.startswith("# content")))
+    assert launch("recipe=copy.yaml", "run.dir=run", folder=tmp_path).status == 0
+
+    assert '"max_steps": 20,' in (tmp_path / "run/job.json").read_text()
+
+
 # ---- what was once wrong
 
 
