@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher import SCHEMA_VERSION
 from launcher.composition.aliases import check_aliases
 from launcher.composition.choice import list_recipes
-from launcher.composition.frozen import Frozen, frozen_path, frozen_versions, read_frozen
+from launcher.composition.frozen import Frozen, frozen_path, frozen_versions, read_sum
 from launcher.composition.recipe_file import find_recipe
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
@@ -88,9 +88,9 @@ class Checker:
             new = self._next_number(name, now)
             if not versions and new > number:
                 last = f", and {name}@{new - 1} is the recipe whose place it takes"
-            yield (
-                f"version {number} is not in {LOCK_FILE}{last}; `check --update -m WHY` adds {new}"
-            )
+            how = f"`check --update -m WHY` adds {new}"
+            lost = self._find_lost(with_number(now, new).frozen)
+            yield lost or f"version {number} is not in {LOCK_FILE}{last}; {how}"
         elif known.digest != now.frozen.digest:
             before = resolve_recipe(f"{name}@{number}", start=self._start)
             yield f"is not what version {number} was; {_RAISE}"
@@ -107,17 +107,18 @@ class Checker:
         named = [each.version for each in self.lock.get(name, ())]
         return max([now.frozen.version - 1, *named, *kept_versions(name, behind)]) + 1
 
-    def _check_lock(self, new: Frozen) -> None:
-        """Raise RecipeError where the lock is lost, or names a kept version of the recipe no more.
+    def _find_lost(self, new: Frozen) -> str | None:
+        """Return what a lock that is lost, or of an older day, does not name; None for nothing.
 
         An update that was killed has left the file of the version that is new now.
         """
         numbers = frozen_versions(new.name, [self.folder])
         own = [frozen_path(self.folder, new.name, number) for number in numbers]
         for path in find_unnamed(self.folder, self.lock):
-            is_left = path in own and read_frozen(path).digest == new.digest
+            is_left = read_sum(path) == new.content_sum()
             if not self.lock or (path in own and not is_left):
-                raise RecipeError(f"{path}: {_UNNAMED}, or remove the file")
+                return f"{path}: {_UNNAMED}, or remove the file"
+        return None
 
     def check_folder(self) -> Iterator[Finding]:
         """Yield what is kept and belongs to no recipe of the lock, and old names of no recipe."""
@@ -140,7 +141,8 @@ class Checker:
             return f"has the file of version {known.version} again"
         number = self._next_number(name, now)
         kept = with_number(now, number).frozen
-        self._check_lock(kept)
+        if lost := self._find_lost(kept):
+            raise RecipeError(lost)
         path = self.folder / f"{name}.yaml"
         # Before anything is written: not every file can be given another number.
         text = raised_text(path, number) if number != now.frozen.version else None

@@ -186,8 +186,9 @@ def test_no_lock_is_begun_where_one_was_lost(team: Path, is_changed: bool) -> No
     (team / "recipes/a/new.yaml").write_text(RECIPE.format(name="a/new"))
     before = everything(team)
 
-    ended = check(team, "--update", "-m", "longer")
+    told, ended = check(team), check(team, "--update", "-m", "longer")
 
+    assert told == ended
     assert (ended.status, ended.out) == (1, "")
     assert "a/one@1.yaml: recipes.lock does not name it; get the lock back" in ended.err
     assert everything(team) == before
