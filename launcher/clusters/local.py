@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 
 from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
 from launcher.clusters.local_files import node_name, script_name
-from launcher.clusters.memoryd import PEER_PORT, memoryd_config
+from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.token import own_token_file
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.job.environment import worker_environment
+from launcher.job.tiered_rules import PEER_PORT
 from launcher.rundir import NODE_FILE
 from launcher.support import notes
 from launcher.templates import fill_template

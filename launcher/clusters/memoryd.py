@@ -9,9 +9,6 @@ from launcher.job import Job
 from launcher.job.tiered_memory import budget_mib
 from resilience.node_config import MemorydConfig
 
-PEER_PORT = 9201
-"""Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
-
 
 def memoryd_config(
     job: Job, *, drain_s: float | None = None, is_external: bool = False

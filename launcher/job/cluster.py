@@ -26,6 +26,8 @@ from launcher.job.fields import (
 )
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
+RENDEZVOUS_PORT = 29500
+"""Of the pods of a plain Job that names none."""
 
 
 class FileSecret(Section):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from launcher.job.cluster import K8sCluster, SlurmCluster
+from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster, SlurmCluster
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
 from launcher.job.tiered_memory import (
@@ -19,6 +20,8 @@ from resilience.settings import RamTier, StoreTier, TieredSettings
 _WHERE = "resilience.tiered"
 STORE_URL = f"{_WHERE}.store.url"
 """Key that may be null in conf/, not in a job that runs: only whoever runs it knows its bucket."""
+PEER_PORT = 9201
+"""Where each node has an address of its own and the recipe names no port; AWS's has 9200."""
 STORE_URL_FORM = "s3://BUCKET/PREFIX"
 
 
@@ -115,11 +118,16 @@ def _copies(job: JobContent, ram: RamTier) -> Iterator[str]:
 
 
 def _ports(job: JobContent, settings: TieredSettings) -> Iterator[str]:
-    if settings.peer_port is not None and settings.peer_port == settings.http_port:
-        yield (
-            f"{_WHERE}.peer_port and {_WHERE}.http_port are both {settings.peer_port}; "
-            "choose two ports"
-        )
+    is_pod = isinstance(job.cluster, K8sCluster) and job.cluster.job_kind == "job"
+    peer, agent = (PEER_PORT, RENDEZVOUS_PORT) if is_pod else (None, None)
+    ports = {
+        f"{_WHERE}.peer_port": settings.peer_port or peer,
+        f"{_WHERE}.http_port": settings.http_port,
+        "cluster.rdzv_port": getattr(job.cluster, "rdzv_port", None) or agent,
+    }
+    for (one, port), (other, same) in itertools.combinations(ports.items(), 2):
+        if port is not None and port == same:
+            yield f"{one} and {other} both mean port {port}; choose two ports"
     if settings.http_port and job.cluster.kind == "local" and job.num_nodes_started > 1:
         yield (
             f"{_WHERE}.http_port {settings.http_port} would be opened by each of the "

@@ -17,7 +17,7 @@ from launcher.job.parameters import count_parameters
 from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
 from launcher.support import check_runnable
 from resilience.tiered.paths import check_namespace
-from tests.launcher.shipped import rendered, shipped_job
+from tests.launcher.shipped import rendered, shipped_job, untiered_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_70b_pretrain_tiered"
 STORE = "resilience.tiered.store.url=s3://bucket/runs"
@@ -271,3 +271,25 @@ def test_daemons_in_pods_of_hyperpods_operator_are_not_submitted() -> None:
 
     with pytest.raises(RecipeError, match=r"resilience\.tiered\.backend 'memoryd' with cluster"):
         check_runnable(job, "submit")
+
+
+@pytest.mark.parametrize(("kind", "words", "others"), [
+    ("job", ["cluster.rdzv_port=9201"], "peer_port and cluster.rdzv_port both mean port 9201"),
+    ("job", ["resilience.tiered.peer_port=29500"],
+     "peer_port and cluster.rdzv_port both mean port 29500"),
+    ("job", ["resilience.tiered.http_port=9201"],
+     "peer_port and resilience.tiered.http_port both mean port 9201"),
+    ("slurm", ["resilience.tiered.peer_port=9300", "cluster.rdzv_port=9300"],
+     "peer_port and cluster.rdzv_port both mean port 9300"),
+])  # fmt: skip
+def test_ports_that_one_node_would_open_twice_are_refused(
+    kind: str, words: list[str], others: str
+) -> None:
+    with pytest.raises(RecipeError, match=f"^resilience.tiered.{others}; choose two ports"):
+        shipped_job("llama/llama3_tiny_tiered", kind, words)
+
+
+def test_port_of_a_daemon_is_free_for_the_agent_of_a_job_without_one() -> None:
+    job = untiered_job("llama/llama3_tiny_pretrain", "job", ["cluster.rdzv_port=9201"])
+
+    assert job.memoryd is None

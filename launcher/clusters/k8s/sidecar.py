@@ -7,11 +7,12 @@ from typing import Any
 
 from launcher.clusters.k8s.start import CONFIG_PATH, POD_NAME, run_path
 from launcher.clusters.k8s.token import token_path
-from launcher.clusters.memoryd import PEER_PORT, memoryd_config
+from launcher.clusters.memoryd import memoryd_config
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import num_pods, pod_name
 from launcher.job.tiered_memory import shm_mib, tiered_mib
+from launcher.job.tiered_rules import PEER_PORT
 from launcher.rundir import NODE_FILE
 from resilience.node_config import MemorydConfig
 from resilience.settings import TieredSettings

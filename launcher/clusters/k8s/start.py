@@ -12,7 +12,7 @@ from typing import Any
 from launcher.clusters.agent import agent_command, workers_grace_s
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
+from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
 from launcher.rundir import JOB_FILE, NODE_FILE
 
 CONFIG_PATH = "/etc/training"
@@ -26,15 +26,13 @@ POD_IP = "LAUNCHER_POD_IP"
 JOB_UID = "LAUNCHER_JOB_UID"
 """Variable with the Job's uid: another Job of the same name is another run."""
 
-_RENDEZVOUS_PORT = 29500
-
 # HyperPod's log monitoring reads standard output there.
 _LOG_PATH = "/tmp/hyperpod"
 
 
 def rendezvous_port(cluster: K8sCluster) -> int:
     """Return the port at which each pod of a plain Job is found by the others."""
-    return cluster.rdzv_port or _RENDEZVOUS_PORT
+    return cluster.rdzv_port or RENDEZVOUS_PORT
 
 
 def run_path(job: Job, cluster: K8sCluster) -> str:
