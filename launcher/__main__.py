@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.command_line import ordered_arguments
+from launcher.commands.command_line import ordered_arguments, override_secrets
 from launcher.commands.usage import COMMANDS, USAGE
 from launcher.composition.choice import choose_recipe
 from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
 from launcher.paths import find_folders, shipped_folder
-from launcher.secrets import override_secrets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -82,7 +81,7 @@ def _answer(given: list[str]) -> int:
         sys.stdout.write(_help_text(given))
         return 0 if given else 2
     # Before anything shows or writes a part of the command line.
-    if problems := list(override_secrets(given)):
+    if problems := override_secrets(given):
         raise RecipeError("\n".join(problems))
     try:
         start = Path.cwd()
@@ -116,6 +115,7 @@ def _launch(given: list[str], start: Path) -> int:
     from launcher.composition.compose import call_once
     from launcher.composition.hydra_errors import composing_error, refused_search_path
     from launcher.composition.search import Loaded, add_search_path
+    from launcher.sweep import SweepFolder
 
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes, choice.frozen)
@@ -152,6 +152,9 @@ def _launch(given: list[str], start: Path) -> int:
         if is_trace_wanted or not is_composing:
             raise
         raise composing_error(error, recipes, choice.recipe) from error
+    finally:
+        if len(statuses) == 1:
+            SweepFolder.remove_new()
     if refusals:
         raise refusals[0]
     return max(statuses)

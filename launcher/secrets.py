@@ -3,64 +3,58 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
-_WORDS = r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|PRIVATE_KEY|API_?KEY|ACCESS_KEY"
-_NAME = re.compile(rf"(?i)(?<![A-Z0-9])({_WORDS})(?![A-Z0-9])")
+_WORDS = (
+    r"(?:(?<![A-Z0-9])(?:TOKEN|SECRET|CRED(?:ENTIAL)?S?|(?:PRIVATE|API|ACCESS)[_-]?KEY)"
+    r"|PASSWORD|PASSWD|PASSPHRASE|PGPASS|SSHPASS|_PWD|_PASS(?!_))(?![A-Z0-9])"
+)
+_NAME = re.compile(rf"(?i){_WORDS}")
+# Whoever writes a path under such a name says where the secret is.
+_PATH_NAME = re.compile(r"(?i)(_FILE|_PATH|_DIR|APPLICATION_CREDENTIALS)$")
+_SWITCH = re.compile(r"(?i)(true|false|null|none|\d)?")
+# Of a shell's or another text: no reference, path or option, and no switch.
+_VALUE = (
+    r"""(?:\\?["'])?(?![\s"'`$/~.<>{(*=|&;\\-]|(?i:true|false|null|none|\d)?(?![^\s"',;&)}]))"""
+)
 _TEXT = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}"
     r"|\bgithub_pat_\w{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|\bsk-[A-Za-z0-9_-]{20,}"
-    r"|://[^/\s:@]+:[^/\s:@]+@"
+    r"|\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{5,}"
+    # NAME=value, --name value, "name: value", and the header of a request.
+    rf"|(?i:{_WORDS})={_VALUE}|(?i:--[\w-]{{0,40}}{_WORDS})[ \t]+{_VALUE}"
+    rf"""|["'](?i:[\w-]{{0,40}}{_WORDS})\\?["']?[ ]?:[ ]*{_VALUE}"""
+    rf"|(?i:\bAuthorization\W{{1,4}}(?:Bearer|Basic|Token)[ ]+){_VALUE}"
+    # A URL's user with a password, or as long as a token; its signature.
+    r"|://[^/?#\s:@]*:(?!\$)[^/?#\s@]+@|https?://(?!\$)[^/?#\s:@]{16,}@"
+    rf"|[?&](?i:sig|X-\w+-Signature)={_VALUE}"
 )
 _REMEDY = "allowed: a reference under cluster.secrets{}, so that the value is in no file"
 
 
-def env_secrets(env: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a message for each variable whose name says that its value is a secret."""
-    for name, value in env.items():
-        if value and _NAME.search(name):
-            yield f"env.{name} holds a value (not shown); {_REMEDY.format(f'.{name}')}"
+def held_secrets(content: object, place: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yield a message for each secret in plain data that lies at a place, by its key or its form.
 
-
-def text_secrets(content: object) -> Iterator[str]:
-    """Yield a message for each text in plain data that has the form of a known secret."""
-    for where, text in _texts(content, ""):
-        if _TEXT.search(text):
-            yield f"{where} looks like a secret (not shown); {_REMEDY.format('')}"
-
-
-def override_secrets(arguments: Iterable[str]) -> Iterator[str]:
-    """Yield a message for each command-line override that may hold a secret.
-
-    Hydra writes a sweep's command line to a file before any job is looked at,
-    so this looks at the text alone and would rather refuse too much.
+    A text that refers to another value is looked at when it has been followed.
     """
-    for argument in arguments:
-        key, _, value = argument.lstrip("+~-").partition("=")
-        if key.startswith("env."):
-            yield from env_secrets({key.removeprefix("env."): value})
-        elif key == "env" or key.startswith("hydra.sweeper"):
-            if _NAME.search(value):
-                yield f"{key} holds a secret's value (not shown); {_REMEDY.format('')}"
-        elif _SECRET_ENTRY.fullmatch(key) and not value.startswith("{"):
-            yield f"{key} holds a value (not shown); allowed: where it is, {_FORMS}"
-        if _TEXT.search(argument):
-            yield f"{_TEXT.sub('...', key)} looks like a secret (not shown); {_REMEDY.format('')}"
-
-
-def file_secrets(content: object) -> Iterator[str]:
-    """Yield a message for each secret in the plain data of a recipe's or profile's file."""
-    env = content.get("env") if isinstance(content, dict) else None
-    if isinstance(env, dict):
-        yield from env_secrets({str(name): value and str(value) for name, value in env.items()})
-    yield from text_secrets(content)
+    for at, value in _leaves(content, place):
+        written = ".".join(at).replace(".[", "[")
+        key = _TEXT.sub("...", written)
+        if _is_named(value, at):
+            own = f".{at[-1]}" if at[0] == "env" else ""
+            yield f"{key} holds a value (not shown); {_REMEDY.format(own)}"
+        elif _is_plain(value, at) and not str(value).startswith("${"):
+            entry = ".".join(at[:_SECRET_ENTRY_DEPTH])
+            yield f"{entry} holds a value (not shown); allowed: where it is, {SECRET_FORMS}"
+        elif key != written or _TEXT.search(str(value)):
+            yield f"{key} looks like a secret (not shown); {_REMEDY.format('')}"
 
 
 def may_hold_secret(text: str) -> bool:
-    """Return False of a YAML text in which `file_secrets` would find nothing; costs little."""
-    return _NAME.search(text) is not None or _TEXT.search(text) is not None
+    """Return False of a YAML text in which `held_secrets` would find nothing; costs little."""
+    return "secrets" in text or bool(_NAME.search(text) or _TEXT.search(text))
 
 
 def shown_override(override: str) -> str:
@@ -82,31 +76,49 @@ def masked(content: object, place: tuple[Any, ...] = ()) -> Any:
 def _may_be_secret(value: object, place: tuple[str, ...]) -> bool:
     if value is None or isinstance(value, bool) or value == "":
         return False
-    if _TEXT.search(str(value)) or (place[:1] == ("env",) and _NAME.search(place[-1])):
+    if _TEXT.search(str(value)) or _is_named(value, place):
         return True
-    if place[:2] == ("cluster", "secrets"):
-        # What is below an entry says where the secret is.
-        return len(place) == _SECRET_ENTRY_DEPTH
+    if place[:2] == _SECRETS:
+        return _is_plain(value, place)
     # A file's path, and num_experts_per_token.
     is_other = place[-1].endswith("_file") or place[-1].startswith("num_")
     return not is_other and any(_NAME.search(part) for part in place)
 
 
+def _is_named(value: object, place: tuple[str, ...]) -> bool:
+    """Return whether a value is that of a variable or label whose name says it is a secret."""
+    if not value or re.fullmatch(_SWITCH, str(value)):
+        return False
+    if place[:1] == ("env",):
+        is_path = str(value).startswith("/") and _PATH_NAME.search(place[-1])
+        return not is_path and any(map(_NAME.search, place[1:]))
+    # Vault's annotations name the secrets that it is to fetch.
+    is_label = place[:2] in _LABELS and not place[-1].startswith("vault.")
+    return is_label and bool(re.search(rf"(?i){_WORDS}$", place[-1]))
+
+
+def _is_plain(value: object, place: tuple[str, ...]) -> bool:
+    """Return whether a value stands where cluster.secrets says where a secret is."""
+    is_where = len(place) == _SECRET_ENTRY_DEPTH + 1 and place[-1] in _WHERE_KEYS
+    return place[:2] == _SECRETS and value not in (None, {}) and not is_where
+
+
 NOT_SHOWN = "(not shown)"
+SECRET_FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"
+_SECRETS = ("cluster", "secrets")
 _SECRET_ENTRY_DEPTH = 3
+_WHERE_KEYS = ("file", "name", "key")
+_LABELS = (("cluster", "labels"), ("cluster", "annotations"))
 _UNSHOWN = re.compile(r"(env|cluster\.secrets)\b")
-_SECRET_ENTRY = re.compile(r"cluster\.secrets\.[^.]+")
-_FORMS = "as {file: PATH} or {} on Slurm and here, {name: SECRET, key: KEY} on Kubernetes"
 
 
-def _texts(node: object, where: str) -> Iterator[tuple[str, str]]:
-    """Yield (key path, text) for every text in plain data, dictionary keys among them."""
-    if isinstance(node, str):
-        yield where, node
-    elif isinstance(node, dict):
+def _leaves(node: object, place: tuple[Any, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield each value of plain data that holds no others, with its place."""
+    if node and isinstance(node, dict):
         for key, value in node.items():
-            yield where or "the recipe", str(key)
-            yield from _texts(value, f"{where}.{key}" if where else str(key))
+            yield from _leaves(value, (*place, str(key)))
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from _texts(value, f"{where}[{index}]")
+            yield from _leaves(value, (*place, f"[{index}]"))
+    else:
+        yield place, node

@@ -5,13 +5,14 @@ Hydra answers most of this with a page of usage, or with the words of its parser
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.commands.usage import COMMANDS
 from launcher.composition.choice import list_recipes, nearest
 from launcher.errors import RecipeError
-from launcher.secrets import shown_override
+from launcher.secrets import held_secrets, shown_override
 
 # Hydra's options, with the values that one takes: None where it takes any, () where none.
 _CONFIGS = ("job", "hydra", "all")
@@ -23,6 +24,44 @@ _OPTIONS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("--info", "-i"), _INFOS),
     **dict.fromkeys(("--package", "-p", "--config-dir", "-cd", "--experimental-rerun")),
 }
+
+
+def override_secrets(arguments: Iterable[str]) -> list[str]:
+    """Return a message for each part of a command line that may hold a secret.
+
+    Hydra writes a sweep's command line to a file before any job is looked at.
+    """
+    return list(dict.fromkeys(problem for each in arguments for problem in _secrets_of(each)))
+
+
+def _secrets_of(argument: str) -> Iterator[str]:
+    key, _, text = argument.lstrip("+~-").partition("=")
+    # The keys of a sweeper's parameters are overrides themselves.
+    place = tuple(key.removeprefix("hydra.sweeper.params.").split("."))
+    for value in _values_of(argument, text):
+        if place == ("hydra", "sweeper", "params") and isinstance(value, dict):
+            yield from override_secrets(f"{each}={value[each]}" for each in value)
+        else:
+            yield from held_secrets(value, place)
+
+
+def _values_of(argument: str, text: str) -> list[Any]:
+    """Return the value of an override, or each that it sweeps over, as plain data."""
+    if "{" not in text:
+        return [None if text == "null" else text]
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        # Nothing is composed of what cannot be read, and the message does not show it.
+        return [None]
+    if not override.is_discrete_sweep():
+        return [override.value()]
+    key = override.get_key_element()
+    swept = override.sweep_string_iterator()
+    return [value for each in swept for value in _values_of(f"{key}={each}", each)]
 
 
 def ordered_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> list[str]:

@@ -21,7 +21,7 @@ from launcher.provenance.named import add_origins
 
 CONFIG_NAME = "launcher"
 VERSION_BASE = "1.3"
-_OUR_WORDS = {"output_subdir", "run", "sweep"}
+_OUR_WORDS = {"callbacks", "output_subdir", "run", "sweep"}
 """What conf/launcher.yaml says to Hydra: where its own files would go, and those of a sweep."""
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.composition.choice import nearest
+from launcher.secrets import NOT_SHOWN, SECRET_FORMS, masked
 
 _ALLOWED = {
     "int_type": "a whole number",
@@ -95,11 +96,13 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"no value for {path!r}; set it in the recipe or on the command line"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _tag_problem(path, detail)
-    is_secret = path.startswith(("env.", "cluster.secrets"))
-    shown = "(not shown)" if is_secret else _shown(detail["input"])
-    advice = _nested_entry(path, detail["input"]) if kind == "string_type" else None
-    if kind.startswith("model_") and isinstance(detail["input"], str):
-        advice = f"an option of a group is chosen as {path.replace('.', '/')}={detail['input']}"
+    value = masked(detail["input"], tuple(_without_tags(detail["loc"])))
+    shown = NOT_SHOWN if path.startswith("env.") else _shown(value)
+    advice = _nested_entry(path, value) if kind == "string_type" else None
+    if path.startswith("cluster.secrets."):
+        advice = f"it says where the secret is, {SECRET_FORMS}"
+    elif kind.startswith("model_") and isinstance(value, str):
+        advice = f"an option of a group is chosen as {path.replace('.', '/')}={value}"
     return f"{path} {shown}: allowed: {_allowed(detail)}{f'; {advice}' if advice else ''}"
 
 
@@ -223,6 +226,6 @@ def _shown(value: object) -> str:
     if value is None:
         return "null"
     text = repr(value)
-    if re.search(r"(?i)token|secret|passw", text):
-        return "(not shown)"
+    if value == NOT_SHOWN or re.search(r"(?i)token|secret|passw", text):
+        return NOT_SHOWN
     return text if len(text) <= 80 else text[:77] + "..."

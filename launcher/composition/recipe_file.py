@@ -19,7 +19,7 @@ from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
-from launcher.secrets import file_secrets, may_hold_secret
+from launcher.secrets import held_secrets, may_hold_secret
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"
@@ -78,11 +78,14 @@ def find_recipe(name: str, folders: Sequence[Path]) -> Path | None:
     return next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
 
 
-def check_secrets(content: Container, path: Path, text: str) -> None:
-    """Refuse a secret that a file with this text holds, before Hydra shows or writes any of it."""
+def check_secrets(content: Container, path: Path, text: str, place: tuple[str, ...] = ()) -> None:
+    """Refuse a secret that a file with this text holds, before Hydra shows or writes any of it.
+
+    `place` is the section that the file's keys lie in.
+    """
     if not may_hold_secret(text):
         return
-    if problems := list(file_secrets(OmegaConf.to_container(content, resolve=False))):
+    if problems := list(held_secrets(OmegaConf.to_container(content, resolve=False), place)):
         raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
 
 

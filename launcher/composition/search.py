@@ -7,6 +7,7 @@ instead: ours, a team's, or the one that a recipe given by path lies in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -118,7 +119,9 @@ class GroupSource(FileConfigSource):
         text = read_yaml_text(path) if path.is_file() else ""
         with naming_file(path):
             found = super().load_config(config_path)
-        check_secrets(found.config, path, text)
+        package = (found.header or {}).get("package") or config_path.rpartition("/")[0]
+        place = () if package == "_global_" else tuple(re.findall(r"[^./]+", package))
+        check_secrets(found.config, path, text, place)
         return Loaded.note(config_path, found)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

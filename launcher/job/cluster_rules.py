@@ -17,6 +17,12 @@ REPLICA_NAME = "pods"
 """HyperPod's operator names pods <job>-<this>-<index>."""
 
 
+def variable_keys(job: JobContent) -> list[str]:
+    """Return the keys of the variables that a job gives its workers."""
+    secrets = (f"cluster.secrets.{name}" for name in sorted(job.cluster.secrets))
+    return [*(f"env.{name}" for name in sorted(job.env)), *secrets]
+
+
 def slurm_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Slurm may not ask for."""
     if not isinstance(cluster := job.cluster, SlurmCluster):
@@ -172,11 +178,12 @@ def _reserved(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
         for key in getattr(cluster, field):
             if key in _OWN_KEYS or key.startswith("training-recipes/"):
                 yield f"cluster.{field} has {key!r}, which the manifest sets itself; remove it"
-    for name in sorted({*job.env, *cluster.secrets} & _OWN_VARIABLES):
-        yield (
-            f"{name} of env or cluster.secrets is set by the manifest itself; remove it "
-            "(OMP_NUM_THREADS is trainer.threads_per_worker)"
-        )
+    for key in variable_keys(job):
+        if key.rpartition(".")[2] in _OWN_VARIABLES:
+            yield (
+                f"{key} is set by the manifest itself; remove it "
+                "(OMP_NUM_THREADS is trainer.threads_per_worker)"
+            )
     given = cluster.node_selector.get("node.kubernetes.io/instance-type")
     if given is not None and given != job.instance.type:
         yield (

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from launcher.job.cluster_rules import k8s_rules, slurm_rules
+from launcher.job.cluster_rules import k8s_rules, slurm_rules, variable_keys
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.tiered_rules import tiered_rules
 from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
-from launcher.secrets import env_secrets, text_secrets
+from launcher.secrets import held_secrets
 
 Rule = Callable[[JobContent], Iterator[str]]
 
@@ -351,19 +351,26 @@ def _problem_at(job: JobContent, num_nodes: int) -> str | None:
 
 
 def _environment(job: JobContent) -> Iterator[str]:
-    for name in sorted({*job.env, *job.cluster.secrets}):
+    for key in variable_keys(job):
+        name = key.rpartition(".")[2]
         if name in _TAKEN_VARIABLES or name.startswith(_TAKEN_BEGINNINGS):
             yield (
-                f"{name} of env or cluster.secrets is a variable of the shell, of the agent or of "
-                "the rendered scripts themselves; choose another name"
+                f"{key} is a variable of the shell, of Slurm, of the agent or of the rendered "
+                "scripts themselves; choose another name"
             )
 
 
-_TAKEN_BEGINNINGS = ("LAUNCHER_", "RESILIENCE_", "TORCHELASTIC_")
-# Read-only in bash, set by the agent for each worker, or used by templates/.
+# Of Slurm's, those that it sets itself: SLURM_CPU_BIND and the like are options of srun.
+_TAKEN_BEGINNINGS = (
+    "LAUNCHER_", "RESILIENCE_", "TORCHELASTIC_", "SLURMD_", "SLURM_ARRAY_", "SLURM_JOB",
+    "SLURM_NODE", "SLURM_NTASKS", "SLURM_STEP", "SLURM_SUBMIT_", "SLURM_TOPOLOGY_",
+)  # fmt: skip
+# Read-only in bash, set by Slurm, set by the agent for each worker, or used by templates/.
 _TAKEN_VARIABLES = frozenset(
     """
     BASHOPTS BASH_VERSINFO EUID PPID SHELLOPTS UID IFS
+    SLURM_GTIDS SLURM_LOCALID SLURM_NNODES SLURM_NPROCS SLURM_PROCID
+    SLURM_RESTART_COUNT SLURM_TASKS_PER_NODE SLURM_TASK_PID
     RANK LOCAL_RANK GROUP_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT
     ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
     NNODES JOB_COMPLETION_INDEX MEMORYD_DIR MEMORYD_TOKEN_FILE
@@ -376,8 +383,7 @@ _TAKEN_VARIABLES = frozenset(
 
 
 def _secrets(job: JobContent) -> Iterator[str]:
-    yield from env_secrets(job.env)
-    yield from text_secrets(job.model_dump(mode="json"))
+    yield from held_secrets(job.model_dump(mode="json"))
     if both := sorted(set(job.env) & set(job.cluster.secrets)):
         yield f"env and cluster.secrets both set {', '.join(both)}; remove one"
 

@@ -9,7 +9,7 @@ from launcher.composition.references import referred_places
 from launcher.provenance.explained import value_text
 from launcher.provenance.fold import Fold, TreeNode
 from launcher.provenance.place import Place, key_of
-from launcher.secrets import masked
+from launcher.secrets import NOT_SHOWN, masked
 
 _WORD = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+|\[\d+\])*")
 _VALUE_CHARACTERS_MAX = 60
@@ -18,7 +18,7 @@ _VALUE_CHARACTERS_MAX = 60
 def add_origins(problems: Sequence[str], folded: Fold) -> list[str]:
     """Return messages, each with a line below it of the origins of the fields that it names.
 
-    A field is told of once.
+    A field is told of once, and without its value below a message that does not show it.
     """
     told: set[Place] = set()
     found: list[str] = []
@@ -27,7 +27,7 @@ def add_origins(problems: Sequence[str], folded: Fold) -> list[str]:
         origins = []
         for place, node in _named_fields(problem, folded):
             if place not in told:
-                origins.append(_origin_of(place, node))
+                origins.append(_origin_of(place, node, is_shown=NOT_SHOWN not in problem))
                 told.add(place)
         if origins:
             found.append(f"  {'; '.join(origins)}")
@@ -56,11 +56,11 @@ def _named_fields(message: str, folded: Fold) -> Iterator[tuple[Place, TreeNode]
                 yield target, referred
 
 
-def _origin_of(place: Place, node: TreeNode) -> str:
+def _origin_of(place: Place, node: TreeNode, *, is_shown: bool) -> str:
     key = key_of(node.setting.place)
     if node.children is not None:
         return f"{key}: {node.setting.origin}"
-    text = value_text(masked(node.setting.value, place))
+    text = value_text(masked(node.setting.value, place)) if is_shown else NOT_SHOWN
     if len(text) > _VALUE_CHARACTERS_MAX:
         text = f"{text[: _VALUE_CHARACTERS_MAX - 3]}..."
     return f"{key} {text}: {node.setting.origin}"

@@ -151,9 +151,9 @@ INCONSISTENT = [
     pytest.param(["instance.num_efa=4"],
                  "instance.num_efa 4 is not that of 'ml.p5.48xlarge', 32", id="efa-not-the-tables"),
     pytest.param(["cluster=k8s", "+env.NNODES=3"],
-                 "NNODES of env or cluster.secrets is a variable", id="variable-of-a-script"),
+                 "env.NNODES is a variable", id="variable-of-a-script"),
     pytest.param(["cluster=slurm", "+env.run_dir=/x"],
-                 "run_dir of env or cluster.secrets is a variable", id="variable-of-the-script"),
+                 "env.run_dir is a variable", id="variable-of-the-script"),
     pytest.param(["cluster=k8s", "cluster.termination_grace_s=99999999999"],
                  "cluster.termination_grace_s 99999999999: allowed: at most 2147483647",
                  id="more-than-32-bits"),
@@ -249,7 +249,7 @@ SET_BY_THE_AGENT = sorted({*rank_variables(OPENING), AGENT_PID, RUN_ID})
 
 @pytest.mark.parametrize("name", SET_BY_THE_AGENT)
 def test_a_variable_that_the_agent_sets_for_a_worker_is_refused(name: str) -> None:
-    with pytest.raises(RecipeError, match=f"{name} of env or cluster.secrets is a variable"):
+    with pytest.raises(RecipeError, match=f"env.{name} is a variable"):
         shipped_job(TINY, "local", [f"+env.{name}=1"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.secrets import text_secrets
+from launcher.secrets import held_secrets
 from tests.launcher.command import TIMEOUT_S, launch, refuse
 from tests.launcher.shipped import CLUSTERS, shipped_job
 
@@ -53,11 +53,11 @@ def written(folder: Path) -> dict[Path, str]:
 @pytest.mark.parametrize("kind", CLUSTERS)
 def test_every_text_of_a_job_is_looked_at(kind: str) -> None:
     content = shipped_job(LARGE, kind).model_dump(mode="json")
-    assert list(text_secrets(content)) == []
+    assert list(held_secrets(content)) == []
 
     for node, key in list(spots(content)):
         value, node[key] = node[key], f"a {CANARY}"
-        told = list(text_secrets(content))
+        told = list(held_secrets(content))
         node[key] = value
         assert told, key
         assert CANARY not in "".join(told)
@@ -71,6 +71,111 @@ def test_override_with_a_secret_is_refused_and_not_repeated(
 
     assert "(not shown)" in told
     assert CANARY not in told
+
+
+# Nothing tells such a value from a word but the place where it stands.
+PLAIN = "CANARYplain"
+HELD = {
+    "+cluster.secrets={{HUB: {0}}}": "cluster.secrets.HUB",
+    "+cluster.secrets={{HUB:{0}}}": "cluster.secrets.HUB",
+    "+cluster.secrets={{A: {{file: /x}}, HUB: {{value: {0}}}}}": "cluster.secrets.HUB",
+    "+cluster.secrets.HUB={{value: {0}}}": "cluster.secrets.HUB",
+    "+cluster.secrets.HUB.value={0}": "cluster.secrets.HUB",
+    "+cluster.secrets={{HUB: {0}}},{{HUB: b}}": "cluster.secrets.HUB",
+    "+cluster.secrets.HUB=choice({{a: {0}}},b)": "cluster.secrets.HUB",
+    "cluster.secrets={0}": "cluster.secrets",
+    "+env={{A: x, MY_PASSWORD: {0}, HF_TOKEN: {0}}}": "env.HF_TOKEN",
+    "+hydra.sweeper.params={{env.HF_TOKEN: {0}}}": "env.HF_TOKEN",
+    "+hydra.sweeper.params={{cluster.secrets.HUB: {0}}}": "cluster.secrets.HUB",
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("words", [
+    [], ["--multirun", "trainer.seed=1,2"], ["--cfg", "job"], ["--info", "config"],
+], ids=" ".join)  # fmt: skip
+def test_value_where_a_reference_belongs_is_refused_by_its_name(
+    tmp_path: Path, held: str, words: list[str]
+) -> None:
+    told = refuse(tmp_path, *words, f"recipe={TINY}", "cluster=slurm", held.format(PLAIN))
+
+    assert f"{HELD[held]} holds a value (not shown)" in told
+    assert PLAIN not in told
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_value_below_an_entry_is_not_explained(tmp_path: Path, options: list[str]) -> None:
+    told = refuse(tmp_path, "explain", f"recipe={TINY}", "cluster=slurm", *options,
+                  f"+cluster.secrets={{HUB: {{value: {PLAIN}}}}}", "cluster.secrets")  # fmt: skip
+
+    assert PLAIN not in told
+
+
+@pytest.mark.parametrize("secrets", [f"{{HUB: {PLAIN}}}", f"{{HUB: {{value: {PLAIN}}}}}"])
+@pytest.mark.parametrize("words", [
+    [], ["--multirun", "trainer.seed=1,2"], ["--cfg", "job"], ["--cfg", "all"],
+], ids=" ".join)  # fmt: skip
+def test_value_in_a_profile_is_refused_with_the_file(
+    tmp_path: Path, secrets: str, words: list[str]
+) -> None:
+    path = tmp_path / "conf/cluster/ours.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"defaults: [slurm, _self_]\nsecrets: {secrets}\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"{MINE}cluster:\n  secrets: {secrets}\n")
+
+    told = refuse(tmp_path, *words, f"recipe={TINY}", "cluster=ours")
+    told_of_mine = refuse(tmp_path, *words, "recipe=mine.yaml", "cluster=slurm")
+    info = launch("--info", "config", f"recipe={TINY}", "cluster=ours", folder=tmp_path)
+
+    for each, file in ((told, path), (told_of_mine, mine)):
+        assert each.startswith(f"{file}: cluster.secrets.HUB holds a value (not shown); allowed: ")
+        assert "cluster/secrets" not in each
+        assert PLAIN not in each
+    # Hydra begins with a headline.
+    assert info.status == 2
+    assert PLAIN not in info.out + info.err
+
+
+def test_value_that_an_entry_refers_to_is_refused_and_not_shown(tmp_path: Path) -> None:
+    told = refuse(tmp_path, f"recipe={TINY}", "cluster=slurm", f"+env.A={PLAIN}",
+                  "+cluster.secrets.HUB=${env.A}")  # fmt: skip
+
+    assert "cluster.secrets.HUB (not shown): allowed: a mapping of keys to values; " in told
+    assert "it says where the secret is, as {file: PATH}" in told
+    assert PLAIN not in told
+
+
+def test_path_of_a_secrets_file_is_shown(tmp_path: Path) -> None:
+    told = refuse(tmp_path, f"recipe={TINY}", "cluster=slurm", "+cluster.secrets.HUB.file=hub")
+
+    assert "cluster.secrets.HUB.file 'hub': allowed: an absolute path" in told
+    assert "cluster.secrets.HUB.file 'hub': command line" in told
+
+
+def test_line_below_a_message_hides_what_the_message_hides(tmp_path: Path) -> None:
+    told = refuse(tmp_path, f"recipe={TINY}", f"+env={{A: {{B: {PLAIN}}}, 1A: {PLAIN}}}")
+
+    assert "env.1A (not shown): allowed" in told
+    assert "env.1A (not shown): command line" in told
+    assert PLAIN not in told
+
+
+@pytest.mark.parametrize("words", [
+    ["trainer.sed=1,2"], ["trainer.seed=x,y"], ["trainer.seed=1,2", "data.seq_length=999999"],
+    ["trainer.seed=x,y", "hydra.sweep.dir=a/b"], ["trainer.seed=x,y", "hydra.sweep.dir=old"],
+], ids=" ".join)  # fmt: skip
+def test_sweep_that_is_refused_leaves_nothing(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "old/empty").mkdir(parents=True)
+
+    refuse(tmp_path, "-m", f"recipe={TINY}", *words)
+
+
+def test_sweep_keeps_the_jobs_before_one_that_is_refused(tmp_path: Path) -> None:
+    ended = launch("-m", f"recipe={TINY}", "trainer.seed=1,x", folder=tmp_path)
+
+    assert ended.status == 2
+    assert len(list(tmp_path.glob("multirun/*/*/0/job.json"))) == 1
 
 
 @pytest.mark.parametrize("kind", CLUSTERS)

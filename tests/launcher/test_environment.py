@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.errors import RecipeError
 from launcher.job.environment import own_variables, worker_environment
-from launcher.secrets import env_secrets
+from launcher.paths import shipped_folder
+from launcher.secrets import held_secrets
 from tests.launcher.command import launch, refuse
 from tests.launcher.k8s_job import LARGE, TINY, k8s_job
 from tests.launcher.shipped import shipped_job
@@ -126,5 +129,43 @@ def test_explain_says_what_a_variable_follows_from_and_what_it_replaced(tmp_path
 
 
 def test_variable_that_is_left_out_holds_no_secret() -> None:
-    assert list(env_secrets({"HF_TOKEN": None})) == []
-    assert len(list(env_secrets({"HF_TOKEN": "x"}))) == 1
+    assert list(held_secrets({"env": {"HF_TOKEN": None}})) == []
+    assert len(list(held_secrets({"env": {"HF_TOKEN": "x"}}))) == 1
+
+
+READ_BY_JOB_SBATCH = sorted(
+    {
+        *re.findall(
+            r"\bSLURMD?_\w+", (shipped_folder() / "templates/slurm/job.sbatch.j2").read_text()
+        )
+    }
+    - {"SLURM_TIME_FORMAT"}
+)
+
+
+@pytest.mark.parametrize("name", READ_BY_JOB_SBATCH)
+def test_variable_of_slurm_that_the_script_reads_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^env\.{name} is a variable of the shell, of Slurm"):
+        shipped_job(TINY, "slurm", [f"+env.{name}=x"])
+
+
+@pytest.mark.parametrize("name", ["SLURM_CPU_BIND", "SLURM_HINT", "SLURM_MPI_TYPE", "SLURM_CONF"])
+def test_options_of_srun_and_slurms_own_settings_pass_as_variables(name: str) -> None:
+    assert shipped_job(TINY, "slurm", [f"+env.{name}=x"]).env[name] == "x"
+
+
+@pytest.mark.parametrize(("name", "rule"), [
+    ("RANK", "is a variable of"), ("OMP_NUM_THREADS", "is set by the manifest itself"),
+])  # fmt: skip
+def test_variable_that_is_taken_is_found_where_it_is_set(
+    tmp_path: Path, name: str, rule: str
+) -> None:
+    recipe = (f"recipe={TINY}", "cluster=k8s", "cluster.job_kind=job")
+
+    of_env = refuse(tmp_path, *recipe, f"+env.{name}=4")
+    of_secrets = refuse(tmp_path, *recipe, f"+cluster.secrets.{name}={{name: a, key: b}}")
+
+    assert of_env.startswith(f"env.{name} {rule}")
+    assert f"\n  env.{name} 4: command line" in of_env, of_env
+    assert of_secrets.startswith(f"cluster.secrets.{name} {rule}")
+    assert f"\n  cluster.secrets.{name}: command line" in of_secrets

@@ -329,13 +329,13 @@ def test_no_secret_is_shown_and_nothing_is_taken_from_the_machine(
 ) -> None:
     monkeypatch.setenv("CANARY", SECRET)
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    profile = f"defaults: [slurm, _self_]\nsecrets:\n  WANDB: {SECRET}\npassword: {SECRET}\n"
+    profile = f"defaults: [slurm, _self_]\npassword: {SECRET}\n"
     (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(profile)
     (tmp_path / "mine.yaml").write_text(
         "# @package _global_\n"
         "defaults:\n  - llama/llama3_tiny_pretrain\n  - override /cluster: ours\n  - _self_\n"
         "env:\n"
-        "  A: ${cluster.secrets.WANDB}\n"
+        "  A: ${cluster.password}\n"
         "  B: ${cluster.${env.C}}\n"
         "  C: password\n"
         "  D: ${oc.env:CANARY}\n"

@@ -1,0 +1,212 @@
+"""What is recognised as a secret, and what only sounds like one: tables of both sides."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.paths import shipped_folder
+from launcher.secrets import NOT_SHOWN, held_secrets, masked
+from tests.launcher.command import refuse
+from tests.launcher.shipped import CLUSTERS, RECIPES, shipped_job
+
+TINY = "llama/llama3_tiny_pretrain"
+# Of a pre_script, a variable or any other text.
+SECRET_TEXTS = [
+    "export HF_TOKEN=abc123",
+    "export WANDB_API_KEY=CANARY",
+    'export WANDB_API_KEY="CANARY"',
+    "export PASSWORD=CANARY",
+    "PGPASSWORD=x9 psql",
+    'curl -H "Authorization: Bearer CANARY" x',
+    "curl -H 'Authorization: Basic Q0FOQVJZ' x",
+    "tool --password CANARY",
+    "tool --token=CANARY",
+    "tool --token CANARY",
+    "tool --api-key 'CANARY'",
+    "Authorization: Bearer CANARY",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+    "--token=X",
+    "redis://:pw@host",
+    "redis://:pw@host:6379/0",
+    "https://user:pa:ss@host/x",
+    "https://0123456789abcdef0123@github.com/x",
+    "git clone https://oauth2:CANARY@gitlab.com/x.git",
+    "https://a.blob.core.windows.net/c?sv=1&sig=CANARY%3D",
+    "https://b.s3.amazonaws.com/x?X-Amz-Algorithm=A&X-Amz-Signature=00ff",
+    "https://h/x?token=CANARY",
+    'curl -H "X-Api-Key: CANARY"',
+    'curl -H "PRIVATE-TOKEN: CANARY"',
+    'echo \'{"password": "CANARY"}\'',
+    "export A=1; export DB_PWD=CANARY",
+    "export MY_CREDS=a:b",
+    "aws configure set aws_secret_access_key=CANARY",
+]
+HARMLESS_TEXTS = [
+    "export TOKENIZERS_PARALLELISM=false",
+    "export HF_TOKEN=$(cat /run/secrets/hf)",
+    "export HF_TOKEN=$HF_TOKEN",
+    'export HF_TOKEN="$HF_TOKEN"',
+    'export HF_TOKEN="$(cat /x)"',
+    "export HF_TOKEN=`cat /x`",
+    "export HF_TOKEN=${HF_TOKEN:-}",
+    "export HF_TOKEN=",
+    "export HF_TOKEN",
+    "unset HF_TOKEN",
+    "--max_tokens=5",
+    "--max-tokens 5",
+    "max_tokens=5",
+    "num_experts_per_token=4",
+    "export HF_TOKEN_PATH=/run/secrets/hf",
+    "export MEMORYD_TOKEN_FILE=/x/token",
+    "tool --token-file /x",
+    "tool --token $HF_TOKEN",
+    'tool --token "$HF_TOKEN"',
+    "tool --password-stdin",
+    "docker login --username a --password-stdin </run/secrets/x",
+    "export GOOGLE_APPLICATION_CREDENTIALS=/secrets/gcp.json",
+    "export HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+    "use_auth_token=True",
+    "pad_token=<pad>",
+    'test -n "$HF_TOKEN"',
+    '[ "$TOKEN" = x ]',
+    'curl -H "Authorization: Bearer $HF_TOKEN" x',
+    'curl -H "Authorization: Bearer $(cat /x)"',
+    "https://git@github.com/x",
+    "ssh://git@github.com/org/x",
+    "https://me@bitbucket.org/x",
+    "abfss://container@account.dfs.core.windows.net/x",
+    "https://user:$TOKEN@host/x",
+    "https://$TOKEN@github.com/x",
+    "https://h/x?email=somebody-long@example.com",
+    "registry.example.com/image@sha256:0000000000000000000000000000000000000000000000000000000000000000",
+    "s3://bucket/token/x",
+    "tokens: 5",
+    "one token per step",
+    "a token: the unit of text",
+    "password-less",
+    "cd $PWD",
+    "export OLD=$OLDPWD",
+    "PYTHONPATH=/x/secrets",
+    "https://h/x?signal=1&design=2",
+    "https://h:8080/a@b",
+    "export TOKEN_DIR=/x",
+    "tool --token",
+    "trained on 15T tokens; see the paper",
+    "sed -i s/x/y/ secret.yaml",
+    "source /etc/credentials.sh",
+    "module load cuda; export NCCL_DEBUG=INFO",
+    "python -m x --tokenizer-name meta/llama --seed 1",
+    "export PS1='$(pwd)'",
+    'tokenizer(pad_token="</s>")',
+]
+# Where a value stands, and the value.
+SECRET_NAMES = [
+    ("env.PGPASS", "x"),
+    ("env.DB_PWD", "x"),
+    ("env.MY_CREDS", "x"),
+    ("env.HF_TOKEN_PATH", "x"),
+    ("cluster.labels.token", "X"),
+    ("cluster.annotations.api-key", "X"),
+    ("cluster.labels.example.com/api-key", "X"),
+    ("env.OPTS", '"--token=X"'),
+    ("env.OPTS", "--token=X"),
+]
+HARMLESS_NAMES = [
+    ("env.PGPASSFILE", "/x"),
+    ("env.PWD", "/x"),
+    ("env.OLDPWD", "/x"),
+    ("env.HF_TOKEN_PATH", "/x"),
+    ("env.AWS_WEB_IDENTITY_TOKEN_FILE", "/var/x"),
+    ("env.GOOGLE_APPLICATION_CREDENTIALS", "/x.json"),
+    ("env.HF_HUB_DISABLE_IMPLICIT_TOKEN", "1"),
+    ("env.TOKENIZERS_PARALLELISM", "false"),
+    ("env.MAX_TOKENS", "9"),
+    ("env.COMPASS", "x"),
+    ("env.BYPASS", "x"),
+    ("env.TWO_PASS_MODE", "x"),
+    ("env.CREDIT", "x"),
+    ("env.PASSIVE", "x"),
+    ("cluster.labels.token-bucket", "x"),
+    ("cluster.labels.app", "secretary"),
+    ("cluster.annotations.vault.hashicorp.com/agent-inject-secret-token", "secret/data/db"),
+    ("cluster.annotations.example.com/use-token", "true"),
+    ("cluster.annotations.secret-name", "x"),
+]
+
+
+def place_of(key: str) -> tuple[str, ...]:
+    return tuple(key.split(".", 2 if key.startswith("cluster.") else 1))
+
+
+@pytest.mark.parametrize("text", SECRET_TEXTS)
+@pytest.mark.parametrize("key", ["cluster.pre_script", "env.NOTE", "cluster.annotations.note"])
+def test_text_that_holds_a_secret_is_refused_and_masked(text: str, key: str) -> None:
+    told = list(held_secrets(f"set -e\n{text}\n", place_of(key)))
+
+    assert [each.partition(" (not shown); ")[0] for each in told] == [f"{key} looks like a secret"]
+    assert "CANARY" not in told[0]
+    assert masked(text, place_of(key)) == NOT_SHOWN
+
+
+@pytest.mark.parametrize("text", HARMLESS_TEXTS)
+def test_harmless_text_passes(text: str) -> None:
+    assert list(held_secrets(f"set -e\n{text}\n", ("cluster", "pre_script"))) == []
+
+
+@pytest.mark.parametrize(("key", "value"), SECRET_NAMES)
+def test_value_whose_name_says_that_it_is_a_secret_is_refused(key: str, value: str) -> None:
+    (told,) = held_secrets(value, place_of(key))
+
+    assert told.startswith(f"{key} ")
+    assert masked(value, place_of(key)) == NOT_SHOWN
+
+
+@pytest.mark.parametrize(("key", "value"), HARMLESS_NAMES)
+def test_value_whose_name_only_sounds_like_a_secrets_passes(key: str, value: str) -> None:
+    assert list(held_secrets(value, place_of(key))) == []
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_shipped_recipes_hold_no_secret(kind: str) -> None:
+    for recipe in RECIPES:
+        assert list(held_secrets(shipped_job(recipe, kind).model_dump(mode="json"))) == []
+
+
+def test_lines_of_what_is_shipped_are_harmless() -> None:
+    """What people copy into a recipe or a profile of their own."""
+    paths = [
+        path for name in ("conf", "recipes") for path in (shipped_folder() / name).rglob("*.y*ml")
+    ]
+    lines = {line for path in paths for line in path.read_text("utf-8").splitlines()}
+
+    assert [line for line in lines if list(held_secrets(line, ("cluster", "comment")))] == []
+
+
+@pytest.mark.parametrize("part", [
+    "a", "-", "--a", "a-", "'a", "'", "://a:", "https://", "token-", "?X-a", "eyJa.",
+    "Authorization",
+])  # fmt: skip
+def test_long_text_is_looked_at_in_little_time(part: str) -> None:
+    began = time.process_time()
+
+    assert list(held_secrets(part * 5000, ("env", "A"))) == []
+
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize("override", [
+    "+env.OPTS=\"--token=CANARY\"", "+env={OPTS: \"--token=CANARY\"}",
+    "+env.REPOSITORY='redis://:CANARY@host'", "'+env={A: x, PGPASS: CANARY}'".strip("'"),
+    "cluster.pre_script='export HF_TOKEN=CANARY'", "+cluster.labels.token=CANARY",
+    "+cluster.annotations={api-key: CANARY}",
+])  # fmt: skip
+def test_secret_on_the_command_line_is_refused_before_anything_is_written(
+    tmp_path: Path, override: str
+) -> None:
+    told = refuse(tmp_path, "-m", f"recipe={TINY}", "cluster=k8s", "trainer.seed=1,2", override)
+
+    assert "(not shown); allowed: a reference under cluster.secrets" in told
+    assert "CANARY" not in told
