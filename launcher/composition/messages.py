@@ -99,7 +99,7 @@ def _problem(detail: ErrorDetails, model: type[BaseModel]) -> str:
     value = masked(detail["input"], tuple(_without_tags(detail["loc"])))
     shown = NOT_SHOWN if path.startswith("env.") else _shown(value)
     advice = _nested_entry(path, value) if kind == "string_type" else None
-    if path.startswith("cluster.secrets."):
+    if kind.startswith("model_") and path.startswith("cluster.secrets."):
         advice = f"it says where the secret is, {SECRET_FORMS}"
     elif kind.startswith("model_") and isinstance(value, str):
         advice = f"an option of a group is chosen as {path.replace('.', '/')}={value}"

@@ -151,6 +151,7 @@ def test_path_of_a_secrets_file_is_shown(tmp_path: Path) -> None:
 
     assert "cluster.secrets.HUB.file 'hub': allowed: an absolute path" in told
     assert "cluster.secrets.HUB.file 'hub': command line" in told
+    assert "it says where" not in told
 
 
 def test_line_below_a_message_hides_what_the_message_hides(tmp_path: Path) -> None:
