@@ -21,7 +21,7 @@ def summary_text(state: RunState, report: Path | None, account: Account | None =
         "loss": loss_text(state.first_loss, state.loss),
         "faults": faults_text(state, state.recoveries, state.seconds_lost, state.wall_s),
         "tiers": checkpoints_text(state.tiers),
-        "wall time": None if state.wall_s is None else format_seconds(state.wall_s),
+        "wall time": _wall_text(state.wall_s, account),
         "went to": account_text(account) if account else None,
         "checkpoint": state.checkpoint,
         "report": None if report is None else str(report),
@@ -31,6 +31,15 @@ def summary_text(state: RunState, report: Path | None, account: Account | None =
     lines = [f"{state.recipe} version {state.version}: {result_text(state)}"]
     lines += [f"  {name:<10}  {value}" for name, value in rows.items() if value]
     return "\n".join(lines)
+
+
+def _wall_text(wall_s: float | None, account: Account | None) -> str | None:
+    """Return how long the last start took, and all of them where the account is of more."""
+    if wall_s is None:
+        return None
+    earlier_s = 0.0 if account is None else account.wall_s - wall_s
+    more = f", {format_seconds(wall_s + earlier_s)} with the starts before" if earlier_s > 1 else ""
+    return format_seconds(wall_s) + more
 
 
 def store_text(state: RunState, now: float | None, before: str = "ago") -> str | None:

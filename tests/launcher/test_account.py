@@ -253,6 +253,8 @@ def test_time_between_two_starts_is_nobodys(between_s: float) -> None:
     assert rows["faults"].startswith("4 (2 injected), 8.0 s lost, 20.0 % of the run")
     assert rows["wall time"].startswith("40 s in 2 starts, ")
     assert (record.start, record.end) == (100.0, 140.0 + between_s)
+    last = "  wall time   20 s, 40 s with the starts before\n"
+    assert last in summary_text(record.state, Path("r.html"), found)
     assert record.samples_per_second == build_record(job(), faulty_run()).samples_per_second
 
 
