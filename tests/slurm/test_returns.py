@@ -150,7 +150,7 @@ def submit(slurm: Slurm, folder: Path, recipe: tuple[str, ...]) -> Job:
 
 
 @pytest.mark.parametrize("num_standby", [0, 1])
-@pytest.mark.parametrize(("away_s", "kept"), [(0, 3), (1, 0), (12, 1)])
+@pytest.mark.parametrize(("away_s", "kept"), [(0, 3), (1, 0), (20, 1)])
 def test_each_agent_but_one_is_killed_and_started_again(
     slurm: Slurm, tmp_path: Path, num_standby: int, away_s: int, kept: int
 ) -> None:
