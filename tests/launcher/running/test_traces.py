@@ -101,7 +101,8 @@ def play(trace: Trace, seed: int) -> None:
         process.wait(LIMIT_S)
         if how == signal.SIGKILL:
             end_all(trace.folder)
-        if chance.random() < 0.3:
+        # Of what its store has nothing of yet, memory has the only state.
+        if chance.random() < 0.3 and newest_stored(trace.run):
             trace.told.append("clean")
             command = [sys.executable, "-m", "launcher", "clean", trace.names[-1]]
             subprocess.run(command, cwd=trace.folder, timeout=LIMIT_S, capture_output=True)
