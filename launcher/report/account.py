@@ -87,7 +87,7 @@ def account_of(record: RunRecord) -> Account:
     total = {part: sum(each[part] for each in by_rank.values()) for part in PARTS}
     total[START] += sum(_unbegun_s(record))
     return Account(
-        num_ranks=len(by_rank) or max((each.num_ranks for each in record.starts), default=0),
+        num_ranks=len(by_rank) or record.job.trainer.world_size,
         wall_s=record.wall_s,
         seconds=total,
     )
@@ -97,7 +97,7 @@ def _unbegun_s(record: RunRecord) -> Iterator[float]:
     """Yield the seconds of all ranks of each start in which none came to begin."""
     for start in record.starts:
         if not any(start.begin_s <= each.start_s < start.end_s for each in record.spans):
-            yield start.num_ranks * (start.end_s - start.begin_s)
+            yield record.job.trainer.world_size * (start.end_s - start.begin_s)
 
 
 def _recovery_windows(record: RunRecord) -> Iterator[_Window]:

@@ -123,7 +123,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     begin = ordered[0].time if ordered else 0.0
     for own in cut_starts(ordered) if ordered else ():
         end_s = own[-1].time - begin
-        start = Start(own[0].time - begin, end_s, job.trainer.world_size)
+        start = Start(own[0].time - begin, end_s)
         starts.append(start)
         spans += _spans(own, begin, start)
         found = reduce(next_state, own, start_state(job, nodes)).recoveries

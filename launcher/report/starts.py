@@ -17,8 +17,6 @@ class Start:
 
     begin_s: float
     end_s: float
-    num_ranks: int
-    """Of the job, whether or not any of them came to write anything."""
 
 
 def cut_starts(events: Iterable[Event]) -> list[list[Event]]:
