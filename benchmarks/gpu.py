@@ -64,6 +64,11 @@ TRAINERS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         4,
         ("trainer.sharding=hybrid", "trainer.num_replicas=2"),
     ),
+    "FSDP2 in 2 shards with a copy, GPT-OSS": (
+        "gpt_oss/gpt_oss_tiny_checkpointless",
+        4,
+        ("trainer.sharding=hybrid", "trainer.num_replicas=2"),
+    ),
 }
 """Recipe, number of workers, each on a node of its own, and overrides."""
 ATTENTION = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faultbench import run_folder
+from resilience.events import read_events
 
 ROOT = Path(__file__).parents[1]
 ONE_DEVICE = ROOT / "benchmarks" / "recovery_peers" / "one_device"
@@ -56,16 +56,15 @@ def run_recipe(device: str, recipe: str, *overrides: str, num_nodes: int = 1) ->
 
 def _read_run(run_dir: Path, status: int, lines: Sequence[str]) -> RecipeRun:
     path = run_dir / "events.jsonl"
-    texts = path.read_text("utf-8").splitlines() if path.exists() else []
-    events = [json.loads(each) for each in texts]
-    steps = {each["step"]: each["fields"]["loss"] for each in events if each["event"] == "step"}
+    events = read_events(path) if path.exists() else []
+    steps = {int(each.step or 0): each.fields["loss"] for each in events if each.event == "step"}
     files = sorted(each for each in run_dir.glob("checkpoint/**/*") if each.is_file())
     content = b"".join(hashlib.sha256(each.read_bytes()).digest() for each in files)
     problems = [each.strip() for each in lines if "Error" in each]
     return RecipeRun(
         status=status,
         losses=tuple(steps[step] for step in sorted(steps)),
-        num_faults=sum(each["event"] == "fault_detected" for each in events),
+        num_faults=sum(each.event == "fault_detected" for each in events),
         digest=hashlib.sha256(content).hexdigest() if files else "",
         last_words=(problems or [each.strip() for each in lines] or ["no word"])[-1],
     )
