@@ -6,6 +6,7 @@ after the copy has reached it: whatever changes between two tensors is seen.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -74,7 +75,7 @@ class _DeviceMemory:
 
     def write(self, offset: int, block: Bytes) -> Bytes:
         """Copy from the block; returns the block."""
-        self._flat[offset : offset + len(block)].copy_(torch.from_numpy(block))
+        self._flat[offset : offset + len(block)].copy_(_as_tensor(block))
         return block
 
     def close(self) -> None:
@@ -98,6 +99,12 @@ class _HostMemory(_DeviceMemory):
         part: Bytes = self._flat[offset : offset + len(block)].numpy()
         part[:] = block
         return part
+
+
+def _as_tensor(block: Bytes) -> Tensor:
+    """Return a block that is only read; by `from_numpy` torch warns of memory that is read-only."""
+    memory = (ctypes.c_uint8 * len(block)).from_address(block.ctypes.data)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _open(tensor: Tensor, *, is_read: bool) -> _DeviceMemory:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
+import xxhash
 from torch import Tensor
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.errors import DeviceLostError
+from resilience.state import stream
 from resilience.state.device import await_kernels, check_readable
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase
@@ -69,6 +74,28 @@ def test_state_of_a_device_that_works_is_read(dtype: torch.dtype) -> None:
     tensor = torch.zeros(1000, 3, dtype=dtype, device="cuda")
 
     check_readable([tensor, tensor[::2], tensor[:0]])
+
+
+def test_memory_that_is_read_only_reaches_a_device_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a lent step is; a tensor of the host stands in for one of a device."""
+    monkeypatch.setattr(stream, "_HostMemory", stream._DeviceMemory)
+    content = np.arange(5 * stream.BLOCK_BYTES // 2, dtype=np.uint32).view(np.uint8)
+    content.setflags(write=False)
+    tensor = torch.zeros(len(content) // 4, dtype=torch.int32)
+    warns_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            target = stream.Stream([NamedTensor(name="w", tensor=tensor)], is_read=False)
+            checksum = target.pass_chunk(content)
+    finally:
+        torch.set_warn_always(warns_always)
+
+    assert tensor.numpy().tobytes() == content.tobytes()
+    assert checksum == xxhash.xxh3_64(content.tobytes()).intdigest()
 
 
 @pytest.mark.gpu
