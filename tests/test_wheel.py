@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.shipped import ASKED_FOR, CLUSTERS
+
 ROOT = Path(__file__).parents[1]
 RECIPE = "llama/llama3_70b_pretrain_checkpointless"
 
@@ -35,11 +37,11 @@ def test_a_wheel_lists_and_renders_the_same_bytes_as_a_checkout(tmp_path: Path) 
 
     origin = run("-c", "import launcher; print(launcher.__file__)", folder=elsewhere, **path)
     listed = run("-m", "launcher", "list", folder=elsewhere, **path)
-    run("-m", "launcher", f"recipe={RECIPE}", "cluster=k8s", "run.dir=out", folder=elsewhere,
-        **path)  # fmt: skip
+    words = (*CLUSTERS["job"], *ASKED_FOR[RECIPE], "run.dir=out")
+    run("-m", "launcher", f"recipe={RECIPE}", *words, folder=elsewhere, **path)
 
     assert origin.startswith(str(installed))
     assert RECIPE in listed
-    golden = ROOT / "tests" / "golden" / RECIPE / "hyperpod"
+    golden = ROOT / "tests" / "golden" / RECIPE / "job"
     for file in golden.iterdir():
         assert (elsewhere / "out" / file.name).read_bytes() == file.read_bytes()

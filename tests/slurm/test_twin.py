@@ -20,7 +20,6 @@ TWIN = (
     "recipe=llama/llama3_70b_pretrain_checkpointless",
     "model=llama3_tiny",
     "model.num_layers=4",
-    "~env.FI_PROVIDER",
     "instance=cpu",
     "resilience/tiered=run_folder",
     "data.tokenizer=bytes",

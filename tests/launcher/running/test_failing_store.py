@@ -74,7 +74,9 @@ def full_disk(folder: Path) -> Iterator[Store]:
         def breaks() -> None:
             subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=1M"], capture_output=True)
 
-        yield Store(f"folder:{folder}/disk/store", breaks, ballast.unlink, "no space left")
+        # The run itself is not to fill the disk with what it keeps.
+        more = ("resilience.tiered.store.keep=2",)
+        yield Store(f"folder:{folder}/disk/store", breaks, ballast.unlink, "no space left", more)
 
 
 @contextmanager
