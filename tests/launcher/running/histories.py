@@ -9,7 +9,7 @@ from typing import Any
 from resilience.events import Event, read_events
 
 History = dict[int, dict[str, Any]]
-"""For each step its loss, and which start of which run took it."""
+"""For each step its loss and learning rate, and which start of which run took it."""
 
 
 def history(runs: Sequence[Path]) -> History:
@@ -23,7 +23,8 @@ def history(runs: Sequence[Path]) -> History:
             elif each.event == "step" and (each.step not in found or _is_taken(each)):
                 assert each.step is not None
                 start = (number, each.fields["start"])
-                found[each.step] = {"loss": each.fields["loss"], "start": start}
+                values = {name: each.fields[name] for name in ("loss", "lr")}
+                found[each.step] = {**values, "start": start}
     return found
 
 

@@ -20,6 +20,7 @@ from tests.launcher.running.local_world import end_all
 
 NUM_STEPS = 24
 LIMIT_S = 3 * TIMEOUT_S
+CHANGED = "trainer.optimizer.lr=0.002"
 WORDS = (
     "recipe=llama/llama3_tiny_pretrain",
     "action=run",
@@ -28,6 +29,7 @@ WORDS = (
     "trainer.num_nodes=1",
     "trainer.num_devices=2",
     "trainer.optimizer.warmup_steps=4",
+    f"trainer.optimizer.decay_steps={NUM_STEPS}",
     "trainer.log_every_n_steps=1",
     "trainer.global_batch_size=8",
     "trainer.micro_batch_size=2",
@@ -47,19 +49,21 @@ class Trace:
     told: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=lambda: ["run"])
     """Of the run, and of each branch of the one before."""
+    is_changed: bool = False
+    """Whether a start was told another learning rate, which stays."""
 
     @property
     def run(self) -> Path:
         return self.folder / "runs" / self.names[-1]
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *more: str) -> subprocess.Popen[bytes]:
         store = f"resilience.tiered.store.url=folder:{self.folder / 'disk' / 'store'}"
         words = ("continue", self.names[-1]) if self.run.exists() else (*WORDS, store)
         if len(self.names) > 1 and not self.run.exists():
             words = ("branch", self.names[-2], f"run.name={self.names[-1]}")
         with (self.folder / "console").open("ab") as console:
             return subprocess.Popen(
-                [sys.executable, "-m", "launcher", *words],
+                [sys.executable, "-m", "launcher", *words, *more],
                 cwd=self.folder, stdout=console, stderr=console,
             )  # fmt: skip
 
@@ -88,7 +92,7 @@ def play(trace: Trace, seed: int) -> None:
     disk = trace.folder / "disk"
     disk.mkdir()
     for number in range(3):
-        process = trace.start()
+        process = start(trace, chance)
         trace.wait_for(chance.randrange(NUM_STEPS), process)
         if number and chance.random() < 0.3:
             trace.told.append("the store is gone for a while")
@@ -112,9 +116,19 @@ def play(trace: Trace, seed: int) -> None:
             trace.told.append(f"a branch of step {newest_stored(trace.run)}")
             trace.names.append(f"run-{len(trace.names)}")
     trace.told.append("to the end")
-    process = trace.start()
+    process = start(trace, chance)
     status = process.wait(LIMIT_S)
     assert status == 0, trace.describe()
+
+
+def start(trace: Trace, chance: random.Random) -> subprocess.Popen[bytes]:
+    """Start, branch or go on, and sometimes have all further steps take another learning rate."""
+    begins = len(trace.names) == 1 and not trace.run.exists()
+    if begins or trace.is_changed or chance.random() > 0.3:
+        return trace.start()
+    trace.told.append(f"{CHANGED} after step {max(trace.steps(), default=-1)}")
+    trace.is_changed = True
+    return trace.start(CHANGED)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +137,34 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     (trace.folder / "disk").mkdir()
     assert trace.start().wait(LIMIT_S) == 0, trace.describe()
     return trace
+
+
+def changed_at(steps: History, wanted: History) -> int | None:
+    """Return the first step of another learning rate than that of an undisturbed run."""
+    changed = [step for step in sorted(steps) if steps[step]["lr"] != wanted[step]["lr"]]
+    assert changed == sorted(steps)[len(steps) - len(changed) :], "the old one has come back"
+    return changed[0] if changed else None
+
+
+def undisturbed_with_change(undisturbed: Trace, step: int) -> Path:
+    """Return a run that was changed when it had ended with this step, and else never disturbed."""
+    name = f"changed-{step}"
+    store = f"resilience.tiered.store.url=folder:{undisturbed.folder / 'disk' / name}"
+    begun = (*WORDS, store, f"run.name={name}")
+    if (undisturbed.folder / "runs" / name).exists():
+        commands = []
+    elif step == 0:
+        commands = [(*begun, CHANGED)]
+    else:
+        on = ("continue", name, f"trainer.max_steps={NUM_STEPS}", CHANGED)
+        commands = [(*begun, f"trainer.max_steps={step}"), on]
+    for words in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=undisturbed.folder, timeout=LIMIT_S, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    return undisturbed.folder / "runs" / name
 
 
 @pytest.fixture
@@ -143,6 +185,12 @@ def test_a_run_that_is_disturbed_at_random_has_the_bits_of_one_that_is_not(
     play(trace, seed)
 
     found, wanted = trace.steps(), undisturbed.steps()
+    calm = undisturbed.run
+    if (changed := changed_at(found, wanted)) is not None:
+        trace.told.append(f"changed before step {changed}")
+        calm = undisturbed_with_change(undisturbed, changed)
+        wanted = history([calm])
+    assert trace.is_changed >= (changed is not None), trace.describe()
     assert {step: each["loss"] for step, each in found.items()} == {
         step: each["loss"] for step, each in wanted.items()
     }, trace.describe()
@@ -150,4 +198,4 @@ def test_a_run_that_is_disturbed_at_random_has_the_bits_of_one_that_is_not(
     assert starts == sorted(starts), trace.describe()
     model = Path("checkpoint/model.safetensors")
     if (trace.run / model).exists():
-        assert (trace.run / model).read_bytes() == (undisturbed.run / model).read_bytes()
+        assert (trace.run / model).read_bytes() == (calm / model).read_bytes()
