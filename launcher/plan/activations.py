@@ -11,7 +11,8 @@ torch      norms      each its input in 32 bits, the normalised input, and its o
 Megatron   the same idea, divided over tensor ranks; a score for each token in any model, in
            32 bits and, with bf16, once more in 16
 
-Recomputation keeps each layer's input, and has one layer whole at a time.
+Recomputation keeps each layer's input, and has one layer whole at a time. In shards the gradients
+of the layer behind are whole and in 32 bits until they are scattered.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class _Pass:
     """What the last norm and the loss take at their fullest."""
     backward: int
     """What a layer's backward pass takes beside what was kept."""
+    scattered: int = 0
+    """Whole gradients of the layer behind, which are scattered meanwhile."""
 
 
 def torch_activations(model: Model, trainer: TorchTrainer, seq_length: int) -> Figure:
@@ -82,6 +85,9 @@ def _figure(
     kept = num_in_flight * num_layers * kept_by_layer
     backward = one.backward + (one.layer - one.layer_input if is_recomputed else 0)
     loss = one.loss if has_loss else 0
+    if num_layers > 1:
+        # All but the last layer have one behind them, of which nothing is kept any more.
+        backward = max(backward, backward + one.scattered - kept_by_layer)
     most, where = max((backward, "a backward pass"), (loss, "the loss"))
     formula = (
         f"{num_layers} layers x {in_gib(kept_by_layer)} x {num_in_flight} micro batches + "
@@ -119,6 +125,8 @@ def _torch_pass(model: Model, trainer: TorchTrainer, seq_length: int) -> _Pass:
         layer_input=tokens * model.hidden_size * wide,
         loss=tokens * (_LOSS_BYTES * model.vocab_size + 3 * wide * model.hidden_size) + output,
         backward=taken,
+        # Sums are taken in 32 bits.
+        scattered=0 if trainer.sharding == "none" else 4 * count_layer_parameters(model),
     )
 
 

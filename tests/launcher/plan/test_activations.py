@@ -8,7 +8,7 @@ import pytest
 
 from launcher.job.workload import TorchTrainer
 from launcher.plan.activations import torch_activations
-from tests.cases import grid, slow
+from tests.cases import grid
 from tests.launcher.plan.ranks import train_once
 from tests.launcher.plan.worlds import GPT_OSS, LLAMA, job_of, world_of
 
@@ -70,19 +70,11 @@ def test_activations_of_llama(
     check(size, way, is_recomputed=is_recomputed)
 
 
-WHOLE = {name: way for name, way in WAYS.items() if name.startswith("ddp")}
-
-
 @pytest.mark.parametrize(
     ("size", "way", "is_recomputed"),
-    grid(*axes(EXPERTS, WHOLE), KEEPING, fast=["small-ddp-kept"]),
+    grid(*axes(EXPERTS, WAYS), KEEPING, fast=["small-ddp-kept"]),
 )
 def test_activations_of_gpt_oss(
     size: tuple[str, ...], way: tuple[str, ...], is_recomputed: bool
 ) -> None:
     check(size, way, is_recomputed=is_recomputed)
-
-
-@pytest.mark.parametrize("size", [slow(value, id=name) for name, value in EXPERTS.items()])
-def test_activations_of_gpt_oss_in_shards(size: tuple[str, ...]) -> None:
-    check(size, WAYS["fsdp-bf16"], is_recomputed=False)
