@@ -77,8 +77,12 @@ def norm_chart(record: RunRecord) -> Figure:
 
 
 def timeline_chart(record: RunRecord) -> Figure:
-    """Return what each rank did when, a row for each of the first ranks."""
-    ranks = sorted({span.rank for span in record.spans})[:NUM_RANKS_MAX]
+    """Return what each rank did when; of many ranks, what those that failed and the first did."""
+    failed = {recovery.rank for recovery in record.recoveries}
+    known = sorted(
+        {span.rank for span in record.spans}, key=lambda rank: (rank not in failed, rank)
+    )
+    ranks = sorted(known[:NUM_RANKS_MAX])
     nodes = {span.rank: span.node for span in record.spans}
     labels = {rank: html.escape(f"{nodes[rank]} rank {rank}") for rank in ranks}
     traces = [

@@ -253,7 +253,8 @@ def _chart(name: str, title: str, figures: dict[str, Figure], caption: str = "")
 def _timeline_title(record: RunRecord) -> str:
     num_ranks = len({span.rank for span in record.spans})
     if num_ranks > NUM_RANKS_MAX:
-        return f"What each rank did when (the first {NUM_RANKS_MAX} of {num_ranks})"
+        shown = f"{NUM_RANKS_MAX} of {num_ranks}, those that failed among them"
+        return f"What each rank did when ({shown})"
     return "What each rank did when"
 
 

@@ -15,7 +15,7 @@ from launcher.monitor.progress import open_display, render_line, render_recovery
 from launcher.monitor.recoveries import Recovery, list_recoveries, next_generations, seconds_lost
 from launcher.monitor.runstate import RunState, next_state, start_state
 from launcher.report import summary_text
-from launcher.report.charts import loss_chart, timeline_chart
+from launcher.report.charts import NUM_RANKS_MAX, loss_chart, timeline_chart
 from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from launcher.report.recoveries import recovery_cells
@@ -305,6 +305,21 @@ def test_time_line_marks_faults_and_shows_who_recovers() -> None:
         ("training", 13.0, 17.0),
         ("idle", 17.0, 20.0),
     ]
+
+
+def test_time_line_of_many_ranks_shows_those_that_failed() -> None:
+    here = Event(time=101.0, node="node-9", rank=None, generation=0, step=None,
+                 event="worker_started", fields={})  # fmt: skip
+    others = [replace(here, rank=rank) for rank in range(4, 128)]
+    fault = replace(here, rank=127, time=107.9, event="fault_detected",
+                    fields={"reason": "died", "text": "it was killed"})  # fmt: skip
+    events = sorted([*faulty_run(), *others, fault], key=lambda each: each.time)
+
+    rows = timeline_chart(record_of(events))["layout"]["yaxis"]["categoryarray"]
+
+    assert [row for row in rows if "rank 127" in row] == ["node-9 rank 127"]
+    assert len([row for row in rows if "rank" in row]) == NUM_RANKS_MAX
+    assert rows.index("node-9 rank 5") < rows.index("node-9 rank 127")
 
 
 def test_time_line_of_a_replaced_worker_goes_on() -> None:
