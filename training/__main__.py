@@ -20,6 +20,7 @@ from launcher.job import Job, read_job
 from resilience.arguments import Parser
 from resilience.events import EVENTS_NAME, EventLog, EventLogError
 from resilience.inprocess.event_pipe import open_events
+from resilience.node_config import UNSTORED_STATUS
 from resilience.validation import first_problem
 from training.environment import (
     AGENT_PID,
@@ -57,7 +58,9 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
         except BaseException as error:
             # A log that cannot take how the worker ended does not hide why it did.
             with suppress(EventLogError):
-                if isinstance(error, SystemExit):
+                if isinstance(error, SystemExit) and error.code == UNSTORED_STATUS:
+                    events.write("worker_finished")
+                elif isinstance(error, SystemExit):
                     events.write("worker_stopped", step=stop.last_step)
                 else:
                     last_line = traceback.format_exception_only(error)[-1].strip()

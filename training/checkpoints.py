@@ -129,6 +129,14 @@ class Checkpoints:
         """Return whether this worker's part of a step's checkpoint was seen to be saved."""
         return False
 
+    @property
+    def is_unstored(self) -> bool:
+        """Return whether this worker's part of the last state was lost to a store that requires it.
+
+        Known after `finish`.
+        """
+        return False
+
     def close(self) -> None:
         """End what the checkpoints need: the run has succeeded."""
 
@@ -295,5 +303,7 @@ class CadencedCheckpoints(Checkpoints, ABC):
         self._events.write("checkpoint_failed", step=step, reason=reason)
         if is_said and not self._has_warned:
             self._has_warned = True
-            sys.stderr.write(f"training: no checkpoint of step {step}: {reason}; the run goes on\n")
+            text = f"no checkpoint of step {step}: {reason}; the run goes on"
+            self._events.write("warning", text=text)
+            sys.stderr.write(f"training: {text}\n")
             sys.stderr.flush()

@@ -25,6 +25,7 @@ from resilience.errors import PlannedError
 from resilience.events import EventLog
 from resilience.faults.injector import Injector
 from resilience.faults.schedule import plan_faults
+from resilience.node_config import UNSTORED_STATUS
 from resilience.state.digest import digest_state
 from resilience.state.layout import Seat
 from resilience.state.view import ViewWithRest
@@ -201,6 +202,8 @@ class Loop:
         self.progress.check()
         members.mark(Activity.NOWHERE, self._job.trainer.max_steps)
         self._end_run(group)
+        if self._saves.is_unstored:
+            raise SystemExit(UNSTORED_STATUS)
         return None
 
     def describe_saved(self) -> dict[str, Any]:

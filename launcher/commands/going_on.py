@@ -29,7 +29,7 @@ from launcher.templates import read_templates
 from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
-_TAKE_OVER, _DETACH = "run.take_over=true", "run.detach=true"
+_TAKE_OVER, _DETACH = "run.take_over", "run.detach"
 NEW_RUN = "start another run with that: its recipe, with these overrides"
 """What to do where no state of a run fits a job."""
 
@@ -44,8 +44,8 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
             "continue takes a run first, its folder or its name below ./runs; `runs` shows them"
         )
     run = find_run(arguments[0], start)
-    overrides = [each for each in arguments[1:] if each not in (_TAKE_OVER, _DETACH)]
-    takes_over, is_detached = _TAKE_OVER in arguments, _DETACH in arguments
+    flags, overrides = _split_flags(arguments[1:])
+    takes_over, is_detached = flags[_TAKE_OVER], flags[_DETACH]
     if is_detached and not isinstance(run.job.cluster, LocalCluster):
         raise RecipeError("run.detach true: a submitted run goes on by itself; leave it out")
     with held_folder(run.path):
@@ -69,6 +69,20 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         return start_run(
             RunFolder(path=run.path, job=changed.job), cluster, is_detached=is_detached
         )
+
+
+def _split_flags(arguments: Sequence[str]) -> tuple[dict[str, bool], list[str]]:
+    """Return what is said of this start alone, and the keys of the job that are to change."""
+    flags, overrides = {_TAKE_OVER: False, _DETACH: False}, []
+    for argument in arguments:
+        key, is_assignment, value = argument.partition("=")
+        if not is_assignment or key not in flags:
+            overrides.append(argument)
+        elif value.lower() in ("true", "false"):
+            flags[key] = value.lower() == "true"
+        else:
+            raise RecipeError(f"{key} {value!r}: allowed: true, false")
+    return flags, overrides
 
 
 def _check_ended(run: RunFolder, cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.composition.choice import nearest
 from launcher.errors import OutsideError, RecipeError
-from launcher.monitor.logs import failure_lines, plain
+from launcher.monitor.logs import begins_start, failure_lines, plain
 from launcher.monitor.standing import Phase, first_error
 
 _PAUSE_S = 0.5
@@ -61,7 +61,7 @@ def print_logs(options: LogOptions, start: Path) -> int:
     world_size = run.job.trainer.world_size
     if options.rank is not None and options.rank >= world_size:
         raise RecipeError(
-            f"--rank {options.rank}: the run has {world_size} ranks; allowed: 0 to {world_size - 1}"
+            f"--rank {options.rank} is no rank of the run; allowed: 0 to {world_size - 1}"
         )
     cluster = cluster_of(run.job)
     tail = cluster.logs(run, options.rank)
@@ -93,10 +93,16 @@ def _print_failure(sight: Sight, lines: Sequence[LogLine]) -> None:
     failure = sight.state.failure
     message = None if failure is None else str(failure.fields.get("message", ""))
     shown = [first_error(sight.state) or sight.standing.why]
-    shown += failure_lines([line.text for line in lines], message)
+    shown += failure_lines([line.text for line in _of_last_start(lines)], message)
     for text in shown:
         sys.stdout.write(f"first error: {plain(text)}\n")
     sys.stdout.write("\n")
+
+
+def _of_last_start(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Return what each source has said since the last start of the run that it tells of."""
+    begun = {line.source: at for at, line in enumerate(lines) if begins_start(line.text)}
+    return [line for at, line in enumerate(lines) if at > begun.get(line.source, -1)]
 
 
 def _print_lines(lines: Sequence[LogLine]) -> None:

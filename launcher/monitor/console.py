@@ -83,7 +83,10 @@ class RunConsole:
         warnings: list[Event] = []
         try:
             for event in self._events.read_new():
+                num_losses = len(self.state.losses)
                 self.state = next_state(self.state, event)
+                if event.event == "checkpoint_loaded" and len(self.state.losses) > num_losses:
+                    warnings.append(replace(event, fields={"text": self.state.losses[-1]}))
                 if event.event == "warning":
                     warnings.append(event)
                 elif event.event == "run_started":

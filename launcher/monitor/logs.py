@@ -15,6 +15,8 @@ _TRACEBACK = "Traceback (most recent call last):"
 _WARNING = re.compile(r"\bWARNING\b|Warning: ")
 # How the agent begins the line in which it reports the run's end.
 _AGENT_ERROR = re.compile(r"resilience\.agent \S+: the run ends ")
+# How it tells in its log what another start of the run has said from what this one says.
+_START = re.compile(r"resilience\.agent \S+: start \d+ of the run begins")
 _NUM_LINES_MAX = 60
 _NUM_TAIL = 20
 _TAIL_BYTES = 1 << 20
@@ -68,14 +70,21 @@ def is_warning(line: str) -> bool:
     return _WARNING.search(line) is not None
 
 
+def begins_start(line: str) -> bool:
+    """Return whether the agent of another start of the run begins to write with a line."""
+    return _START.match(line) is not None
+
+
 def failure_lines(lines: Sequence[str], message: str | None) -> list[str]:
-    """Return the lines of a failed node's log that say why.
+    """Return the lines of a failed node's log that say why, of the last start in them.
 
     With the message of the worker that failed first these are its traceback,
     or none where it left none. Without one they are the first traceback, or
     what was printed last before the agent saw the failure: all that comes
     later follows from it.
     """
+    begun = max((number for number, line in enumerate(lines) if begins_start(line)), default=-1)
+    lines = lines[begun + 1 :]
     if message is not None:
         last = plain((message.splitlines() or [""])[0])
         return next((found for found in _tracebacks(lines) if found[-1].endswith(last)), [])

@@ -19,7 +19,7 @@ from launcher.monitor.recoveries import (
     next_generations,
     seconds_lost,
 )
-from launcher.monitor.storage import Storage, next_storage
+from launcher.monitor.storage import Storage, lost_step, next_storage
 from resilience.events import Event
 
 LAUNCHER_NODE = "launcher"
@@ -178,11 +178,13 @@ def next_state(state: RunState, event: Event) -> RunState:
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
     generations = next_generations(state.generations, event)
+    text = lost_step(state.storage, event)
     state = replace(
         state,
         generations=generations,
         tiers=next_checkpoints(state.tiers, event),
         storage=next_storage(state.storage, event),
+        losses=(*state.losses, *([text] if text else [])),
     )
     if event.rank is None:
         return _after_node(state, event)

@@ -60,6 +60,14 @@ def next_storage(known: Storage, event: Event) -> Storage:
     return replace(known, steps=(*known.steps, (event.step, event.time))[-_STEPS_MAX:])
 
 
+def lost_step(known: Storage, event: Event) -> str:
+    """Return in words that a run goes on from an older step than its store had, else nothing."""
+    newest = known.stored_step
+    if event.event != "checkpoint_loaded" or newest is None or (event.step or 0) >= newest:
+        return ""
+    return f"the run goes on from step {event.step}, and step {newest} had been in the store"
+
+
 def _go_back(known: Storage, event: Event, step: int) -> Storage:
     """Return what is known once a run goes on from a step: what was after it counts no more."""
     steps = tuple(each for each in known.steps if each[0] <= step)

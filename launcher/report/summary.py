@@ -43,10 +43,15 @@ def _wall_text(wall_s: float | None, account: Account | None) -> str | None:
 
 
 def store_text(state: RunState, now: float | None, before: str = "ago") -> str | None:
-    """Return how far the store was at the end of a run; None where nothing was told of it."""
+    """Return how far the store was at the end of a run; None where nothing was told of it.
+
+    It is to have the last step of a run that has ended, also where that was saved nowhere.
+    """
     newest = newest_saved(state.tiers)
+    steps = [newest.step] if newest else []
+    steps += [state.num_steps] if state.finished_at is not None else []
     at = state.storage.stored_at if now is None else now
-    return storage_text(state.storage, newest.step if newest else None, at, before)
+    return storage_text(state.storage, max(steps, default=None), at, before)
 
 
 def result_text(state: RunState) -> str:

@@ -96,6 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listener, endpoint = listen_at(host, options.rdzv_endpoint)
     except OSError as error:
         return _complain(f"cannot listen on {host!r}: {error}; set --local-addr")
+    if (number := told.get(START_VARIABLE, "0")) != "0":
+        # The log has what the starts before have said, too.
+        output.console.say(f"start {number} of the run begins, counted from 0")
     status = 1
     try:
         with listener:

@@ -8,6 +8,7 @@ import time
 from resilience.agent.agent import Agent
 from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
+from resilience.node_config import UNSTORED_STATUS
 
 _CAUSE_WAIT_S = 2.0
 """How long the end of a worker whose peer has closed a connection waits for that of the peer.
@@ -82,7 +83,7 @@ class RestartingAgent(Agent):
     def _bury_rank(self, worker: Worker, rank: int) -> None:
         if self._part.is_broken:
             self._start_afresh()
-        elif worker.status in (0, _ASKED_STATUS):
+        elif worker.status in (0, _ASKED_STATUS, UNSTORED_STATUS):
             self._crew.done.add(worker.local_rank or 0)
             self._party.tell(
                 Finished(generation=self._part.generation, rank=rank, status=worker.status)

@@ -28,6 +28,14 @@ def test_without_message_and_traceback_the_lines_before_the_agents_report_are_sh
     assert failure_lines(lines, None) == lines[:3]
 
 
+def test_a_start_is_not_told_to_have_failed_of_what_the_one_before_did() -> None:
+    before = ["disk full", *TRACEBACK, f"{AGENT}failed"]
+    begun = "resilience.agent node-0: start 1 of the run begins, counted from 0"
+
+    assert failure_lines([*before, begun, "no such bucket"], None) == ["no such bucket"]
+    assert failure_lines([*before, begun, "no such bucket"], "KeyError: 'a'") == []
+
+
 def test_long_traceback_keeps_its_end() -> None:
     deep = [TRACEBACK[0], *[f"  line {number}" for number in range(500)], "KeyError: 'a'"]
 

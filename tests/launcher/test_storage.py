@@ -7,6 +7,7 @@ from functools import reduce
 import pytest
 
 from launcher.monitor.progress import render_line
+from launcher.monitor.runstate import next_state, start_state
 from launcher.monitor.storage import Storage, next_storage, storage_text
 from launcher.report import summary_text
 from launcher.report.page import summary_rows
@@ -68,15 +69,40 @@ def test_store_in_words(events: list[Event], text: str | None) -> None:
     assert storage_text(known, 30, 220.0) == text
 
 
+def test_a_step_that_was_stored_and_is_gone_is_told() -> None:
+    job = local_job()
+    events = [
+        told("step_stored", 100.0, step=20),
+        loaded(300.0, 16, "ram"),
+        loaded(301.0, 16, "ram"),
+    ]
+    begun = Event(time=200.0, node="launcher", rank=None, generation=0, step=None,
+                  event="run_started", fields={})  # fmt: skip
+
+    state = reduce(next_state, [events[0], begun, *events[1:]], start_state(job, ["node-0"]))
+
+    words = "the run goes on from step 16, and step 20 had been in the store"
+    assert state.losses == (words,)
+    assert f"  lost        {words}\n" in summary_text(state, None) + "\n"
+
+
+@pytest.mark.parametrize("step", [20, 24])
+def test_nothing_is_lost_where_a_run_goes_on_from_what_was_stored(step: int) -> None:
+    events = [told("step_stored", 100.0, step=20), loaded(300.0, step, "s3")]
+
+    assert reduce(next_state, events, start_state(local_job(), ["node-0"])).losses == ()
+
+
 def test_progress_report_and_last_line_say_the_same() -> None:
     events = [*tiered_run(), told("step_stored", 107.9, step=2), told("store_failing", 107.95)]
     running = [each for each in events if each.time < 108.0]
     record = build_record(local_job("trainer.max_steps=4"), events)
     state = build_record(local_job("trainer.max_steps=4"), running).state
 
-    words = "in the store: step 2 of 3, {}; the store fails on node-0 for {}: no such bucket"
-    assert render_line(state, 117.9).endswith(words.format("10 s ago", "10 s"))
-    end = words.format("12 s ago", "12 s")
+    words = "in the store: step 2 of {}, {}; the store fails on node-0 for {}: no such bucket"
+    assert render_line(state, 117.9).endswith(words.format(3, "10 s ago", "10 s"))
+    # What has ended is to have its last step there, whatever of it was saved.
+    end = words.format(4, "12 s ago", "12 s")
     assert dict(summary_rows(record))["store"] == end.replace("ago", "before the end")
     assert summary_text(record.state, None).splitlines()[-1] == f"  store       {end}"
 

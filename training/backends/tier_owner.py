@@ -11,13 +11,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from resilience.run_record import RECORD_FOLDER, TAKES_OVER_VARIABLE
-from resilience.tiered.client import TieredClient
+from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.whole_files import write_first
 from training.errors import CheckpointError, OwnedError
@@ -30,7 +30,7 @@ RETRY_S = 30.0
 TAKEN_FILE = "taken-over.json"
 """In the record of a run: that it has taken its namespace over, which it does once."""
 _PAUSE_S = 0.5
-_OK, _REFUSED, _EMPTY, _FAILED = "ok", "refused", "empty", "failed"
+_OK, _REFUSED, _USELESS, _FAILED = "ok", "refused", "useless", "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,8 @@ class Claim:
     name: str
     """By what a person knows it."""
     run_dir: Path
+    max_steps: int
+    """Of the run: it cannot go on from a later step."""
 
     @property
     def takes_over(self) -> bool:
@@ -68,8 +70,8 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
                 "and start the run again"
             )
         told = json.loads(found)
-    if told[0] == _EMPTY:
-        raise OwnedError(f"{told[1]}; name the namespace that has some")
+    if told[0] == _USELESS:
+        raise OwnedError(told[1])
     if told[0] == _REFUSED:
         raise OwnedError(
             f"{told[1]}; go on with that run (launcher continue and its folder), or once it has "
@@ -106,8 +108,8 @@ def _try(ask: Callable[[], tuple[str, str]], group: WorkerGroup) -> tuple[str, s
 
 def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
     takes_over = claim.takes_over
-    if takes_over and not client.steps(check=group.check):
-        return _EMPTY, f"run.take_over: the namespace {client.namespace!r} has no checkpoint"
+    if takes_over and (problem := _useless(client.steps(check=group.check), claim.max_steps)):
+        return _USELESS, f"run.take_over: the namespace {client.namespace!r} {problem}"
     client.own(
         run=claim.run,
         name=claim.name,
@@ -119,6 +121,18 @@ def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, s
         content = {"namespace": client.namespace}
         write_first(claim.run_dir / RECORD_FOLDER / TAKEN_FILE, content, str(os.getpid()))
     return _OK, ""
+
+
+def _useless(steps: Sequence[StepOnOffer], max_steps: int) -> str:
+    """Return why a run cannot go on from another's steps, which are then left to that one."""
+    if not steps:
+        return "has no checkpoint; name the namespace that has some"
+    if (newest := max(each.step for each in steps)) > max_steps:
+        return (
+            f"has step {newest}, beyond trainer.max_steps {max_steps}: set that to at least "
+            f"{newest}"
+        )
+    return ""
 
 
 def _tell(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:

@@ -119,12 +119,15 @@ class TieredCheckpoints(CadencedCheckpoints):
         )
         self._store_tier = settings.store
         self._max_steps = job.trainer.max_steps
-        self._claim = Claim(run=client.job, name=f"{job.recipe.name} in {run_dir}", run_dir=run_dir)
+        name = f"{job.recipe.name} in {run_dir}"
+        self._claim = Claim(run=client.job, name=name, run_dir=run_dir, max_steps=self._max_steps)
         self._saver: Saver
         self._under_way: _UnderWay | None = None
         self._newest = 0
         self._loaded: tuple[int, int] | None = None
         """Step and generation of the state that the run began with."""
+        self._is_handed_over = False
+        """The daemon has the last state, and knows that the store is to get it."""
 
     def bind(self, subject: Subject) -> None:
         """Take what the checkpoints are of."""
@@ -184,9 +187,9 @@ class TieredCheckpoints(CadencedCheckpoints):
             under_way.saving.wait_over(COMMIT_TIMEOUT_S, check=self._subject.group.check)
             self._settle(is_final=True)
         if self._store_tier and self._is_new and self.has_saved(step):
-            self._flush(step, self._generation)
+            self._is_handed_over = self._flush(step, self._generation)
         elif self._store_tier and self._loaded and self._loaded[0] == step:
-            self._flush(*self._loaded)
+            self._is_handed_over = self._flush(*self._loaded)
 
     def save_part(self, step: int, check: Callable[[], None]) -> bool:
         """Save this worker's shard under the history and the generation that have made it.
@@ -220,12 +223,23 @@ class TieredCheckpoints(CadencedCheckpoints):
         progress = self._subject.progress
         return int(progress.rest.get(HISTORY, 0)) + progress.step_generation
 
-    def _flush(self, step: int, generation: int) -> None:
-        """Have this node's daemon send a step to the store before it ends."""
+    @property
+    def is_unstored(self) -> bool:
+        """Return whether this worker's part of the last state was lost to a store that requires it.
+
+        What a daemon that has it does not bring there, it knows itself.
+        """
+        is_required = self._store_tier is not None and self._store_tier.required
+        return is_required and self._subject.placement.writes_shard and not self._is_handed_over
+
+    def _flush(self, step: int, generation: int) -> bool:
+        """Have this node's daemon send a step to the store; returns whether it has said so."""
         try:
             self._client.flush(step=step, generation=generation)
         except TieredError as error:
             self._fail(step, f"the store may not get it: {error}")
+            return False
+        return True
 
     def close(self) -> None:
         """End the connection to the daemon."""

@@ -73,6 +73,8 @@ def test_a_run_that_goes_on_is_ended_first(run: Path) -> None:
         (("trainer.max_steps=90",), "add trainer.schedule=keep to end their decay at step 60"),
         (("trainer.max_steps=90", "trainer.schedule=keep", "model.num_layers=1"), "model.num_lay"),
         (("trainer.max_step=90",), "closest: 'trainer.max_steps'"),
+        (("run.detach=1",), "run.detach '1': allowed: true, false"),
+        (("run.take_over=maybe",), "run.take_over 'maybe': allowed: true, false"),
         (("trainer.optimizer.lr=fast",), "trainer.optimizer.lr 'fast': allowed: a number"),
     ],
 )
@@ -245,6 +247,11 @@ def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path
 
     assert ended.status == 2
     assert "belongs to llama/llama3_tiny_pretrain in" in ended.err + ended.out
+    short = go_on(tmp_path / "runs" / "a", "trainer.max_steps=3", "run.take_over=true")
+    assert short.status == 2
+    assert "has step 5, beyond trainer.max_steps 3" in short.err + short.out
+    owners = [path.read_text() for path in tmp_path.glob("store/*/owner/*.json")]
+    assert len(owners) == 1, "what is of no use is left to who has it"
     taken = go_on(tmp_path / "runs" / "a", "trainer.max_steps=8", "run.take_over=true")
     assert taken.status == 0
-    assert [each["start"] for each in steps(tmp_path / "runs" / "a")] == [1] * 3
+    assert [each["start"] for each in steps(tmp_path / "runs" / "a")] == [2] * 3

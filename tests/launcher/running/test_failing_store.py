@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +20,7 @@ from tests.disks import frozen, open_disk
 from tests.launcher.command import TIMEOUT_S, launch
 from tests.launcher.running.local_world import end_all
 from tests.launcher.running.real_runs import SMALL, go_on, named, steps
+from tests.processes import command_of, descendants
 from tests.resilience.tiered.fault_proxy import Fault, fault_proxy
 from tests.resilience.tiered.s3_server import s3_server
 
@@ -176,6 +179,38 @@ def training(folder: Path, store: Store) -> Iterator[Run]:
         process.kill()
         process.wait()
         launch("clean", str(run.path), folder=folder)
+
+
+@pytest.mark.slow
+def test_a_run_whose_daemon_hangs_has_not_succeeded(tmp_path: Path) -> None:
+    words = (*SMALL, "run.name=run", "trainer.max_steps=200", "trainer.optimizer.decay_steps=200")
+    with (tmp_path / "console").open("wb") as console:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words], cwd=tmp_path, stdout=console, stderr=console
+        )
+    run = Run(tmp_path, process)
+    try:
+        events = run.path / "events.jsonl"
+        run.wait_until(lambda: events.exists() and bool(named(run.path, "step_stored")))
+        daemons = [each for each in descendants(process.pid) if b"memoryd" in command_of(each)]
+        assert daemons
+        for each in daemons:
+            os.kill(each, signal.SIGSTOP)
+
+        assert process.wait(_LIMIT_S) == 74, run.console()
+
+        assert "no checkpoint of step 200: the daemon or the copy stood still" in run.console()
+        assert "not all of it is in the store (told by node-0)" in run.console()
+        assert "in the store: step 1 of 200" in run.console().splitlines()[-1]
+        assert list((run.path / "checkpoint").iterdir()), "the weights were written all the same"
+        again = go_on(run.path)
+        assert again.status == 0, again.out + again.err
+        assert named(run.path, "step_stored")[-1].step == 200
+    finally:
+        end_all(tmp_path)
+        process.kill()
+        process.wait()
+        launch("clean", str(run.path), folder=tmp_path)
 
 
 @pytest.fixture(scope="module")
