@@ -303,7 +303,5 @@ class CadencedCheckpoints(Checkpoints, ABC):
         self._events.write("checkpoint_failed", step=step, reason=reason)
         if is_said and not self._has_warned:
             self._has_warned = True
-            text = f"no checkpoint of step {step}: {reason}; the run goes on"
-            self._events.write("warning", text=text)
-            sys.stderr.write(f"training: {text}\n")
+            sys.stderr.write(f"training: no checkpoint of step {step}: {reason}; the run goes on\n")
             sys.stderr.flush()

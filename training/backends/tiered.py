@@ -241,6 +241,12 @@ class TieredCheckpoints(CadencedCheckpoints):
             return False
         return True
 
+    def _fail(self, step: int, reason: str, *, is_said: bool = True) -> None:
+        """Tell it, and a person of the first one."""
+        if is_said and not self._has_warned:
+            self._events.write("warning", text=f"no checkpoint of step {step}: {reason}")
+        super()._fail(step, reason, is_said=is_said)
+
     def close(self) -> None:
         """End the connection to the daemon."""
         self._client.close()
