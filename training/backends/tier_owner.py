@@ -127,11 +127,9 @@ def _useless(steps: Sequence[StepOnOffer], max_steps: int) -> str:
     """Return why a run cannot go on from another's steps, which are then left to that one."""
     if not steps:
         return "has no checkpoint; name the namespace that has some"
-    if (newest := max(each.step for each in steps)) > max_steps:
-        return (
-            f"has step {newest}, beyond trainer.max_steps {max_steps}: set that to at least "
-            f"{newest}"
-        )
+    newest = max(each.step for each in steps)
+    if newest > max_steps:
+        return f"has step {newest}, beyond trainer.max_steps {max_steps}: that has to be as many"
     return ""
 
 
