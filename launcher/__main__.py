@@ -7,6 +7,7 @@ command line is wrong (one message, nothing written).
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -110,6 +111,8 @@ def _launch(given: list[str], start: Path) -> int:
     for old, new in choice.renamed:
         sys.stderr.write(f"note: recipe {old!r} is called {new!r} now\n")
 
+    # What is made until the job is written is kept or goes with the process: a twelfth is saved.
+    gc.disable()
     # Hydra is imported once the recipe is known to be there.
     from launcher.app import launch
     from launcher.composition.compose import call_once
@@ -153,6 +156,7 @@ def _launch(given: list[str], start: Path) -> int:
             raise
         raise composing_error(error, recipes, choice.recipe) from error
     finally:
+        gc.enable()
         if len(statuses) == 1:
             SweepFolder.remove_new()
     if refusals:

@@ -6,6 +6,7 @@ Render, run and submit share everything up to the written files.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 import shlex
 import sys
@@ -77,6 +78,8 @@ def launch(
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
+    # `main` has switched it off until here: a run may go on for weeks.
+    gc.enable()
     is_alone = sweep_number is None and chosen == frozen.name
     if is_alone and (note := _changed_recipe(frozen, folders)):
         sys.stderr.write(f"note: {note}\n")
