@@ -92,7 +92,12 @@ def _answer(given: list[str]) -> int:
         from launcher.commands import run_command
 
         return run_command(given[0], given[1:], start)
-    return _launch(given, start)
+    # What is made until the job is written is kept or goes with the process: a twelfth is saved.
+    gc.disable()
+    try:
+        return _launch(given, start)
+    finally:
+        gc.enable()
 
 
 def _help_text(given: list[str]) -> str:
@@ -111,8 +116,6 @@ def _launch(given: list[str], start: Path) -> int:
     for old, new in choice.renamed:
         sys.stderr.write(f"note: recipe {old!r} is called {new!r} now\n")
 
-    # What is made until the job is written is kept or goes with the process: a twelfth is saved.
-    gc.disable()
     # Hydra is imported once the recipe is known to be there.
     from launcher.app import launch
     from launcher.composition.compose import call_once
@@ -156,7 +159,6 @@ def _launch(given: list[str], start: Path) -> int:
             raise
         raise composing_error(error, recipes, choice.recipe) from error
     finally:
-        gc.enable()
         if len(statuses) == 1:
             SweepFolder.remove_new()
     if refusals:

@@ -78,7 +78,7 @@ def launch(
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
-    # `main` has switched it off until here: a run may go on for weeks.
+    # It was off until here: a run may go on for weeks.
     gc.enable()
     is_alone = sweep_number is None and chosen == frozen.name
     if is_alone and (note := _changed_recipe(frozen, folders)):
