@@ -49,7 +49,7 @@ def store_text(state: RunState, now: float | None, before: str = "ago") -> str |
     """
     newest = newest_saved(state.tiers)
     steps = [newest.step] if newest else []
-    steps += [state.num_steps] if state.finished_at is not None else []
+    steps += [state.num_steps] if state.finished_at is not None and state.num_steps else []
     at = state.storage.stored_at if now is None else now
     return storage_text(state.storage, max(steps, default=None), at, before)
 

@@ -57,9 +57,12 @@ def test_a_wait_is_given_up_and_taken_up_again() -> None:
 
 def fail(rank: int, world_size: int, port: int) -> str:
     """Rank 1 leaves for good; the other hears torch's own error, not one of ours."""
-    open_group(rank, world_size, port)
+    store = open_group(rank, world_size, port)
     if rank == 1:
+        # Else the other could still be connecting.
+        store.wait(["connected"])
         return "left"
+    store.set("connected", "")
     work = dist.all_reduce(torch.ones(3), async_op=True)
     with pytest.raises(RuntimeError) as caught:
         wait_in_slices(work, lambda: False)
