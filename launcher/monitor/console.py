@@ -24,6 +24,7 @@ from launcher.monitor.logs import (
 )
 from launcher.monitor.progress import open_display
 from launcher.monitor.runstate import FAILED, next_state, start_state
+from launcher.monitor.storage import lost_step
 from resilience.events import Event, EventReader
 
 
@@ -83,10 +84,9 @@ class RunConsole:
         warnings: list[Event] = []
         try:
             for event in self._events.read_new():
-                num_losses = len(self.state.losses)
+                if text := lost_step(self.state.storage, event):
+                    warnings.append(replace(event, fields={"text": text}))
                 self.state = next_state(self.state, event)
-                if event.event == "checkpoint_loaded" and len(self.state.losses) > num_losses:
-                    warnings.append(replace(event, fields={"text": self.state.losses[-1]}))
                 if event.event == "warning":
                     warnings.append(event)
                 elif event.event == "run_started":

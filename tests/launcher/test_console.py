@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.launcher.local_job import run_scripts
 
@@ -18,9 +19,7 @@ def test_warning_is_shown_once_and_other_lines_not_at_all(tmp_path: Path) -> Non
 
 def test_what_an_agent_warns_of_is_shown_for_this_start_alone(tmp_path: Path) -> None:
     def warning(text: str) -> str:
-        event = {"time": 1.0, "node": "node-0", "rank": None, "generation": 0, "step": None}
-        told = json.dumps({**event, "event": "warning", "fields": {"text": text}})
-        return f"""echo '{told}' >> "$(dirname "$0")/events.jsonl"\n"""
+        return telling("warning", text=text)
 
     _, first = run_scripts(tmp_path, warning("of old"), "true")
     _, second = run_scripts(tmp_path, warning("n1 may go on") * 2, "true")
@@ -28,3 +27,21 @@ def test_what_an_agent_warns_of_is_shown_for_this_start_alone(tmp_path: Path) ->
     assert first.count("[node-0] of old\n") == 1
     assert second.count("[node-0] n1 may go on\n") == 1
     assert "of old" not in second
+
+
+def test_a_step_that_is_gone_from_the_store_is_said_once(tmp_path: Path) -> None:
+    loaded = telling("checkpoint_loaded", step=4, rank=0, source="folder", num_bytes=1, seconds=1.0)
+
+    run_scripts(tmp_path, telling("step_stored", step=8, store="folder:x"), "true")
+    _, shown = run_scripts(tmp_path, loaded * 2, "true")
+
+    words = "the run goes on from step 4, and step 8 had been in the store\n"
+    assert shown.count(f"[node-0] {words}") == 1
+    assert f"  lost        {words}" in shown
+
+
+def telling(name: str, *, step: int | None = None, rank: int | None = None, **fields: Any) -> str:
+    """Return a line of a node's script that writes an event."""
+    event = {"time": 1.0, "node": "node-0", "rank": rank, "generation": 0, "step": step}
+    told = json.dumps({**event, "event": name, "fields": fields})
+    return f"""echo '{told}' >> "$(dirname "$0")/events.jsonl"\n"""

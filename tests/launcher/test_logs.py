@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.clusters.running.cluster import LogLine
+from launcher.commands.logs import _of_last_start
 from launcher.monitor.logs import LogReader, failure_lines, is_warning, plain, read_tail
 
 AGENT = "resilience.agent node-0: the run ends with exit status 1: rank 0 "
@@ -34,6 +36,20 @@ def test_a_start_is_not_told_to_have_failed_of_what_the_one_before_did() -> None
 
     assert failure_lines([*before, begun, "no such bucket"], None) == ["no such bucket"]
     assert failure_lines([*before, begun, "no such bucket"], "KeyError: 'a'") == []
+
+
+def test_each_node_is_taken_from_where_its_own_last_start_begins() -> None:
+    begun = "resilience.agent {}: start 1 of the run begins, counted from 0"
+    said = [
+        ("a", "old"), ("a", begun.format("a")), ("a", "new"),
+        ("b", "old"), ("b", begun.format("b")), ("b", "other"), ("c", "alone"),
+    ]  # fmt: skip
+
+    lines = _of_last_start([LogLine(time=0.0, source=who, text=text) for who, text in said])
+
+    assert [(each.source, each.text) for each in lines] == [
+        ("a", "new"), ("b", "other"), ("c", "alone"),
+    ]  # fmt: skip
 
 
 def test_long_traceback_keeps_its_end() -> None:

@@ -206,6 +206,8 @@ def test_a_run_whose_daemon_hangs_has_not_succeeded(tmp_path: Path) -> None:
         again = go_on(run.path)
         assert again.status == 0, again.out + again.err
         assert named(run.path, "step_stored")[-1].step == 200
+        log = (run.path / "logs" / "node-0.log").read_text()
+        assert log.count("start 1 of the run begins") == 1, log
     finally:
         end_all(tmp_path)
         process.kill()
