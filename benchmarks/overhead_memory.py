@@ -62,28 +62,29 @@ class MemoryFigures:
     """The peak of all processes by kind of fault."""
 
 
-def read_pss(pid: int) -> int:
-    """Return a process's proportional set size; 0 for one that is gone."""
+def read_pss(pid: int, kind: str = "Pss") -> int:
+    """Return a process's proportional set size, or a kind of it; 0 for one that is gone."""
     try:
         text = Path("/proc", str(pid), "smaps_rollup").read_text("ascii")
     except OSError:
         return 0
-    line = next(line for line in text.splitlines() if line.startswith("Pss:"))
+    line = next(line for line in text.splitlines() if line.startswith(f"{kind}:"))
     return int(line.split()[1]) << 10
 
 
 class Sampler:
     """Reads all processes of a run now and then."""
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, read: Callable[[int], int] = read_pss) -> None:
         self.run_dir = run_dir
+        self.read = read
         self.samples: list[Sample] = []
 
     def look(self) -> None:
         """Take one sample."""
         sizes: dict[bool, dict[int, int]] = {True: {}, False: {}}
         for pid in find_processes(self.run_dir):
-            sizes[is_agent(pid)][pid] = read_pss(pid)
+            sizes[is_agent(pid)][pid] = self.read(pid)
         self.samples.append(Sample(at_s=time.monotonic(), agent=sizes[True], workers=sizes[False]))
 
 

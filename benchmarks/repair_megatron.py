@@ -6,8 +6,9 @@ Four workers, tensor ranks in pairs, each pair with a copy. A rank's state are t
 and moments of its own slice, some 100 MiB for each layer. Each run meets exceptions and SIGKILLs
 in turn: a survivor keeps its state, and who replaces a killed rank copies that of the other copy.
 Seconds count from the fault until every rank has the state and the groups to go on with; those of
-groups are of the rank that came last, for which the others have waited. Memory is the proportional
-set size of a process, read every 50 ms.
+groups are of the rank that came last, for which the others have waited. Memory is what a process
+has for itself and the state of one rank, read every 50 ms: the states lie in shared memory, which
+is there before and after, and of which each process has a larger share while one is missing.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from benchmarks.events import Event, EventReader
 from benchmarks.faultbench import free_ports, run_folder
 from benchmarks.jobplan import NUM_RANKS, Fault, JobPlan
 from benchmarks.ours import start_megatron
-from benchmarks.overhead_figures import Sample, between, calm_window, first_events, recovery_windows
+from benchmarks.overhead_figures import Sample, between, calm_window, recovery_windows
 from benchmarks.overhead_jobs import wait_for_job
-from benchmarks.overhead_memory import SAMPLE_S, Sampler
+from benchmarks.overhead_memory import SAMPLE_S, Sampler, read_pss
 
 MEMORY_BAR = 1.15
 OPENING_BAR_S, REBINDING_BAR_S = 0.06, 0.01
@@ -79,7 +80,7 @@ def run(num_layers: int, num_faults: int) -> tuple[Sequence[Sample], Sequence[Ev
             ports=free_ports(4),
         )
         plan.write()
-        sampler = Sampler(folder)
+        sampler = Sampler(folder, lambda pid: read_pss(pid, "Pss_Anon"))
         job = start_megatron(plan, overrides(num_layers))
         wait_for_job(job, LIMIT_S, look=sampler.look, every_s=SAMPLE_S)
         reader = EventReader(folder)
@@ -108,21 +109,15 @@ def group_seconds(events: Sequence[Event], name: str) -> list[float]:
     return list(found.values())
 
 
-def peaks(
-    samples: Sequence[Sample], events: Sequence[Event]
-) -> tuple[float, dict[str, list[float]]]:
-    """Return a rank's bytes in calm, and by kind of fault what the largest process had at most."""
-    ranks = first_events(events)
-    calm = [
-        sample.workers[pid]
-        for sample in between(samples, *calm_window(events, FIRST_STEP - 3))
-        for pid in sample.workers.keys() & ranks.keys()
-    ]
-    most: dict[str, list[float]] = {}
+def peaks(samples: Sequence[Sample], events: Sequence[Event]) -> tuple[int, dict[str, list[int]]]:
+    """Return what the largest process had for itself in calm, and by kind of fault."""
+    window = calm_window(events, FIRST_STEP - 3)
+    calm = [max(sample.workers.values()) for sample in between(samples, *window)]
+    most: dict[str, list[int]] = {}
     for kind, begin_s, end_s in recovery_windows(events, NUM_RANKS):
         sizes = (max(each.workers.values()) for each in between(samples, begin_s, end_s))
         most.setdefault(kind, []).append(max(sizes))
-    return statistics.median(calm), most
+    return max(calm), most
 
 
 def main() -> None:
@@ -132,7 +127,8 @@ def main() -> None:
     machine.check_load(arguments)
     samples, events = run(arguments.layers, arguments.num_faults)
     num_values = arguments.layers * (4 * HIDDEN**2 + 3 * HIDDEN * FFN) / 2
-    print(f"state of a rank: {num_values * BYTES_PER_VALUE / (1 << 30):.2f} GiB")
+    state = num_values * BYTES_PER_VALUE
+    print(f"state of a rank: {state / (1 << 30):.2f} GiB")
     print("| what | median (smallest to largest) | bar |")
     print("|---|---|---|")
     line = partial("| {} | {} | {} |".format)
@@ -145,8 +141,8 @@ def main() -> None:
         print(line(f"{name.removesuffix('_s')} of groups, s", digits, bar_s))
     calm, most = peaks(samples, events)
     for kind, found in most.items():
-        ratios = [each / calm for each in found]
-        words = f"{kind}: largest process / a rank in calm ({calm / (1 << 30):.2f} GiB)"
+        ratios = [(each + state) / (calm + state) for each in found]
+        words = f"{kind}: largest process / largest in calm ({(calm + state) / (1 << 30):.2f} GiB)"
         print(line(words, figures.spread(ratios), MEMORY_BAR))
 
 

@@ -6,7 +6,7 @@ the module's constructor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -125,13 +125,19 @@ class TorchState:
             yield f"optimizer/{name}/{key}", state[key]
 
 
-def materialise(optimizer: Optimizer, *, has_frozen: bool = False) -> None:
+def materialise(
+    optimizer: Optimizer,
+    *,
+    has_frozen: bool = False,
+    make_zeros: Callable[[Tensor], Tensor] = torch.zeros_like,
+) -> None:
     """Create what the optimizer would create in its first step, bit for bit; keeps what is there.
 
     A replaced process has then memory to receive into. A parameter that never
     has a gradient gets zeros that torch would not create and nobody reads; one that
     requires none is passed over, unless the optimizer `has_frozen` ones that are given
-    their gradients from elsewhere. Raises StateError for anything but Adam and AdamW themselves.
+    their gradients from elsewhere. `make_zeros` makes a moment in the form of its parameter.
+    Raises StateError for anything but Adam and AdamW themselves.
     """
     if type(optimizer) not in _ALLOWED:
         raise StateError(
@@ -142,7 +148,7 @@ def materialise(optimizer: Optimizer, *, has_frozen: bool = False) -> None:
         for parameter in group["params"]:
             is_trained = parameter.requires_grad or has_frozen
             if is_trained and not optimizer.state[parameter]:
-                optimizer.state[parameter].update(_first_moments(parameter, group))
+                optimizer.state[parameter].update(_first_moments(parameter, group, make_zeros))
 
 
 def refuse_unshared(module: nn.Module) -> None:
@@ -159,13 +165,13 @@ def refuse_unshared(module: nn.Module) -> None:
             )
 
 
-def _first_moments(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+def _first_moments(
+    parameter: Tensor, group: Mapping[str, Any], make_zeros: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     keys = ["exp_avg", "exp_avg_sq"]
     if group["amsgrad"]:
         keys.append("max_exp_avg_sq")
-    moments = {
-        key: torch.zeros_like(parameter, memory_format=torch.preserve_format) for key in keys
-    }
+    moments = {key: make_zeros(parameter.detach()) for key in keys}
     return {"step": _first_count(parameter, group), **moments}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -124,6 +125,15 @@ class Rank:
         )
         self.trainer.settle()
 
+    def moments(self) -> list[torch.Tensor]:
+        optimizers = [part.optimizer for part in self.trainer._model.parts]
+        return [
+            tensor
+            for optimizer in optimizers
+            for moments in optimizer.state.values()
+            for tensor in moments.values()
+        ]
+
     def parts(self) -> dict[str, tuple[int, bytes]]:
         parts = {}
         for each in self.trainer.view.tensors():
@@ -160,6 +170,8 @@ def adopt_state(rank: int, size: int, *place: Any) -> bool:
     before = each.parts()
     shared = SharedState([os.memfd_create("place")])
     is_moved = shared.adopt(each.trainer.view, 0) and each.parts() == before
+    # What a moment is a view of would keep the memory that it had.
+    is_moved &= all(moment._base is None for moment in each.moments())
     each.take_steps()
     is_trained = each.parts() != before
     return is_moved and is_trained and shared.holds(each.trainer.view.tensors())
@@ -222,6 +234,27 @@ def adapted_to_a_gpu(rank: int, size: int) -> list[str]:
     if layers.reduce_from_tensor_model_parallel_region(values, group=group) is not values:
         problems.append("an expert's output cannot be added to in place")
     return problems
+
+
+def touched_by_zeros(rank: int, size: int) -> tuple[bool, int, int]:
+    """Return whether they are zeros, and what memory they take before and after they are written.
+
+    In bytes, and of which they have 64 MiB.
+    """
+    from training.megatron.model import _make_zeros
+
+    like = torch.empty(16 << 20)
+    calm = _read_anonymous()
+    zeros = _make_zeros(like)
+    made = _read_anonymous()
+    zeros.add_(1)
+    return bool((zeros == 1).all()), made - calm, _read_anonymous() - calm
+
+
+def _read_anonymous() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text("ascii")
+    (kib,) = re.findall(r"^Anonymous: +(\d+) kB", text, re.MULTILINE)
+    return int(kib) << 10
 
 
 def fork_worlds(
