@@ -14,8 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-import omegaconf._utils
-import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
@@ -235,12 +233,6 @@ def add_search_path(
         plugins.register(RecipeSource)
         plugins.register(FrozenSource)
         plugins.register(LauncherSearchPath)
-        # No public call puts a source in the place of one of Hydra's own, or a loader in that of
-        # OmegaConf's.
+        # No public call puts a source in the place of one of Hydra's own.
         for source in (GroupSource, PackageSource):
             SourcesRegistry.instance().types[source.scheme()] = source
-        if hasattr(yaml, "CSafeLoader"):
-            # Builds what OmegaConf's builds, of what libyaml has parsed.
-            slow = omegaconf._utils.get_yaml_loader()  # noqa: SLF001
-            loader = type("Loader", (yaml.CSafeLoader, slow), {})
-            omegaconf._utils.get_yaml_loader = lambda: loader  # noqa: SLF001
