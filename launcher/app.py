@@ -39,6 +39,7 @@ from launcher.rundir import (
     EVENTS_FILE,
     RECIPE_FILE,
     SUBMITTED_FILE,
+    command_comment,
     free_run_dir,
     write_run_dir,
     write_submission,
@@ -73,7 +74,8 @@ def launch(
     words = [word for word in HydraConfig.get().overrides.task if not word.startswith("recipe=")]
     frozen = freeze_config(config, loaded, own_overrides(words), chosen).frozen
     if action != "render":
-        files = {**files, RECIPE_FILE: frozen_text(frozen)}
+        command = command_comment(HydraConfig.get().overrides.task)
+        files = {**files, RECIPE_FILE: frozen_text(frozen) + command}
     claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
     given = _given_dir(request.beside.run.dir, sweep_number)
     run_dir = write_run_dir(given, job.name, start, files, claim)

@@ -12,7 +12,8 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -30,6 +31,24 @@ NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
 # Less room than this is none for a run.
 _PROBE_BYTES = 1 << 20
+
+
+_COMMAND = "# command "
+
+
+def command_comment(words: Sequence[str]) -> str:
+    """Return the last line of a run's recipe, with what the launcher was told."""
+    return f"{_COMMAND}{json.dumps(shlex.join(['launcher', *words]))}\n"
+
+
+def read_command(folder: Path) -> str | None:
+    """Return the command line that began a run; None where its folder does not say."""
+    try:
+        last = (folder / RECIPE_FILE).read_text("utf-8").splitlines()[-1]
+        command = json.loads(last.removeprefix(_COMMAND)) if last.startswith(_COMMAND) else None
+    except (OSError, ValueError, IndexError):
+        return None
+    return command if isinstance(command, str) else None
 
 
 def write_run_dir(

@@ -18,7 +18,7 @@ from launcher.report.account import account_data, account_of
 from launcher.report.page import build_page
 from launcher.report.record import RunRecord, build_record
 from launcher.report.summary import summary_text
-from launcher.rundir import EVENTS_FILE, JOB_FILE, RECIPE_FILE, write_whole
+from launcher.rundir import EVENTS_FILE, JOB_FILE, RECIPE_FILE, read_command, write_whole
 from resilience.events import Event, EventReader
 
 __all__ = ["REPORT_FILE", "Report", "read_report", "summary_text", "write_page", "write_report"]
@@ -95,8 +95,10 @@ def write_page(run_dir: Path, report: Report) -> Path:
 
 
 def _folder_rows(run_dir: Path) -> list[tuple[str, str]]:
-    """Return what a run changes of its recipe's version, and where its logs are."""
+    """Return how a run was begun, what it changes of its version, and where its logs are."""
     rows = []
+    if command := read_command(run_dir):
+        rows.append(("command line", command))
     with suppress(RecipeError):  # one of an older launcher has none, and goes by job.json
         overrides = read_frozen(run_dir / RECIPE_FILE).overrides
         rows.append(("overrides", shlex.join(overrides) or "none"))

@@ -17,6 +17,7 @@ from launcher.report import summary_text, write_report
 from launcher.report.charts import thin
 from launcher.report.page import build_page, summary_rows
 from launcher.report.record import Span, Step, build_record
+from launcher.rundir import command_comment
 from resilience.events import Event, EventLog
 from tests.launcher.local_job import local_job
 from tests.launcher.run_events import all_ranks, event, step_event, whole_run
@@ -248,17 +249,22 @@ def test_report_is_one_file_made_of_job_and_events_alone(tmp_path: Path) -> None
         ),
     ],
 )
-def test_report_says_what_was_overridden_and_where_the_logs_are(
+def test_report_says_how_the_run_was_begun_and_where_the_logs_are(
     tmp_path: Path, overrides: tuple[str, ...], text: str
 ) -> None:
     write_folder(tmp_path)
     (tmp_path / "logs").mkdir()
     files = {ROOT_FILE: File(content={}, package=None)}
     frozen = Frozen(name="a/b", version=1, digest="0" * 64, files=files, overrides=overrides)
-    (tmp_path / "recipe.yaml").write_text(frozen_text(frozen))
+    told = command_comment(["recipe=a/b", "run.dir=a\nb", *overrides])
+    (tmp_path / "recipe.yaml").write_text(frozen_text(frozen) + told)
 
     page = write_report(tmp_path).read_text("utf-8")
 
+    words = (
+        f"launcher recipe=a/b &#x27;run.dir=a\nb&#x27; {'' if text == 'none' else text}".rstrip()
+    )
+    assert f"<tr><th>command line</th><td>{words}</td></tr>" in page
     assert f"<tr><th>overrides</th><td>{text}</td></tr>" in page
     assert f"<tr><th>logs</th><td>{tmp_path / 'logs'}</td></tr>" in page
 

@@ -371,6 +371,8 @@ def test_a_run_keeps_the_recipe_that_it_was_started_with(team: Path) -> None:
     assert not (team / "run" / "recipe.yaml").exists()
     ended = launch("recipe=a/one", *words, "action=run", folder=team, env={})
     assert ended.status == 0, ended.err
+    told = " ".join(["launcher recipe=a/one", *words, "action=run"])
+    assert told in (team / "run" / "report.html").read_text("utf-8")
 
     change(team / "recipes/a/one.yaml", "max_steps: 30", "max_steps: 40")
     change(team / "conf/trainer/ours.yaml", "sharding: none", "threads_per_worker: 2")
