@@ -102,7 +102,7 @@ class _Run:
 
     def fail(self, node: str) -> None:
         """Lose a node: one that waits takes its place, else the run shrinks."""
-        self._sizing = note_left(self._sizing, node)
+        self._sizing = note_left(self._policy, self._sizing, node, self._now_s)
         if node in self._waiting:
             self._waiting.remove(node)
             return

@@ -48,7 +48,7 @@ class Sizing:
     came_s: Mapping[str, float] = field(default_factory=dict)
     """Since when each agent has been there."""
     num_leaves: Mapping[str, int] = field(default_factory=dict)
-    """How often each agent was lost."""
+    """How often each agent was lost, and again before it had been there for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,15 @@ def note_came(sizing: Sizing, node: str, now_s: float) -> Sizing:
     return replace(sizing, came_s={**sizing.came_s, node: now_s})
 
 
-def note_left(sizing: Sizing, node: str) -> Sizing:
-    """Note that an agent is lost."""
+def note_left(policy: Policy, sizing: Sizing, node: str, now_s: float) -> Sizing:
+    """Note that an agent is lost.
+
+    One that was there for twice as long as it had to wait counts as if it had never been lost.
+    """
     came_s = {name: at_s for name, at_s in sizing.came_s.items() if name != node}
-    num = sizing.num_leaves.get(node, 0) + 1
+    was_there_s = now_s - sizing.came_s.get(node, now_s)
+    has_stayed = was_there_s > 2 * _snooze_s(policy, sizing, node)
+    num = 1 if has_stayed else sizing.num_leaves.get(node, 0) + 1
     return replace(sizing, came_s=came_s, num_leaves={**sizing.num_leaves, node: num})
 
 
@@ -100,6 +105,11 @@ def plan_growth(
 
 def _ripe_s(policy: Policy, sizing: Sizing, node: str) -> float:
     """Return when the run may grow by a node."""
+    held_s = sizing.came_s.get(node, 0.0) + policy.hold_s
+    return max(held_s, sizing.changed_s + _snooze_s(policy, sizing, node))
+
+
+def _snooze_s(policy: Policy, sizing: Sizing, node: str) -> float:
+    """Return how long the run keeps its size before it grows by a node."""
     num_doubled = max(0, sizing.num_leaves.get(node, 0) - 1)
-    snooze_s = policy.snooze_s * (1 << min(num_doubled, _DOUBLED_MAX))
-    return max(sizing.came_s.get(node, 0.0) + policy.hold_s, sizing.changed_s + snooze_s)
+    return policy.snooze_s * (1 << min(num_doubled, _DOUBLED_MAX))

@@ -304,7 +304,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
         gone=state.gone | ended,
         voters=state.voters - {event.node},
         leapt=-1,
-        sizing=note_left(state.sizing, event.node),
+        sizing=note_left(state.options.policy, state.sizing, event.node, now_s),
     )
     note = Note(event="node_lost", fields={"node": event.node, "is_dead": event.is_dead})
     if event.node not in state.nodes:

@@ -67,7 +67,7 @@ def test_a_node_that_leaves_again_and_again_is_waited_for_twice_as_long() -> Non
     known, now_s = note_size(Sizing(), 1, 2, 0.0), 0.0
     waits = []
     for _ in range(4):
-        known = note_size(note_left(known, "n1"), 2, 1, now_s)
+        known = note_size(note_left(POLICY, known, "n1", now_s), 2, 1, now_s)
         known = note_came(known, "n1", now_s)
         due_s = plan_growth(POLICY, known, size=1, waiting=["n1"], now_s=now_s).due_s
         waits.append(due_s - now_s)
@@ -75,6 +75,20 @@ def test_a_node_that_leaves_again_and_again_is_waited_for_twice_as_long() -> Non
         known = note_size(known, 1, 2, now_s)
 
     assert waits == [60.0, 120.0, 240.0, 480.0]
+
+
+def test_a_node_that_leaves_once_a_month_waits_no_longer_each_time() -> None:
+    known, now_s = note_came(note_size(Sizing(), 1, 2, 0.0), "n1", 0.0), 0.0
+    waits = []
+    for _ in range(12):
+        now_s += 30 * 86_400.0
+        known = note_size(note_left(POLICY, known, "n1", now_s), 2, 1, now_s)
+        known = note_came(known, "n1", now_s + 1800.0)
+        due_s = plan_growth(POLICY, known, size=1, waiting=["n1"], now_s=now_s).due_s
+        waits.append(due_s - now_s)
+        known = note_size(known, 1, 2, now_s := due_s)
+
+    assert waits == [1800.0 + POLICY.hold_s] * 12
 
 
 @pytest.mark.parametrize("hold_s", [0.0, 0.5, 5.0])
@@ -87,7 +101,7 @@ def test_a_node_that_flaps_each_second_changes_the_run_once_a_snooze_at_most(hol
         if tenth % 10 == 0:
             sizing = note_came(sizing, "n3", now_s)
         elif tenth % 10 == 8:
-            sizing = note_left(sizing, "n3")
+            sizing = note_left(policy, sizing, "n3", now_s)
             sizing, size = note_size(sizing, size, 3, now_s), 3
         if size == 3 and "n3" in sizing.came_s:
             growth = plan_growth(policy, sizing, size=3, waiting=["n3"], now_s=now_s)
