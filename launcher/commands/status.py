@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.clusters.running.memory import find_memory
+from launcher.clusters.running.requests import read_size
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
 from launcher.commands.stored import stored_steps
 from launcher.errors import LauncherError, OutsideError, RecipeError
@@ -42,6 +43,7 @@ def status_lines(sight: Sight) -> list[str]:
         "began": _beginnings(run.path),
         "where": _where(sight),
         "doing": _doing(sight),
+        "size": _size(sight),
         "steps": _steps(sight),
         "faults": _faults(state, is_alive=standing.phase.is_alive),
         "safe": _safe(sight),
@@ -80,6 +82,23 @@ def _doing(sight: Sight) -> str | None:
         return None
     state = sight.state
     return f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
+
+
+def _size(sight: Sight) -> str | None:
+    """Return how many nodes a run has that may change that, how many it is to have, and why not.
+
+    None for a run of one size, and for one that does not run.
+    """
+    run, state = sight.run, sight.state
+    if run.job.resilience.elastic is None or sight.standing.phase is not Phase.RUNNING:
+        return None
+    now = state.num_workers // state.num_devices
+    wanted = read_size(run.path) or run.job.trainer.num_nodes
+    reason, until = state.waits
+    if reason and until is not None:
+        reason += f", for {format_seconds(max(0.0, until - sight.time))}"
+    parts = [f"{now} nodes", f"{wanted} are asked for" if wanted != now else "", reason]
+    return ", ".join(filter(None, parts))
 
 
 def _steps(sight: Sight) -> str:

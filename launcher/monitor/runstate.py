@@ -80,6 +80,8 @@ class RunState:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
     lost_nodes: frozenset[str] = frozenset()
+    waits: tuple[str, float | None] = ("", None)
+    """Why nodes wait that are there, and until when, in unix seconds, where time changes that."""
     generations: Mapping[int, Generation] = field(default_factory=dict)
     num_steps: int = 0
     """Steps that are done: step numbers begin at 0."""
@@ -211,6 +213,10 @@ def _after_node(state: RunState, event: Event) -> RunState:
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))
+    if event.event == "nodes_wait":
+        seconds = to_float(event.fields.get("seconds"))
+        until = None if seconds is None else event.time + seconds
+        return replace(state, waits=(str(event.fields.get("reason", "")), until))
     if event.event == "generation_opened":
         # Of a node that was lost, and of one that has left, no worker is left.
         num_workers = int(event.fields.get("world_size", state.num_workers))

@@ -97,8 +97,7 @@ def plan_growth(
         return Growth(nodes=tuple(ripe[: target - size]))
     if len(ripe) < len(waiting):
         due_s = min(_ripe_s(policy, sizing, node) for node in waiting if node not in ripe)
-        reason = f"the next node that waits counts in {due_s - now_s:.0f} s"
-        return Growth(reason=reason, due_s=due_s)
+        return Growth(reason="the next node that waits does not count yet", due_s=due_s)
     allowed = ", ".join(map(str, policy.sizes))
     return Growth(reason=f"{size + len(ripe)} nodes are there; sizes allowed: {allowed}")
 

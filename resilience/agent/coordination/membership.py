@@ -17,7 +17,7 @@ from resilience.comm.messages import (
     Message,
     StateSaved,
 )
-from resilience.elastic.policy import Policy, Sizing
+from resilience.elastic.policy import Growth, Policy, Sizing
 from resilience.state.layout import Layout
 from resilience.state.report import Report
 
@@ -192,6 +192,8 @@ class State:
     """Ranks whose process is being ended on purpose: what it still says does not count."""
     sizing: Sizing = field(default_factory=Sizing)
     """What has become of the run's size."""
+    told_growth: Growth = field(default_factory=Growth)
+    """What was said last of why nodes wait."""
     is_leaving: bool = False
     """Whether the ranks were asked to leave the open generation after a step."""
     asked_s: Mapping[str, float] = field(default_factory=dict)

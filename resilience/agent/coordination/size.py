@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isinf
 
 from resilience.agent.coordination.counters import is_left
-from resilience.agent.coordination.membership import RUNNING, Decision, Send, State
+from resilience.agent.coordination.membership import RUNNING, Decision, Note, Send, State
 from resilience.agent.coordination.votes import HOLDS_NONE, may_give_away
 from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.policy import Growth, plan_growth
@@ -26,10 +27,21 @@ def look_at_size(state: State, now_s: float) -> Decision:
     if asked and state.options.policy.fit(len(_staying(state))) == 0:
         return _stop_run(state, asked)
     is_due = bool(asked) and now_s >= _gathered_s(state)
-    if not is_due and not _plan_growth(state, members, now_s).nodes:
-        return state, []
+    growth = _plan_growth(state, members, now_s)
+    if not is_due and not growth.nodes:
+        return _tell_why(state, growth, now_s)
     order = Leave(generation=state.generation)
     return replace(state, is_leaving=True), [Send(node=members[0], message=order)]
+
+
+def _tell_why(state: State, growth: Growth, now_s: float) -> Decision:
+    """Write why nodes wait, each time that it has become something else."""
+    if growth == state.told_growth:
+        return state, []
+    left_s = growth.due_s - now_s
+    seconds = {} if isinf(left_s) else {"seconds": round(left_s, 1)}
+    note = Note(event="nodes_wait", fields={"reason": growth.reason, **seconds})
+    return replace(state, told_growth=growth), [note]
 
 
 def _stop_run(state: State, asked: list[str]) -> Decision:

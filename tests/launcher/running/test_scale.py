@@ -33,6 +33,7 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
     assert "llama3-tiny-elastic goes on with 4 nodes\n" in done.stdout
     assert "llama3-tiny-elastic goes on with 2 nodes\n" in done.stdout
     assert "training (2 of 2 workers)" in done.stdout
+    assert "  size      2 nodes\n" in done.stdout
     assert " has ended after " in done.stdout
     events = read_events(tmp_path / "runs" / "elastic" / "events.jsonl")
     sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.clusters.running.cluster import RunFolder
+from launcher.commands.sight import Sight
+from launcher.commands.status import status_lines
 from launcher.monitor.runstate import RunState, next_state, start_state
-from launcher.monitor.standing import CancelRequest, JobStatus, Phase, decide_standing
+from launcher.monitor.standing import CancelRequest, JobStatus, Phase, Standing, decide_standing
 from resilience.events import Event
 from tests.launcher.shipped import shipped_job
 
@@ -96,3 +100,33 @@ def test_how_a_run_stands(
     standing = decide_standing(JobStatus(phase=phase, why=why), seen, asked, NOW)
 
     assert (standing.phase, standing.why) == expected
+
+
+def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: Path) -> None:
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+    (tmp_path / "size.json").write_text('{"nodes": 4}')
+
+    def size(*events: tuple[str, Mapping[str, Any]]) -> str:
+        found = (
+            Event(time=NOW, node="n0", rank=None, generation=0, step=None, event=name,
+                  fields=fields)
+            for name, fields in events
+        )  # fmt: skip
+        seen = Sight(
+            run=RunFolder(path=tmp_path, job=job),
+            standing=Standing(phase=Phase.RUNNING, why=""),
+            state=reduce(next_state, found, start_state(job, ())),
+            time=NOW + 10,
+            last_event=NOW,
+        )
+        (line,) = [line for line in status_lines(seen) if line.startswith("  size ")]
+        return line.removeprefix("  size      ")
+
+    opened = ("generation_opened", {"number": 1, "world_size": 3 * job.trainer.num_devices})
+    assert size(opened) == "3 nodes, 4 are asked for"
+    held = ("nodes_wait", {"reason": "one does not count yet", "seconds": 55.0})
+    assert size(opened, held) == "3 nodes, 4 are asked for, one does not count yet, for 45 s"
+    few = ("nodes_wait", {"reason": "3 nodes are there; sizes allowed: 1, 4"})
+    assert size(opened, held, few) == f"3 nodes, 4 are asked for, {few[1]['reason']}"
+    whole = ("generation_opened", {"number": 2, "world_size": 4 * job.trainer.num_devices})
+    assert size(opened, held, whole, ("nodes_wait", {"reason": ""})) == "4 nodes"

@@ -15,6 +15,7 @@ from resilience.agent.coordination.membership import (
     STOPPING,
     Action,
     NodeJoined,
+    Note,
     Said,
     Send,
     State,
@@ -366,3 +367,34 @@ def test_who_comes_back_after_it_was_asked_to_leave_stays() -> None:
 
     assert "n1" not in state.asked_s
     assert state.is_staying("n1")
+
+
+def why(actions: list[Action]) -> list[Any]:
+    return [dict(e.fields) for e in actions if isinstance(e, Note) and e.event == "nodes_wait"]
+
+
+def test_why_a_node_waits_is_told_once_and_that_none_waits_any_more() -> None:
+    state = begun("n0", "n1", hold_s=5.0)
+    state, actions = play(state, join("n2"), now_s=2.0)
+    assert why(actions) == [
+        {"reason": "the next node that waits does not count yet", "seconds": 5.0}
+    ]
+
+    state, actions = play(state, Tick(), Tick(), now_s=3.0)
+    assert why(actions) == []
+
+    state, _ = play(state, Tick(), now_s=LATER_S)
+    state, actions = play(state, *left(state), now_s=LATER_S)
+    assert state.members.nodes == ("n0", "n1", "n2")
+    state, actions = play(state, Tick(), now_s=LATER_S)
+    assert why(actions) == [{"reason": ""}]
+
+
+def test_a_node_too_few_for_the_next_size_is_told_without_a_time() -> None:
+    state = begun("n0", sizes=(1, 3))
+    state, actions = play(state, join("n1"), now_s=LATER_S)
+    state, later = play(state, Tick(), now_s=2 * LATER_S)
+
+    (first, second) = why([*actions, *later])
+    assert "seconds" in first
+    assert second == {"reason": "2 nodes are there; sizes allowed: 1, 3"}
