@@ -26,6 +26,7 @@ from resilience.agent.options import AgentOptions, parse_options
 from resilience.agent.processes.output import Console, Output
 from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.processes.zygote_process import Program, ZygoteError, ZygoteLostError
+from resilience.agent.program import describe_program
 from resilience.agent.services.memoryd import memoryd_service
 from resilience.agent.services.services import Service, Services
 from resilience.comm.messages import GAVE_UP_STATUS
@@ -307,6 +308,7 @@ def _agent_options(
         endpoints=endpoints,
         host=host,
         token=options.token_file or "",
+        program=describe_program(options.node_config.run),
         num_spares=options.spares_per_node,
         hang_deadline_s=options.hang_deadline_s,
         term_deadline_s=options.term_deadline_s,

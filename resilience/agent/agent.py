@@ -133,6 +133,7 @@ class Agent(ABC):
             lease_s=options.coordinator.lease_s,
             start=self._folder.start,
             now_s=time.monotonic(),
+            program=options.program,
         )
         return Party(
             self,

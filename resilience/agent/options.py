@@ -193,6 +193,8 @@ class AgentOptions:
     """How long workers may take to end after SIGTERM."""
     grace_s: float
     """How long they may take where the agent was asked to end."""
+    program: str
+    """What its workers run, in words; those of all agents run the same."""
     node_state_command: tuple[str, ...] | None = None
     """Says whether a silent node is off, or has booted."""
     coordinator: Options

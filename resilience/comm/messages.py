@@ -228,6 +228,8 @@ class Join(Message):
     """Names of all agents that it has ever heard of: who is silent may live on elsewhere."""
     leaves_within_s: float | None = None
     """The node was asked to leave the run, and has so long for it; null where it stays."""
+    program: str = ""
+    """What its workers run: job, code and torch's version."""
 
     @property
     def index(self) -> int:

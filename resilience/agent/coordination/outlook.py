@@ -38,6 +38,8 @@ class Outlook:
     """Where agents of the run are found before one of them is known."""
     lease_s: float
     """Who was not heard for so long is silent."""
+    program: str = ""
+    """What this agent's workers run, as those of all others have to."""
     stage: str = SEEKING
     lines: Mapping[int, Line] = field(default_factory=dict)
     waiting: Mapping[int, Join] = field(default_factory=dict)

@@ -173,7 +173,12 @@ class Party:
         """Tell something to the coordinator; who has none is asked again by the next one."""
         if isinstance(message, Join):
             view = self._outlook
-            message = replace(message, promised=view.hello.ballot, known=tuple(sorted(view.known)))
+            message = replace(
+                message,
+                promised=view.hello.ballot,
+                known=tuple(sorted(view.known)),
+                program=view.program,
+            )
         if self._state is not None:
             node = self._outlook.hello.node
             if isinstance(message, Join):
@@ -450,8 +455,9 @@ def make_outlook(
     endpoints: tuple[str, ...],
     lease_s: float,
     now_s: float,
+    program: str = "",
 ) -> Outlook:
     """Return what an agent knows that has just come."""
     order = NO_ORDER + (endpoints.index(address) if address in endpoints else len(endpoints))
     hello = Hello(run=run, node=node, address=address, start=start, order=order)
-    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s)
+    return Outlook(hello=hello, endpoints=endpoints, lease_s=lease_s, tick_s=now_s, program=program)

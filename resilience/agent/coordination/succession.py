@@ -46,6 +46,8 @@ from resilience.comm.messages import Beat, End, Goodbye, Hello, Join, Learn, Mes
 
 TAKEN_NAME_STATUS = 2
 """Exit status of an agent whose name another one has."""
+OTHER_PROGRAM_STATUS = 2
+"""That of one whose workers run something else."""
 _RETRY_S = 0.1
 """Before an agent that did not answer is asked again."""
 _RETRY_LEADING_S = 1.0
@@ -323,6 +325,9 @@ def _hear_join(view: Outlook, peer: int, join: Message, now_s: float) -> Result:
     assert isinstance(join, Join)
     if view.stage != LEADING:
         return view, [Tell(peer=peer, message=view.hello)]
+    if join.program != view.program:
+        reason = f"node {join.node} has {join.program}; the run has {view.program}"
+        return view, [Tell(peer=peer, message=End(status=OTHER_PROGRAM_STATUS, reason=reason))]
     acts: list[Act] = []
     others = {key: line.join for key, line in view.lines.items() if key != peer and line.join}
     for key, other in others.items():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 
 import pytest
 
+from resilience.agent.program import describe_program
 from tests.resilience.agent.conftest import Undisturbed
-from tests.resilience.agent.runs import Run, fault, listening_ports, plan
+from tests.resilience.agent.runs import ROOT, Run, fault, listening_ports, plan
 
 JOB = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "0")
 
@@ -135,4 +137,26 @@ def test_second_agent_of_a_name_is_refused(run: Run) -> None:
     first.terminate()
     assert run.wait() == 143, run.show()
     assert "another agent is named 'n0'; set --node-name" in other.text()
+    run.assert_nothing_left()
+
+
+def test_a_node_with_other_code_is_refused_in_both_words(run: Run) -> None:
+    code = run.folder / "code"
+    shutil.copytree(ROOT / "resilience", code / "resilience")
+    with (code / "resilience" / "errors.py").open("a") as file:
+        file.write("# Another line.\n")
+    first = run.start("n0", *JOB, variables=plan(fault("tell", "import", -1), NOTE=run.note))
+    run.wait_for_note()
+
+    run.start("n1", *JOB, variables={"PYTHONPATH": str(code)}, is_real=True)
+
+    assert run.wait("n1") == 2, run.show()
+    first.terminate()
+    assert run.wait() == 143, run.show()
+    words = r"node n1 has (code \w{12}, torch \S+); the run has (code \w{12}, torch \S+)\n"
+    found = re.search(words, run.text("n1"))
+    assert found, run.show()
+    other, own = found.groups()
+    assert own == describe_program(None)
+    assert other != own
     run.assert_nothing_left()

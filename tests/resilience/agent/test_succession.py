@@ -30,7 +30,11 @@ from resilience.agent.coordination.outlook import (
     Tell,
 )
 from resilience.agent.coordination.party import make_outlook
-from resilience.agent.coordination.succession import TAKEN_NAME_STATUS, decide
+from resilience.agent.coordination.succession import (
+    OTHER_PROGRAM_STATUS,
+    TAKEN_NAME_STATUS,
+    decide,
+)
 from resilience.comm.messages import Beat, Break, End, Goodbye, Hello, Join, Learn, Message, Propose
 from resilience.state.layout import make_layout
 
@@ -292,6 +296,24 @@ def test_agent_that_ends_while_it_waits_for_its_name_does_not_join() -> None:
     view, _ = play(leading(), heard(OTHER, join("n2", "another")), gone(OTHER))
 
     assert events(play(view, gone(LINK))[1]) == [NodeLost(node="n2", is_dead=False)]
+
+
+def test_agent_whose_workers_run_something_else_is_refused_at_once() -> None:
+    view = replace(leading(), program="job 1, code 2")
+    same = replace(join("n3"), program="job 1, code 2")
+    assert events(play(view, heard(OTHER, same))[1]) == [NodeJoined(join=same)]
+
+    _, acts = play(view, heard(OTHER, replace(same, program="job 1, code 3")))
+
+    assert acts == [
+        Tell(
+            peer=OTHER,
+            message=End(
+                status=OTHER_PROGRAM_STATUS,
+                reason="node n3 has job 1, code 3; the run has job 1, code 2",
+            ),
+        )
+    ]
 
 
 def test_name_of_the_coordinator_is_refused_at_once() -> None:
