@@ -7,6 +7,7 @@ the daemon says whenever something of its store changes.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -71,13 +72,18 @@ class Supervisor:
         self._frames.send({"op": "news", "number": number}, timeout_s=_FRAME_TIMEOUT_S)
         self.num_answers += 1
 
+    @property
+    def has_words(self) -> bool:
+        """Return whether there is something to read, or the daemon says no more."""
+        return bool(select.select([self._socket], [], [], 0.0)[0])
+
     def read(self) -> dict[str, Any] | None:
         """Return what the daemon says, once there is something; None where it says no more."""
         try:
             frame = self._frames.receive(timeout_s=_FRAME_TIMEOUT_S, bytes_max=_FRAME_BYTES_MAX)
         except (OSError, ValueError):
             return None
-        if not frame.message.get("is_taken_over"):
+        if not (frame.message.get("is_taken_over") or frame.message.get("is_last")):
             self.num_answers -= 1
         return frame.message
 

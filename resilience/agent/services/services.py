@@ -321,6 +321,9 @@ class _Kept:
 
     def _bury(self) -> None:
         status = self._process.wait() if self._process else None
+        while self._link is not None and self._link.has_words:
+            # The last news of the store, which came just before its end.
+            self._hear()
         self._forget_process()
         self._forget_link()
         self.feed(Ended(status))
@@ -409,20 +412,19 @@ class _Kept:
     # ---- the store
 
     def _ask_news(self, number: int) -> None:
-        try:
-            if self._link is not None:
-                self._link.ask_news(number)
-                return
-        except OSError:
-            self._forget_link()
-        self._events.append(Missed())
+        if self._link is None:
+            self._events.append(Missed())
+            return
+        with suppress(OSError):  # it ends, and what it has said before is yet to be read
+            self._link.ask_news(number)
 
     def _hear_news(self, message: dict[str, object]) -> None:
         """Take in what the daemon says of its store, and ask for what comes next."""
         number, news = message.get("number"), read_news(message)
-        if self._link is None or self._link.num_answers or news is None:
+        is_last = bool(message.get("is_last"))
+        if self._link is None or news is None or (self._link.num_answers and not is_last):
             return  # there is a newer answer to come, or nothing to ask for
-        if isinstance(number, int):
+        if isinstance(number, int) and not is_last:
             self._ask_news(number)
         if news.trial is not None:
             self.feed(Tried(news.trial))

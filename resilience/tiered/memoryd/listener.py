@@ -23,6 +23,8 @@ _REFUSED_S = 2.0
 _PAUSE_S = 1.0
 """How long no connection is taken where the process has no descriptor left."""
 _CLOSE_TIMEOUT_S = 10.0
+_LAST_WORDS_S = 1.0
+"""How long an answer that is in hand may take when all is to end."""
 
 
 class Listener:
@@ -86,16 +88,21 @@ class Listener:
             if self._thread.ident is not None:
                 self._thread.join(within_s)
             self._listening.close()
+        self._hang_up(socket.SHUT_RD, min(end_s, time.monotonic() + _LAST_WORDS_S))
+        self._hang_up(socket.SHUT_RDWR, end_s)
+        for connection in self._refused:
+            connection.close()
+        self._selector.close()
+
+    def _hang_up(self, how: int, end_s: float) -> None:
+        """Shut all connections down, and wait for their threads."""
         with self._lock:
             threads = list(self._open)
             for connection in self._open.values():
                 with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(how)
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
-        for connection in self._refused:
-            connection.close()
-        self._selector.close()
 
     def welcome(self) -> None:
         """Count this thread's connection as that of somebody who is known."""

@@ -103,6 +103,8 @@ class LocalDoor:
                     return
                 idle_s = None if session.is_supervisor else self._house.settings.idle_s
                 bytes_max = FRAME_BYTES_MAX
+            if self._listener.is_closing and (news := session.last_news()):
+                connection.send(news, timeout_s=_FRAME_TIMEOUT_S)
 
 
 def _hang_up(connection: FrameSocket) -> None:

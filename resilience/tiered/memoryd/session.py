@@ -378,6 +378,14 @@ class Session:
         number, news = room.tell()
         return {"number": number, "store": news.model_dump()}, ()
 
+    def last_news(self) -> dict[str, Any] | None:
+        """Return how the store does as the daemon ends, for the agent that supervises it."""
+        room = self._house.newsroom
+        if room is None or not self.is_supervisor:
+            return None
+        number, news = room.tell()
+        return {"number": number, "store": news.model_dump(), "is_last": True}
+
     def _own_namespace(self) -> str:
         if not self._namespace:
             raise ValueError("this connection has no namespace")

@@ -90,6 +90,23 @@ def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Pl
     services.end(removes=True)
 
 
+def test_step_that_is_stored_as_the_daemon_ends_is_told(place: Place, tmp_path: Path) -> None:
+    """The news of it, and the end of the process that has sent it, are there at one time."""
+    store = make_store(tmp_path)
+    told = {"event": "step_stored", "store": f"folder:{store}"}
+    for step in range(2, 10, 2):
+        services, _ = start(place, place.service(config=place.write(store=store)))
+        with place.client() as client:
+            save(client, make_id(step), make_content(1000))
+            serve(services, lambda step=step: {**told, "step": step} in place.noted)  # type: ignore[misc]
+            save(client, make_id(step + 1), make_content(1000))
+
+        assert services.end(removes=False)
+
+        assert place.noted[-1] == {**told, "step": step + 1}
+    assert place.daemons() == []
+
+
 def test_wrong_command_is_given_up_with_its_words(place: Place) -> None:
     services, (told,) = start(place, place.service("--http=nowhere"))
 
