@@ -9,6 +9,7 @@ is known by a mark.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -181,7 +182,14 @@ def _publish(draft: Path, path: Path, *, is_replacing: bool) -> None:
     _sync(new)
     if is_replacing and path.exists():
         path.rename(draft / _OLDER)
-    new.rename(path)
+    try:
+        new.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        raise CheckpointError(
+            f"{path} has come to be there meanwhile, and is left alone"
+        ) from error
     _sync(path.parent)
 
 

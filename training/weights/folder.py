@@ -149,7 +149,9 @@ def _read_index(folder: Path, title: str) -> dict[str, Path]:
             return {name: folder / file for name, file in names.items()}
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
-    except (OSError, ValidationError, SafetensorError) as error:
+    except SafetensorError as error:
+        raise WeightsError(f"{title} has no usable {single.name}: {error}") from error
+    except (OSError, ValidationError) as error:
         raise WeightsError(f"{title} has no safetensors: {_tell_reason(error, index)}") from error
 
 

@@ -39,6 +39,8 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
     sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
     assert (max(sizes), sizes[-1]) == (4, 2)
     assert not [each for each in events if each.event == "recovery_fallback"]
+    # It was cancelled, and keeps its checkpoints for another start.
+    assert launch("clean", "elastic", folder=tmp_path).status == 0
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from resilience.agent.services.memoryd import memoryd_service
-from resilience.agent.services.services import Service
+from resilience.agent.services.services import Service, Services
 from resilience.node_config import MemorydConfig, NodeConfig
 from resilience.settings import RamTier, StoreTier
 from resilience.tiered.client import TieredClient
@@ -127,3 +129,34 @@ def start_agent(run: Run, place: Place) -> Path:
     )  # fmt: skip
     wait_for_daemon(place.arena, timeout_s=LIMIT_S, token="t")
     return gate
+
+
+def serve(services: Services, is_done: Callable[[], bool]) -> None:
+    """Serve until something is so."""
+    end_s = time.monotonic() + LIMIT_S
+    while not is_done():
+        assert time.monotonic() < end_s
+        services.serve(0.5)
+
+
+def start(
+    place: Place, service: Service, *, is_joining: bool = False
+) -> tuple[Services, list[str]]:
+    """Start a service, and return once it is ready or has failed; with what was said then."""
+    services = Services([service], place.said.append, place.note, is_joining=is_joining)
+    told: list[str] = []
+    services.begin(lambda: told.append("ready"), told.append)
+    serve(services, lambda: bool(told))
+    return services, told
+
+
+def make_store(folder: Path) -> Path:
+    """Return where a store can be."""
+    (folder / "disk").mkdir()
+    return folder / "disk" / "store"
+
+
+def break_store(store: Path) -> None:
+    """Have a store refuse whatever it is asked for, as root's own rights do not."""
+    shutil.rmtree(store.parent)
+    store.parent.write_bytes(b"")

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from resilience.agent.services.services import Service, Services
+from resilience.agent.services.services import Services
 from resilience.agent.services.supervision import ServiceLimits
 from tests.processes import wait_for_end
-from tests.resilience.agent.places import Place, start_agent
+from tests.resilience.agent.places import (
+    Place,
+    break_store,
+    make_store,
+    serve,
+    start,
+    start_agent,
+)
 from tests.resilience.agent.runs import PROGRAM, Run, fault, plan
 from tests.resilience.tiered.daemons import load, make_content, make_id, save
 from tests.resilience.tiered.kept import stored
 
 LIMIT_S = 60.0
-
-
-def serve(services: Services, is_done: Callable[[], bool]) -> None:
-    """Serve until something is so."""
-    end_s = time.monotonic() + LIMIT_S
-    while not is_done():
-        assert time.monotonic() < end_s
-        services.serve(0.5)
-
-
-def start(
-    place: Place, service: Service, *, is_joining: bool = False
-) -> tuple[Services, list[str]]:
-    """Start a service, and return once it is ready or has failed; with what was said then."""
-    services = Services([service], place.said.append, place.note, is_joining=is_joining)
-    told: list[str] = []
-    services.begin(lambda: told.append("ready"), told.append)
-    serve(services, lambda: bool(told))
-    return services, told
 
 
 def test_daemon_is_ready_before_work_begins_and_gone_after_it(place: Place) -> None:
@@ -88,23 +73,6 @@ def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Pl
     with place.client() as client:
         assert load(client, make_id()) == content
     services.end(removes=True)
-
-
-def test_step_that_is_stored_as_the_daemon_ends_is_told(place: Place, tmp_path: Path) -> None:
-    """The news of it, and the end of the process that has sent it, are there at one time."""
-    store = make_store(tmp_path)
-    told = {"event": "step_stored", "store": f"folder:{store}"}
-    for step in range(2, 10, 2):
-        services, _ = start(place, place.service(config=place.write(store=store)))
-        with place.client() as client:
-            save(client, make_id(step), make_content(1000))
-            serve(services, lambda step=step: {**told, "step": step} in place.noted)  # type: ignore[misc]
-            save(client, make_id(step + 1), make_content(1000))
-
-        assert services.end(removes=False)
-
-        assert place.noted[-1] == {**told, "step": step + 1}
-    assert place.daemons() == []
 
 
 def test_wrong_command_is_given_up_with_its_words(place: Place) -> None:
@@ -223,36 +191,6 @@ def test_node_of_a_run_that_goes_on_does_without_a_store_that_cannot_be_used(
     services.end(removes=False)
 
 
-def test_run_hears_that_its_store_fails_and_that_it_answers_again(
-    place: Place, tmp_path: Path
-) -> None:
-    store = make_store(tmp_path)
-    services, _ = start(place, place.service(config=place.write(store=store)))
-    with place.client() as client:
-        save(client, make_id(7), make_content(1000))
-        serve(services, lambda: len(place.noted) == 1)
-        break_store(store)
-        save(client, make_id(8), make_content(1000, 8))
-        serve(services, lambda: len(place.noted) == 2)
-        store.parent.unlink()
-        store.parent.mkdir()
-        save(client, make_id(9), make_content(1000, 9))
-        serve(services, lambda: place.noted[-1].get("step") == 9)
-
-    name = f"folder:{store}"
-    failing = place.noted.pop(1)
-    # The step between is brought there as well, before the last one or not at all.
-    assert [each for each in place.noted if each.get("step") != 8] == [
-        {"event": "step_stored", "store": name, "step": 7},
-        {"event": "store_well", "store": name},
-        {"event": "step_stored", "store": name, "step": 9},
-    ]
-    assert (failing["event"], failing["store"]) == ("store_failing", name)
-    assert "Not a directory" in failing["text"]
-    assert services.end(removes=True)
-    assert not place.arena.exists()
-
-
 def test_external_daemon_is_waited_for_until_the_store_has_all(
     place: Place, tmp_path: Path
 ) -> None:
@@ -279,18 +217,6 @@ def test_external_daemon_is_waited_for_until_the_store_has_all(
     assert len(stored(store, "steps")) == 1
     assert place.daemons() == [place.pid()]
     theirs.end(removes=True)
-
-
-def make_store(folder: Path) -> Path:
-    """Return where a store can be."""
-    (folder / "disk").mkdir()
-    return folder / "disk" / "store"
-
-
-def break_store(store: Path) -> None:
-    """Have a store refuse whatever it is asked for, as root's own rights do not."""
-    shutil.rmtree(store.parent)
-    store.parent.write_bytes(b"")
 
 
 def lost(place: Place) -> list[dict[str, object]]:

@@ -66,7 +66,7 @@ def test_folders_of_others_beside_the_target_are_left_alone(packed):
     assert all((each / "theirs").exists() for each in others)
 
 
-def test_a_target_that_appears_meanwhile_is_left_alone(packed, monkeypatch):
+def test_a_target_that_appears_meanwhile_is_left_alone(packed, monkeypatch, capsys):
     plain = packed.with_name("plain")
     save_config = GptOssConfig.save_pretrained
 
@@ -79,6 +79,8 @@ def test_a_target_that_appears_meanwhile_is_left_alone(packed, monkeypatch):
 
     assert main([str(packed), str(plain)]) == 1
 
+    told = f"training.convert: {plain} has come to be there meanwhile, and is left alone\n"
+    assert capsys.readouterr().err == told
     assert [each.name for each in plain.iterdir()] == ["theirs"]
     assert sorted(each.name for each in packed.parent.iterdir()) == ["packed", "plain"]
 
@@ -248,7 +250,7 @@ def test_a_file_that_is_cut_off_is_refused(convert, packed):
     status, line = convert()
 
     assert status == 1
-    assert line.startswith(f"the folder {packed} has no safetensors: ")
+    assert line.startswith(f"the folder {packed} has no usable model.safetensors: Error while ")
 
 
 def test_a_file_that_the_index_names_and_nobody_has_is_refused(convert, packed):
