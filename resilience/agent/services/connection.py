@@ -75,7 +75,9 @@ class Supervisor:
     @property
     def has_words(self) -> bool:
         """Return whether there is something to read, or the daemon says no more."""
-        return bool(select.select([self._socket], [], [], 0.0)[0])
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     def read(self) -> dict[str, Any] | None:
         """Return what the daemon says, once there is something; None where it says no more."""

@@ -321,12 +321,19 @@ class _Kept:
 
     def _bury(self) -> None:
         status = self._process.wait() if self._process else None
-        while self._link is not None and self._link.has_words:
-            # The last news of the store, which came just before its end.
-            self._hear()
+        self._read_last_news()
         self._forget_process()
         self._forget_link()
         self.feed(Ended(status))
+
+    def _read_last_news(self) -> None:
+        """Take in what the process has said of its store just before its end."""
+        while self._link is not None and self._link.has_words:
+            message = self._link.read()
+            if message is None:
+                return
+            if "store" in message:
+                self._hear_news(message)
 
     def _send(self, number: signal.Signals) -> None:
         if self._process_file is not None:
