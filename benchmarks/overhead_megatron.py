@@ -1,6 +1,6 @@
 """What recovery costs a step of Megatron's while nothing fails.
 
-    python -m benchmarks.overhead_megatron [--pairs 1000] [--layouts tensor,pipeline,sharded]
+    python -m benchmarks.overhead_megatron [--pairs 1000] [--layouts tensor,sharded] [--work 1]
 
 Every rank holds two copies of a small model: one in a plain loop, with Megatron's own schedule,
 reductions, optimizer's step and sends, one under recovery. It takes a step of each in turn, pair by
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks import overhead_figures as figures
 from benchmarks.faultbench import free_ports, run_folder
-from benchmarks.jobplan import JobPlan
+from benchmarks.jobplan import MICRO_BATCH, NUM_RANKS, JobPlan
 from benchmarks.overhead_jobs import agent_job, wait_for_job
 from benchmarks.recovery_peers import megatron_job
 
@@ -29,11 +29,12 @@ LAYOUTS = {
         "trainer.tensor_parallel=1",
         "trainer.pipeline_parallel=2",
         "model.num_layers=6",
-        "trainer.global_batch_size=16",
     ),
-    "sharded": ("trainer.tensor_parallel=1", "trainer.global_batch_size=8"),
+    "sharded": ("trainer.tensor_parallel=1",),
 }
 """Four ranks with two copies: pairs of tensor ranks, of stages, and of shards."""
+SAMPLES = {"tensor": MICRO_BATCH * NUM_RANKS // 2, "pipeline": 16, "sharded": 8}
+"""Samples of a step with `--work 1`."""
 WARM_UP = 10
 START_LIMIT_S = 180.0
 PAIR_LIMIT_S = 5.0
@@ -44,6 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=1000, help="steps of each kind")
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--work", type=int, default=1, help="times as many micro batches a step")
     machine.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.layouts = arguments.layouts.split(",")
@@ -51,15 +53,18 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"no layouts {', '.join(unknown)}; known: {', '.join(LAYOUTS)}")
     if arguments.pairs < 2:
         parser.error("fewer than 2 pairs show nothing")
+    if arguments.work < 1:
+        parser.error("--work has to be 1 or more")
     return arguments
 
 
-def measure(layout: str, pairs: int) -> tuple[figures.Ratio, dict[str, float]]:
+def measure(layout: str, pairs: int, work: int) -> tuple[figures.Ratio, dict[str, float]]:
     """Run both copies against each other; return their ratio, and a step's milliseconds of each."""
     with run_folder() as folder:
         plan = JobPlan(run_dir=folder, num_steps=pairs, ports=free_ports(4))
         plan.write()
-        job = megatron_job.write_job(plan, *LAYOUTS[layout])
+        samples = f"trainer.global_batch_size={work * SAMPLES[layout]}"
+        job = megatron_job.write_job(plan, *LAYOUTS[layout], samples)
         stages = getattr(job.trainer, "pipeline_parallel", 1)
         program = ["benchmarks.recovery_peers.megatron_contest", str(pairs), str(WARM_UP)]
         preload = ["torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu"]
@@ -84,7 +89,7 @@ def main() -> None:
     print("| layout | with recovery / plain | of sums | pairs | plain ms | ours ms | bar |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for layout in arguments.layouts:
-        ratio, step_ms = measure(layout, arguments.pairs)
+        ratio, step_ms = measure(layout, arguments.pairs, arguments.work)
         verdict = "within" if ratio.median <= figures.STEP_BAR else "ABOVE"
         print(
             f"| {layout} | {ratio} | {ratio.of_sums:.4f} | {ratio.num_pairs} | "

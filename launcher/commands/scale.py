@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.clusters.running.local import LocalMachine
-from launcher.clusters.running.requests import write_size
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.errors import OutsideError, RecipeError
 
@@ -27,13 +25,10 @@ def scale_run(arguments: Sequence[str], start: Path) -> int:
     run = find_run(words[0], start)
     num_nodes = _read_size(words[1].removeprefix("nodes="), run)
     cluster = cluster_of(run.job)
-    if not isinstance(cluster, LocalMachine):
-        raise RecipeError(f"scale works on this machine; {run.job.name} runs on another cluster")
     sight = see_run(run, cluster)
     if not sight.standing.phase.is_alive:
         raise RecipeError(f"{run.job.name} has ended: {sight.standing.phase.value}")
-    write_size(run, num_nodes)
-    cluster.scale(run)
+    cluster.scale(run, num_nodes)
     if "--wait" in arguments:
         _wait(run, cluster, num_nodes)
     else:
@@ -53,7 +48,7 @@ def _read_size(text: str, run: RunFolder) -> int:
     return int(text)
 
 
-def _wait(run: RunFolder, cluster: LocalMachine, num_nodes: int) -> None:
+def _wait(run: RunFolder, cluster: Cluster, num_nodes: int) -> None:
     """Return once the run trains with so many nodes. Raises OutsideError where it does not."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:

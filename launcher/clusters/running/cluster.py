@@ -95,6 +95,14 @@ class Cluster(Protocol):
         """
         ...
 
+    def scale(self, run: RunFolder, num_nodes: int) -> None:
+        """Ask for another number of nodes of a run that goes on, and return at once.
+
+        Raises RecipeError on a cluster whose runs keep their size, OutsideError where nobody could
+        be asked. Asked again it goes on where a call before has failed.
+        """
+        ...
+
     def clean(self, run: RunFolder) -> Cleaned:
         """Remove what a run that has ended has left beside its folder; may be called again.
 

@@ -104,6 +104,10 @@ class KubernetesRuns:
         if is_alive(self.status(run)):
             self.delete(run, run.job_id)
 
+    def scale(self, run: RunFolder, num_nodes: int) -> None:
+        """Refuse: runs keep their size here."""
+        raise RecipeError(f"{run.job.name} runs on Kubernetes, where runs keep their size")
+
     def clean(self, run: RunFolder) -> Cleaned:
         """Delete what the run's manifest and submission have made, and see it go.
 

@@ -14,6 +14,7 @@ from launcher.clusters.running.detach import LOG_FILE, start_detached
 from launcher.clusters.running.folder_logs import open_folder_logs
 from launcher.clusters.running.lock import Holder, has_lock_open, read_lock
 from launcher.clusters.running.memory import remove_memory
+from launcher.clusters.running.requests import write_size
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError
 from launcher.monitor.standing import JobStatus, Phase
@@ -62,8 +63,9 @@ class LocalMachine:
                 f"cannot signal the launcher of {run.path}, process {holder.pid}: {error.strerror}"
             ) from error
 
-    def scale(self, run: RunFolder) -> None:
-        """Have the run's launcher read how many nodes the run is to have. Raises OutsideError."""
+    def scale(self, run: RunFolder, num_nodes: int) -> None:
+        """Write how many nodes the run is to have, and have its launcher read it."""
+        write_size(run, num_nodes)
         try:
             holder = read_lock(run.path)
             if holder is None or not holder.is_held:

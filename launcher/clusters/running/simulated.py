@@ -22,6 +22,8 @@ class SimulatedCluster:
 
     def __init__(self) -> None:
         self.is_reachable = True
+        self.sizes: dict[str, int] = {}
+        """Nodes that were asked for, by job."""
         self._jobs: dict[str, JobStatus] = {}
         self._lines: dict[str, list[tuple[int, LogLine]]] = {}
         self._num_jobs = 0
@@ -54,6 +56,11 @@ class SimulatedCluster:
         """End a job that waits or runs."""
         self._answer()
         self._end(run.job_id, JobStatus(phase=Phase.CANCELLED))
+
+    def scale(self, run: RunFolder, num_nodes: int) -> None:
+        """Note which size was asked for last."""
+        self._answer()
+        self.sizes[run.job_id] = num_nodes
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Take a job that waits out of the queue: there is nothing else to remove."""

@@ -11,7 +11,7 @@ from launcher.clusters.running.folder_logs import open_folder_logs
 from launcher.clusters.running.slurm_nodes import clean_nodes
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
-from launcher.errors import OutsideError
+from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 
 _PHASES: Mapping[str, Phase] = {
@@ -73,6 +73,10 @@ class SlurmRuns:
         """
         if is_alive(self.status(run)):
             run_program(("scancel", run.job_id), run.path, timeout_s=ASK_TIMEOUT_S)
+
+    def scale(self, run: RunFolder, num_nodes: int) -> None:
+        """Refuse: runs keep their size here."""
+        raise RecipeError(f"{run.job.name} runs on Slurm, where runs keep their size")
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Take the job out of the queue, and remove the run's memory on the nodes that it had."""
