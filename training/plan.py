@@ -44,10 +44,10 @@ def check_world_size(job: Job, world_size: int, *, is_passing: bool = False) -> 
     # A generation that takes no step divides no batch.
     if not is_passing and (problem := trainer.find_batch_problem(data_size)):
         raise PlacementError(problem)
-    is_divided = isinstance(trainer, TorchTrainer) and trainer.sharding != "none"
-    if is_divided and world_size % trainer.replicas:
+    if elastic and world_size % (shards := trainer.num_shards or 1):
         raise PlacementError(
-            f"world size {world_size} does not divide by trainer.num_replicas {trainer.replicas}"
+            f"world size {world_size} does not divide by the {shards} ranks that hold one copy of "
+            "the state"
         )
 
 
@@ -208,9 +208,10 @@ def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
         return None
     if trainer.sharding == "full":
         return MeshPlan(axes=("shard",), sizes=(world_size,))
-    return MeshPlan(
-        axes=("replicate", "shard"), sizes=(trainer.replicas, world_size // trainer.replicas)
-    )
+    shards = trainer.num_shards
+    assert shards
+    # Copies come and go with the run's size; each keeps its number of ranks.
+    return MeshPlan(axes=("replicate", "shard"), sizes=(world_size // shards, shards))
 
 
 def plan_model_config(model: Model) -> dict[str, Any]:

@@ -65,9 +65,11 @@ def _encryption(encryption: CacheEncryption) -> Iterator[str]:
 
 def _budget(job: JobContent, settings: MmapSettings) -> Iterator[str]:
     """Refuse what could never hold what it is told to; batches are known here."""
-    trainer = job.trainer
+    trainer, elastic = job.trainer, job.resilience.elastic
+    # The fewer ranks there are, the more has each of them to read.
+    fewest = trainer.at_size(min(elastic.sizes)) if elastic else trainer
     rows = trainer.micro_batch_size * -(
-        -trainer.num_micro_batches // max(1, trainer.data_parallel_size)
+        -trainer.num_micro_batches // max(1, fewest.data_parallel_size)
     )
     batch_bytes = rows * (job.data.seq_length + 1) * _TOKEN_BYTES + _PAGE_BYTES
     num_kept = settings.prefetch_length + max(

@@ -51,10 +51,18 @@ def _elastic(job: JobContent) -> Iterator[str]:
             f"trainer.kind {trainer.kind!r} does not fit {where} with resilience.checkpointless: a "
             "copy of Megatron's state lies on ranks of several nodes; allowed: 'torch'"
         )
-    elif trainer.sharding != "none":
+    elif trainer.sharding == "full":
         yield (
-            f"trainer.sharding {trainer.sharding!r} does not fit {where} with "
-            "resilience.checkpointless: its groups keep their size; allowed: 'none'"
+            f"trainer.sharding 'full' does not fit {where} with resilience.checkpointless: its one "
+            "copy of the state lies on all nodes; allowed: 'none', or 'hybrid' with a copy on each "
+            "node"
+        )
+    elif trainer.num_devices % (shards := trainer.num_shards or 1):
+        yield (
+            f"trainer.num_replicas {trainer.num_replicas} does not fit {where} with "
+            f"resilience.checkpointless: the {shards} ranks of a copy are on several nodes, and "
+            f"trainer.num_devices is {trainer.num_devices}; allowed: as many copies as nodes, or a "
+            "multiple of it"
         )
 
 

@@ -346,7 +346,10 @@ def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:
 
 
 def _problem_at(job: JobContent, num_nodes: int) -> str | None:
-    trainer = job.trainer.model_copy(update={"num_nodes": num_nodes})
+    trainer = job.trainer.at_size(num_nodes)
+    is_hybrid = isinstance(trainer, TorchTrainer) and trainer.sharding == "hybrid"
+    if is_hybrid and trainer.world_size % (shards := job.trainer.num_shards or 1):
+        return f"{trainer.world_size} ranks do not divide by the {shards} that hold a copy"
     return next(_world(job.model_copy(update={"trainer": trainer})), None)
 
 

@@ -173,6 +173,10 @@ class TrainerSettings(Section):
         """Return the number of workers."""
         return self.num_nodes * self.num_devices
 
+    def at_size(self, num_nodes: int) -> TrainerSettings:
+        """Return these settings on another number of nodes."""
+        return self.model_copy(update={"num_nodes": num_nodes})
+
     @property
     def num_micro_batches(self) -> int:
         """Return the micro batches of a step over all ranks."""
@@ -222,6 +226,13 @@ class TorchTrainer(TrainerSettings):
     order_of_sums: Literal["size", "fixed"]
     """In which order gradients are added up: size is torch's, which depends on the number of
     workers; fixed gives the same bits at any number of them, and takes sharding none."""
+
+    def at_size(self, num_nodes: int) -> TorchTrainer:
+        """Return these settings on another number of nodes, with as many ranks to a copy."""
+        changes = {"num_nodes": num_nodes}
+        if self.sharding == "hybrid":
+            changes["num_replicas"] = num_nodes * self.num_devices // (self.num_shards or 1)
+        return self.model_copy(update=changes)
 
     @property
     def replicas(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import CHECKPOINT, RECOVERY, STARTING, TRAINING
-from launcher.report.record import RunRecord, Span, Step
+from launcher.report.record import RunRecord, Size, Span, Step
 
 START = "start"
 DATA_WAIT = "data wait"
@@ -24,9 +24,11 @@ DETECTION = "detection"
 TEARDOWN = "teardown"
 REPAIR = "repair"
 LOST_WORK = "lost work"
+SMALLER = "smaller"
 STOP = "stop"
 PARTS = (
-    TRAINING, START, DATA_WAIT, CHECKPOINT_STALL, DETECTION, TEARDOWN, REPAIR, LOST_WORK, STOP,
+    TRAINING, START, DATA_WAIT, CHECKPOINT_STALL, DETECTION, TEARDOWN, REPAIR, LOST_WORK,
+    SMALLER, STOP,
 )  # fmt: skip
 _PART_OF_PHASE = {
     STARTING: START,
@@ -76,7 +78,8 @@ def account_of(record: RunRecord) -> Account:
     by_rank: dict[int, dict[str, float]] = {}
     for span in record.spans:
         seconds = by_rank.setdefault(span.rank, dict.fromkeys(PARTS, 0.0))
-        for part, spent_s in _parts_of(span, recovery, lost):
+        absent = _absent_windows(record.sizes, span.rank)
+        for part, spent_s in _parts_of(span, [*absent, *recovery], lost):
             seconds[part] += spent_s
     for seconds in by_rank.values():
         for part, waited_s in _waits(record.lines).items():
@@ -85,6 +88,12 @@ def account_of(record: RunRecord) -> Account:
             seconds[TRAINING] -= moved_s
             seconds[part] += moved_s
     total = {part: sum(each[part] for each in by_rank.values()) for part in PARTS}
+    # Of a rank that the recipe asks for it counts, also where that never came.
+    total[SMALLER] = sum(
+        window.end_s - window.start_s
+        for rank in range(record.job.trainer.world_size)
+        for window in _absent_windows(record.sizes, rank)
+    )
     total[START] += sum(_unbegun_s(record))
     return Account(
         num_ranks=len(by_rank) or record.job.trainer.world_size,
@@ -122,6 +131,13 @@ def _stages(recovery: Recovery, start_s: float, limit_s: float) -> Iterator[tupl
     yield REPAIR, limit_s if recovery.resumed_s is None else start_s + recovery.resumed_s
 
 
+def _absent_windows(sizes: Sequence[Size], rank: int) -> Iterator[_Window]:
+    """Yield when a run that had become smaller was without the rank."""
+    for size in sizes:
+        if size.num_workers <= rank:
+            yield _Window(size.start_s, size.end_s, SMALLER)
+
+
 def _lost_windows(lines: Sequence[Sequence[Step]]) -> Iterator[_Window]:
     """Yield when steps were taken that were taken again later."""
     for before, after in pairwise(lines):
@@ -131,11 +147,11 @@ def _lost_windows(lines: Sequence[Sequence[Step]]) -> Iterator[_Window]:
 
 
 def _parts_of(
-    span: Span, recovery: Sequence[_Window], lost: Sequence[_Window]
+    span: Span, shared: Sequence[_Window], lost: Sequence[_Window]
 ) -> Iterator[tuple[str, float]]:
     """Yield the parts of a span with their seconds, which add up to its own."""
     rests = [(span.start_s, span.end_s)]
-    windows = [*recovery, *(lost if span.phase == TRAINING else ())]
+    windows = [*shared, *(lost if span.phase == TRAINING else ())]
     for window in windows:
         rests, taken_s = _cut(rests, window)
         yield window.part, taken_s

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from launcher.monitor.checkpoints import FAILED, LOADED, SAVED, UNREADABLE
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
-from launcher.report.record import IDLE, RunRecord, Span, Step
+from launcher.report.record import IDLE, RunRecord, Size, Span, Step
 
 Figure = dict[str, Any]
 Point = TypeVar("Point")
@@ -74,6 +74,31 @@ def norm_chart(record: RunRecord) -> Figure:
     layout = _layout("step", "gradient norm", has_legend=len(traces) > 1)
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": traces, "layout": layout}
+
+
+def size_chart(record: RunRecord) -> Figure:
+    """Return how many workers the run had over time; nothing of one that kept its size."""
+    data = []
+    if len({size.num_workers for size in record.sizes}) > 1:
+        shown = thin([point for size in record.sizes for point in _ends(size)])
+        data = [
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "workers",
+                "x": [round(at_s, 4) for at_s, _ in shown],
+                "y": [num_workers for _, num_workers in shown],
+                "line": {"color": _LINE, "width": 2},
+                "hovertemplate": "%{x:.2f} s: %{y} workers<extra></extra>",
+            }
+        ]
+    layout = _layout("seconds since the run's start", "workers", has_legend=False)
+    layout["yaxis"]["rangemode"] = "tozero"
+    return {"data": data, "layout": layout}
+
+
+def _ends(size: Size) -> tuple[tuple[float, int], ...]:
+    return (size.start_s, size.num_workers), (size.end_s, size.num_workers)
 
 
 def timeline_chart(record: RunRecord) -> Figure:

@@ -22,6 +22,7 @@ from launcher.report.charts import (
     loss_chart,
     norm_chart,
     rate_chart,
+    size_chart,
     timeline_chart,
 )
 from launcher.report.record import RunRecord, Step
@@ -105,6 +106,8 @@ def build_page(
         "norms": norm_chart(record),
         "timeline": timeline_chart(record),
     }
+    if (sizes := size_chart(record))["data"]:
+        figures["sizes"] = sizes
     title = html.escape(record.job.recipe.name)
     return "\n".join(
         [
@@ -124,6 +127,7 @@ def build_page(
             _chart("durations", "Step times", figures),
             _chart("rates", "Learning rate", figures),
             _chart("norms", "Gradient norm", figures),
+            _chart("sizes", "Size", figures) if "sizes" in figures else "",
             _chart("timeline", _timeline_title(record), figures, _PHASES_TEXT),
             _notes(notes),
             f'<script type="application/json" id="figures">{_to_json(figures)}</script>',

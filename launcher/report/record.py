@@ -61,6 +61,15 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many workers the run had for a while."""
+
+    num_workers: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """A run as its job and its events tell it."""
 
@@ -79,6 +88,8 @@ class RunRecord:
     """Seconds from faults to the first steps after them."""
     spans: tuple[Span, ...]
     """By rank, then by time, without gaps within a start."""
+    sizes: tuple[Size, ...]
+    """From the opening of each generation on."""
     failures: tuple[str, ...]
 
     @property
@@ -119,6 +130,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     starts: list[Start] = []
     spans: list[Span] = []
     recoveries: list[Recovery] = []
+    sizes: list[Size] = []
     lost_s = 0.0
     begin = ordered[0].time if ordered else 0.0
     for own in cut_starts(ordered) if ordered else ():
@@ -126,6 +138,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         start = Start(own[0].time - begin, end_s)
         starts.append(start)
         spans += _spans(own, begin, start)
+        sizes += _sizes(own, begin, start)
         found = reduce(next_state, own, start_state(job, nodes)).recoveries
         recoveries += [
             replace(each, number=number)
@@ -141,8 +154,23 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
         recoveries=tuple(recoveries),
         lost_s=lost_s,
         spans=tuple(sorted(spans, key=lambda span: (span.rank, span.start_s))),
+        sizes=tuple(sizes),
         failures=tuple(_failures(ordered)),
     )
+
+
+def _sizes(events: Iterable[Event], begin: float, start: Start) -> Iterator[Size]:
+    """Yield which sizes a start of the run has had."""
+    opened = [(event.time - begin, size) for event in events if (size := _size_of(event))]
+    ends_s = [*(at_s for at_s, _ in opened[1:]), start.end_s]
+    for (at_s, size), end_s in zip(opened, ends_s, strict=False):
+        yield Size(num_workers=size, start_s=at_s, end_s=end_s)
+
+
+def _size_of(event: Event) -> int | None:
+    """Return how many workers the generation has that the event opens."""
+    size = to_float(event.fields.get("world_size"))
+    return int(size) if size and event.event == "generation_opened" else None
 
 
 def _failures(events: Iterable[Event]) -> Iterable[str]:
@@ -198,6 +226,7 @@ class _Timeline:
 
     def __init__(self, begin_s: float) -> None:
         self._begin_s = begin_s
+        self._num_at_first: int | None = None
         self._spans: dict[int, list[Span]] = {}
 
     def phase(self, rank: int) -> str | None:
@@ -214,7 +243,8 @@ class _Timeline:
     def begin(self, rank: int, node: str, phase: str, time_s: float) -> None:
         """Begin the first phase of a new worker: until now it was being started."""
         if rank not in self._spans:
-            self.enter(rank, node, STARTING, self._begin_s)
+            is_later = self._num_at_first is not None and rank >= self._num_at_first
+            self.enter(rank, node, STARTING, time_s if is_later else self._begin_s)
         elif self.phase(rank) == IDLE:
             self._spans[rank][-1] = replace(self._spans[rank][-1], node=node, phase=STARTING)
         self.enter(rank, node, phase, time_s)
@@ -231,6 +261,14 @@ class _Timeline:
             if spans[-1].node == node:
                 self.enter(rank, node, IDLE, time_s)
 
+    def resize(self, num_workers: int, time_s: float) -> None:
+        """End what ranks did that the run has no more."""
+        if self._num_at_first is None:
+            self._num_at_first = num_workers
+        for rank, spans in self._spans.items():
+            if rank >= num_workers:
+                self.enter(rank, spans[-1].node, IDLE, time_s)
+
     def end(self, time_s: float) -> Iterator[Span]:
         """Yield all spans, by rank and then by time; what has not ended ends now."""
         for _, spans in sorted(self._spans.items()):
@@ -246,6 +284,8 @@ def _spans(events: Iterable[Event], begin: float, start: Start) -> Iterator[Span
     for event in events:
         if event.event == "node_lost":
             timeline.lose(str(event.fields.get("node", event.node)), event.time - begin)
+        if size := _size_of(event):
+            timeline.resize(size, event.time - begin)
         if event.rank is not None:
             _enter(timeline, event, event.rank, event.time - begin)
     yield from timeline.end(start.end_s)

@@ -126,6 +126,65 @@ def test_rank_that_nothing_came_of_after_its_fault_was_being_repaired_to_the_end
     assert sum(found.values()) == 30.0
 
 
+def resized() -> list[Event]:
+    """Return a run that loses a node of two workers, and gets it back 6 s later."""
+    pair = (2, 3)
+    return [
+        event("run_started", 100.0),
+        on_node("generation_opened", 101.0, 0, world_size=4),
+        *all_ranks("worker_started", 102.0),
+        *all_ranks("model_ready", 104.0),
+        *(step_event(number, 105.0 + number) for number in range(3)),
+        on_node("node_lost", 108.0, 0, node="node-1"),
+        event("fault_detected", 108.0, 2, reason="node lost", text="gone"),
+        on_node("generation_broken", 108.0, 0, reason="gone"),
+        *(event("rank_stopped", 108.2, rank) for rank in (0, 1)),
+        on_node("generation_opened", 108.5, 1, world_size=2),
+        *(event("rank_recovered", 108.7, rank, step=3, generation=1, role="kept")
+          for rank in (0, 1)),
+        *(event("rank_resumed", 109.0, rank, step=3, generation=1) for rank in (0, 1)),
+        *(step_event(number, 106.0 + number, generation=1) for number in range(4, 7)),
+        on_node("generation_left", 114.0, 1, reason="all ranks have left after step 6"),
+        on_node("generation_opened", 114.5, 2, world_size=4),
+        *(event("worker_started", 114.5, rank, generation=2) for rank in pair),
+        *(event("rank_resumed", 115.0, rank, step=7, generation=2) for rank in range(4)),
+        *all_ranks("worker_finished", 118.0, generation=2),
+        event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
+    ]  # fmt: skip
+
+
+def test_run_that_became_smaller_lacks_the_ranks_that_it_was_without() -> None:
+    record = build_record(job(), resized())
+
+    found = account_of(record)
+
+    assert [(each.num_workers, each.start_s, each.end_s) for each in record.sizes] == [
+        (4, 1.0, 8.5), (2, 8.5, 14.5), (4, 14.5, 20.0)
+    ]  # fmt: skip
+    assert found.seconds["smaller"] == pytest.approx(2 * 6.0)
+    assert found.total_s == pytest.approx(4 * 20.0)
+    assert found.num_ranks == 4
+    assert "<h2>Size</h2>" in build_page(record, [], b"packed")
+    assert "<h2>Size</h2>" not in build_page(build_record(job(), faulty_run()), [], b"packed")
+
+
+def test_rank_that_an_elastic_run_grows_by_was_not_being_started_before() -> None:
+    """A fifth worker that the recipe does not ask for: it is missed by nobody."""
+    events = [
+        *(each for each in whole_run() if each.event != "run_finished"),
+        on_node("generation_opened", 101.0, 0, world_size=4),
+        on_node("generation_opened", 114.0, 1, world_size=5),
+        event("worker_started", 114.5, 4, generation=1),
+        event("run_finished", 120.0, exit_status=0, reason="all nodes succeeded"),
+    ]
+
+    found = account(events)
+
+    assert found.seconds["smaller"] == 0.0
+    assert found.num_ranks == 5
+    assert found.seconds["start"] == pytest.approx(4 * 8.0 + 5.5)
+
+
 _NAMES = ["process_group_ready", "data_ready", "model_ready", "rank_stopped", "rank_recovered",
           "rank_resumed", "checkpoint_started", "checkpoint_written", "worker_finished",
           "worker_failed", "worker_replaced", "worker_started", "fault_detected",

@@ -30,7 +30,7 @@ def write_norms(arguments: list[str]) -> int:
 
     def compute_and_note(stepper: TorchStepper, rows: Any, *, step: int) -> Any:
         result = compute(stepper, rows, step=step)
-        after = gradient_norm(stepper.gradients(), stepper._model.num_sharded_copies)
+        after = gradient_norm(stepper.gradients(), stepper._model.num_shards)
         norms.append([result.grad_norm.hex(), after.item().hex()])
         return result
 

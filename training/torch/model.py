@@ -41,8 +41,8 @@ class SpreadModel:
 
     run: nn.Module
     core: nn.Module
-    num_sharded_copies: int | None
-    """How many copies the workers hold in shards; None where each worker holds a whole one."""
+    num_shards: int | None
+    """How many workers hold one copy together; None where each holds a whole one."""
     reducer: GradientReducer | TreeReducer | None = None
     """Set where whole copies outlive their process groups, or have one order of sums."""
     tree: TreeReducer | None = None
@@ -101,10 +101,11 @@ def spread_core(
     `rebind.take_groups`.
     """
     mesh_plan = plan_mesh(trainer, group.world_size)
-    num_sharded_copies = None
+    num_shards = None
     if mesh_plan:
         mesh = _open_mesh(mesh_plan, group.device.type, is_restartable=is_restartable)
-        num_sharded_copies = _shard(core, mesh, trainer)
+        _shard(core, mesh, trainer)
+        num_shards = mesh_plan.sizes[-1]
     give_memory(core, model, group.device)
     if trainer.order_of_sums == "fixed":
         from resilience.comm.tree_reducer import TreeReducer
@@ -114,7 +115,7 @@ def spread_core(
         return SpreadModel(
             run=core.train(),
             core=core,
-            num_sharded_copies=None,
+            num_shards=None,
             reducer=tree,
             tree=tree,
             sums=sums,
@@ -130,13 +131,13 @@ def spread_core(
         return SpreadModel(
             run=core.train(),
             core=core,
-            num_sharded_copies=num_sharded_copies,
+            num_shards=num_shards,
             reducer=None if mesh_plan else GradientReducer(core, on_sum=sums.append),
             sums=sums,
         )
     run = core if mesh_plan else _replicate(core, group.device)
     keep(run)
-    return SpreadModel(run=run.train(), core=core, num_sharded_copies=num_sharded_copies)
+    return SpreadModel(run=run.train(), core=core, num_shards=num_shards)
 
 
 def give_memory(core: nn.Module, model: Model, device: torch.device) -> None:
@@ -185,15 +186,14 @@ def _open_mesh(plan: MeshPlan, device_type: str, *, is_restartable: bool) -> Dev
     )
 
 
-def _shard(core: Any, mesh: DeviceMesh, trainer: TorchTrainer) -> int:
-    """Shard every layer and the rest; returns how many copies the workers hold then."""
+def _shard(core: Any, mesh: DeviceMesh, trainer: TorchTrainer) -> None:
+    """Shard every layer and the rest."""
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in core.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(core, mesh=mesh, mp_policy=policy)
-    return mesh.size() // mesh["shard"].size()
 
 
 def _restore_ties_and_buffers(core: Any, model: Model, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -107,15 +108,24 @@ def _reset(state: Any) -> None:
 
 
 def _swap_groups(run: FSDPModule) -> None:
-    """Put new groups wherever FSDP2 and its tensors keep theirs."""
+    """Put the open world's groups wherever FSDP2 and its tensors keep theirs.
+
+    A copy keeps its ranks; how many copies there are follows from the world.
+    """
     param_groups = list(_param_groups(run))
-    mesh = param_groups[0].mesh_info.mesh
-    groups = open_axes(mesh.shape)
-    names = mesh.mesh_dim_names
+    known = param_groups[0].mesh_info.mesh
+    names = known.mesh_dim_names
     assert names
-    by_axis = dict(zip(names, groups, strict=True))
+    num_shards = known.size(names.index("shard"))
+    sizes = (dist.get_world_size() // num_shards, num_shards)[-len(names) :]
+    ranks = torch.arange(dist.get_world_size()).view(sizes)
+    mesh = DeviceMesh.from_group(open_axes(sizes), known.device_type, ranks, mesh_dim_names=names)
     for each in _meshes(param_groups):
-        _set_groups(each, by_axis)
+        own = each.mesh_dim_names
+        fresh = mesh if own in (names, None) else mesh[own]
+        # Tensors and specs hold the object itself.
+        vars(each).clear()
+        vars(each).update(vars(fresh))
     infos = chain.from_iterable((x.mesh_info, x.post_forward_mesh_info) for x in param_groups)
     before: list[ProcessGroup | None] = []
     for info in infos:
@@ -127,6 +137,7 @@ def _swap_groups(run: FSDPModule) -> None:
             before.append(info.replicate_process_group)
             info.replicate_process_group = info.mesh.get_group(info.replicate_mesh_dim)
             info.replicate_mesh_rank = info.replicate_process_group.rank()
+            info.replicate_mesh_size = info.mesh.size(info.replicate_mesh_dim)
     drop_groups(before)
 
 
@@ -141,17 +152,6 @@ def _meshes(param_groups: list[Any]) -> list[DeviceMesh]:
             for mesh in (param.mesh_info.mesh, param._spmd_mesh, *own, spec.mesh):
                 found[id(mesh)] = mesh
     return list(found.values())
-
-
-def _set_groups(mesh: Any, by_axis: dict[str, ProcessGroup]) -> None:
-    groups = [by_axis[name] for name in mesh.mesh_dim_names]
-    # The process may have been given another rank with the same shard.
-    mesh._rank = dist.get_rank()
-    mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
-    mesh._dim_group_names = [each.group_name for each in groups]
-    mesh._pg_registry = (
-        {each.group_name: each for each in groups} if mesh._root_mesh is None else {}
-    )
 
 
 def _param_groups(run: nn.Module | FSDPModule) -> Iterator[Any]:

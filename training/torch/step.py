@@ -62,7 +62,7 @@ class TorchStepper:
         self._part = [torch.stack(losses).sum(), *self._model.sums]
         loss, requests = self._reduce(losses)
         gradients = self.gradients()
-        norm = gradient_norm(gradients, self._model.num_sharded_copies)
+        norm = gradient_norm(gradients, self._model.num_shards)
         grad_norm = norm.item()
         if self._clip_norm is not None and math.isfinite(grad_norm):
             clip_gradients(gradients, norm, self._clip_norm)
@@ -100,7 +100,7 @@ class TorchStepper:
 
         Who has one less than others runs its first once more, which then weighs nothing.
         """
-        if self._model.num_sharded_copies is None:
+        if self._model.num_shards is None:
             return num_own
         return math.ceil(self._num_terms / dist.get_world_size())
 
@@ -177,7 +177,7 @@ class TorchStepper:
             tensor.view(torch.int32).view(-1)[0] ^= 1 << 20
 
 
-def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -> Tensor:
+def gradient_norm(gradients: Sequence[Tensor], num_shards: int | None) -> Tensor:
     """Return the norm of all gradients of one copy, summed in float64.
 
     Shards are added up over all copies and divided by their number, so that
@@ -185,9 +185,9 @@ def gradient_norm(gradients: Sequence[Tensor], num_sharded_copies: int | None) -
     """
     norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in gradients]
     square = torch.stack(norms).square().sum()
-    if num_sharded_copies is not None:
+    if num_shards is not None:
         dist.all_reduce(square)
-        square /= num_sharded_copies
+        square /= dist.get_world_size() // num_shards
     return square.sqrt()
 
 

@@ -87,7 +87,7 @@ class TorchTrainer:
         )
         self._optimizer = _make_optimizer(self._job, self._core)
         materialise(self._optimizer)
-        is_sharded = model.num_sharded_copies is not None
+        is_sharded = model.num_shards is not None
         self.stepper = TorchStepper(
             model,
             self._optimizer,

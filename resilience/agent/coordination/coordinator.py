@@ -245,6 +245,7 @@ def _adopt(state: State, join: Join, now_s: float) -> State:
         present=state.present,
         known=state.known,
         starts=state.starts,
+        recorded_starts=state.recorded_starts,
         gone=state.gone,
         dead=state.gone,
         shares_folder=state.shares_folder,
@@ -330,13 +331,18 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
 
 
 def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
-    """Count a silent agent as dead, unless it was heard of again since it was asked about."""
+    """Count a silent agent as dead, unless it was heard of again since it was asked about.
+
+    Whoever has looked has looked for its newest start, too.
+    """
     if find_doubted(state).get(event.node) != event.starts:
         return state, []
+    newest = state.recorded_starts.get(event.node) or state.starts.get(event.node, "")
     state = replace(
         state,
         dead=state.dead | {event.node},
         gone=state.gone | {event.node},
+        starts={**state.starts, event.node: newest},
         awaited=state.awaited - {state.members.index_of(event.node)},
     )
     note = Note(event="node_ended", fields={"node": event.node, "reason": event.reason})
@@ -356,7 +362,7 @@ def _note_record(state: State, event: Recorded) -> Decision:
     if state.stage != STOPPING:
         return state, []
     if not event.is_over:
-        return replace(state, recorded=event.generation), []
+        return replace(state, recorded=event.generation, recorded_starts=event.starts), []
     if event.generation < state.generation:
         return state, []
     return end_run(state, event.status, "the run has ended without this node")

@@ -13,8 +13,8 @@ in order, no longer renews its record, or is known to have no process left on an
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -45,6 +45,8 @@ class Record:
     """Names of all that have joined it."""
     generation: int
     """The newest that was opened, or the one before the first."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """Which start of each agent was heard of last."""
     renewal: int = 0
     """Counts up as long as somebody coordinates the run."""
     is_over: bool = False

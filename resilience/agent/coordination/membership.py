@@ -114,6 +114,8 @@ class State:
     number is lost: they may have opened more behind it then."""
     recorded: int = -1
     """The newest generation by the run's record, as it was read last."""
+    recorded_starts: Mapping[str, str] = field(default_factory=dict)
+    """Which start of each agent was heard of last by that record: others may know newer ones."""
     layout: Layout | None = None
     """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()
@@ -268,6 +270,8 @@ class Recorded:
 
     generation: int
     """The newest that was opened."""
+    starts: Mapping[str, str] = field(default_factory=dict)
+    """Which start of each agent its coordinators have heard of last."""
     is_over: bool = False
     """The run has ended in order, with a status."""
     status: int = 0

@@ -98,7 +98,13 @@ class Records(Protocol):
         ...
 
     def renew(
-        self, agents: tuple[str, ...], generation: int, *, is_over: bool, status: int
+        self,
+        agents: tuple[str, ...],
+        generation: int,
+        *,
+        starts: Mapping[str, str],
+        is_over: bool,
+        status: int,
     ) -> None:
         """Tell who belongs to the run, which generation it has come to, and how it has ended."""
         ...
@@ -360,13 +366,16 @@ class Party:
         assert state is not None
         # Who gives up waiting for others knows nothing of what these do.
         is_over = state.stage == ENDED and before.stage == RUNNING
-        has_changed = (state.opened, state.known) != (before.opened, before.known)
+        has_come = state.starts is not before.starts and state.starts != before.starts
+        has_changed = has_come or (state.opened, state.known) != (before.opened, before.known)
         is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
         if state.opened >= 0 and before.stage != ENDED and (is_due or is_over):
             self._renewed_s = now_s
             status = state.ending.status if state.ending else 0
             agents = tuple(sorted(state.known))
-            self._records.renew(agents, state.generation, is_over=is_over, status=status)
+            self._records.renew(
+                agents, state.generation, starts=state.starts, is_over=is_over, status=status
+            )
 
     def _carry_out(self, action: Action) -> None:
         assert self._state is not None

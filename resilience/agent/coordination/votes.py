@@ -52,9 +52,18 @@ def find_verdict(state: State) -> str:
 
 
 def _find_away(state: State) -> set[str]:
-    """Return the agents that may live on, and are not at hand with what they held."""
+    """Return the agents that may live on, and are not at hand with what they held.
+
+    One that has said goodbye here may have come back to others, as another start.
+    """
     members = set(state.members.nodes)
-    strangers = state.known - state.present.keys() - state.gone
+    back = {
+        name
+        for name, start in state.recorded_starts.items()
+        if state.starts.get(name, start) != start
+    }
+    everybody = state.known | state.recorded_starts.keys()
+    strangers = everybody - state.present.keys() - (state.gone - back)
     return (members - state.voters - state.dead) | strangers
 
 

@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
@@ -183,7 +184,13 @@ class RunFolder:
         self._questions.put(write)
 
     def renew(
-        self, agents: tuple[str, ...], generation: int, *, is_over: bool = False, status: int = 0
+        self,
+        agents: tuple[str, ...],
+        generation: int,
+        *,
+        starts: Mapping[str, str] = MappingProxyType({}),
+        is_over: bool = False,
+        status: int = 0,
     ) -> None:
         """Say who belongs to the run, which generation it has come to, and how it has ended.
 
@@ -204,6 +211,7 @@ class RunFolder:
             self._record = replace(
                 record,
                 agents=tuple(sorted({*agents, *(newest or record).agents})),
+                starts={**(newest or record).starts, **starts},
                 generation=generation,
                 renewal=record.renewal + 1,
                 is_over=is_over,
@@ -237,7 +245,12 @@ class RunFolder:
                 self._is_looking = False
             if found is None or not self._is_ours(found):
                 return None
-            return Recorded(generation=found.generation, is_over=found.is_over, status=found.status)
+            return Recorded(
+                generation=found.generation,
+                starts=found.starts,
+                is_over=found.is_over,
+                status=found.status,
+            )
 
         self._questions.put(look)
 

@@ -55,7 +55,7 @@ def train_once(job: Job, group: WorkerGroup, *, is_tracked: bool) -> tuple[nn.Mo
         # DDP's reducer is in C++, where the tracker does not see it: it keeps gradients alone.
         give_memory(core, job.model, CPU)
         reducer: Any = SimpleNamespace(micro_batch=lambda **_: nullcontext())
-        model = SpreadModel(run=core.train(), core=core, num_sharded_copies=None, reducer=reducer)
+        model = SpreadModel(run=core.train(), core=core, num_shards=None, reducer=reducer)
     else:
         model = spread_core(core, trainer, job.model, group)
     fill_core(job, core)

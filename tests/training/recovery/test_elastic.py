@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from resilience.events import Event, read_events
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
@@ -206,6 +208,34 @@ def test_a_node_that_waits_for_others_may_leave_before_the_begin(tmp_path: Path)
 
     assert outcome.statuses == [143], run.log()
     assert not outcome.named("generation_opened")
+    assert not outcome.left_behind
+
+
+@pytest.mark.slow
+def test_sharded_copies_come_and_go_with_their_nodes(tmp_path: Path) -> None:
+    """A copy of two ranks on each node: 3, 2 and 3 of them."""
+    values = {"global_batch_size": 24, "micro_batch_size": 2, "num_replicas": 3}
+    job = make_fault_job(
+        "hybrid", num_nodes=3, num_devices=2, max_steps=160, elastic=sizes(1, 3), values=values
+    )
+    with start_run(tmp_path / "fixed", job, nodes=("n0", "n1", "n2")) as run:
+        fixed = finish(run)
+
+    with start_run(tmp_path / "elastic", job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        run.kill_node("n2")
+        run.wait_for(lambda event: event.generation == 1 and event.event == "step")
+        run.start_node("n3")
+        outcome = finish(run)
+
+    assert outcome.statuses == [0, 0, -9, 0], run.log()
+    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [6, 4, 6]
+    losses = [{e.step: e.fields["loss"] for e in each.named("step")} for each in (fixed, outcome)]
+    assert len(losses[0]) == 160
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    check_no_step_lost(outcome.events)
+    check_nothing_was_done_twice(outcome, generation=2)
+    assert len(set(outcome.digests().values())) == 2
     assert not outcome.left_behind
 
 

@@ -16,12 +16,12 @@ PYTHON = ROOT / ".venv-torch-older" / "bin" / "python"
 @pytest.mark.skipif(
     not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-older-torch.sh makes it"
 )
-def test_step_run_again_has_the_bits_of_an_undisturbed_one_under_an_older_torch() -> None:
-    file = "tests/training/torch/test_rebind.py"
+def test_groups_are_bound_again_under_an_older_torch() -> None:
+    files = ("tests/training/torch/test_rebind.py", "tests/training/torch/test_copies.py")
     own = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_CURRENT_TEST")
     variables = {key: value for key, value in os.environ.items() if key not in own}
     ended = subprocess.run(
-        [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
+        [str(PYTHON), "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         cwd=ROOT,
         env={**variables, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -31,4 +31,4 @@ def test_step_run_again_has_the_bits_of_an_undisturbed_one_under_an_older_torch(
     )
 
     assert ended.returncode == 0, ended.stdout[-4000:]
-    assert "4 passed" in ended.stdout
+    assert "6 passed" in ended.stdout

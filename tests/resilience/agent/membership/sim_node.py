@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,16 +119,21 @@ class SimNode:
         def answer() -> Recorded | None:
             self.is_looking = False
             record = self.world.folder.founding
-            return None if record is None else Recorded(generation=record.generation)
+            if record is None:
+                return None
+            return Recorded(generation=record.generation, starts=record.starts)
 
         self.world.folder.read(self, answer, self.world.network.now_s)
 
-    def renew(self, agents: tuple[str, ...], generation: int, **end: Any) -> None:
+    def renew(
+        self, agents: tuple[str, ...], generation: int, *, starts: Mapping[str, str], **end: Any
+    ) -> None:
         def answer() -> None:
             record = self.world.folder.founding
             if record and (record.generation, record.is_over) <= (generation, False):
                 known = tuple(sorted({*agents, *record.agents}))
-                own = replace(record, agents=known, generation=generation, **end)
+                newest = {**record.starts, **starts}
+                own = replace(record, agents=known, starts=newest, generation=generation, **end)
                 self.world.folder.founding = own
 
         self.world.ask_folder(self, answer)

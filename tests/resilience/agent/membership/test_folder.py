@@ -181,6 +181,22 @@ def test_record_that_is_renewed_is_silent_anew(tmp_path: Path, clock: SimpleName
         folder.close()
 
 
+def test_record_names_the_start_of_each_agent_that_was_heard_of_last(tmp_path: Path) -> None:
+    one, other = open_founded(tmp_path)
+
+    one.renew(("n0", "n1"), 4, starts={"n0": "a", "n1": "b"})
+    answer(one)
+    other.renew(("n0", "n1"), 5, starts={"n1": "c"})
+    answer(other)
+    one.renew(("n0", "n1"), 4, starts={"n0": "d"})
+    answer(one)
+    one.read_record()
+
+    assert answer(one) == [Recorded(generation=5, starts={"n0": "a", "n1": "c"})]
+    for folder in (one, other):
+        folder.close()
+
+
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     one, other = open_founded(tmp_path)
     other.read_record()

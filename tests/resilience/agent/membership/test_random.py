@@ -112,10 +112,15 @@ def test_random_faults_of_agents_lose_nothing_in_a_run_that_changes_its_size() -
     assert num > 20, "too little happens to show anything"
 
 
-@pytest.mark.parametrize("seed", [3122, 3277])
-def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(seed: int) -> None:
-    """The only holder left for one that had nothing; a newcomer knew none of those cut off."""
-    play(seed, make=make_elastic_world)
+@pytest.mark.parametrize(("seed", "num_events"), [(3122, 300), (3277, 300), (300529, 200)])
+def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(
+    seed: int, num_events: int
+) -> None:
+    """The only holder left for one that had nothing; a newcomer knew none of those cut off.
+
+    And who had said goodbye to one coordinator went on alone in another one's generation.
+    """
+    play(seed, num_events, make=make_elastic_world)
 
 
 @pytest.mark.slow
