@@ -26,7 +26,8 @@ TEST_JOBS ?= 3
 PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 
 # Every test file belongs to one part of make test-long, by the folder that it lies in.
-PART_recovery := tests/training/recovery --ignore=tests/training/recovery/test_random.py
+PART_recovery := tests/training/recovery --ignore=tests/training/recovery/test_random.py --ignore=tests/training/recovery/test_elastic.py --ignore=tests/training/recovery/test_elastic_changes.py
+PART_elastic := tests/training/recovery/test_elastic.py tests/training/recovery/test_elastic_changes.py tests/launcher/running/test_everything.py
 PART_random := tests/training/recovery/test_random.py
 PART_training := tests/training --ignore=tests/training/recovery --ignore=tests/training/megatron
 PART_megatron := tests/training/megatron
@@ -35,8 +36,8 @@ PART_data := tests/resilience/data
 PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data --ignore=tests/resilience/agent/membership
 PART_membership := tests/membership tests/resilience/agent/membership --ignore=tests/resilience/agent/membership/test_model.py --ignore=tests/resilience/agent/membership/test_random.py
 PART_model := tests/resilience/agent/membership/test_model.py tests/resilience/agent/membership/test_random.py
-PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/membership
-PARTS := recovery random training megatron tiered data agent membership model rest
+PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/membership --ignore=tests/launcher/running/test_everything.py
+PARTS := recovery elastic random training megatron tiered data agent membership model rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error PART is '$(PART)'; allowed: $(PARTS))

@@ -170,11 +170,13 @@ def start_run(
     module: str = "training",
     by_node: Mapping[str, Mapping[str, str]] | None = None,
     network: Network | None = None,
+    options: Sequence[str] = (),
     **env: str,
 ) -> Iterator[Run]:
     """Start an agent for each node; nothing of them is left when the block has ended.
 
-    `by_node` and `env` are variables for one node and for all. With a network, each node is on the
+    `by_node` and `env` are variables for one node and for all, `options` further ones of the
+    agents. With a network, each node is on the
     host of its place in `nodes`; else all are on this one.
     """
     write_job(folder, job)
@@ -182,10 +184,10 @@ def start_run(
 
     def start_agent(node: str) -> Process:
         # A further node of this host finds the run where the others do.
-        words, options = places.get(node, places[nodes[0]])
+        words, where = places.get(node, places[nodes[0]])
         with (folder / f"agent-{node}.log").open("wb") as log:
             return start(
-                [*words, *_command(folder, job, options, node, module)],
+                [*words, *_command(folder, job, [*where, *options], node, module)],
                 folder=ROOT,
                 environment={
                     **os.environ,
