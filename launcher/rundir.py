@@ -207,14 +207,16 @@ def _rendered_before(folder: Path) -> set[str]:
     try:
         content = json.loads((folder / JOB_FILE).read_bytes())
         kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
+        manifests = {"manifest.yaml"}
         if elastic := content["resilience"]["elastic"]:
             num_nodes = max(num_nodes, elastic["nodes_max"])
+            manifests |= {"growth.yaml"} if content["cluster"].get("job_kind") == "job" else set()
         if recovery := content["resilience"]["checkpointless"]:
             num_nodes += recovery["standby_nodes"]
     except (OSError, ValueError, LookupError, TypeError):
         return set()
     scripts = {f"node-{index}.sh" for index in range(num_nodes)}
-    rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": {"manifest.yaml"}}
+    rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": manifests}
     recipe = {RECIPE_FILE} if is_frozen(folder / RECIPE_FILE) else set()
     return {JOB_FILE, NODE_FILE} | rendered.get(kind, set()) | recipe
 

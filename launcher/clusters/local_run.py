@@ -311,9 +311,7 @@ class _Watch:
         """Start further nodes, or ask some to leave, as somebody has asked for."""
         if (size := read_size(self.nodes.run_dir)) is None:
             return
-        elastic = self.job.resilience.elastic
-        stand_by = elastic is not None and size == elastic.nodes_max
-        wanted = size + (self.job.resilience.standby_nodes if stand_by else 0)
+        wanted = self.job.num_nodes_at(size)
         all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
         coming, going = plan_nodes(all_names, self.nodes.running, self.leaving, wanted)
         for name in coming:

@@ -87,10 +87,13 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     """Yield what a job on Kubernetes may not ask for."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return
-    longest = pod_name(job, cluster, num_pods(job, cluster) - 1)
+    last = num_pods(job, cluster) - 1
+    longest, what = pod_name(job, cluster, last), "pod"
+    if last >= num_base_pods(job, cluster):
+        longest, what = growth_name(job.name, last), "Job"
     if len(longest) > 63:
         yield (
-            f"run.name {job.name!r} is too long: the pod {longest!r} has {len(longest)} "
+            f"run.name {job.name!r} is too long: the {what} {longest!r} has {len(longest)} "
             "characters; allowed: 63"
         )
     if cluster.job_kind == "job":
@@ -115,9 +118,25 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
 
 
 def num_pods(job: JobContent, cluster: K8sCluster) -> int:
-    """Return how many pods a job has; some may wait without a rank."""
+    """Return how many pods a job has at most; some may wait without a rank."""
     is_plain = cluster.job_kind == "job"
-    return job.num_nodes_started if is_plain else job.trainer.num_nodes + cluster.num_spares
+    return job.num_nodes_max if is_plain else job.trainer.num_nodes + cluster.num_spares
+
+
+def num_base_pods(job: JobContent, cluster: K8sCluster) -> int:
+    """Return how many of them are the job's own: each further one of a plain Job has its own Job.
+
+    An elastic run never goes on with fewer nodes.
+    """
+    elastic = job.resilience.elastic
+    if cluster.job_kind == "hyperpod":
+        return num_pods(job, cluster)
+    return elastic.nodes_min if elastic else job.num_nodes_started
+
+
+def growth_name(name: str, index: int) -> str:
+    """Return the name of the Job that a further node of an elastic run has for itself."""
+    return f"{name}-g{index}"
 
 
 def pod_name(job: JobContent, cluster: K8sCluster, index: int) -> str:

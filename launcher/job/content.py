@@ -86,6 +86,12 @@ class JobContent(Section):
         num_nodes = max(self.trainer.num_nodes, elastic.nodes_max if elastic else 0)
         return num_nodes + self.resilience.standby_nodes
 
+    def num_nodes_at(self, size: int) -> int:
+        """Return how many nodes there are to be at a size: those that stand by come at the last."""
+        elastic = self.resilience.elastic
+        is_last = elastic is not None and size == elastic.nodes_max
+        return size + (self.resilience.standby_nodes if is_last else 0)
+
     @property
     def memoryd(self) -> TieredSettings | None:
         """Return the settings of a job that starts memoryd on its nodes, None of any other."""

@@ -122,7 +122,15 @@ def _run(
         handles = _make_handles(options)
     except (OSError, OverflowError) as error:
         return _complain(_no_memory(options, error))
-    folder = RunFolder(options.run_dir, run=options.rdzv_id, attempt=options.rdzv_attempt)
+    folder = RunFolder(
+        options.run_dir,
+        run=options.rdzv_id,
+        attempt=options.rdzv_attempt,
+        begins_anew=not options.further_node,
+    )
+    if options.further_node and (ended := folder.find_end()) is not None:
+        folder.close()
+        return _complain(f"the run has ended with exit status {ended} without this node", ended)
     program = Program(
         command=options.program,
         preload=_preloaded(options),

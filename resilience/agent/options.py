@@ -149,6 +149,9 @@ class StartOptions(BaseModel):
     """Name of this run at the endpoint."""
     rdzv_attempt: Whole = 0
     """How often its scheduler has started this run again, which ends what it had started before."""
+    further_node: bool = False
+    """Whether this node may come when the run has ended: it then ends as the run has, and never
+    begins it anew."""
     local_addr: Annotated[str | None, PlainValidator(_reachable)] = None
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
+from launcher.clusters.k8s.check import read_documents
+from launcher.clusters.k8s.growth import growth_job
+from launcher.clusters.k8s.manifest import GROWTH
+from launcher.job import Job
 from tests.launcher.k8s_full import full_job
 from tests.launcher.k8s_job import KINDS, documents, pod
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
 
 # The oldest version of which the package has schemas, and a recent one.
 VERSIONS = ("1.25", "1.33")
@@ -42,6 +47,17 @@ def test_documents_fit_the_schemas(name: str, version: str) -> None:
 
     for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
         validate(found[kind], version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("make", [shipped_job, untiered_job])
+def test_jobs_of_an_elastic_run_fit_the_schemas(version: str, make: Callable[..., Job]) -> None:
+    job = make("llama/llama3_tiny_elastic", "job", ["resilience.elastic.may_lose_steps=true"])
+    least = SIDECARS_FROM if make is shipped_job else REPLACEMENT_FROM
+    base, (first, second) = documents(job)["Job"], read_documents(rendered(job)[GROWTH])
+
+    for document in (base, first, second, growth_job(base, 3, "1-2")):
+        validate(document, max(version, least))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

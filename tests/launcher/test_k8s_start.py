@@ -46,6 +46,28 @@ def start(
     )
 
 
+ELASTIC = "llama/llama3_tiny_elastic"
+
+
+@pytest.mark.parametrize(("index", "is_further"), [("0", False), ("1", True), ("3", True)])
+def test_further_nodes_of_an_elastic_run_are_told_that_they_are(
+    folder: Path, index: str, is_further: bool
+) -> None:
+    variables = {"LAUNCHER_POD_IP": "10.0.0.7", "LAUNCHER_JOB_UID": "1-2"}
+
+    done = start(folder, "job", {}, recipe=ELASTIC,
+                 JOB_COMPLETION_INDEX=index, **variables)  # fmt: skip
+
+    words = done.stdout.splitlines()
+    assert ("--further-node" in words) == is_further
+    assert "" not in words
+    assert f"--node-name=llama3-tiny-elastic-{index}" in words
+    # All nodes that there may be, whichever have come.
+    (endpoints,) = (each for each in words if each.startswith("--rdzv-endpoint="))
+    assert endpoints.count(":29500") == 4
+    assert "--rdzv-id=llama3-tiny-elastic-1-2" in words
+
+
 OTHER = "llama3-tiny-pretrain-{}.llama3-tiny-pretrain:29500"
 
 
@@ -170,6 +192,7 @@ def test_script_is_sound_shell(kind: str) -> None:
         documents(k8s_job(kind, recipe="llama/llama3_tiny_tiered"))["ConfigMap"]["data"][
             "memoryd.sh"
         ],
+        documents(k8s_job(kind, recipe=ELASTIC))["ConfigMap"]["data"]["start.sh"],
     ]
 
     for script in scripts:

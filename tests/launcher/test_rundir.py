@@ -59,6 +59,18 @@ def test_an_earlier_rendering_with_further_nodes_is_replaced(
     assert "node-2.sh" not in names(tmp_path)
 
 
+def test_jobs_of_further_nodes_go_with_an_earlier_rendering(tmp_path: Path) -> None:
+    write_files(tmp_path, rendered(shipped_job("llama/llama3_tiny_elastic", "job")))
+    assert names(tmp_path) == {"job.json", "manifest.yaml", "growth.yaml"}
+    for kind in ("hyperpod", "job"):
+        write_files(tmp_path, rendered(shipped_job(TINY, kind)))
+        assert names(tmp_path) == {"job.json", "manifest.yaml"}
+        (tmp_path / "growth.yaml").write_text("mine")
+        write_files(tmp_path, rendered(shipped_job(TINY, "slurm")))
+        assert (tmp_path / "growth.yaml").read_text() == "mine"
+        (tmp_path / "growth.yaml").unlink()
+
+
 @pytest.mark.parametrize("name", ["manifest.yaml", "job.json"])
 def test_a_file_of_somebodys_own_is_neither_replaced_nor_removed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")

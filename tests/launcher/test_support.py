@@ -117,9 +117,19 @@ def test_run_that_could_not_begin_with_its_nodes_alone_is_refused(
 
 def test_elastic_sizes_are_refused() -> None:
     with pytest.raises(
-        RecipeError, match=r"cannot run, resilience\.elastic \(it runs: cluster=local\)\n"
+        RecipeError,
+        match=r"cannot run, resilience\.elastic \(it runs: cluster=local, or cluster=k8s with "
+        r"cluster\.job_kind 'job'\)\n",
     ):
         check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")
+
+
+def test_elastic_sizes_are_submitted_as_plain_jobs_that_recover() -> None:
+    where = [CLAIM, "cluster.run_path=/fsx/runs"]
+    check_runnable(shipped_job("llama/llama3_tiny_elastic", "job", where), "submit")
+
+    with pytest.raises(RecipeError, match=r"resilience\.elastic without resilience\.checkpointl"):
+        check_runnable(shipped_job(TINY, "job", [*where, "resilience/elastic=default"]), "submit")
 
 
 # What fits every shipped recipe: an image of the team's, and a claim for inputs and results.
@@ -179,7 +189,7 @@ def job_has_image(cluster: str) -> bool:
 
 # What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
 RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-ELASTIC = "resilience.elastic (it runs: cluster=local)"
+ELASTIC = "resilience.elastic (it runs: cluster=local, or cluster=k8s with cluster.job_kind 'job')"
 TIERS = (
     "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
     "resilience/tiered=aws)"
@@ -194,7 +204,7 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
     is_hyperpod = cluster == "hyperpod"
     missing = []
-    if "elastic" in recipe and cluster != "local":
+    if "elastic" in recipe and cluster in {"slurm", "hyperpod"}:
         missing.append(ELASTIC)
     if is_hyperpod and re.search("checkpointless|tiered|elastic", recipe):
         missing.append(RECOVERY)

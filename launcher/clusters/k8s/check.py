@@ -35,6 +35,20 @@ def check_manifest(text: str) -> None:
         raise RecipeError("\n".join(f"manifest: {line}" for line in problems))
 
 
+def check_jobs(text: str) -> None:
+    """Accept further Jobs beside those of a manifest. Raises RecipeError as `check_manifest`."""
+    documents = read_documents(text)
+    problems = [line for document in documents for line in _document_problems(document)]
+    if problems:
+        raise RecipeError("\n".join(f"further Jobs: {line}" for line in problems))
+
+
+def read_job(text: str) -> _Document:
+    """Return the plain Job of a manifest that was checked."""
+    (found,) = (each for each in read_documents(text) if _kind(each) == KUBERNETES_JOB)
+    return found
+
+
 def read_documents(text: str) -> list[_Document]:
     """Return the documents of a manifest. Raises RecipeError where it is no YAML."""
     try:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+import yaml
 
 from launcher.clusters.agent import NO_INTENT, Intent, agent_config, run_config
-from launcher.clusters.k8s.check import check_manifest
+from launcher.clusters.k8s.check import check_jobs, check_manifest, read_job
+from launcher.clusters.k8s.growth import OWNER_UID, growth_job, growth_range
 from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_files
 from launcher.clusters.k8s.start import start_values
 from launcher.clusters.k8s.values import manifest_values
@@ -21,6 +25,10 @@ from launcher.templates import fill_template
 from resilience.node_config import NodeConfig
 
 MANIFEST = "manifest.yaml"
+GROWTH = "growth.yaml"
+"""Has the Jobs of an elastic run's further nodes, where it starts with such."""
+
+_YAML_WIDTH = 1000
 
 # Pods start minutes apart when nodes are added or an image is large.
 _JOIN_DEADLINE_S = 1800.0
@@ -33,7 +41,7 @@ _PLAIN_TEXT = re.compile(r"[!-~][\t -~]*\n([\t -~]*\n)*(?<!\n\n)")
 def render_k8s(
     job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT
 ) -> dict[str, str]:
-    """Return the manifest of a job under the name it is written by.
+    """Return the manifest of a job under the name it is written by, and what comes with it.
 
     Raises RecipeError where a template fails, or what came out breaks a rule.
     """
@@ -57,7 +65,23 @@ def render_k8s(
     values = manifest_values(job, cluster) | {"files": [_file(*item) for item in texts.items()]}
     text = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
     check_manifest(text)
-    return {MANIFEST: text}
+    return {MANIFEST: text, **_render_growth(job, text, templates, values)}
+
+
+def _render_growth(
+    job: Job, manifest: str, templates: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the Jobs of the nodes that start beyond the fewest, {} where there are none."""
+    further = [index for index in growth_range(job) if index < job.num_nodes_started]
+    if not further:
+        return {}
+    base = read_job(manifest)
+    jobs = [growth_job(base, index, OWNER_UID) for index in further]
+    texts = [yaml.safe_dump(each, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
+    own = {"growth_jobs": texts, "owner_uid": OWNER_UID}
+    text = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})
+    check_jobs(text)
+    return {GROWTH: text}
 
 
 def _file(name: str, text: str) -> dict[str, object]:

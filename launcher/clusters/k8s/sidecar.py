@@ -74,7 +74,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         f"--node={node}",
         f'--domain="${K8S_NODE}"',
     ]
-    if job.num_nodes_started > 1:
+    if job.num_nodes_max > 1:
         command.append(f"--peer-listen=0.0.0.0:{_port(settings)}")
         command.append(f"--peers-file={CONFIG_PATH}/{PEERS_FILE}")
     return {

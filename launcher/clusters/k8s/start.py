@@ -13,6 +13,7 @@ from launcher.clusters.agent import agent_command, workers_grace_s
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
+from launcher.job.cluster_rules import num_base_pods
 from launcher.rundir import JOB_FILE, NODE_FILE
 
 CONFIG_PATH = "/etc/training"
@@ -50,6 +51,7 @@ def start_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
         "rendezvous_port": rendezvous_port(cluster),
+        "num_base_pods": num_base_pods(job, cluster),
         "command": command,
     }
 
@@ -89,5 +91,7 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         # The pod's host name, unless it shares the node's.
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',
+        # Set by the script.
+        further_node="${further:+--further-node}" if job.resilience.elastic else None,
         grace_s=workers_grace_s(cluster.termination_grace_s),
     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from launcher.clusters.k8s.manifest import MANIFEST
+from launcher.clusters.k8s.check import read_job
+from launcher.clusters.k8s.growth import growth_job, growth_list, growth_range
+from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
 from launcher.clusters.k8s.token import token_secret
 from launcher.clusters.submission import Submission, run_program
 from launcher.clusters.token import token_secret_name
@@ -34,12 +36,14 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
     assert isinstance(cluster, K8sCluster)
     kubectl = kubectl_command(cluster)
     command = (*kubectl, "create", f"--filename={MANIFEST}")
+    further = (f"--filename={GROWTH}",) if (run_dir / GROWTH).exists() else ()
     try:
-        run_program((*command, "--dry-run=server"), run_dir)
+        run_program((*command, *further, "--dry-run=server"), run_dir)
     except OutsideError as error:
         if "already exists" not in str(error):
             raise
-        remove = (*kubectl[:2], "delete", "--ignore-not-found", f"--filename={MANIFEST}")
+        files = (f"--filename={MANIFEST}", *further)
+        remove = (*kubectl[:2], "delete", "--ignore-not-found", *files)
         raise OutsideError(
             f"{error}\nwhat exists was left as it is; set run.name, or remove it first: "
             f"{shlex.join(remove)}"
@@ -56,6 +60,8 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
     except (OutsideError, ValueError) as error:
         # The job runs; `clean` removes them as well.
         warning = f"what belongs to {job_id} stays when it is deleted: {error}"
+    if further:
+        warning = "\n".join(filter(None, (warning, _add_nodes(kubectl, owner, job, run_dir))))
     return Submission(
         command=command,
         job_id=job_id,
@@ -63,6 +69,35 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
         uid=owner.get("uid", ""),
         warning=warning,
     )
+
+
+def _add_nodes(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run_dir: Path) -> str:
+    """Create the Jobs of the nodes beyond the fewest; returns what did not work."""
+    indexes = [index for index in growth_range(job) if index < job.num_nodes_started]
+    try:
+        owner = owner or _read_owner(kubectl, f"{_KINDS['job']}/{job.name}", run_dir)
+        create_growth(kubectl, owner["uid"], indexes, run_dir)
+    except (OutsideError, ValueError) as error:
+        return (
+            f"the run begins with {growth_range(job).start} nodes, since Jobs of further ones "
+            f"were not created: {error}\nask for them once more: launcher scale "
+            f"{shlex.quote(str(run_dir))} nodes={job.trainer.num_nodes}"
+        )
+    return ""
+
+
+def create_growth(
+    kubectl: tuple[str, ...],
+    owner_uid: str,
+    indexes: Iterable[int],
+    run_dir: Path,
+    *,
+    limit_s: int | None = None,
+) -> None:
+    """Create growth Jobs, made of the run's Job as it was submitted. Raises OutsideError."""
+    base = read_job((run_dir / MANIFEST).read_text("utf-8"))
+    jobs = [growth_job(base, index, owner_uid, limit_s=limit_s) for index in indexes]
+    run_program((*kubectl, "create", "--filename=-"), run_dir, growth_list(jobs))
 
 
 def kubectl_command(cluster: K8sCluster) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from launcher.clusters.k8s.start import (
 from launcher.clusters.k8s.token import token_values
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, LogRule, Probe, Toleration
-from launcher.job.cluster_rules import REPLICA_NAME
+from launcher.job.cluster_rules import REPLICA_NAME, num_base_pods
 from launcher.job.environment import worker_environment
 from launcher.job.fields import time_limit_seconds
 from launcher.job.workload import Instance, TrainerSettings
@@ -71,6 +71,9 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "cluster": cluster,
         "config_path": CONFIG_PATH,
         "job_label": JOB_LABEL,
+        # Those of an elastic run belong to several Jobs.
+        "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
+        "num_base_pods": num_base_pods(job, cluster),
         "notes": told,
         "replica_name": REPLICA_NAME,
         **_metadata(job, cluster, told),
@@ -165,7 +168,7 @@ def _resources(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     fixed = _set(
         **{
             "nvidia.com/gpu": trainer.num_devices if instance.accelerator == "gpu" else None,
-            _EFA: efa_devices(trainer, instance, job.num_nodes_started) or None,
+            _EFA: efa_devices(trainer, instance, job.num_nodes_max) or None,
             "hugepages-2Mi": _quantity(asked.hugepages_2mi_mib or None, "Mi"),
         }
     )

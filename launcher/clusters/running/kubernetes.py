@@ -1,4 +1,7 @@
-"""Runs on a Kubernetes cluster, by kubectl: an Indexed Job, or HyperPod's own kind."""
+"""Runs on a Kubernetes cluster, by kubectl: an Indexed Job, or HyperPod's own kind.
+
+An elastic run has a Job for each further node beside it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.k8s.growth import (
+    NODE_LABEL,
+    growth_range,
+    plan_growth_jobs,
+    read_growth_jobs,
+    time_left_s,
+)
 from launcher.clusters.k8s.start import run_path
-from launcher.clusters.k8s.submit import kubectl_command, submit_k8s
+from launcher.clusters.k8s.submit import create_growth, kubectl_command, submit_k8s
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import (
     ASK_TIMEOUT_S,
@@ -21,10 +31,12 @@ from launcher.clusters.running.cluster import (
     is_alive,
 )
 from launcher.clusters.running.lines import merge_lines, timed_lines
+from launcher.clusters.running.requests import write_size
 from launcher.clusters.submission import Submission, run_program
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job.cluster import K8sCluster
+from launcher.job.cluster_rules import growth_name
 from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE
@@ -102,11 +114,57 @@ class KubernetesRuns:
         Raises OutsideError with kubectl's words.
         """
         if is_alive(self.status(run)):
-            self.delete(run, run.job_id)
+            # In one call: nodes that are asked within two seconds stop the run, and shrink it else.
+            self.delete(run, run.job_id, *self._growth_names(run))
 
     def scale(self, run: RunFolder, num_nodes: int) -> None:
-        """Refuse: runs keep their size here."""
-        raise RecipeError(f"{run.job.name} runs on Kubernetes, where runs keep their size")
+        """Create Jobs of further nodes, or delete some, whose pods then leave the run.
+
+        Raises OutsideError with kubectl's words, also where names of nodes that are wanted again
+        are not free yet; asked once more it goes on from there.
+        """
+        cluster = run.job.cluster
+        assert isinstance(cluster, K8sCluster)
+        if cluster.job_kind != "job":
+            raise RecipeError(
+                f"{run.job.name} is a HyperPodPyTorchJob, whose operator decides about its size; "
+                "allowed: a run with cluster.job_kind 'job'"
+            )
+        write_size(run, num_nodes)
+        base = _read(self.ask(run, "get", run.job_id, "--output=json"))
+        self._check_own(run, base)
+        if base["metadata"].get("deletionTimestamp"):
+            raise OutsideError(f"{run.job_id} is being deleted; the run keeps its size")
+        uid, indexes = base["metadata"]["uid"], growth_range(run.job)
+        found = _read(self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=json"))
+        wanted = run.job.num_nodes_at(num_nodes) - indexes.start
+        plan = plan_growth_jobs(read_growth_jobs(found["items"], uid), wanted, indexes)
+        if plan.delete:
+            names = (growth_name(run.job.name, index) for index in plan.delete)
+            self.delete(run, *(f"jobs.batch/{name}" for name in names))
+        if plan.create:
+            limit_s = time_left_s(base, time.time())
+            kubectl = kubectl_command(cluster)
+            create_growth(kubectl, uid, plan.create, run.path, limit_s=limit_s)
+        if plan.num_missing:
+            raise OutsideError(
+                f"{plan.num_missing} nodes of {run.job.name} that have left are still being "
+                "deleted; ask once more when they are gone"
+            )
+
+    def _check_own(self, run: RunFolder, job: Mapping[str, Any]) -> None:
+        """Raise OutsideError where an object of the job's name is that of a later run."""
+        uid = str(run.submitted.get("uid", ""))
+        if uid and job["metadata"]["uid"] != uid:
+            raise OutsideError(
+                f"{run.job_id} is another run's, which was created later; nothing was changed"
+            )
+
+    def _growth_names(self, run: RunFolder) -> list[str]:
+        """Return the names of the Jobs that further nodes have; none for a run of one size."""
+        if not growth_range(run.job):
+            return []
+        return self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=name").split()
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Delete what the run's manifest and submission have made, and see it go.
@@ -114,13 +172,12 @@ class KubernetesRuns:
         Raises OutsideError where an object of another run has the name by now.
         """
         job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
-        uid = str(run.submitted.get("uid", ""))
-        if job and uid and _read(job)["metadata"]["uid"] != uid:
-            raise OutsideError(
-                f"{run.job_id} is another run's, which was created later; nothing was removed"
-            )
-        names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
+        if job:
+            self._check_own(run, _read(job))
+        names = [run.job_id, *self._growth_names(run)]
+        names += [f"service/{run.job.name}", f"configmap/{run.job.name}"]
         if secret := token_secret_name(run.job):
+            uid = str(run.submitted.get("uid", ""))
             names += self._own_secret(run, f"secret/{secret}", uid)
         # Some go with the job before kubectl comes to them.
         found = self.ask(run, "get", *names, "--ignore-not-found", "--output=name").split()
@@ -230,6 +287,9 @@ def read_objects(job_text: str, pods_text: str, uid: str) -> JobStatus:
     if failed := _FAILED & set(conditions):
         parts = [_words(conditions[failed.pop()]), *map(_exit_words, pods)]
         why = "; ".join(dict.fromkeys(filter(None, parts)))
+        if num := sum(map(_is_further_node, pods)):
+            why = f"its Job has failed, and {num} further nodes go on without it: {why}"
+            return JobStatus(phase=Phase.RUNNING, why=why, place=place)
         return JobStatus(phase=Phase.FAILED, why=why, place=place)
     return _judge_pods(pods, place, is_suspended="Suspended" in conditions)
 
@@ -247,6 +307,12 @@ def _judge_pods(pods: Sequence[Mapping[str, Any]], place: str, *, is_suspended: 
     waits = [words for pod in pods if (words := _waiting_words(pod))]
     why = waits[0] if waits else "its pods have not started"
     return JobStatus(phase=Phase.QUEUED, why=why, place=place)
+
+
+def _is_further_node(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod runs that is not of the run's own Job."""
+    labels = pod["metadata"].get("labels") or {}
+    return NODE_LABEL in labels and pod.get("status", {}).get("phase") == "Running"
 
 
 def _waiting_words(pod: Mapping[str, Any]) -> str:
@@ -281,6 +347,10 @@ def _words(said: Mapping[str, Any]) -> str:
 
 def _selector(run: RunFolder) -> str:
     return f"--selector={JOB_LABEL}={run.job.name}"
+
+
+def _growth_selector(run: RunFolder) -> str:
+    return f"{_selector(run)},{NODE_LABEL}"
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -61,13 +61,15 @@ class _TornError(ValueError):
 class RunFolder:
     """One agent's view of the folder. Its methods are for the agent's thread and never wait."""
 
-    def __init__(self, path: Path, *, run: str, attempt: int = 0) -> None:
+    def __init__(self, path: Path, *, run: str, attempt: int = 0, begins_anew: bool = True) -> None:
+        """`begins_anew`: whether this agent begins a run once more that has ended."""
         self.start = secrets.token_hex(8)
         """Name of this start of the agent."""
         self.is_shared = False
         """Whether the coordinator that was followed last sees the same folder."""
         self._path = path
         self._run, self._attempt = run, attempt
+        self._begins_anew = begins_anew
         self._name = attempt_name(run, attempt)
         self._record: Record | None = None
         """Under which the run goes on that this agent coordinates."""
@@ -163,6 +165,8 @@ class RunFolder:
 
         def begin() -> Judged:
             newest = self._newest_record()
+            if not self._begins_anew and newest and newest.is_over and self._is_ours(newest):
+                return Judged(record=None, reason="it has ended")
             if newest != self._seen:
                 self._seen, self._seen_s = newest, time.monotonic()
             record = judge(
@@ -372,6 +376,15 @@ class RunFolder:
         except (OSError, _TornError):
             return False
         return record.generation >= 0 and not has_ended
+
+    def find_end(self) -> int | None:
+        """Return with which status the run has ended, None where it has not; waits for the disk."""
+        try:
+            record = self._newest_record()
+        except (OSError, _TornError):
+            return None
+        is_end = record is not None and record.is_over and self._is_ours(record)
+        return record.status if record and is_end else None
 
     def note_stored(self) -> None:
         """Have the run's record say that a step of it is whole in its store."""

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines, read_objects
-from launcher.errors import OutsideError
+from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 from tests.launcher.k8s_job import k8s_job
 
@@ -83,6 +83,30 @@ def test_what_the_server_says(
 
     assert said == JobStatus(phase=phase, why=why, place=said.place)
     assert said.place == ("n1" if pods and "nodeName" in pods[0]["spec"] else "")
+
+
+def test_run_goes_on_while_further_nodes_do_that_its_job_has_not_ended() -> None:
+    failed = job({"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"})
+    further = pod("Running", node="n1")
+    further["metadata"]["labels"] = {"training-recipes/node": "1"}
+    pods = [pod("Failed"), further]
+
+    said = read_objects(failed, json.dumps({"items": pods}), "1")
+    further["status"]["phase"] = "Succeeded"
+    later = read_objects(failed, json.dumps({"items": pods}), "1")
+
+    why = "its Job has failed, and 1 further nodes go on without it: BackoffLimitExceeded"
+    assert said == JobStatus(phase=Phase.RUNNING, why=why, place="n1")
+    assert later.phase is Phase.FAILED
+
+
+def test_a_job_of_hyperpods_operator_keeps_the_size_that_this_gives_it(tmp_path: Path) -> None:
+    run = RunFolder(path=tmp_path, job=k8s_job("hyperpod"))
+
+    with pytest.raises(RecipeError, match="whose operator decides about its size; allowed: "):
+        KubernetesRuns().scale(run, 2)
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_answer_is_said() -> None:

@@ -197,6 +197,25 @@ def test_record_names_the_start_of_each_agent_that_was_heard_of_last(tmp_path: P
         folder.close()
 
 
+def test_a_further_node_begins_no_run_that_has_ended(tmp_path: Path) -> None:
+    """Others may, as a scheduler that starts the run again wants it."""
+    one, other = open_founded(tmp_path)
+    late, another = (RunFolder(tmp_path, run=run, begins_anew=False) for run in ("a", "b"))
+    assert late.find_end() is None
+    one.renew(("n0", "n1"), 5, is_over=True, status=0)
+    answer(one)
+
+    assert (late.find_end(), another.find_end()) == (0, None)
+    late.found(("n2",))
+    assert answer(late) == [Judged(record=None, reason="it has ended")]
+    another.found(("n2",))
+    (begun,) = answer(another)
+    assert isinstance(begun, Judged)
+    assert begun.record is not None
+    for folder in (one, other, late, another):
+        folder.close()
+
+
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     one, other = open_founded(tmp_path)
     other.read_record()
