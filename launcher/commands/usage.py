@@ -179,7 +179,8 @@ usage: python -m launcher scale RUN nodes=N [--wait]
   Have an elastic run go on with N nodes, one of the sizes that its recipe allows: nodes are started
   (on Kubernetes as Jobs), and come in once they have been there for resilience.elastic.hold_s and
   the run has kept its size for scale_up_snooze_s; or those with the highest numbers are asked to
-  leave, and go after a step of all. --wait returns once the run trains with so many, within five minutes.
+  leave, and go after a step of all. --wait returns once the run trains with so many, within five
+  minutes.
 """,
     "continue": """\
 usage: python -m launcher continue RUN [KEY=VALUE ...]

@@ -122,12 +122,7 @@ def _run(
         handles = _make_handles(options)
     except (OSError, OverflowError) as error:
         return _complain(_no_memory(options, error))
-    folder = RunFolder(
-        options.run_dir,
-        run=options.rdzv_id,
-        attempt=options.rdzv_attempt,
-        begins_anew=not options.further_node,
-    )
+    folder = _open_folder(options)
     if options.further_node and (ended := folder.find_end()) is not None:
         folder.close()
         return _complain(f"the run has ended with exit status {ended} without this node", ended)
@@ -153,15 +148,11 @@ def _run(
     from resilience.agent.restarting import RestartingAgent
 
     make_agent = RecoveringAgent if options.recovers else RestartingAgent
-    lease_s = options.lease_s
-    transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=lease_s)
-    # Who came before may know of a run that goes on, where the endpoints do not.
-    endpoints = [*options.rdzv_endpoint, *folder.find_agents()]
-    if listening[1] is not None:
-        endpoints[listening[1]] = transport.address
+    transport = TcpTransport(listening[0], token=options.token_file or "", lease_s=options.lease_s)
+    endpoints = _find_endpoints(options, folder, listening[1], transport.address)
     folder.announce(transport.address, options.node_name)
     agent = make_agent(
-        _agent_options(options, host, tuple(dict.fromkeys(endpoints))),
+        _agent_options(options, host, endpoints),
         pool=pool,
         page=Page(handles.page_file, handles.num_slots),
         events=events,
@@ -178,6 +169,26 @@ def _run(
         agent.leave()
         is_done = kept.end(removes=status == 0)
     return status or (0 if is_done else UNSTORED_STATUS)
+
+
+def _open_folder(options: argparse.Namespace) -> RunFolder:
+    return RunFolder(
+        options.run_dir,
+        run=options.rdzv_id,
+        attempt=options.rdzv_attempt,
+        begins_anew=not options.further_node,
+    )
+
+
+def _find_endpoints(
+    options: argparse.Namespace, folder: RunFolder, own: int | None, address: str
+) -> tuple[str, ...]:
+    """Return where others are asked for the run; `own` is the index of this agent's address."""
+    # Who came before may know of a run that goes on, where the endpoints do not.
+    endpoints = [*options.rdzv_endpoint, *folder.find_agents()]
+    if own is not None:
+        endpoints[own] = address
+    return tuple(dict.fromkeys(endpoints))
 
 
 def _noting(write: Callable[..., None], folder: RunFolder) -> Callable[..., None]:
