@@ -434,13 +434,18 @@ def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in RECIPES if re.search("tiny_(checkpointless|tiered|elastic)", name)]
+    "recipe",
+    [
+        name
+        for name in RECIPES
+        if re.search("tiny_(checkpointless|tiered|elastic|everything)", name)
+    ],
 )
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
     """What changes no text here changes none in the recipe it begins with, and training there."""
-    begins_with = re.sub("checkpointless(_mmap)?|tiered|elastic", "pretrain", recipe)
+    begins_with = re.sub("checkpointless(_mmap)?|tiered|elastic|everything", "pretrain", recipe)
 
     # It bounds trainer.num_devices, and is seen where a recipe has as many.
     silent = set(silent_keys(recipe)) - LOOPS - OF_S3 - {"instance.num_devices"}
@@ -453,7 +458,7 @@ def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings
     [
         slow(name) if "8b" in name or "gpt_oss" in name else name
         for name in RECIPES
-        if not re.search("70b|120b|tiny_(checkpointless|tiered|elastic)|megatron", name)
+        if not re.search("70b|120b|tiny_(checkpointless|tiered|elastic|everything)|megatron", name)
     ],
 )
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(

@@ -204,9 +204,9 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
     is_hyperpod = cluster == "hyperpod"
     missing = []
-    if "elastic" in recipe and cluster in {"slurm", "hyperpod"}:
+    if re.search("elastic|everything", recipe) and cluster in {"slurm", "hyperpod"}:
         missing.append(ELASTIC)
-    if is_hyperpod and re.search("checkpointless|tiered|elastic", recipe):
+    if is_hyperpod and re.search("checkpointless|tiered|elastic|everything", recipe):
         missing.append(RECOVERY)
     if is_hyperpod and job.resilience.tiered:
         missing.append(TIERS)

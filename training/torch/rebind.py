@@ -137,7 +137,6 @@ def _swap_groups(run: FSDPModule) -> None:
             before.append(info.replicate_process_group)
             info.replicate_process_group = info.mesh.get_group(info.replicate_mesh_dim)
             info.replicate_mesh_rank = info.replicate_process_group.rank()
-            info.replicate_mesh_size = info.mesh.size(info.replicate_mesh_dim)
     drop_groups(before)
 
 

@@ -82,7 +82,7 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
     if isinstance(event, Claimed):
         return _take_record(state, event, now_s)
     if isinstance(event, Recorded):
-        return _note_record(state, event)
+        return _note_record(state, event, now_s)
     if isinstance(event, Judged):
         state = replace(state, founding=event.record, is_claiming=False)
         if event.record:
@@ -357,15 +357,35 @@ def _take_record(state: State, event: Claimed, now_s: float) -> Decision:
     return advance(replace(state, answered_s=now_s) if event.layout is None else state, now_s)
 
 
-def _note_record(state: State, event: Recorded) -> Decision:
+def _note_record(state: State, event: Recorded, now_s: float) -> Decision:
     """End as the run has, which these nodes were silent for the end of; else note how far it is."""
     if state.stage != STOPPING:
         return state, []
     if not event.is_over:
-        return replace(state, recorded=event.generation, recorded_starts=event.starts), []
+        return _go_by_record(state, event, now_s)
     if event.generation < state.generation:
         return state, []
     return end_run(state, event.status, "the run has ended without this node")
+
+
+def _go_by_record(state: State, event: Recorded, now_s: float) -> Decision:
+    """Learn how far the run is, and whose end other coordinators were told of."""
+    gone = {
+        name
+        for name in event.gone - state.gone - state.present.keys()
+        if state.starts.get(name) in (None, event.starts.get(name))
+    }
+    state = replace(state, recorded=event.generation, recorded_starts=event.starts)
+    if not gone:
+        return state, []
+    state = replace(
+        state,
+        dead=state.dead | gone,
+        gone=state.gone | gone,
+        awaited=state.awaited - {state.members.index_of(name) for name in gone},
+        starts={**state.starts, **{name: event.starts.get(name, "") for name in gone}},
+    )
+    return advance(state, now_s)
 
 
 # ---- what agents pass on

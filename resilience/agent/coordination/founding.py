@@ -14,7 +14,7 @@ in order, no longer renews its record, or is known to have no process left on an
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pydantic import ConfigDict
@@ -45,8 +45,10 @@ class Record:
     """Names of all that have joined it."""
     generation: int
     """The newest that was opened, or the one before the first."""
-    starts: Mapping[str, str] = field(default_factory=dict)
-    """Which start of each agent was heard of last."""
+    starts: tuple[tuple[str, str], ...] = ()
+    """Names, and which start of each was heard of last."""
+    gone: tuple[str, ...] = ()
+    """Names of those whose last start has ended for certain."""
     renewal: int = 0
     """Counts up as long as somebody coordinates the run."""
     is_over: bool = False
@@ -81,16 +83,32 @@ def judge(
 def _find_others(found: Record, own: Record, unchanged_s: float, ended: Collection[str]) -> str:
     """Return who may go on with what the record is of; empty where nobody does."""
     if found.run != own.run:
-        is_dead = set(found.agents) <= set(ended)
+        is_dead = set(found.agents) <= {*ended, *found.gone}
         if found.is_over or unchanged_s >= OTHERS_SILENCE_S or is_dead:
             return ""
         return f"{', '.join(found.agents)} may go on with {found.run!r} in the same folder"
     if found.attempt > own.attempt:
         return f"the scheduler has started the run again, as attempt {found.attempt}"
-    left = sorted(set(found.agents) - set(own.agents) - set(ended))
+    left = sorted(set(found.agents) - set(own.agents) - set(ended) - set(found.gone))
     if found.is_over or found.attempt < own.attempt or not left or unchanged_s >= SILENCE_S:
         return ""
     return f"{', '.join(left)} may go on with the run"
+
+
+def note_agents(
+    before: Record, agents: Collection[str], starts: Mapping[str, str], gone: Collection[str]
+) -> Record:
+    """Return the record with who has come to the run, and who has ended, by one coordinator."""
+    known = dict(before.starts)
+    newest = {**known, **starts}
+    ended = {name: known.get(name) for name in before.gone}
+    ended |= {name: starts.get(name) for name in gone}
+    return replace(
+        before,
+        agents=tuple(sorted({*agents, *before.agents})),
+        starts=tuple(sorted(newest.items())),
+        gone=tuple(sorted(name for name in ended if ended[name] == newest.get(name))),
+    )
 
 
 def attempt_name(run: str, attempt: int) -> str:

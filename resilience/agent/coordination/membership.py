@@ -272,6 +272,8 @@ class Recorded:
     """The newest that was opened."""
     starts: Mapping[str, str] = field(default_factory=dict)
     """Which start of each agent its coordinators have heard of last."""
+    gone: frozenset[str] = frozenset()
+    """Agents of which that start has ended for certain."""
     is_over: bool = False
     """The run has ended in order, with a status."""
     status: int = 0

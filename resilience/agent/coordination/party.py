@@ -6,7 +6,7 @@ Whom it follows is decided in `succession`, what a coordinator opens in `coordin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -103,6 +103,7 @@ class Records(Protocol):
         generation: int,
         *,
         starts: Mapping[str, str],
+        gone: Collection[str],
         is_over: bool,
         status: int,
     ) -> None:
@@ -367,14 +368,20 @@ class Party:
         # Who gives up waiting for others knows nothing of what these do.
         is_over = state.stage == ENDED and before.stage == RUNNING
         has_come = state.starts is not before.starts and state.starts != before.starts
-        has_changed = has_come or (state.opened, state.known) != (before.opened, before.known)
+        told, told_before = ((each.opened, each.known, each.gone) for each in (state, before))
+        has_changed = has_come or told != told_before
         is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
         if state.opened >= 0 and before.stage != ENDED and (is_due or is_over):
             self._renewed_s = now_s
             status = state.ending.status if state.ending else 0
             agents = tuple(sorted(state.known))
             self._records.renew(
-                agents, state.generation, starts=state.starts, is_over=is_over, status=status
+                agents,
+                state.generation,
+                starts=state.starts,
+                gone=state.gone,
+                is_over=is_over,
+                status=status,
             )
 
     def _carry_out(self, action: Action) -> None:

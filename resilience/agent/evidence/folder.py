@@ -27,7 +27,7 @@ from types import MappingProxyType
 
 from pydantic import TypeAdapter
 
-from resilience.agent.coordination.founding import Record, attempt_name, judge
+from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
 from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, Recorded
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.run_record import mark_stored
@@ -193,6 +193,7 @@ class RunFolder:
         generation: int,
         *,
         starts: Mapping[str, str] = MappingProxyType({}),
+        gone: Collection[str] = (),
         is_over: bool = False,
         status: int = 0,
     ) -> None:
@@ -212,10 +213,12 @@ class RunFolder:
             told = (record.number, generation, False)
             if newest and (newest.number, newest.generation, newest.is_over) > told:
                 return
+            noted = note_agents(newest or record, agents, starts, gone)
             self._record = replace(
                 record,
-                agents=tuple(sorted({*agents, *(newest or record).agents})),
-                starts={**(newest or record).starts, **starts},
+                agents=noted.agents,
+                starts=noted.starts,
+                gone=noted.gone,
                 generation=generation,
                 renewal=record.renewal + 1,
                 is_over=is_over,
@@ -251,7 +254,8 @@ class RunFolder:
                 return None
             return Recorded(
                 generation=found.generation,
-                starts=found.starts,
+                starts=dict(found.starts),
+                gone=frozenset(found.gone),
                 is_over=found.is_over,
                 status=found.status,
             )

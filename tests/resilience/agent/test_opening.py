@@ -298,6 +298,20 @@ def test_agent_that_has_come_back_to_others_since_its_goodbye_is_waited_for() ->
     assert len(opened(by_evidence)) == len(opened(with_it)) == 1
 
 
+def test_agent_whose_goodbye_only_the_record_tells_of_is_not_waited_for() -> None:
+    """Whoever coordinated when it left was told, and is lost."""
+    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0", is_dead=False))
+    state, actions = play(state, join("n2"))
+    assert opened(actions) == []
+    starts = dict(state.starts)
+
+    _, of_another = play(state, Recorded(generation=5, starts={"n0": "x"}, gone=frozenset({"n0"})))
+    _, actions = play(state, Recorded(generation=5, starts=starts, gone=frozenset({"n0"})))
+
+    assert opened(of_another) == []
+    assert len(opened(actions)) == 1
+
+
 def test_agent_that_only_the_record_names_is_waited_for() -> None:
     state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
     state, _ = play(state, Recorded(generation=5, starts={"n9": "n9#1"}))

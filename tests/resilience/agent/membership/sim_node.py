@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,19 +121,25 @@ class SimNode:
             record = self.world.folder.founding
             if record is None:
                 return None
-            return Recorded(generation=record.generation, starts=record.starts)
+            gone = frozenset(record.gone)
+            return Recorded(generation=record.generation, starts=dict(record.starts), gone=gone)
 
         self.world.folder.read(self, answer, self.world.network.now_s)
 
     def renew(
-        self, agents: tuple[str, ...], generation: int, *, starts: Mapping[str, str], **end: Any
+        self,
+        agents: tuple[str, ...],
+        generation: int,
+        *,
+        starts: Mapping[str, str],
+        gone: Collection[str],
+        **end: Any,
     ) -> None:
         def answer() -> None:
             record = self.world.folder.founding
             if record and (record.generation, record.is_over) <= (generation, False):
-                known = tuple(sorted({*agents, *record.agents}))
-                newest = {**record.starts, **starts}
-                own = replace(record, agents=known, starts=newest, generation=generation, **end)
+                own = founding.note_agents(record, agents, starts, gone)
+                own = replace(own, generation=generation, **end)
                 self.world.folder.founding = own
 
         self.world.ask_folder(self, answer)

@@ -216,6 +216,29 @@ def test_a_further_node_begins_no_run_that_has_ended(tmp_path: Path) -> None:
         folder.close()
 
 
+def test_record_names_who_has_ended_until_it_comes_again(tmp_path: Path) -> None:
+    one, other = open_founded(tmp_path)
+
+    def gone(folder: RunFolder) -> frozenset[str]:
+        folder.read_record()
+        (found,) = answer(folder)
+        assert isinstance(found, Recorded)
+        return found.gone
+
+    one.renew(("n0", "n1"), 4, starts={"n0": "a", "n1": "b"}, gone=["n1"])
+    answer(one)
+    assert gone(other) == {"n1"}
+    other.renew(("n0", "n1"), 5, starts={"n1": "c"})
+    answer(other)
+    assert gone(one) == frozenset()
+    other.renew(("n0", "n1"), 6, starts={"n1": "b"}, gone=["n1"])
+    answer(other)
+
+    assert gone(one) == {"n1"}
+    for folder in (one, other):
+        folder.close()
+
+
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     one, other = open_founded(tmp_path)
     other.read_record()

@@ -24,6 +24,15 @@ def test_first_agents_begin_a_run() -> None:
     )
 
 
+def test_agent_that_has_left_the_run_is_not_waited_for() -> None:
+    left = replace(FOUND, gone=("n1", "n2"))
+
+    assert isinstance(judge(left, run="a", newcomers=["n0"], unchanged_s=0.0), Record)
+    assert isinstance(judge(FOUND, run="a", newcomers=["n0"], unchanged_s=0.0), str)
+    of_another = replace(left, gone=("n0", "n1", "n2"))
+    assert isinstance(judge(of_another, run="b", newcomers=["n9"], unchanged_s=0.0), Record)
+
+
 def test_agents_that_may_live_on_are_waited_for() -> None:
     assert judge(FOUND, run="a", newcomers=["n0", "n1", "n9"], unchanged_s=SILENCE_S - 1) == (
         "n2 may go on with the run"
