@@ -63,8 +63,8 @@ def refusals(job: Job) -> list[str]:
 def _no_runtime(job: Job) -> str | None:
     """Say what of a job is rendered, but has nothing here that would run it."""
     missing = _missing_of_megatron(job)
-    if job.resilience.elastic and job.cluster.kind != "local":
-        missing.append("resilience.elastic (it runs: cluster=local)")
+    if job.resilience.elastic and job.cluster.kind not in ("local", "slurm"):
+        missing.append("resilience.elastic (it runs: cluster=local, cluster=slurm)")
     elif job.resilience.elastic and job.resilience.checkpointless is None:
         missing.append(
             "resilience.elastic without resilience.checkpointless (it runs with "

@@ -47,6 +47,7 @@ def agent_command(
     job_path: str = f'"$run_dir/{JOB_FILE}"',
     run_path: str = '"$run_dir"',
     local_addr: str | None = None,
+    nnodes: str | None = None,
     memoryd: tuple[str, ...] = (),
     node_state_command: str | None = None,
     grace_s: float | None = None,
@@ -57,7 +58,8 @@ def agent_command(
     `rdzv_endpoint` has the addresses of all nodes' agents, with commas between, `rdzv_attempt` is
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
-    address under which other nodes reach it (None lets the agent find it), `node_state_command`
+    address under which other nodes reach it (None lets the agent find it), `nnodes` how many begin
+    the run, as MIN:MAX (None: as many as the job says), `node_state_command`
     what says whether a silent node is off, `grace_s` how long the workers may take to end where the
     cluster asks the agent to (None: as long as the agent gives them anyway), and `memoryd` are the
     arguments of the node's checkpoint daemon that are known at the start alone.
@@ -71,6 +73,7 @@ def agent_command(
         f"--rdzv-id={rdzv_id}",
         *((f"--rdzv-attempt={rdzv_attempt}",) if rdzv_attempt else ()),
         *((f"--local-addr={local_addr}",) if local_addr else ()),
+        *((f"--nnodes={nnodes}",) if nnodes else ()),
         f"--node-name={node}",
         f"--token-file={token_file}",
         f"--run-dir={run_path}",
