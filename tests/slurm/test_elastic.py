@@ -20,6 +20,19 @@ from tests.slurm.test_run import losses, weights
 RECIPE = "recipe=llama/llama3_tiny_elastic"
 THERE = ("cluster=slurm", "action=submit", "cluster.rdzv_host=127.0.0.1", "run.dir=there")
 WAIT_S = 60.0
+RUN_S = 600.0
+NUM_SLOW, NUM_STEPS = 100, 130
+"""The first take their time on any machine: until then all has come that changes the run."""
+SLOW = ",".join(
+    f"{{kind:slow,place:forward,step:{step},rank:0,seconds:0.4}}" for step in range(NUM_SLOW)
+)
+TRAINS = (
+    f"trainer.max_steps={NUM_STEPS}",
+    "trainer.log_every_n_steps=1",
+    "trainer.global_batch_size=8",
+    "trainer.micro_batch_size=1",
+    "data.seq_length=16",
+)
 
 
 def submitted(folder: Path, *words: str) -> tuple[Path, str]:
@@ -44,9 +57,13 @@ def agents(run_dir: Path) -> dict[str, list[str]]:
 @pytest.fixture
 def pair(slurm: Slurm, tmp_path: Path) -> tuple[Path, str]:
     """A run that Slurm gave two nodes, whose agents note how often they are asked to end."""
+    return submit_pair(tmp_path)
+
+
+def submit_pair(folder: Path, *words: str) -> tuple[Path, str]:
     run_dir, job_id = submitted(
-        tmp_path, f"cluster.python={stand_in(tmp_path)}", "cluster.exclude='n[3-4]'",
-        "+env.STAND_IN=count how often it is asked", "trainer.num_nodes=2",
+        folder, f"cluster.python={stand_in(folder)}", "cluster.exclude='n[3-4]'",
+        "+env.STAND_IN=count how often it is asked", "trainer.num_nodes=2", *words,
     )  # fmt: skip
     wait_until(lambda: len(agents(run_dir)) == 2, "both agents", WAIT_S)
     # What was excluded when it began is free for what comes.
@@ -121,6 +138,28 @@ def test_all_of_a_run_is_asked_to_end_at_once(
     assert max(times) - min(times) < 3.0
 
 
+@pytest.mark.slow
+def test_all_of_a_run_is_asked_at_once_before_the_time_limit_and_queued_again(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    run_dir, job_id = submit_pair(
+        tmp_path, 'time_limit="00:01:00"', "cluster.signal_before_end_s=45"
+    )
+    assert ask(run_dir, "scale", "nodes=3").status == 0
+    wait_until(lambda: len(agents(run_dir)) == 3, "one more agent", WAIT_S)
+    # Without a saved step it would not be queued again.
+    (run_dir / "events.jsonl").write_text('{"event":"checkpoint_saved"}\n')
+    files = [run_dir / f"asked-n{number}" for number in (1, 2, 3)]
+    wait_until(lambda: all(each.exists() for each in files), "all are asked", 2 * WAIT_S)
+    times = [each.stat().st_mtime for each in files]
+    wait_until(lambda: slurm.field(job_id, "Restarts") == "1", "it is queued again", WAIT_S)
+
+    assert max(times) - min(times) < 3.0
+    assert "the time limit ended the job; it is queued again" in "".join(
+        path.read_text() for path in run_dir.glob("*.log")
+    )
+
+
 def test_size_below_that_of_the_runs_own_job_is_refused(pair: tuple[Path, str]) -> None:
     run_dir, job_id = pair
 
@@ -138,8 +177,10 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
 ) -> None:
     """Four nodes, three, four by a second job, and two in the job's next start."""
     pytest.importorskip("torch", reason="a worker needs torch")
-    values = ("trainer.max_steps=2500", "trainer.log_every_n_steps=1")
-    run_dir, job_id = submitted(tmp_path, f"cluster.python={sys.executable}", *values)
+    run_dir, job_id = submitted(
+        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "resilience/faults=default",
+        f"resilience.faults.injected=[{SLOW}]",
+    )  # fmt: skip
     watch = Watch(slurm, run_dir)
 
     def wait_for_size(number: int) -> None:
@@ -155,11 +196,13 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     assert ask(run_dir, "scale", "nodes=4").status == 0
     wait_for_size(4)
     slurm.ask("scontrol", "requeue", job_id)
-    slurm.ask("scontrol", "update", f"jobid={job_id}", "numnodes=2")
+    # It takes no update before it has ended and waits.
+    resize = ("scontrol", "update", f"jobid={job_id}", "numnodes=2")
+    wait_until(lambda: slurm.run(*resize).returncode == 0, "it takes another size", RUN_S)
     wait_for_size(2)
     wait_until(
         lambda: slurm.field(job_id, "JobState") not in ("PENDING", "RUNNING", "COMPLETING"),
-        "the job has ended", WAIT_S,
+        "the job has ended", RUN_S,
     )  # fmt: skip
 
     logs = "".join(path.read_text()[-3000:] for path in sorted(run_dir.rglob("*.log")))
@@ -172,12 +215,12 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     # Of the step that all had come to when the job was queued again.
     assert {(step or 0) - 1 for step in loaded} == stopped, logs
     here = launch(
-        RECIPE, *values, "trainer.num_nodes=2", "cluster=local", "action=run", "run.dir=here",
+        RECIPE, *TRAINS, "trainer.num_nodes=2", "cluster=local", "action=run", "run.dir=here",
         folder=tmp_path,
     )  # fmt: skip
     assert here.status == 0, here.err
     assert losses(run_dir) == losses(tmp_path / "here")
-    assert len(losses(run_dir)) == 2500
+    assert len(losses(run_dir)) == NUM_STEPS
     assert weights(run_dir) == weights(tmp_path / "here") != {}
 
 
