@@ -216,6 +216,27 @@ def test_all_agents_are_asked_to_stop_at_once(tmp_path: Path) -> None:
     assert signalled(tmp_path) == ["--quiet --signal=TERM 17 18 19"]
 
 
+def test_added_node_leaves_by_its_agent_alone(tmp_path: Path) -> None:
+    """Once, however often it is asked, since an agent that is asked twice stops the run."""
+    (tmp_path / "added").mkdir()
+    count = 'trap "echo asked >>agent" TERM; while :; do sleep 0.1; done'
+    text = script(ELASTIC).replace(
+        "step=$!\n",
+        f"step=$!; bash -c '{count}' & agent=$!; echo $agent >added/18.pid\n"
+        "sleep 0.3; kill -USR1 $$; kill -USR1 $$; sleep 0.3; kill -KILL $agent\n",
+    )
+
+    run_script(
+        text, tmp_path, "a,b", scontrol=SHOW + SCONTROL, more=PROGRAMS, words=(OWN,),
+        SLURM_JOB_ID="18", SLURM_JOB_NAME="llama3-tiny-elastic", STATE="RUNNING", RESTARTS="0",
+        ADDED="",
+    )  # fmt: skip
+
+    assert asked(tmp_path, "agent") == ["asked"]
+    assert (tmp_path / "added" / "18.left").exists()
+    assert not asked(tmp_path, "cancelled")
+
+
 def test_agent_of_an_added_node_is_not_asked_twice(tmp_path: Path) -> None:
     assert signalled(tmp_path, OWN, SLURM_JOB_ID="18") == []
 

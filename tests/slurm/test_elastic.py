@@ -21,7 +21,7 @@ RECIPE = "recipe=llama/llama3_tiny_elastic"
 THERE = ("cluster=slurm", "action=submit", "cluster.rdzv_host=127.0.0.1", "run.dir=there")
 WAIT_S = 60.0
 RUN_S = 600.0
-NUM_SLOW, NUM_STEPS = 100, 130
+NUM_SLOW, NUM_STEPS = 150, 180
 """The first take their time on any machine: until then all has come that changes the run."""
 SLOW = ",".join(
     f"{{kind:slow,place:forward,step:{step},rank:0,seconds:0.4}}" for step in range(NUM_SLOW)
@@ -175,7 +175,7 @@ def test_size_below_that_of_the_runs_own_job_is_refused(pair: tuple[Path, str]) 
 def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_undisturbed_one(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    """Four nodes, three, four by a second job, and two in the job's next start."""
+    """Four nodes, three, four by a second job, two in the next start, three by a third job."""
     pytest.importorskip("torch", reason="a worker needs torch")
     run_dir, job_id = submitted(
         tmp_path, f"cluster.python={sys.executable}", *TRAINS, "resilience/faults=default",
@@ -200,6 +200,9 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     resize = ("scontrol", "update", f"jobid={job_id}", "numnodes=2")
     wait_until(lambda: slurm.run(*resize).returncode == 0, "it takes another size", RUN_S)
     wait_for_size(2)
+    assert ask(run_dir, "scale", "nodes=3").status == 0
+    wait_for_size(3)
+    (added,) = {int(each) for each in slurm.ask("squeue", "-h", "-o", "%i").split()} - {int(job_id)}
     wait_until(
         lambda: slurm.field(job_id, "JobState") not in ("PENDING", "RUNNING", "COMPLETING"),
         "the job has ended", RUN_S,
@@ -208,7 +211,9 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     logs = "".join(path.read_text()[-3000:] for path in sorted(run_dir.rglob("*.log")))
     assert slurm.field(job_id, "JobState") == "COMPLETED", logs
     events = read_events(run_dir / "events.jsonl")
-    assert [size for each in events if (size := size_of(each))] == [4, 3, 4, 2], logs
+    assert [size for each in events if (size := size_of(each))] == [4, 3, 4, 2, 3], logs
+    assert slurm.wait_for_end(str(added)) == "COMPLETED", logs
+    assert not [each for each in events if each.event == "recovery_fallback"][2:], logs
     loaded = [each.step for each in events if each.event == "checkpoint_loaded"]
     stopped = {each.step for each in events if each.event == "worker_stopped" and each.step}
     assert len(loaded) == 2, logs
@@ -222,6 +227,50 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     assert losses(run_dir) == losses(tmp_path / "here")
     assert len(losses(run_dir)) == NUM_STEPS
     assert weights(run_dir) == weights(tmp_path / "here") != {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="a worker needs torch")
+    run_dir, _ = submitted(
+        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "trainer.max_steps=20000",
+        "cluster.exclude=n4",
+    )  # fmt: skip
+    Watch(slurm, run_dir).wait_for_progress()
+    script = run_dir / "job.sbatch"
+    lines = script.read_text().splitlines(keepends=True)
+    script.write_text("".join(line for line in lines if "#SBATCH --exclude=" not in line))
+
+    answers = [
+        ask(run_dir, *words)
+        for words in (
+            ("scale", "nodes=4", "--wait"),
+            ("scale", "nodes=3", "--wait"),
+            ("status",),
+            ("scale", "nodes=4", "--wait"),
+            ("cancel",),
+            ("status",),
+            ("scale", "nodes=4"),
+        )
+    ]
+
+    assert [each.status for each in answers] == [0, 0, 0, 0, 0, 0, 2], answers
+    assert "  size      3 nodes\n" in answers[2].out
+    assert answers[5].out.startswith("llama3-tiny-elastic: cancelled: ")
+    assert "llama3-tiny-elastic has ended: cancelled" in answers[6].err
+    events = read_events(run_dir / "events.jsonl")
+    assert [size for each in events if (size := size_of(each))] == [3, 4, 3, 4]
+    assert not [each for each in events if each.event in ("generation_broken", "node_lost")]
+    stops = [each for each in events if each.event == "worker_stopped" and each.step]
+    assert len(stops) == 4, stops
+    (last,) = {each.step for each in stops}
+    saved = [each.step for each in events if each.event == "checkpoint_saved"]
+    assert saved[-1] == (last or 0) + 1
+    assert slurm.ask("squeue", "--noheader") == ""
+    assert launch("clean", "there", folder=tmp_path).status == 0
 
 
 def size_of(event: Event) -> int | None:

@@ -91,7 +91,7 @@ class SlurmRuns:
     def _end_jobs(self, run: RunFolder) -> list[str]:
         """End all jobs of the run that wait or run, and return their numbers."""
         jobs = [run.job_id] if is_alive(self._status_of_job(run)) else []
-        jobs += [each.job_id for each in find_added(run) if each.stays]
+        jobs += [each.job_id for each in find_added(run) if each.is_alive]
         if jobs:
             run_program(("scancel", *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
         return jobs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, RunFolder
 from launcher.clusters.running.requests import write_size
@@ -19,8 +20,8 @@ from launcher.job.cluster import SlurmCluster
 from launcher.monitor.standing import JobStatus, Phase
 
 _FORMAT = "%i|%T|%N|%r"
-_WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-_STAYS = _WAITS | {"CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED"}
+_WAITS = frozenset({"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+_STAYS = _WAITS | {"RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED"}
 """A job in any other state has ended, or is on its way to that."""
 
 
@@ -33,11 +34,18 @@ class AddedJob:
     node: str = ""
     reason: str = ""
     """Why it waits, in Slurm's word."""
+    is_leaving: bool = False
+    """Whether its agent was asked to leave the run."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether it waits for its node, or has it."""
+        return self.state in _STAYS
 
     @property
     def stays(self) -> bool:
-        """Return whether it waits for its node, or has it and was not asked to leave."""
-        return self.state in _STAYS
+        """Return whether the run has its node, or will, and has not asked it to leave."""
+        return self.is_alive and not self.is_leaving
 
     @property
     def waits(self) -> bool:
@@ -50,7 +58,10 @@ class SizePlan:
     """What brings a run to the size that it is to have."""
 
     num_submitted: int = 0
-    cancelled: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
+    """Jobs that wait, and come to nothing."""
+    asked: tuple[str, ...] = ()
+    """Jobs whose agents are asked to leave the run."""
 
 
 def plan_size(num_own: int, added: Collection[AddedJob], wanted: int) -> SizePlan:
@@ -64,7 +75,8 @@ def plan_size(num_own: int, added: Collection[AddedJob], wanted: int) -> SizePla
     num_kept = max(0, wanted - num_own)
     return SizePlan(
         num_submitted=max(0, num_kept - len(staying)),
-        cancelled=tuple(each.job_id for each in staying[num_kept:]),
+        withdrawn=tuple(each.job_id for each in staying[num_kept:] if each.waits),
+        asked=tuple(each.job_id for each in staying[num_kept:] if not each.waits),
     )
 
 
@@ -78,11 +90,20 @@ def find_added(run: RunFolder) -> list[AddedJob]:
     if run.job.resilience.elastic is None or not run.job_id:
         return []
     command = ("squeue", "--noheader", "--me", f"--name={added_name(run)}", f"--format={_FORMAT}")
-    return read_added(run_program(command, run.path, timeout_s=ASK_TIMEOUT_S))
+    found = read_added(run_program(command, run.path, timeout_s=ASK_TIMEOUT_S))
+    return [replace(each, is_leaving=_left_file(run, each).exists()) for each in found]
+
+
+def _left_file(run: RunFolder, job: AddedJob) -> Path:
+    """Return the file that a job's script makes when its agent is asked to leave."""
+    return run.path / "added" / f"{job.job_id}.left"
 
 
 def read_added(text: str) -> list[AddedJob]:
-    """Return the jobs that squeue has printed. Raises OutsideError for a line that is none."""
+    """Return the jobs that squeue has printed. Raises OutsideError for a line that is none. Pure.
+
+    Whether one is leaving Slurm does not know.
+    """
     found = []
     for line in text.splitlines():
         job_id, *more = line.strip().split("|")
@@ -95,7 +116,7 @@ def read_added(text: str) -> list[AddedJob]:
 
 def with_added(said: JobStatus, job_id: str, added: Sequence[AddedJob]) -> JobStatus:
     """Return how a run stands by its own job and those that were added to it. Pure."""
-    having = [each for each in added if each.stays and not each.waits]
+    having = [each for each in added if each.is_alive and not each.waits]
     parts = [said.place] if said.place else []
     parts += [f"{each.node} by job {each.job_id}" for each in having]
     parts += [f"job {each.job_id} waits: {each.reason}" for each in added if each.waits]
@@ -117,8 +138,9 @@ def scale_job(run: RunFolder, num_nodes: int) -> None:
     wanted = check_size(run, num_own, num_nodes)
     plan = plan_size(num_own, find_added(run), wanted)
     write_size(run, num_nodes)
-    if plan.cancelled:
-        run_program(("scancel", "--quiet", *plan.cancelled), run.path, timeout_s=ASK_TIMEOUT_S)
+    for words, jobs in (((), plan.withdrawn), (("--batch", "--signal=USR1"), plan.asked)):
+        if jobs:
+            run_program(("scancel", "--quiet", *words, *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
     for _ in range(plan.num_submitted):
         run_program(_submission(run), run.path)
 
@@ -168,7 +190,7 @@ def _submission(run: RunFolder) -> tuple[str, ...]:
         *("sbatch", "--parsable", f"--job-name={added_name(run)}", "--nodes=1"),
         # Two agents of one run on a node would have one name.
         "--exclusive",
-        # A node that is added leaves the run alone at its limit, so its agent is asked itself.
-        *((f"--signal=TERM@{seconds}",) if seconds is not None else ()),
+        # At its own limit the node leaves the run, which goes on.
+        *((f"--signal=B:USR1@{seconds}",) if seconds is not None else ()),
         *(JOB_SCRIPT, run.job_id),
     )

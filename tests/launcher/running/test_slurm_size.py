@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,16 @@ def added(job_id: int, state: str = "RUNNING") -> AddedJob:
         pytest.param([], 5, SizePlan(num_submitted=2), id="grows"),
         pytest.param([added(18)], 5, SizePlan(num_submitted=1), id="goes-on-growing"),
         pytest.param([added(18), added(19)], 5, SizePlan(), id="has-grown"),
-        pytest.param([added(18), added(19)], 4, SizePlan(cancelled=("19",)), id="shrinks"),
+        pytest.param([added(18), added(19)], 4, SizePlan(asked=("19",)), id="shrinks"),
         pytest.param([added(18), added(19, "COMPLETING")], 4, SizePlan(), id="is-shrinking"),
         pytest.param([added(18, "COMPLETING")], 4, SizePlan(num_submitted=1), id="grows-again"),
-        pytest.param([added(9), added(10)], 4, SizePlan(cancelled=("10",)), id="by-numbers"),
-        pytest.param([added(18, "PENDING"), added(19)], 4, SizePlan(cancelled=("18",)),
+        pytest.param([added(9), added(10)], 4, SizePlan(asked=("10",)), id="by-numbers"),
+        pytest.param([added(18, "PENDING"), added(19)], 4, SizePlan(withdrawn=("18",)),
                      id="who-waits-goes-first"),
-        pytest.param([added(18), added(19)], 3, SizePlan(cancelled=("18", "19")), id="all-leave"),
+        pytest.param([added(18), added(19, "PENDING")], 3,
+                     SizePlan(withdrawn=("19",), asked=("18",)), id="all-leave"),
+        pytest.param([replace(added(18), is_leaving=True)], 4, SizePlan(num_submitted=1),
+                     id="who-leaves-counts-no-more"),
     ],
 )  # fmt: skip
 def test_plan(jobs: list[AddedJob], wanted: int, plan: SizePlan) -> None:
@@ -66,15 +70,16 @@ def test_call_that_was_broken_off_is_gone_on_with(
     """Whatever part of a plan was done: the next one does the rest, and a third has nothing."""
     jobs = [added(number, state) for number, state in enumerate(states, start=18)]
     plan = plan_size(3, jobs, wanted)
-    gone = set(plan.cancelled[:num_done])
+    gone = {*plan.withdrawn, *plan.asked[:num_done]}
     come = [added(40 + number, "PENDING") for number in range(min(num_done, plan.num_submitted))]
 
     left = [each for each in jobs if each.job_id not in gone] + come
     rest = plan_size(3, left, wanted)
 
     assert rest.num_submitted == plan.num_submitted - len(come)
-    assert rest.cancelled == tuple(each for each in plan.cancelled if each not in gone)
-    whole = [each for each in left if each.job_id not in rest.cancelled]
+    assert rest.withdrawn == ()
+    assert rest.asked == plan.asked[num_done:]
+    whole = [each for each in left if each.job_id not in rest.asked]
     whole += [added(60 + number) for number in range(rest.num_submitted)]
     assert plan_size(3, whole, wanted) == SizePlan()
     assert 3 + sum(each.stays for each in whole) == max(3, wanted)
@@ -162,14 +167,27 @@ def test_run_grows_by_jobs_of_one_node_and_shrinks_by_their_end(run: RunFolder) 
     (words,) = (run.path / "submitted").read_text().splitlines()
     assert words == (
         "--parsable --job-name=llama3-tiny-elastic-17-added --nodes=1 --exclusive "
-        "--signal=TERM@120 job.sbatch 17"
+        "--signal=B:USR1@120 job.sbatch 17"
     )
     assert json.loads((run.path / "size.json").read_text())["nodes"] == 4
 
+    jobs = run.path / "jobs"
+    jobs.write_text(jobs.read_text() + "19|RUNNING|n4|None\n")
     SlurmRuns().scale(run, 3)
 
-    assert (run.path / "ended").read_text() == "--quiet 18\n"
+    assert (run.path / "ended").read_text() == "--quiet 18\n--quiet --batch --signal=USR1 19\n"
     assert SlurmRuns().status(run).place == ""
+
+
+def test_node_that_was_asked_to_leave_counts_no_more(run: RunFolder) -> None:
+    (run.path / "jobs").write_text("18|RUNNING|n4|None\n")
+    (run.path / "added").mkdir()
+    (run.path / "added" / "18.left").touch()
+
+    SlurmRuns().scale(run, 4)
+
+    assert len((run.path / "submitted").read_text().splitlines()) == 1
+    assert not (run.path / "ended").exists()
 
 
 def test_second_call_does_what_a_first_one_has_left(
