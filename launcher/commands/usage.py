@@ -176,10 +176,12 @@ usage: python -m launcher cancel RUN
     "scale": """\
 usage: python -m launcher scale RUN nodes=N [--wait]
 
-  Have an elastic run on this machine go on with N nodes, one of the sizes that its recipe allows:
-  nodes are started, and come in once they have been there for resilience.elastic.hold_s and the run
-  has kept its size for scale_up_snooze_s; or those with the highest numbers are asked to leave, and
-  go after a step of all. --wait returns once the run trains with so many, within five minutes.
+  Have an elastic run on this machine or on Slurm go on with N nodes, one of the sizes that its
+  recipe allows: nodes are started, and come in once they have been there for
+  resilience.elastic.hold_s and the run has kept its size for scale_up_snooze_s; or those that came
+  last are asked to leave, and go after a step of all. On Slurm each comes by a job of its own, and
+  the run's own job keeps its nodes. --wait returns once the run trains with so many, within five
+  minutes.
 """,
     "continue": """\
 usage: python -m launcher continue RUN [KEY=VALUE ...]

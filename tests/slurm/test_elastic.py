@@ -66,10 +66,11 @@ def submit_pair(folder: Path, *words: str) -> tuple[Path, str]:
         "+env.STAND_IN=count how often it is asked", "trainer.num_nodes=2", *words,
     )  # fmt: skip
     wait_until(lambda: len(agents(run_dir)) == 2, "both agents", WAIT_S)
-    # What was excluded when it began is free for what comes.
+    # What comes may have what was excluded when the run began, and has no limit of its own.
     script = run_dir / "job.sbatch"
     lines = script.read_text().splitlines(keepends=True)
-    script.write_text("".join(line for line in lines if "#SBATCH --exclude=" not in line))
+    mine = ("#SBATCH --exclude=", "#SBATCH --time=")
+    script.write_text("".join(line for line in lines if not line.startswith(mine)))
     return run_dir, job_id
 
 
@@ -227,6 +228,8 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     assert losses(run_dir) == losses(tmp_path / "here")
     assert len(losses(run_dir)) == NUM_STEPS
     assert weights(run_dir) == weights(tmp_path / "here") != {}
+    # A node that was in an earlier start alone still has what it held.
+    assert launch("clean", "there", folder=tmp_path).status == 0
 
 
 @pytest.mark.slow
@@ -263,7 +266,9 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
     assert "llama3-tiny-elastic has ended: cancelled" in answers[6].err
     events = read_events(run_dir / "events.jsonl")
     assert [size for each in events if (size := size_of(each))] == [3, 4, 3, 4]
-    assert not [each for each in events if each.event in ("generation_broken", "node_lost")]
+    assert not [each for each in events if each.event == "generation_broken"]
+    # By its own goodbye.
+    assert [each.fields["is_dead"] for each in events if each.event == "node_lost"] == [True]
     stops = [each for each in events if each.event == "worker_stopped" and each.step]
     assert len(stops) == 4, stops
     (last,) = {each.step for each in stops}
