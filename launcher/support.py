@@ -63,11 +63,8 @@ def refusals(job: Job) -> list[str]:
 def _no_runtime(job: Job) -> str | None:
     """Say what of a job is rendered, but has nothing here that would run it."""
     missing = _missing_of_megatron(job)
-    if job.resilience.elastic and (job.cluster.kind == "slurm" or is_hyperpod(job)):
-        missing.append(
-            "resilience.elastic (it runs: cluster=local, or cluster=k8s with "
-            "cluster.job_kind 'job')"
-        )
+    if job.resilience.elastic and is_hyperpod(job):
+        missing.append("resilience.elastic with cluster.job_kind 'hyperpod' (it runs: 'job')")
     elif job.resilience.elastic and job.resilience.checkpointless is None:
         missing.append(
             "resilience.elastic without resilience.checkpointless (it runs with "

@@ -433,14 +433,10 @@ def test_every_key_of_a_megatron_recipe_changes_a_text_or_what_megatron_is_told(
     assert set(silent_keys(recipe)) - LOOPS == set()
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        name
-        for name in RECIPES
-        if re.search("tiny_(checkpointless|tiered|elastic|everything)", name)
-    ],
-)
+RECOVERS = "tiny_(checkpointless|tiered|elastic|everything)"
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if re.search(RECOVERS, name)])
 def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings(
     recipe: str,
 ) -> None:
@@ -458,7 +454,7 @@ def test_every_key_of_a_recipe_with_recovery_changes_a_text_or_is_its_beginnings
     [
         slow(name) if "8b" in name or "gpt_oss" in name else name
         for name in RECIPES
-        if not re.search("70b|120b|tiny_(checkpointless|tiered|elastic|everything)|megatron", name)
+        if not re.search(f"70b|120b|{RECOVERS}|megatron", name)
     ],
 )
 def test_every_key_of_a_torch_recipe_changes_a_text_or_the_training(

@@ -48,6 +48,7 @@ def agent_command(
     run_path: str = '"$run_dir"',
     local_addr: str | None = None,
     further_node: str | None = None,
+    nnodes: str | None = None,
     memoryd: tuple[str, ...] = (),
     node_state_command: str | None = None,
     grace_s: float | None = None,
@@ -59,10 +60,11 @@ def agent_command(
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
     address under which other nodes reach it (None lets the agent find it), `further_node` the
-    option that says that this node may come when the run has ended, `node_state_command`
-    what says whether a silent node is off, `grace_s` how long the workers may take to end where the
-    cluster asks the agent to (None: as long as the agent gives them anyway), and `memoryd` are the
-    arguments of the node's checkpoint daemon that are known at the start alone.
+    option that says that this node may come when the run has ended, `nnodes` how many begin the
+    run, as MIN:MAX (None: as many as the job says), `node_state_command` what says whether a silent
+    node is off, `grace_s` how long the workers may take to end where the cluster asks the agent to
+    (None: as long as the agent gives them anyway), and `memoryd` are the arguments of the node's
+    checkpoint daemon that are known at the start alone.
     """
     return (
         python,
@@ -74,6 +76,7 @@ def agent_command(
         *((f"--rdzv-attempt={rdzv_attempt}",) if rdzv_attempt else ()),
         *((f"--local-addr={local_addr}",) if local_addr else ()),
         *((further_node,) if further_node else ()),
+        *((f"--nnodes={nnodes}",) if nnodes else ()),
         f"--node-name={node}",
         f"--token-file={token_file}",
         f"--run-dir={run_path}",

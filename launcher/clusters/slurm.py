@@ -84,6 +84,7 @@ def render_slurm(
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
         "is_checkpointless": job.resilience.checkpointless is not None,
+        "elastic": _elastic_values(job),
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,
         "agent_words": _agent_words(job, cluster),
@@ -136,6 +137,7 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
     elastic, resources = job.resilience.elastic, job.resources
     is_gpu = job.instance.accelerator == "gpu"
     low, high = (elastic.nodes_min, elastic.nodes_max) if elastic else (job.num_nodes_started,) * 2
+    high += job.resilience.standby_nodes if elastic else 0
     lines = [
         option_line("ignore-pbs"),
         option_line("job-name", job.name),
@@ -150,7 +152,7 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
         option_line("requeue" if cluster.requeue else "no-requeue"),
         # A node that Slurm loses does not end a job that has another to take its place.
         option_line("no-kill") if _outlives_nodes(job, cluster) else None,
-        _signal_line(cluster.signal_before_end_s),
+        _signal_line(cluster.signal_before_end_s, to_script=_is_resizable(job)),
         option_line("output", "%x-%j.log"),
         option_line("open-mode", "append"),
     ]
@@ -166,11 +168,29 @@ def _option_lines(job: Job, cluster: SlurmCluster) -> list[str]:
 
 def _outlives_nodes(job: Job, cluster: SlurmCluster) -> bool:
     """Return whether to ask that the job survives a node, unless the recipe asks for it already."""
-    return bool(job.resilience.standby_nodes) and "no-kill" not in cluster.extra_options
+    can_do_without = bool(job.resilience.standby_nodes) or _is_resizable(job)
+    return can_do_without and "no-kill" not in cluster.extra_options
 
 
-def _signal_line(seconds: int | None) -> str | None:
-    """Return the option that sends SIGTERM to the steps, which are the nodes' agents."""
+def _is_resizable(job: Job) -> bool:
+    """Return whether the run goes on where it gets or loses nodes."""
+    return job.resilience.elastic is not None and job.resilience.checkpointless is not None
+
+
+def _elastic_values(job: Job) -> dict[str, int] | None:
+    """Return what the script of a run is told that may change its size."""
+    elastic = job.resilience.elastic
+    if elastic is None or not _is_resizable(job):
+        return None
+    nodes_min = elastic.nodes_min
+    return {"nodes_min": nodes_min, "founders_min": max(nodes_min, min(2, elastic.nodes_max))}
+
+
+def _signal_line(seconds: int | None, *, to_script: bool) -> str | None:
+    """Return the option that sends SIGTERM to the steps, which are the nodes' agents.
+
+    `to_script`: to the script instead, which asks the agents of other jobs as well.
+    """
     if seconds is None:
         return None
     if seconds > _SIGNAL_BEFORE_END_S_MAX:
@@ -178,7 +198,7 @@ def _signal_line(seconds: int | None) -> str | None:
             f"cluster.signal_before_end_s {seconds} is more than Slurm can count to; "
             f"allowed: at most {_SIGNAL_BEFORE_END_S_MAX}, or null"
         )
-    return option_line("signal", f"TERM@{seconds}")
+    return option_line("signal", f"{'B:' if to_script else ''}TERM@{seconds}")
 
 
 def _limit_values(job: Job, cluster: SlurmCluster) -> dict[str, int] | None:
@@ -190,8 +210,13 @@ def _limit_values(job: Job, cluster: SlurmCluster) -> dict[str, int] | None:
 
 
 def _node_counts(job: Job) -> tuple[int, ...]:
-    """Return the numbers of nodes that the run may have, () for any that Slurm gives."""
+    """Return the numbers of nodes that the run may have, () for any that Slurm gives.
+
+    A run that may change its size has those beyond an allowed number stand by.
+    """
     elastic = job.resilience.elastic
+    if _is_resizable(job):
+        return ()
     if elastic is None:
         return tuple(range(job.trainer.num_nodes, job.num_nodes_started + 1))
     if elastic.nodes_allowed:
@@ -208,13 +233,14 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         job,
         python=shlex.quote(cluster.python),
         rdzv_endpoint='"$rdzv_endpoint"',
-        rdzv_id='"$SLURM_JOB_ID"',
+        rdzv_id='"$run_job"' if _is_resizable(job) else '"$SLURM_JOB_ID"',
         rdzv_attempt='"$attempt"',
         node='"$SLURMD_NODENAME"',
         token_file='"$token_file"',
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host else None,
-        memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_started > 1 else (),
+        nnodes='"$founders"' if _is_resizable(job) else None,
+        memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_max > 1 else (),
         node_state_command=shlex.quote(state_command) if job.resilience.checkpointless else None,
         grace_s=_grace_s(job, cluster),
     )
@@ -236,7 +262,7 @@ def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None
         "peer_port": job.memoryd.peer_port,
         # Nodes that share a machine share its ports as well.
         "host": _shared_host(cluster),
-        "has_peers": job.num_nodes_started > 1,
+        "has_peers": job.num_nodes_max > 1,
     }
 
 

@@ -93,7 +93,9 @@ def _size(sight: Sight) -> str | None:
     if run.job.resilience.elastic is None or sight.standing.phase is not Phase.RUNNING:
         return None
     now = state.num_workers // state.num_devices
-    wanted = read_size(run.path) or run.job.trainer.num_nodes
+    # A scheduler gives a run any of its sizes.
+    begun = run.job.trainer.num_nodes if run.job.cluster.kind == "local" else now
+    wanted = read_size(run.path) or begun
     reason, until = state.waits
     if reason and until is not None:
         reason += f", for {format_seconds(max(0.0, until - sight.time))}"

@@ -7,8 +7,9 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -239,14 +240,26 @@ exit "${SRUN_STATUS:-0}"
 
 
 def run_script(
-    text: str, folder: Path, nodes: str, *, scontrol: str = SCONTROL, **env: str
+    text: str,
+    folder: Path,
+    nodes: str,
+    *,
+    scontrol: str = SCONTROL,
+    more: Mapping[str, str] = MappingProxyType({}),
+    words: Sequence[str] = (),
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script as slurmd does, with programs in place of Slurm's that say what they got."""
+    """Run a script as slurmd does, with programs in place of Slurm's that say what they got.
+
+    `more` are the commands of further programs by their names, `words` those of the script itself.
+    """
     programs = folder / "programs"
     programs.mkdir()
     write_program(programs / "scontrol", scontrol)
     write_program(programs / "srun", SRUN)
     write_program(programs / "python", 'printf "%s\\n" "$@" >"agent-$SLURMD_NODENAME"')
+    for name, commands in more.items():
+        write_program(programs / name, commands)
     (folder / "job.json").write_text("{}")
     (folder / "job.sbatch").write_text(text)
     slurm = {
@@ -257,7 +270,7 @@ def run_script(
         "NODES": nodes,
     }
     return subprocess.run(
-        ["bash", folder / "job.sbatch"],
+        ["bash", folder / "job.sbatch", *words],
         env={"PATH": f"{programs}:{os.environ['PATH']}", **slurm, **env},
         capture_output=True,
         text=True,

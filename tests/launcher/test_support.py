@@ -115,13 +115,25 @@ def test_run_that_could_not_begin_with_its_nodes_alone_is_refused(
     )
 
 
+ELASTIC_VALUES = ["resilience/elastic=default"]
+RECOVERS = ["resilience/checkpointless=default", "resources.shm_gib=1"]
+
+
 def test_elastic_sizes_are_refused() -> None:
     with pytest.raises(
         RecipeError,
-        match=r"cannot run, resilience\.elastic \(it runs: cluster=local, or cluster=k8s with "
-        r"cluster\.job_kind 'job'\)\n",
+        match=r"cannot run, resilience\.elastic with cluster\.job_kind 'hyperpod' \(it runs: ",
     ):
-        check_runnable(shipped_job(TINY, "slurm", ["resilience/elastic=default"]), "submit")
+        check_runnable(shipped_job(TINY, "hyperpod", [*PREPARED, *ELASTIC_VALUES]), "submit")
+
+
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_elastic_sizes_need_recovery(cluster: str) -> None:
+    check_runnable(shipped_job(TINY, cluster, [*ELASTIC_VALUES, *RECOVERS]), "submit")
+    with pytest.raises(
+        RecipeError, match=r"resilience\.elastic without resilience\.checkpointless"
+    ):
+        check_runnable(shipped_job(TINY, cluster, ELASTIC_VALUES), "submit")
 
 
 def test_elastic_sizes_are_submitted_as_plain_jobs_that_recover() -> None:
@@ -189,7 +201,7 @@ def job_has_image(cluster: str) -> bool:
 
 # What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
 RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-ELASTIC = "resilience.elastic (it runs: cluster=local, or cluster=k8s with cluster.job_kind 'job')"
+ELASTIC = "resilience.elastic with cluster.job_kind 'hyperpod' (it runs: 'job')"
 TIERS = (
     "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
     "resilience/tiered=aws)"
@@ -204,7 +216,7 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
     is_hyperpod = cluster == "hyperpod"
     missing = []
-    if re.search("elastic|everything", recipe) and cluster in {"slurm", "hyperpod"}:
+    if is_hyperpod and re.search("elastic|everything", recipe):
         missing.append(ELASTIC)
     if is_hyperpod and re.search("checkpointless|tiered|elastic|everything", recipe):
         missing.append(RECOVERY)

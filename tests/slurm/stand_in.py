@@ -58,6 +58,16 @@ if does == "die on the second node":
         with Path("events.jsonl").open("a") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
     sys.exit(0)
+if does == "count how often it is asked":
+    # Until a while after the first time: the second would come at once.
+    num_asked = 0
+    asked = {signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked)
+    wait_s: float = 600
+    while signal.sigtimedwait(asked, wait_s):
+        num_asked, wait_s = num_asked + 1, 2
+        Path(f"asked-{node}").write_text(str(num_asked))
+    sys.exit(143)
 if does == "finish" or (does == "finish when restarted" and restart):
     sys.exit(0)
 if does == "as told":

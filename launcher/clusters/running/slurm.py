@@ -9,9 +9,10 @@ from pathlib import Path
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, LogTail, RunFolder, is_alive
 from launcher.clusters.running.folder_logs import open_folder_logs
 from launcher.clusters.running.slurm_nodes import clean_nodes
+from launcher.clusters.running.slurm_size import added_name, find_added, scale_job, with_added
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
-from launcher.errors import OutsideError, RecipeError
+from launcher.errors import OutsideError
 from launcher.monitor.standing import JobStatus, Phase
 
 _PHASES: Mapping[str, Phase] = {
@@ -36,9 +37,19 @@ class SlurmRuns:
         return submit_slurm(run.path)
 
     def status(self, run: RunFolder) -> JobStatus:
-        """Return what the controller says of the job, or the accounting where it has forgotten."""
+        """Return what the controller says of the job, or the accounting where it has forgotten.
+
+        A run whose own job has ended goes on as long as nodes that were added to it do.
+        """
         if not run.job_id:
             return JobStatus(phase=Phase.FORGOTTEN, why="it was not submitted")
+        said = self._status_of_job(run)
+        try:
+            return with_added(said, run.job_id, find_added(run))
+        except OutsideError as error:
+            return JobStatus(phase=Phase.UNREACHABLE, why=str(error), place=said.place)
+
+    def _status_of_job(self, run: RunFolder) -> JobStatus:
         show = ("scontrol", "show", "job", "--oneliner", run.job_id)
         try:
             return read_job(run_program(show, run.path, timeout_s=ASK_TIMEOUT_S), run.job.name)
@@ -63,27 +74,38 @@ class SlurmRuns:
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the nodes of the job print, in all its starts, and its script."""
-        names = (f"{run.job.name}-{run.job_id}.log", f"logs/slurm-{run.job_id}.*.log")
+        names = (
+            *(f"{run.job.name}-{run.job_id}.log", f"{added_name(run)}-*.log"),
+            f"logs/slurm-{run.job_id}.*.log",
+        )
         return open_folder_logs(run.path, names, rank)
 
     def cancel(self, run: RunFolder) -> None:
         """Have Slurm end the job: SIGTERM to what runs, and SIGKILL after the cluster's KillWait.
 
-        Raises OutsideError with scancel's words.
+        With it goes what was added, at the same moment: so the run stops, and does not only lose
+        nodes. Raises OutsideError with scancel's words.
         """
-        if is_alive(self.status(run)):
-            run_program(("scancel", run.job_id), run.path, timeout_s=ASK_TIMEOUT_S)
+        self._end_jobs(run)
+
+    def _end_jobs(self, run: RunFolder) -> list[str]:
+        """End all jobs of the run that wait or run, and return their numbers."""
+        jobs = [run.job_id] if is_alive(self._status_of_job(run)) else []
+        jobs += [each.job_id for each in find_added(run) if each.is_alive]
+        if jobs:
+            run_program(("scancel", *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
+        return jobs
 
     def scale(self, run: RunFolder, num_nodes: int) -> None:
-        """Refuse: runs keep their size here."""
-        raise RecipeError(f"{run.job.name} runs on Slurm, where runs keep their size")
+        """Have jobs of one node each come to the run, or end those that came last.
+
+        Raises RecipeError where the run's own job does not run, or has more nodes.
+        """
+        scale_job(run, num_nodes)
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Take the job out of the queue, and remove the run's memory on the nodes that it had."""
-        removed = []
-        if is_alive(self.status(run)):
-            run_program(("scancel", run.job_id), run.path, timeout_s=ASK_TIMEOUT_S)
-            removed.append(f"job {run.job_id} from the queue")
+        removed = [f"job {job_id} from the queue" for job_id in self._end_jobs(run)]
         memory = clean_nodes(run)
         return Cleaned(removed=(*removed, *memory.removed), left=memory.left)
 

@@ -284,44 +284,6 @@ def test_numbers_are_passed_over_behind_the_newest_that_the_record_knows() -> No
     assert opening.generation > 500 + SLACK
 
 
-def test_agent_that_has_come_back_to_others_since_its_goodbye_is_waited_for() -> None:
-    """Another start of it may hold what those have done since: here are only the first one's."""
-    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
-    state, _ = play(state, Recorded(generation=5, starts={"n0": "n0#another"}))
-    state, actions = play(state, join("n2"))
-    assert opened(actions) == []
-
-    ended = NodeEnded(node="n0", starts=find_doubted(state)["n0"], reason="its node is off")
-    _, by_evidence = play(state, ended)
-    _, with_it = play(state, join("n0"))
-
-    assert len(opened(by_evidence)) == len(opened(with_it)) == 1
-
-
-def test_agent_whose_goodbye_only_the_record_tells_of_is_not_waited_for() -> None:
-    """Whoever coordinated when it left was told, and is lost."""
-    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0", is_dead=False))
-    state, actions = play(state, join("n2"))
-    assert opened(actions) == []
-    starts = dict(state.starts)
-
-    _, of_another = play(state, Recorded(generation=5, starts={"n0": "x"}, gone=frozenset({"n0"})))
-    _, actions = play(state, Recorded(generation=5, starts=starts, gone=frozenset({"n0"})))
-
-    assert opened(of_another) == []
-    assert len(opened(actions)) == 1
-
-
-def test_agent_that_only_the_record_names_is_waited_for() -> None:
-    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
-    state, _ = play(state, Recorded(generation=5, starts={"n9": "n9#1"}))
-
-    state, actions = play(state, join("n2"))
-
-    assert opened(actions) == []
-    assert "n9" in find_doubted(state)
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_numbers_are_passed_over_again_once_somebody_who_knows_them_is_lost(is_lost: bool) -> None:
     """Those that were told of the last number may have opened one behind it, and ended since."""

@@ -13,6 +13,7 @@ from resilience.agent.coordination.founding import (
     SLACK,
     Record,
     judge,
+    note_agents,
 )
 
 FOUND = Record(run="a", number=3, agents=("n0", "n1", "n2"), generation=7)
@@ -22,6 +23,15 @@ def test_first_agents_begin_a_run() -> None:
     assert judge(None, run="a", newcomers=["n1", "n0"], unchanged_s=0.0) == Record(
         run="a", number=0, agents=("n0", "n1"), generation=-1
     )
+
+
+def test_agent_that_has_ended_as_an_earlier_start_may_live_on() -> None:
+    left = note_agents(FOUND, ["n0", "n1"], {"n1": "a"}, ["n1"])
+    back = note_agents(left, ["n1"], {"n1": "b"}, [])
+
+    assert (left.gone, back.gone) == (("n1",), ())
+    assert dict(back.starts) == {"n1": "b"}
+    assert note_agents(back, ["n2"], {"n2": "c"}, []).gone == ()
 
 
 def test_agent_that_has_left_the_run_is_not_waited_for() -> None:
