@@ -190,7 +190,10 @@ def unfoundable_run(job: Job) -> str | None:
     Whether a claim is one for all pods only the cluster knows; the agents say so as they meet.
     """
     standby, num_nodes = job.resilience.standby_nodes, job.trainer.num_nodes
-    if not isinstance(cluster := job.cluster, K8sCluster) or standby < num_nodes:
+    if not isinstance(cluster := job.cluster, K8sCluster):
+        return None
+    is_elastic = bool(job.resilience.elastic and job.resilience.checkpointless)
+    if standby < num_nodes and not is_elastic:
         return None
     folders = [each.mount_path for each in cluster.volume_claims]
     nearest = max(
@@ -200,6 +203,13 @@ def unfoundable_run(job: Job) -> str | None:
     )
     if nearest is None or nearest in folders:
         return None
+    if is_elastic:
+        return (
+            f"resilience.elastic needs a folder that all pods see, and cluster.run_path "
+            f"{cluster.run_path!r} is one of each node: a node that comes later learns there how "
+            "the run stands, and whether it has ended; allowed: a run_path on one of "
+            "cluster.volume_claims"
+        )
     return (
         f"resilience.checkpointless.standby_nodes {standby} is too many for trainer.num_nodes "
         f"{num_nodes} where cluster.run_path {cluster.run_path!r} is a folder of each node: "

@@ -144,6 +144,18 @@ def test_elastic_sizes_are_submitted_as_plain_jobs_that_recover() -> None:
         check_runnable(shipped_job(TINY, "job", [*where, "resilience/elastic=default"]), "submit")
 
 
+def test_elastic_pods_need_a_folder_that_all_see() -> None:
+    job = shipped_job("llama/llama3_tiny_elastic", "job", [CLAIM, HOST_PATH, OF_EACH_NODE])
+
+    with pytest.raises(RecipeError) as caught:
+        check_runnable(job, "submit")
+
+    assert (
+        "resilience.elastic needs a folder that all pods see, and cluster.run_path "
+        "'/fsx/scratch/runs' is one of each node" in str(caught.value)
+    )
+
+
 # What fits every shipped recipe: an image of the team's, and a claim for inputs and results.
 PREPARED = (
     "cluster.image=registry.example/team/training:1",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
+from resilience.events import read_events
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
     FaultOutcome,
@@ -209,36 +210,43 @@ def test_nodes_that_are_all_asked_within_two_seconds_stop_once(tmp_path: Path, s
     assert not outcome.left_behind
 
 
+def training_nodes(run: Run) -> set[str]:
+    """Return the nodes whose ranks are in the newest generation, whose steps have begun."""
+    events = read_events(run.folder / "events.jsonl")
+    newest = max(each.generation for each in events if each.event == "step")
+    ready = ("process_group_ready", "step")
+    return {each.node for each in events if each.generation == newest and each.event in ready}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_random_trace_of_joins_losses_and_requests_has_the_bits_of_one_worker(
     alone: Any, tmp_path: Path, seed: int
 ) -> None:
-    """Begins with four nodes; at the end there is at least one, and nobody is asked any more."""
+    """Begins with four nodes; nobody takes the last one that trains."""
     chance = random.Random(seed)
     told = []
-    names = [f"n{number}" for number in range(4)]
     four = make_fault_job(
         num_nodes=4, num_devices=1, max_steps=NUM_STEPS, elastic=sizes(1, 4), values=VALUES
     )
 
-    with start_run(tmp_path, four, nodes=names) as run:
-        here = set(names)
+    with start_run(tmp_path, four, nodes=("n0", "n1", "n2", "n3")) as run:
+        taken: set[str] = set()
         for step in sorted(chance.sample(range(6, 150), 8)):
             run.wait_for(lambda event, step=step: (event.step or 0) >= step)
-            here = {name for name in here if run.agents[name].poll() is None}
-            kind = chance.choice(["start", "lose", "ask", "fault"] if len(here) > 1 else ["start"])
-            if kind == "start" and len(here) < 4:
-                name = f"n{len(run.agents)}"
-                run.start_node(name)
-                here.add(name)
+            training = sorted(training_nodes(run) - taken)
+            there = {each for each in run.agents if run.agents[each].poll() is None}
+            kind = chance.choice(["start", "fault", *(["lose", "ask"] * (len(training) > 1))])
+            if kind == "start" and len(there - taken) < 4:
+                run.start_node(f"n{len(run.agents)}")
             elif kind in ("lose", "ask"):
-                name = chance.choice(sorted(here))
-                here.discard(name)
+                name = chance.choice(training)
+                taken.add(name)
                 run.kill_node(name) if kind == "lose" else ask(run, name)
-            elif kind == "fault":
+            elif kind == "fault" and len(training) > 1:
                 with suppress(ProcessLookupError):
                     run.kill_ranks(0)
-            told.append((step, kind, sorted(here)))
+            told.append((step, kind, training))
         outcome = finish(run)
 
+    assert 0 in outcome.statuses, told
     check(outcome, alone, run)
