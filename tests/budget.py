@@ -44,7 +44,15 @@ OVER = {
     ),
     **{
         f"{_MEGATRON}[{layout}]": "two runs of Megatron, whose import alone takes seconds"
-        for layout in ("tensor", "pipeline-bf16", "sharded-bf16-overlap", "experts")
+        for layout in (
+            "tensor",
+            "pipeline-bf16",
+            "sharded-bf16-overlap",
+            "experts",
+            "sequence-bf16-overlap",
+            "tensor-pipeline-overlap",
+            "long-pipeline",
+        )
     },
 }
 """Why a test takes longer than the budget, by its name. `tests/test_suite.py` counts them."""

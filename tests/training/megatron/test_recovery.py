@@ -38,6 +38,9 @@ BF16 = {"precision": "bf16", "dropout": 0.1}
         pytest.param("pipeline", BF16, id="pipeline-bf16"),
         pytest.param("sharded", {**BF16, **OVERLAP}, id="sharded-bf16-overlap"),
         pytest.param("experts", {}, id="experts"),
+        pytest.param("sequence", {**BF16, **OVERLAP}, id="sequence-bf16-overlap"),
+        pytest.param("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
+        pytest.param("long-pipeline", {}, id="long-pipeline"),
         slow("sharded", {}, id="sharded"),
         slow("sharded", OVERLAP, id="sharded-overlap"),
         slow("sequence", {}, id="sequence"),
@@ -45,8 +48,7 @@ BF16 = {"precision": "bf16", "dropout": 0.1}
         slow("pipeline", {}, id="pipeline"),
         slow("experts", BF16, id="experts-bf16"),
         slow("experts-tensor", OVERLAP, id="experts-tensor-overlap"),
-        slow("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
-        slow("long-pipeline", {}, id="long-pipeline"),
+        slow("long-pipeline", BF16, id="long-pipeline-bf16"),
     ],
 )
 def test_a_run_with_faults_has_the_bits_of_one_without(
