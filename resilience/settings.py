@@ -124,7 +124,7 @@ class ElasticSettings(_Settings):
     """Most nodes that the job grows to."""
     nodes_step: Count | None
     """Grow and shrink by this many nodes; excludes `nodes_allowed`. null: by 1."""
-    nodes_allowed: tuple[Count, ...] | None
+    nodes_allowed: Annotated[tuple[Count, ...], Field(min_length=1)] | None
     """The only numbers of nodes allowed; excludes `nodes_step`. null: all from nodes_min to
     nodes_max."""
     may_lose_steps: bool

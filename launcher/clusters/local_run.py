@@ -22,7 +22,7 @@ from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
 from launcher.clusters.running.lock import held_lock
-from launcher.clusters.running.requests import read_size
+from launcher.clusters.running.requests import forget_size, read_size
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
@@ -43,6 +43,8 @@ Where the run recovers its agent gives workers 15 s, waits for what SIGKILL ends
 TIME_LIMIT_STATUS = 124
 KILLED_STATUS_MIN = 128
 """A node that was killed ends with this and the signal's number."""
+LEFT_STATUS = KILLED_STATUS_MIN + signal.SIGTERM
+"""That of a node that was asked to leave."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SCALE_SIGNAL = signal.SIGUSR1
 """Somebody has written how many nodes the run is to have."""
@@ -164,6 +166,7 @@ def run_nodes(
         EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,
         ExitStack() as stack,
     ):
+        forget_size(run_dir)
         logs = {name: log_path(run_dir, name) for name in names}
         shown = stack.enter_context(RunConsole(job, run_dir / EVENTS_FILE, logs, console))
         _write_started(events, job)
@@ -274,7 +277,7 @@ class _Watch:
                     self._stop(outcome)
                 else:
                     lost = killed_nodes(happened.ended) | failed_nodes(happened.ended, self.further)
-                    self._note_lost(lost - self.leaving)
+                    self._note_lost(lost - self.leaving, happened.ended)
                     self.unstored |= unstored_nodes(happened.ended) - self.leaving
                     self.is_scaled = self.is_scaled or happened.is_scaled
                     # Who was leaving may be wanted again by now.
@@ -302,10 +305,13 @@ class _Watch:
         reason = f"{outcome.reason}, and run.dir {self.nodes.run_dir} takes nothing more: {problem}"
         return replace(outcome, reason=f"{reason}; make room there, or choose another run.dir")
 
-    def _note_lost(self, names: set[str]) -> None:
+    def _note_lost(self, names: set[str], ended: Mapping[str, int]) -> None:
         for name in sorted(names):
             self.lost.add(name)
-            self.shown.say(f"{name} was killed; the run goes on with {len(self.nodes.running)}")
+            if ended[name] == LEFT_STATUS:
+                self.shown.say(f"{name} has left")
+            else:
+                self.shown.say(f"{name} was killed; the run goes on with {len(self.nodes.running)}")
 
     def _scale(self) -> None:
         """Start further nodes, or ask some to leave, as somebody has asked for."""

@@ -329,7 +329,8 @@ def _elastic(job: JobContent) -> Iterator[str]:
         yield f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}"
     if nodes not in sizes and low <= nodes <= high:
         yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
-    yield from _elastic_sizes(job, [size for size in sizes if size != nodes])
+    if not _problem_at(job, nodes):
+        yield from _elastic_sizes(job, [size for size in sizes if size != nodes])
 
 
 def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:

@@ -221,7 +221,8 @@ def _after_node(state: RunState, event: Event) -> RunState:
         # Of a node that was lost, and of one that has left, no worker is left.
         num_workers = int(event.fields.get("world_size", state.num_workers))
         workers = {rank: each for rank, each in state.workers.items() if rank < num_workers}
-        return replace(state, num_workers=num_workers, workers=workers)
+        # Who waits still is told of anew.
+        return replace(state, num_workers=num_workers, workers=workers, waits=("", None))
     return state
 
 

@@ -88,11 +88,13 @@ def account_of(record: RunRecord) -> Account:
             seconds[TRAINING] -= moved_s
             seconds[part] += moved_s
     total = {part: sum(each[part] for each in by_rank.values()) for part in PARTS}
-    # Of a rank that the recipe asks for it counts, also where that never came.
+    # Of a rank that the start was to have it counts, also where that never came.
     total[SMALLER] = sum(
         window.end_s - window.start_s
-        for rank in range(record.job.trainer.world_size)
+        for start in record.starts
+        for rank in range(start.num_workers)
         for window in _absent_windows(record.sizes, rank)
+        if start.begin_s <= window.start_s < start.end_s
     )
     total[START] += sum(_unbegun_s(record))
     return Account(
@@ -106,7 +108,7 @@ def _unbegun_s(record: RunRecord) -> Iterator[float]:
     """Yield the seconds of all ranks of each start in which none came to begin."""
     for start in record.starts:
         if not any(start.begin_s <= each.start_s < start.end_s for each in record.spans):
-            yield record.job.trainer.world_size * (start.end_s - start.begin_s)
+            yield start.num_workers * (start.end_s - start.begin_s)
 
 
 def _recovery_windows(record: RunRecord) -> Iterator[_Window]:

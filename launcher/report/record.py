@@ -26,6 +26,7 @@ from launcher.report.starts import Start, cut_starts
 from resilience.events import Event
 
 IDLE = "idle"
+_UNITS = ("nodes", "devices")
 _ENDS = {"worker_finished", "worker_failed", "worker_stopped"}
 
 
@@ -135,7 +136,7 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
     begin = ordered[0].time if ordered else 0.0
     for own in cut_starts(ordered) if ordered else ():
         end_s = own[-1].time - begin
-        start = Start(own[0].time - begin, end_s)
+        start = Start(own[0].time - begin, end_s, _wanted(own) or job.trainer.world_size)
         starts.append(start)
         spans += _spans(own, begin, start)
         sizes += _sizes(own, begin, start)
@@ -165,6 +166,15 @@ def _sizes(events: Iterable[Event], begin: float, start: Start) -> Iterator[Size
     ends_s = [*(at_s for at_s, _ in opened[1:]), start.end_s]
     for (at_s, size), end_s in zip(opened, ends_s, strict=False):
         yield Size(num_workers=size, start_s=at_s, end_s=end_s)
+
+
+def _wanted(events: Iterable[Event]) -> int | None:
+    """Return how many workers a start was to have, where its launcher has said so."""
+    for event in events:
+        if event.event == "run_started":
+            nodes, devices = (to_float(event.fields.get(f"num_{each}")) for each in _UNITS)
+            return int(nodes * devices) if nodes and devices else None
+    return None
 
 
 def _size_of(event: Event) -> int | None:

@@ -17,6 +17,8 @@ class Start:
 
     begin_s: float
     end_s: float
+    num_workers: int
+    """How many it was to have."""
 
 
 def cut_starts(events: Iterable[Event]) -> list[list[Event]]:

@@ -168,6 +168,22 @@ def test_run_that_became_smaller_lacks_the_ranks_that_it_was_without() -> None:
     assert "<h2>Size</h2>" not in build_page(build_record(job(), faulty_run()), [], b"packed")
 
 
+def test_what_a_start_lacks_goes_by_what_it_was_to_have() -> None:
+    """The job is that of the last start, which is to have other sizes."""
+    events = [
+        replace(each, fields={"num_nodes": 2, "num_devices": 2})
+        if each.event == "run_started"
+        else each
+        for each in resized()
+    ]
+
+    for num_nodes in (1, 2):
+        own = local_job("trainer.max_steps=4", f"trainer.num_nodes={num_nodes}")
+        found = account_of(build_record(own, events))
+        assert found.seconds["smaller"] == pytest.approx(2 * 6.0)
+        assert found.total_s == pytest.approx(4 * 20.0)
+
+
 def test_rank_that_an_elastic_run_grows_by_was_not_being_started_before() -> None:
     """A fifth worker that the recipe does not ask for: it is missed by nobody."""
     events = [

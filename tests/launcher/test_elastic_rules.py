@@ -27,6 +27,11 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
             id="one-copy",
         ),
         pytest.param(
+            ["resilience.elastic.nodes_allowed=[]"],
+            "resilience.elastic.nodes_allowed",
+            id="no-size",
+        ),
+        pytest.param(
             [*HYBRID, "trainer.num_replicas=2", "resilience.elastic.nodes_min=2",
              "resilience.elastic.nodes_step=2"],
             "trainer.num_replicas 2 does not fit resilience.elastic with "
@@ -43,8 +48,9 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
     ],
 )  # fmt: skip
 def test_a_size_that_holds_no_whole_copies_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(message)):
+    with pytest.raises(RecipeError, match=re.escape(message)) as caught:
         shipped_job(RECIPE, "local", overrides)
+    assert "sizes that fit: 3" not in str(caught.value)
 
 
 def test_copies_follow_the_number_of_nodes() -> None:

@@ -31,7 +31,7 @@ from launcher.clusters.running.cluster import (
     is_alive,
 )
 from launcher.clusters.running.lines import merge_lines, timed_lines
-from launcher.clusters.running.requests import write_size
+from launcher.clusters.running.requests import forget_size, write_size
 from launcher.clusters.submission import Submission, run_program
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
@@ -58,6 +58,7 @@ class KubernetesRuns:
 
     def submit(self, run: RunFolder) -> Submission:
         """Create what the run's manifest holds. Raises OutsideError with kubectl's words."""
+        forget_size(run.path)
         return submit_k8s(run.path, run.job)
 
     def status(self, run: RunFolder) -> JobStatus:

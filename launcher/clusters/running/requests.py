@@ -47,6 +47,14 @@ def read_size(run_dir: Path) -> int | None:
         return None
 
 
+def forget_size(run_dir: Path) -> None:
+    """Take away what an earlier start was asked for. Raises OutsideError."""
+    try:
+        (run_dir / SIZE_FILE).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutsideError(f"cannot write to {run_dir}: {error.strerror}") from error
+
+
 def withdraw_request(run: RunFolder) -> None:
     """Take the note away: nobody could be asked."""
     (run.path / CANCELLED_FILE).unlink(missing_ok=True)

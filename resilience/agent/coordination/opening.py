@@ -50,7 +50,7 @@ from resilience.comm.messages import (
     Open,
     Propose,
 )
-from resilience.elastic.policy import note_size
+from resilience.elastic.policy import Growth, note_size
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import fresh_report
 
@@ -400,6 +400,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         planned=frozenset(),
         replacing=frozenset(),
         is_leaving=False,
+        told_growth=Growth(),
         is_stopping=False,
         sizing=note_size(state.sizing, len(before.nodes), len(layout.nodes), now_s),
     )

@@ -69,7 +69,8 @@ def next_look_s(state: State, now_s: float) -> float:
     """Return when the run's size is to be looked at without anything else happening."""
     if state.is_leaving or not state.options.policy.is_elastic:
         return float("inf")
-    return min(_gathered_s(state), _plan_growth(state, state.members.nodes, now_s).due_s)
+    growth = _plan_growth(state, state.members.nodes, now_s)
+    return min(_gathered_s(state), now_s if growth.nodes else growth.due_s)
 
 
 def _plan_growth(state: State, members: tuple[str, ...], now_s: float) -> Growth:

@@ -166,6 +166,15 @@ class Board:
             self.on_complete()
         return [each for each in views if with_http or not each.namespace.startswith(HTTP_PREFIX)]
 
+    def is_empty(self) -> bool:
+        """Return whether this node holds no shard."""
+        views = self.views()
+        return not any(
+            copy.tier == "ram" and copy.place == self.own.name
+            for view in views
+            for copy in view.copies
+        )
+
     def safe(self, namespace: str) -> set[ShardId]:
         """Return the shards that are in the memory of enough failure domains."""
         living = self.living()

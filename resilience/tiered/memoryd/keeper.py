@@ -59,12 +59,13 @@ class Keeper:
     def drain(self, limit_s: float) -> bool:
         """Return whether the store has what it is to get, also from other nodes, in time.
 
-        To be called while the doors are open: the others count on this node.
+        To be called while the doors are open: the others count on this node. One that holds nothing
+        has nothing to bring.
         """
         end_s = time.monotonic() + limit_s
         while self._carrier:
             version = self._board.version
-            if not (steps := self._carrier.lacks()):
+            if not (steps := self._carrier.lacks()) or self._board.is_empty():
                 break
             if (rest_s := end_s - time.monotonic()) <= 0:
                 complain(f"ends after {limit_s:g} s, and the store lacks steps {steps}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.coordinator import next_deadline_s, take_over
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -78,6 +78,16 @@ def left(state: State) -> list[Any]:
         first,
         *(stopped(nodes[rank // 2], rank, generation, 5) for rank in ranks),
     ]
+
+
+def test_a_growth_that_is_due_is_looked_at_though_nothing_else_happens() -> None:
+    state = begun("n0", "n1", now_s=10.0)
+    state, _ = play(state, join("n2"), now_s=10.2)
+
+    before_s, ripe_s = next_deadline_s(state, 10.5), next_deadline_s(state, 11.3)
+
+    assert before_s == pytest.approx(11.2)
+    assert ripe_s <= 11.3
 
 
 def test_a_run_begins_with_the_largest_size_that_has_come() -> None:
@@ -373,7 +383,7 @@ def why(actions: list[Action]) -> list[Any]:
     return [dict(e.fields) for e in actions if isinstance(e, Note) and e.event == "nodes_wait"]
 
 
-def test_why_a_node_waits_is_told_once_and_that_none_waits_any_more() -> None:
+def test_why_a_node_waits_is_told_once_at_a_size() -> None:
     state = begun("n0", "n1", hold_s=5.0)
     state, actions = play(state, join("n2"), now_s=2.0)
     assert why(actions) == [
@@ -386,8 +396,9 @@ def test_why_a_node_waits_is_told_once_and_that_none_waits_any_more() -> None:
     state, _ = play(state, Tick(), now_s=LATER_S)
     state, actions = play(state, *left(state), now_s=LATER_S)
     assert state.members.nodes == ("n0", "n1", "n2")
+    # That it has come says that none waits.
     state, actions = play(state, Tick(), now_s=LATER_S)
-    assert why(actions) == [{"reason": ""}]
+    assert why(actions) == []
 
 
 def test_a_node_too_few_for_the_next_size_is_told_without_a_time() -> None:

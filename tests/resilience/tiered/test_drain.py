@@ -113,6 +113,15 @@ def test_a_flush_without_a_store_is_nothing(tmp_path: Path) -> None:
         assert daemon.end() == 0
 
 
+def test_a_daemon_that_holds_nothing_waits_for_no_store(stack: ExitStack, store: Path) -> None:
+    """As that of a node that came, and was asked to leave again."""
+    store.parent.write_bytes(b"no folder")
+    daemon = start(stack, store)
+    daemon.client().flush(step=1, generation=0)
+
+    assert daemon.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.slow
 def test_all_nodes_bring_their_parts_of_a_step_that_one_has_named(tmp_path: Path) -> None:
     """Each goes on until the whole step is there: the others count on it."""
