@@ -161,8 +161,10 @@ def _print_table(entries: Sequence[Entry]) -> None:
     # A name is never divided: it is copied from here.
     longest = max((len(entry.name) for entry in entries), default=0)
     table.add_column(_TITLES[0], no_wrap=True, min_width=longest)
-    for title in _TITLES[1:]:
+    for title in _TITLES[1:-1]:
         table.add_column(title, overflow="fold")
+    # `show` and --json have all of them.
+    table.add_column(_TITLES[-1], overflow="ellipsis", no_wrap=True, max_width=30)
     for entry in entries:
         if entry.error is None:
             table.add_row(*map(Text, _cells(entry)))
