@@ -333,7 +333,7 @@ def _lose(state: State, event: NodeLost, now_s: float) -> Decision:
 def _note_end(state: State, event: NodeEnded, now_s: float) -> Decision:
     """Count a silent agent as dead, unless it was heard of again since it was asked about.
 
-    Whoever has looked has looked for its newest start, too.
+    Whoever has looked has looked for the newest start that the record names, too.
     """
     if find_doubted(state).get(event.node) != event.starts:
         return state, []

@@ -77,7 +77,9 @@ def find_doubted(state: State) -> dict[str, frozenset[str]]:
     layout = state.members
     members = dict(zip(layout.nodes, layout.starts, strict=False))
     return {
-        name: frozenset({members.get(name, ""), state.starts.get(name, "")} - {""})
+        name: frozenset(
+            {each.get(name, "") for each in (members, state.starts, state.recorded_starts)} - {""}
+        )
         for name in sorted(_find_away(state) - state.present.keys())
     }
 

@@ -18,6 +18,7 @@ def test_agent_that_has_come_back_to_others_since_its_goodbye_is_waited_for() ->
     state, actions = play(state, join("n2"))
     assert opened(actions) == []
 
+    assert "n0#another" in find_doubted(state)["n0"]
     ended = NodeEnded(node="n0", starts=find_doubted(state)["n0"], reason="its node is off")
     _, by_evidence = play(state, ended)
     _, with_it = play(state, join("n0"))
