@@ -1,8 +1,8 @@
 """The size of a run on Slurm: jobs of one node each, added to the run's own and taken away again.
 
 Slurm lets no job grow without accounting, so each further node is a job of its own. Which there are
-Slurm alone says: they are named after the run's job. Which of them were asked to leave their scripts
-note in the run's folder.
+Slurm alone says: they are named after the run's job. Which of them were asked to leave, their
+scripts note in the run's folder.
 """
 
 from __future__ import annotations
