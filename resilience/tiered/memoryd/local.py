@@ -87,7 +87,8 @@ class LocalDoor:
         idle_s: float | None = _HELLO_TIMEOUT_S
         bytes_max = _HELLO_BYTES_MAX
         with suppress(OSError):  # the other side is gone or too slow: nobody to tell
-            while not self._listener.is_closing and process.waits_for_answer(idle_s):
+            # The end of all shuts the connection down, which wakes this wait, too.
+            while process.waits_for_answer(idle_s) and not self._listener.is_closing:
                 try:
                     frame = connection.receive(timeout_s=_FRAME_TIMEOUT_S, bytes_max=bytes_max)
                 except ValueError as error:

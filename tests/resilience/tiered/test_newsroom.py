@@ -76,6 +76,25 @@ def test_daemon_ends_while_an_agent_waits_for_news(daemon: Daemon) -> None:
     assert daemon.end(signal.SIGTERM) == 0
 
 
+def test_agent_that_asks_for_nothing_hears_the_last_news(tmp_path: Path, disk: Path) -> None:
+    """The end may come between an answer and the next question."""
+    options = ("--store", f"folder:{disk / 'store'}", "--lease-s", "60")
+    with Daemon(folder=tmp_path / "arena", options=options).start() as daemon:
+        reader = Reader(daemon)
+        arguments = ["--dir", str(daemon.folder), "--budget-mib", "16", *options]
+        assert reader.ask({"op": "supervise", "arguments": arguments})["is_same"]
+        save(daemon.client(), make_id(3), make_content(1000, 3))
+        reader.wait_for(stored_step=3)
+
+        assert daemon.end(signal.SIGINT) == 0
+
+        last = reader.connection.receive(timeout_s=LIMIT_S).message
+    news = read_news(last)
+    assert last["is_last"]
+    assert news is not None
+    assert news.stored_step == 3
+
+
 def test_daemon_without_a_store_has_no_news(tmp_path: Path) -> None:
     with Daemon(folder=tmp_path / "arena").start() as daemon:
         reader = Reader(daemon)
