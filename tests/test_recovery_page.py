@@ -74,7 +74,7 @@ def _sentences() -> Iterator[str]:
     yield f"else {founding.SLACK} further on"
     yield f"skips {founding.SLACK} numbers"
     # The agent.
-    yield f"without some standby nodes {PARTY.last_call_s:g} s after its coordinator"
+    yield f"without some standby nodes {PARTY.last_call_s:g} s after the last one"
     yield f"until {SPELLED[starts._STARTS_MAX]} starts in a row have failed"
     yield f"{LIMIT_BYTES >> 20} MiB wait for each destination"
     yield f"at most {GOOD_END_S:g} s where the run has ended well, for {LAST_WORDS_S:g} s where it"

@@ -337,6 +337,7 @@ class Agent(ABC):
         """Have the workers stop, and tell what they hold."""
         order = self._part.own_break(reason)
         self._part.end()
+        self._part.tell_left()
         # Whoever had finished is needed once more.
         self._crew.done.clear()
         self._replace_missing()
@@ -380,8 +381,7 @@ class Agent(ABC):
         if worker.is_condemned or not self._crew.owns(worker):
             return
         if isinstance(message, Failed):
-            self._part.failures.note(message)
-            self._party.tell(self._part.relabel(message))
+            self._part.pass_on(message)
         elif isinstance(message, Stopped):
             worker.note_stopped(message.generation)
             if message.generation == self._part.standing.opened:

@@ -10,6 +10,7 @@ from resilience.agent.coordination.standing import Said, Standing
 from resilience.agent.processes.failures import Failures
 from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import (
+    PLANNED,
     Agree,
     Break,
     Failed,
@@ -48,6 +49,8 @@ class NodePart:
         """By rank, what has been said of this generation's end."""
         self._told: dict[int, Stopped] = {}
         """And of the one before it."""
+        self._left: Failed | None = None
+        """What a rank has said that has left this generation as all were to."""
         self.failures = Failures()
         self.has_blocks = False
         """Whether the program has blocks, so that its workers hold state."""
@@ -102,7 +105,7 @@ class NodePart:
         self.failures.open(opening)
         self.standing = self.standing.open(opening)
         self.opening, self.is_broken, self.opened_s = opening, False, time.monotonic()
-        self._told, self.reports = self.reports, {}
+        self._told, self.reports, self._left = self.reports, {}, None
 
     def has_lost(self, rank: int) -> bool:
         """Return whether the generation counts on what a process held that is gone since."""
@@ -165,6 +168,18 @@ class NodePart:
         """Note that the generation is over: its ranks stop and report."""
         if not self.is_broken:
             self.is_broken, self.broken_s = True, time.monotonic()
+
+    def pass_on(self, failed: Failed) -> None:
+        """Tell of a fault of which a worker has told."""
+        self.failures.note(failed)
+        if failed.reason == PLANNED:
+            self._left = failed
+        self._tell(self.relabel(failed))
+
+    def tell_left(self) -> None:
+        """Tell a new coordinator what an earlier one was told of how the generation was left."""
+        if self._left is not None and self.is_member:
+            self._tell(self.relabel(self._left))
 
     def report(self, stopped: Stopped) -> None:
         """Note what a rank holds, and pass it on where the node has a place."""

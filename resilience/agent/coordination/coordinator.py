@@ -44,6 +44,7 @@ from resilience.agent.coordination.opening import (
     advance,
     agree,
     end_run,
+    find_last_call_s,
     learn,
     note_told,
     refuse,
@@ -130,9 +131,10 @@ def take_over(
 def next_deadline_s(state: State, now_s: float) -> float:
     """Return when a tick is due; the coordinator may be woken earlier."""
     options = state.options
+    if state.stage == GATHERING:
+        return find_last_call_s(state)
     look_s = next_look_s(state, now_s) if state.stage == RUNNING else float("inf")
     waits = {
-        GATHERING: min(options.last_call_s, options.join_deadline_s),
         STOPPING: options.lease_s,
         # Looked after also where nothing happens: the record of the run is renewed then.
         RUNNING: min(options.last_save_deadline_s, options.stop_deadline_s, RENEWAL_S),
@@ -172,6 +174,7 @@ def _join(state: State, join: Join, now_s: float) -> Decision:
     )
     actions: list[Action] = []
     if not is_again:
+        state = replace(state, came_s=now_s)
         actions = [Note(event="node_joined", fields={"node": join.node})]
     if state.stage == RUNNING:
         actions.append(Send(node=join.node, message=learn(state)))

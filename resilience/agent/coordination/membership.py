@@ -105,6 +105,8 @@ class State:
     stage: str = GATHERING
     since_s: float = 0.0
     """When the stage began."""
+    came_s: float = 0.0
+    """When an agent came that was not at hand."""
     generation: int = -1
     """The open generation, or the one that is being stopped."""
     opened: int = -1
@@ -351,7 +353,14 @@ class FoundRun:
     agents: tuple[str, ...]
 
 
-Action = Send | Replace | ClaimRecord | FoundRun | Note
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """Have another node coordinate: this agent's own leaves the run."""
+
+    node: str
+
+
+Action = Send | Replace | ClaimRecord | FoundRun | HandOver | Note
 Decision = tuple[State, list[Action]]
 
 

@@ -17,6 +17,7 @@ from resilience.agent.coordination.membership import (
     ClaimRecord,
     Decision,
     FoundRun,
+    HandOver,
     Note,
     Send,
     State,
@@ -24,6 +25,7 @@ from resilience.agent.coordination.membership import (
 )
 from resilience.agent.coordination.size import (
     choose_members,
+    find_heir,
     fits,
     has_reports,
     is_passing,
@@ -65,7 +67,10 @@ def advance(state: State, now_s: float) -> Decision:
     if state.stage == STOPPING:
         filled = _fill_places(state, now_s)
         if _is_whole(filled):
-            return _propose(state, filled, choose_members(filled, now_s), now_s)
+            members = choose_members(filled, now_s)
+            if heir := find_heir(state, members):
+                return state, [HandOver(node=heir)]
+            return _propose(state, filled, members, now_s)
         if may_shrink(filled, now_s):
             return _propose(state, _without_lost(filled), choose_members(filled, now_s), now_s)
         return state, []
@@ -79,12 +84,19 @@ def advance(state: State, now_s: float) -> Decision:
     return state, []
 
 
+def find_last_call_s(state: State) -> float:
+    """Return until when a run that could begin waits for more agents."""
+    options = state.options
+    called_s = max(state.since_s, state.came_s) + options.last_call_s
+    return min(called_s, state.since_s + options.join_deadline_s)
+
+
 def _found(state: State, now_s: float) -> Decision:
     options = state.options
     is_complete = len(state.present) >= options.num_nodes + options.num_standby_nodes
-    last_call_s = min(options.last_call_s, options.join_deadline_s)
-    is_last_call_over = now_s - state.since_s >= last_call_s
-    if len(state.present) < options.num_nodes or not (is_complete or is_last_call_over):
+    if len(state.present) < options.num_nodes or not (
+        is_complete or now_s >= find_last_call_s(state)
+    ):
         return state, []
     members = sorted(state.present)
     if all(join.shares_folder for join in state.present.values()):

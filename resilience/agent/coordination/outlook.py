@@ -102,6 +102,13 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """This agent's node leaves the run, and another one is to coordinate."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dial:
     """Connect to an address."""
 
@@ -164,5 +171,5 @@ class Obey:
 
 
 Act = Dial | Tell | HangUp | Follow | JoinAgain | Lead | Resign | Coordinate | Obey
-Heeded = Arrival | Dialed | Looked | Moved | Settled
+Heeded = Arrival | Dialed | Looked | Moved | Settled | HandedOver
 Result = tuple[Outlook, list[Act]]

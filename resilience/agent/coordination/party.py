@@ -23,6 +23,7 @@ from resilience.agent.coordination.membership import (
     ClaimRecord,
     Event,
     FoundRun,
+    HandOver,
     Judged,
     NodeEnded,
     NodeJoined,
@@ -41,6 +42,7 @@ from resilience.agent.coordination.outlook import (
     Dial,
     Dialed,
     Follow,
+    HandedOver,
     HangUp,
     Heeded,
     JoinAgain,
@@ -400,6 +402,8 @@ class Party:
                 self._inbox.append(none)
         elif isinstance(action, FoundRun):
             self._records.found(action.agents)
+        elif isinstance(action, HandOver):
+            self._inbox.append(HandedOver(address=self._state.present[action.node].address))
         elif isinstance(action, Replace):
             self._send(action.node, ReplaceRank(rank=action.rank, reason=action.reason))
         elif isinstance(action, Send):

@@ -48,8 +48,9 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         state = replace(state, reports=others)
     first = state.first_failure
     if failed.reason == PLANNED:
-        # Whoever left first has closed the connection that another one complains of.
-        is_cause = first is not None and first.reason == _CONSEQUENCE
+        # Whoever left first has closed the connection that another one complains of. And who has
+        # followed a coordinator knows of no fault: that one rank has left says that all may.
+        is_cause = first is None or first.reason == _CONSEQUENCE
         return (replace(state, first_failure=failed) if is_cause else state), []
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
         return state, [_detected(failed)]

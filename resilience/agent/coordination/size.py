@@ -121,6 +121,18 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
     return here[: policy.fit(len(here)) or len(here)]
 
 
+def find_heir(state: State, members: tuple[str, ...]) -> str | None:
+    """Return who is to coordinate before these go on; None where this agent stays.
+
+    A coordinator that left once they have begun would have them stop within their first step.
+    """
+    start = state.ballot[1]
+    own = next((node for node, join in state.present.items() if join.start == start), None)
+    if own is None or own in members or state.is_staying(own):
+        return None
+    return members[0]
+
+
 def _holds_one_state(state: State) -> bool:
     """Return whether all ranks have left the generation after the same step, as they were to.
 

@@ -21,12 +21,14 @@ from resilience.agent.coordination.membership import NodeJoined, NodeLost, Said
 from resilience.agent.coordination.outlook import (
     FOLLOWING,
     LEADING,
+    NO_ORDER,
     SEEKING,
     Act,
     Coordinate,
     Dial,
     Dialed,
     Follow,
+    HandedOver,
     HangUp,
     Heeded,
     JoinAgain,
@@ -72,6 +74,8 @@ def _heed(view: Outlook, event: Heeded, now_s: float) -> Result:
         return replace(view, hello=hello), []
     if isinstance(event, Settled):
         return replace(view, is_settled=event.is_open), []
+    if isinstance(event, HandedOver):
+        return _hand_over(view, event.address, now_s)
     if isinstance(event, Looked):
         return _look(view, now_s)
     if event.peer not in view.lines:
@@ -304,6 +308,18 @@ def _end_call(view: Outlook, peer: int, acts: list[Act]) -> Result:
     if line is None or line.address is None or peer == view.link:
         return view, acts
     return _drop(view, peer), [*acts, HangUp(peer=peer)]
+
+
+def _hand_over(view: Outlook, leader: str, now_s: float) -> Result:
+    """Send those that follow this agent, and itself, to one that is to lead instead."""
+    if view.stage != LEADING:
+        return view, []
+    acts = _resign(view, kept=-1, leader=leader)
+    # Behind all others: they do not wait for its word.
+    hello = replace(view.hello, order=2 * NO_ORDER)
+    return _and_seek(
+        (_seek_anew(replace(view, lines={}, hello=hello), now_s, hint=leader), acts), now_s
+    )
 
 
 def _resign(view: Outlook, kept: int, leader: str) -> list[Act]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from resilience.agent.coordination.coordinator import decide
+from resilience.agent.coordination.coordinator import decide, next_deadline_s
 from resilience.agent.coordination.founding import SILENCE_S, Record
 from resilience.agent.coordination.membership import (
     ENDED,
@@ -84,6 +84,23 @@ def test_expected_standby_is_waited_for_until_the_last_call() -> None:
     assert len(opened(late)) == len(opened(complete)) == 2
 
 
+def test_last_call_counts_from_the_last_agent_that_came_up_to_the_deadline() -> None:
+    """Nodes of one job come one after the other, as their images are there."""
+    options = replace(OPTIONS, num_standby_nodes=9, last_call_s=50, join_deadline_s=120)
+    state, _ = play(State(options=options), join("n0"), join("n1"), now_s=10.0)
+
+    state, early = play(state, Tick(), join("n2"), join("n0"), now_s=59.0)
+    assert next_deadline_s(state, 59.0) == 109.0
+    _, too_early = play(state, Tick(), now_s=108.0)
+    _, late = play(state, Tick(), now_s=109.0)
+    state, later = play(state, join("n3"), now_s=100.0)
+    assert next_deadline_s(state, 100.0) == 120.0
+    _, at_the_deadline = play(state, Tick(), now_s=120.0)
+
+    assert opened(early) == opened(too_early) == opened(later) == []
+    assert [len(opened(each)) for each in (late, at_the_deadline)] == [2, 2]
+
+
 def test_too_few_nodes_end_the_run_at_the_deadline() -> None:
     state, _ = play(State(options=OPTIONS), join("n1"))
 
@@ -122,7 +139,9 @@ def test_half_without_a_common_folder_says_why_it_does_not_begin() -> None:
         End(status=GAVE_UP_STATUS, reason=f"the run was not begun within 120 s: {reason}"),
     )
 
-    _, actions = play(state, own_folder("n2"), now_s=21.0)
+    _, actions = play(state, own_folder("n2"), Tick(), now_s=41.0)
+    assert opened(actions) == []
+    _, actions = play(state, own_folder("n2"), own_folder("n3"), now_s=41.0)
     assert len(opened(actions)) == 2
 
 

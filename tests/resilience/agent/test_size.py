@@ -14,6 +14,7 @@ from resilience.agent.coordination.membership import (
     RUNNING,
     STOPPING,
     Action,
+    HandOver,
     NodeJoined,
     Note,
     Said,
@@ -348,6 +349,41 @@ def test_a_new_coordinator_lets_go_who_was_asked_to_leave_under_the_last_one() -
     state, _ = play(state, *left(state), now_s=102.0)
 
     assert state.members.nodes == ("n1",)
+
+
+def test_a_coordinator_whose_node_is_asked_to_leave_hands_over_before_the_others_go_on() -> None:
+    state = replace(begun("n0", "n1", "n2"), ballot=(1, "n0"))
+    state, _ = play(state, asked(state, "n0"), now_s=5.0)
+    state, _ = play(state, Tick(), now_s=7.0)
+    end = left(state)
+
+    state, actions = play(state, *end, now_s=7.0)
+    assert (state.stage, opened(actions)) == (STOPPING, [])
+    assert HandOver(node="n1") in actions
+
+    standing = Standing(
+        generation=0, layout=state.members, opened=0, ballot=state.ballot, shares_folder=True
+    )
+    heir = replace(take_over(state.options, standing, lost="", now_s=7.1), ballot=(2, "n1"))
+    joins = [join(node, 0, state.members.nodes) for node in ("n0", "n1", "n2")]
+    joins[0] = replace(joins[0], join=replace(joins[0].join, leaves_within_s=20.0))
+    joins = [replace(each, join=replace(each.join, promised=(2, "n1"))) for each in joins]
+    heir, actions = play(heir, *joins, *end, now_s=7.1)
+
+    assert [each.layout.nodes for each in opened(actions)] == [("n1", "n2")] * 2
+    # Counts for nothing, and who has left first is told of no fault.
+    assert (heir.incidents, heir.fruitless) == ((), ())
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_coordinator_stays_one_while_another_node_leaves(node: str) -> None:
+    state = replace(begun("n0", "n1", "n2"), ballot=(1, "n0"))
+    state, _ = play(state, asked(state, node), now_s=5.0)
+    state, _ = play(state, Tick(), now_s=7.0)
+
+    state, actions = play(state, *left(state), now_s=7.0)
+
+    assert not any(isinstance(each, HandOver) for each in actions)
 
 
 def test_a_coordinator_that_learns_of_a_newer_generation_forgets_nobody_that_waits() -> None:

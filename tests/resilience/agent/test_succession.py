@@ -18,6 +18,7 @@ from resilience.agent.coordination.outlook import (
     Coordinate,
     Dial,
     Dialed,
+    HandedOver,
     HangUp,
     Heeded,
     JoinAgain,
@@ -231,6 +232,23 @@ def test_coordinator_gives_way(
 
     assert leads(acts) == ([Resign()] if gives_way else [])
     assert view.stage == (FOLLOWING if gives_way else LEADING)
+
+
+def test_coordinator_that_hands_over_sends_all_to_the_next_one_and_follows_it_itself() -> None:
+    view, acts = play(leading(is_settled=False), HandedOver(address="n2:1"))
+
+    assert (view.stage, leads(acts)) == (SEEKING, [Resign()])
+    told = [each.message for each in acts if isinstance(each, Tell) and each.peer == LINK]
+    assert [each.leader for each in told if isinstance(each, Hello)] == ["n2:1"]
+    assert {HangUp(peer=LINK), Dial(address="n2:1")} <= set(acts)
+
+    # It is behind the next one in the order by then, and waits for it.
+    called = play(view, Dialed(peer=7, address="n2:1"))[0]
+    waiting, acts = play(called, heard(7, hello("n2", generation=4, order=2)))
+    assert (waiting.stage, leads(acts)) == (SEEKING, [])
+    view, _ = play(waiting, heard(7, hello("n2", generation=4, order=2, leader="n2:1")))
+    assert (view.stage, view.link) == (FOLLOWING, 7)
+    assert play(view, HandedOver(address="n1:1")) == (view, [])
 
 
 # ---- who is heard

@@ -63,6 +63,8 @@ class SimNode:
         self.is_looking = False
         self.left = -1
         """The generation that all are to leave after a step, as this node was told."""
+        self.planned: Failed | None = None
+        """What it has said since of having left its generation so."""
         self.leaves_within_s: float | None = None
         """Set where the node was asked to leave the run."""
         self.party = Party(
@@ -212,7 +214,7 @@ class SimNode:
             return
         self.world.layouts[opening.generation] = opening.layout
         self.check(opening)
-        known, self.told = self.told, {}
+        known, self.told, self.planned = self.told, {}, None
         self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
         self.party.move(opening.generation, opening.layout)
         before = opening.before or opening.layout
@@ -243,12 +245,13 @@ class SimNode:
 
     def learn(self, news: Learn) -> None:
         self.world.layouts[news.generation] = news.layout
-        if news.generation > self.standing.generation:
-            before = self.told if self.keeps_state(news.layout, news.opened) else {}
-            self.standing = self.standing.learn(news)
-            self.party.move(news.generation, news.layout)
-            told = [self.renumber(self.standing.relabel(each)) for each in before.values()]
-            self.told = {each.rank: each for each in told}
+        if news.generation <= self.standing.generation:
+            return
+        before = self.told if self.keeps_state(news.layout, news.opened) else {}
+        self.standing = self.standing.learn(news)
+        self.party.move(news.generation, news.layout)
+        told = [self.renumber(self.standing.relabel(each)) for each in before.values()]
+        self.told = {each.rank: each for each in told}
         if self.place < 0:
             self.is_broken = True
         else:
@@ -275,9 +278,10 @@ class SimNode:
         assert opening is not None
         self.is_broken = self.world.has_changed = True
         generation = self.standing.generation
-        self.party.tell(
-            Failed(generation=generation, rank=opening.rank, reason="planned", text="as asked")
+        self.planned = Failed(
+            generation=generation, rank=opening.rank, reason="planned", text="as asked"
         )
+        self.party.tell(self.planned)
         if self.standing.generation == generation:
             self.stop()
         self.world.set_tick(self.name)
@@ -285,6 +289,10 @@ class SimNode:
     def stop(self) -> None:
         """Have the workers stop, and tell what they hold."""
         self.is_broken = True
+        layout = self.standing.layout
+        if self.planned is not None and layout is not None:
+            left = self.standing.relabel(self.planned)
+            self.party.tell(replace(left, rank=layout.ranks_of(self.place).start))
         for local_rank in range(len(self.ranks)):
             self.party.tell(self.report(local_rank))
 

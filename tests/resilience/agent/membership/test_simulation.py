@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from resilience.agent.coordination.membership import RUNNING, STOPPING, NodeEnded
@@ -13,7 +15,7 @@ from tests.resilience.agent.membership.simulation import LEASE_S, World
 SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1)]
 
 
-def begun(num_nodes: int, num_standby: int, seed: int = 0, **more: bool) -> World:
+def begun(num_nodes: int, num_standby: int, seed: int = 0, **more: Any) -> World:
     world = World(seed, num_nodes=num_nodes, num_standby=num_standby, **more)
     world.run(10)
     assert world.steps > 10, world.describe()
@@ -158,3 +160,23 @@ def test_limit_member_that_has_not_heard_of_a_new_start_goes_on_with_an_older_st
 
     assert 0 < world.steps < newest
     assert [each.step for each in world.nodes["n1"].ranks] == [newest] * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_coordinator_that_is_asked_to_leave_costs_no_step(seed: int) -> None:
+    """And a second one behind it, while nodes come back."""
+    world = begun(1, 3, seed, sizes=(1, 2, 3, 4))
+    for _ in range(2):
+        leaders = [name for name, node in world.nodes.items() if node.party.state]
+        assert len(leaders) == 1, world.describe()
+        world.ask(leaders[0], 30.0)
+        world.run(10)
+        assert leaders[0] not in world.nodes, world.describe()
+
+    steps = world.steps
+    world.start(min(set(world.names) - set(world.nodes)))
+    world.run(10)
+    assert world.steps > steps + 10, world.describe()
+    assert len(world.committed[-1][1].nodes) == 3
+    names = [note.event for *_, note in world.notes]
+    assert (names.count("generation_broken"), names.count("coordinator_replaced")) == (0, 0)
