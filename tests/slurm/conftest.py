@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from tests.slurm import cluster
 from tests.slurm.jobs import Run, Slurm, merge, stand_in, submit_run
 
@@ -55,8 +56,11 @@ def _logs(folder: Path) -> str:
 
 
 @pytest.fixture
-def slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    """The cluster, which this process's own sbatch reaches; no job outlives the test."""
+def slurm(slurm_cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    """The cluster, which this process's own sbatch reaches; no job outlives the test.
+
+    Nor do the checkpoints that a run keeps in the memory of its nodes until it goes on.
+    """
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, slurm_cluster.environment[name])
     yield slurm_cluster
@@ -65,6 +69,9 @@ def slurm(slurm_cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slu
     slurm_cluster.wait_until(
         lambda: not slurm_cluster.ask("squeue", "--noheader"), "no job is left"
     )
+    prefixes = [arena_prefix(path.parent) for path in tmp_path.rglob("submitted.json")]
+    for arena in (path for each in prefixes for path in SHARED_MEMORY.glob(f"{each}*")):
+        shutil.rmtree(arena, ignore_errors=True)
 
 
 @pytest.fixture
