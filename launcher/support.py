@@ -15,11 +15,10 @@ from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
+from launcher.job.idle import idle_note
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
-IDLE_MAX = 0.1
-"""Share of the ranks' time that may pass in waiting before it is said."""
 DEFAULT_IMAGE = f"training-recipes:{VERSION}"
 """What `make image` calls the image of this version; no registry has it under this name alone."""
 
@@ -42,7 +41,7 @@ def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = Fals
 
     Whatever `check_runnable` refuses is among the lines.
     """
-    told = [unmounted_inputs(job), None if is_submitted else awaited_secret(job), idle_ranks(job)]
+    told = [unmounted_inputs(job), None if is_submitted else awaited_secret(job), idle_note(job)]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
@@ -94,20 +93,6 @@ def _missing_of_megatron(job: Job) -> list[str]:
     if trainer.virtual_pipeline:
         missing.append(f"trainer.virtual_pipeline {trainer.virtual_pipeline} (it runs: null)")
     return missing
-
-
-def idle_ranks(job: Job) -> str | None:
-    """Return what share of their time ranks wait for those with one micro batch more."""
-    trainer = job.trainer
-    num, size = trainer.num_micro_batches, trainer.data_parallel_size
-    idle = 1 - num / (-(-num // size) * size)
-    if idle <= IDLE_MAX:
-        return None
-    return (
-        f"{num} micro batches of a step on {size} data-parallel ranks leave them idle for "
-        f"{idle:.0%} of the time; trainer.global_batch_size "
-        f"{trainer.micro_batch_size * -(-num // size) * size} would not"
-    )
 
 
 def unpublished_image(job: Job) -> str | None:

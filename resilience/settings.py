@@ -137,9 +137,10 @@ class ElasticSettings(_Settings):
     leaves again."""
     scaling_timeout_s: Count
     """HyperPod: seconds that the operator waits before it scales the job up."""
-    graceful_shutdown_timeout_s: Count
-    """HyperPod: seconds that the workers have to save and end before a change of size; then they
-    are killed."""
+    graceful_shutdown_timeout_s: Count | None
+    """Seconds that a node has to end in that is asked to, from the run or with it; null is what the
+    cluster gives. HyperPod: seconds that the workers have before a change of size; null is the
+    operator's default."""
     faulty_scale_down_timeout_s: Whole | None
     """Seconds that a lost node is waited for before the run goes on without it; null is 0, and
     under HyperPod the operator's default."""

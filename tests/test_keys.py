@@ -229,6 +229,7 @@ TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "reci
         "resilience.elastic.may_lose_steps"}  # fmt: skip
 # These bound what the others may be: where nothing changes with them, the job is turned down.
 BOUNDS = {
+    "cluster.growth_priority_class",
     "cluster.python",
     "cluster.rdzv_port",
     "cluster.requeue_at_limit",

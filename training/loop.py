@@ -52,7 +52,7 @@ from training.plan import (
     plan_split,
 )
 from training.progress import CommitHooks, MakeProgress, NoRecovery
-from training.steplog import StepLog
+from training.steplog import StepLog, tell_idle
 from training.steps.steps import LEAVE, SAVE, SAVE_DUE, Steps
 from training.stop import EXIT_STATUS, StopSignal
 from training.trainer import MakeTrainer
@@ -112,6 +112,7 @@ class Loop:
         self._members: Members | None = None
         self._seat: Seat | None = None
         self._is_built = False
+        self._told_size = 0
         self._blocked_s = 0.0
         """How long the step that is taken has stood still for checkpoints."""
         self.watch = RunWatch(self._requests, seed=worker.job.trainer.seed)
@@ -177,6 +178,7 @@ class Loop:
         """
         self._events.write("process_group_ready")
         group = self._make_group(members)
+        self._tell_idle(members)
         placement = plan_placement(self._job.trainer, group.layout, group.rank)
         own = plan_split(self._job, placement.data_size).micro_batches(placement.data_rank)
         self.watch.enter(members, self._make_injector(group), first_micro_batch=own.start)
@@ -205,6 +207,15 @@ class Loop:
         if self._saves.is_unstored:
             raise SystemExit(UNSTORED_STATUS)
         return None
+
+    def _tell_idle(self, members: Members) -> None:
+        """Say once for each size of a run that may change it how long its ranks wait."""
+        num_nodes = len(members.layout.nodes)
+        is_trained_with = not (members.is_passing or members.is_last)
+        if self._job.resilience.elastic and is_trained_with and num_nodes != self._told_size:
+            self._told_size = num_nodes
+            if members.rank == LOG_RANK:
+                tell_idle(self._job, num_nodes, self._events)
 
     def describe_saved(self) -> dict[str, Any]:
         """Return what a report says of the newest state that is known to be complete.

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from launcher.job import Job
+from launcher.job.idle import idle_text
 from resilience.events import EventLog
 from training.data.position import read_position
 from training.environment import start_number
 from training.plan import is_logged
 from training.trainer import StepResult
+
+
+def tell_idle(job: Job, num_nodes: int, events: EventLog) -> None:
+    """Say where ranks wait for each other for long at a size of the run."""
+    if text := idle_text(job, num_nodes):
+        events.write("warning", text=text)
+        sys.stderr.write(f"training: {text}\n")
+        sys.stderr.flush()
 
 
 class StepWords:

@@ -9,14 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.job import Job
+from launcher.job.grace import workers_grace_s
 from launcher.rundir import JOB_FILE, NODE_FILE
 from resilience.node_config import AgentConfig, BranchPoint, RunConfig
 
 _JOIN_DEADLINE_S = 600.0
-# What the agent itself may take when its workers have ended.
-_LAST_WORDS_S = 5.0
-# So long it gives them by itself.
-_GRACE_MIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,6 @@ def agent_command(
     nnodes: str | None = None,
     memoryd: tuple[str, ...] = (),
     node_state_command: str | None = None,
-    grace_s: float | None = None,
 ) -> tuple[str, ...]:
     """Return the shell words that start and watch the workers of one node.
 
@@ -62,10 +58,10 @@ def agent_command(
     address under which other nodes reach it (None lets the agent find it), `further_node` the
     option that says that this node may come when the run has ended, `nnodes` how many begin the
     run, as MIN:MAX (None: as many as the job says), `node_state_command` what says whether a silent
-    node is off, `grace_s` how long the workers may take to end where the cluster asks the agent to
-    (None: as long as the agent gives them anyway), and `memoryd` are the arguments of the node's
+    node is off, and `memoryd` are the arguments of the node's
     checkpoint daemon that are known at the start alone.
     """
+    grace_s = workers_grace_s(job)
     return (
         python,
         "-m",
@@ -103,15 +99,6 @@ def _preloads(job: Job) -> tuple[str, ...]:
     is_cpu = job.instance.accelerator == "cpu"
     trainer = "training.megatron.preload_cpu" if is_cpu else "training.megatron.trainer"
     return (trainer, "training.recovery")
-
-
-def workers_grace_s(given_s: float) -> float | None:
-    """Return how long workers may take to end of the time that a cluster gives their agent.
-
-    None where that is no more than they have anyway.
-    """
-    left_s = given_s - _LAST_WORDS_S
-    return left_s if left_s > _GRACE_MIN_S else None
 
 
 def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> AgentConfig:

@@ -26,6 +26,7 @@ from launcher.clusters.running.requests import forget_size, read_size
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
 from launcher.job.fields import time_limit_seconds
+from launcher.job.grace import workers_grace_s
 from launcher.monitor.console import RunConsole
 from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import STOPPED_BY
@@ -40,6 +41,7 @@ GRACE_S = 25.0
 
 Where the run recovers its agent gives workers 15 s, waits for what SIGKILL ends, and says so.
 """
+_AGENT_END_S = 10.0
 TIME_LIMIT_STATUS = 124
 KILLED_STATUS_MIN = 128
 """A node that was killed ends with this and the signal's number."""
@@ -99,6 +101,8 @@ def decide_outcome(
             continue
         # A node whose store lacks something says so of a run that has ended well.
         if status not in (0, UNSTORED_STATUS) and not (is_bearable and name in killed):
+            if status == LEFT_STATUS:
+                return Outcome(status, f"{STOPPED_BY}SIGTERM on {name}", name)
             return Outcome(status, f"{name} ended with exit status {status}", name)
     if happened.is_late:
         return Outcome(TIME_LIMIT_STATUS, f"time limit {job.time_limit} reached")
@@ -132,6 +136,11 @@ def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
     return {name for name, status in ended.items() if status == UNSTORED_STATUS}
 
 
+def node_grace_s(job: Job) -> float:
+    """Return how long a node may take to end after SIGTERM, its workers' deadline among it."""
+    return max(GRACE_S, (workers_grace_s(job) or 0.0) + _AGENT_END_S)
+
+
 def _do_nothing() -> None:
     pass
 
@@ -140,7 +149,7 @@ def run_nodes(
     job: Job,
     run_dir: Path,
     console: Console | None = None,
-    grace_s: float = GRACE_S,
+    grace_s: float | None = None,
     on_started: Callable[[], None] = _do_nothing,
 ) -> int:
     """Run the scripts in `run_dir` to their end and return the run's exit status.
@@ -160,7 +169,7 @@ def run_nodes(
     # Whoever asks for another size before or after the run is at work ends nothing.
     signal.signal(SCALE_SIGNAL, lambda number, frame: None)
     names = [node_name(index) for index in range(job.num_nodes_started)]
-    nodes = LocalNodes(run_dir, names, grace_s=grace_s)
+    nodes = LocalNodes(run_dir, names, grace_s=node_grace_s(job) if grace_s is None else grace_s)
     with (
         held_lock(run_dir, nodes.run_id),
         EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,

@@ -18,7 +18,6 @@ from launcher.clusters.agent import (
     agent_command,
     agent_config,
     run_config,
-    workers_grace_s,
 )
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
@@ -219,11 +218,7 @@ def _node_counts(job: Job) -> tuple[int, ...]:
         return ()
     if elastic is None:
         return tuple(range(job.trainer.num_nodes, job.num_nodes_started + 1))
-    if elastic.nodes_allowed:
-        return tuple(sorted(elastic.nodes_allowed))
-    if elastic.nodes_step:
-        return tuple(range(elastic.nodes_min, elastic.nodes_max + 1, elastic.nodes_step))
-    return ()
+    return elastic.sizes if elastic.nodes_allowed or elastic.nodes_step else ()
 
 
 def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
@@ -242,17 +237,7 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         nnodes='"$founders"' if _is_resizable(job) else None,
         memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_max > 1 else (),
         node_state_command=shlex.quote(state_command) if job.resilience.checkpointless else None,
-        grace_s=_grace_s(job, cluster),
     )
-
-
-def _grace_s(job: Job, cluster: SlurmCluster) -> float | None:
-    """Return how long workers may take from Slurm's warning on, so that the rest has time."""
-    if cluster.signal_before_end_s is None:
-        return None
-    config = memoryd_config(job)
-    daemon_s = config.end_s(removes=False) if config else 0.0
-    return workers_grace_s(cluster.signal_before_end_s - daemon_s)
 
 
 def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.errors import OutsideError, RecipeError
+from launcher.monitor.standing import Phase
 
 WAIT_S = 300.0
 """How long `--wait` waits: nodes start, and are there for a while before the run grows by them."""
@@ -21,13 +23,21 @@ def scale_run(arguments: Sequence[str], start: Path) -> int:
     """Ask a run for another size, and wait for it where that is asked for."""
     words = [each for each in arguments if each != "--wait"]
     if len(words) != 2 or not words[1].startswith("nodes="):
-        raise RecipeError("scale takes a run and nodes=N, and may be told to --wait")
+        given = f", and not {shlex.join(arguments)!r}" if arguments else ""
+        raise RecipeError(f"scale takes a run and nodes=N, and may be told to --wait{given}")
     run = find_run(words[0], start)
     num_nodes = _read_size(words[1].removeprefix("nodes="), run)
     cluster = cluster_of(run.job)
     sight = see_run(run, cluster)
-    if not sight.standing.phase.is_alive:
-        raise RecipeError(f"{run.job.name} has ended: {sight.standing.phase.value}")
+    phase, why = sight.standing.phase, sight.standing.why
+    if phase is Phase.UNREACHABLE:
+        raise OutsideError(f"{run.job.name} was not asked: {why}")
+    if not phase.is_alive:
+        raise RecipeError(
+            f"{run.job.name} has ended: {phase.value}{f', {why}' if why else ''}; it goes on at "
+            f"another size with launcher continue {shlex.quote(str(run.path))} "
+            f"trainer.num_nodes={num_nodes}"
+        )
     cluster.scale(run, num_nodes)
     if "--wait" in arguments:
         _wait(run, cluster, num_nodes)
@@ -40,7 +50,8 @@ def _read_size(text: str, run: RunFolder) -> int:
     elastic = run.job.resilience.elastic
     if elastic is None:
         raise RecipeError(
-            f"{run.job.name} keeps its size; start it with resilience/elastic=default to scale it"
+            f"nodes={text!r}: {run.job.name} keeps its size, since its resilience.elastic is null; "
+            "start a run with resilience/elastic=default to scale it"
         )
     if text not in map(str, elastic.sizes):
         allowed = ", ".join(map(str, elastic.sizes))

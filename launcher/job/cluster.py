@@ -319,6 +319,9 @@ class K8sCluster(Section):
     """Service account of the pods; null is the namespace's default."""
     priority_class: DnsSubdomain | None
     """Kubernetes' PriorityClass of the pods; null is the cluster's default."""
+    growth_priority_class: DnsSubdomain | None
+    """PriorityClass of an elastic run's further nodes, each a Job of its own; null is
+    priority_class."""
     queue: DnsSubdomain | None
     """Kueue's LocalQueue that the job waits in; null is no queue."""
     queue_priority: DnsSubdomain | None

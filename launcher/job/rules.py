@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from launcher.job.cluster_rules import k8s_rules, slurm_rules, variable_keys
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
+from launcher.job.grace import grace_rules
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.tiered_rules import tiered_rules
@@ -312,10 +313,16 @@ def _elastic(job: JobContent) -> Iterator[str]:
     low, high = elastic.nodes_min, elastic.nodes_max
     where = "resilience.elastic"
     if low > high:
-        yield f"{where}.nodes_min {low} is more than {where}.nodes_max {high}"
+        yield (
+            f"{where}.nodes_min {low} is more than {where}.nodes_max {high}; allowed: at most "
+            f"{high}"
+        )
         return
     if not low <= nodes <= high:
-        yield f"trainer.num_nodes {nodes} is outside {where}.nodes_min {low} to nodes_max {high}"
+        yield (
+            f"trainer.num_nodes {nodes} is outside {where}.nodes_min {low} to nodes_max {high}; "
+            "set it within them, or change them"
+        )
     if elastic.nodes_step and elastic.nodes_allowed:
         yield (
             f"{where}.nodes_step {elastic.nodes_step} and {where}.nodes_allowed "
@@ -323,10 +330,22 @@ def _elastic(job: JobContent) -> Iterator[str]:
         )
         return
     if elastic.nodes_step and (high - low) % elastic.nodes_step:
-        yield f"{where}.nodes_step {elastic.nodes_step} does not lead from {low} to {high}"
+        yield (
+            f"{where}.nodes_step {elastic.nodes_step} does not lead from nodes_min {low} to "
+            f"nodes_max {high}; allowed: {_divisors(high - low)}"
+        )
     sizes = elastic.sizes
     if outside := [size for size in sizes if not low <= size <= high]:
-        yield f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}"
+        yield (
+            f"{where}.nodes_allowed {outside} is outside nodes_min {low} to nodes_max {high}; "
+            "leave it out, or change them"
+        )
+    if twice := sorted({size for size in sizes if sizes.count(size) > 1}):
+        yield (
+            f"{where}.nodes_allowed {list(elastic.nodes_allowed or ())} names "
+            f"{', '.join(map(str, twice))} more than once; allowed: each size once, as "
+            f"{sorted(set(sizes))}"
+        )
     if nodes not in sizes and low <= nodes <= high:
         yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
     if not _problem_at(job, nodes):
@@ -405,6 +424,7 @@ _RULES: tuple[Rule, ...] = (
     _memory,
     _cpus,
     _elastic,
+    grace_rules,
     recovery_rules,
     fault_rules,
     mmap_rules,

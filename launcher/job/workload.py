@@ -198,7 +198,8 @@ class TrainerSettings(Section):
         if self.num_micro_batches < data_size:
             return (
                 f"trainer.global_batch_size {batch} has {self.num_micro_batches} micro batches of "
-                f"trainer.micro_batch_size {micro}, fewer than the {data_size} data-parallel ranks"
+                f"trainer.micro_batch_size {micro}, fewer than the {data_size} data-parallel "
+                f"ranks; allowed: at least {micro * data_size}"
             )
         return None
 

@@ -73,6 +73,8 @@ class RunState:
     """Names of the nodes that the job has, those that stand by among them."""
     num_devices: int
     num_workers: int
+    num_workers_wanted: int
+    """Workers that each start of the run begins with, as its job says now."""
     keeps_state: bool
     """A new generation goes on with the state and the workers of the one before."""
     started_at: float | None = None
@@ -171,6 +173,7 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         nodes=tuple(nodes),
         num_devices=job.trainer.num_devices,
         num_workers=job.trainer.world_size,
+        num_workers_wanted=job.trainer.world_size,
         keeps_state=job.resilience.checkpointless is not None,
     )
 
@@ -247,7 +250,8 @@ def _begun_again(state: RunState, time: float) -> RunState:
         max_steps=state.max_steps,
         nodes=state.nodes,
         num_devices=state.num_devices,
-        num_workers=state.num_workers,
+        num_workers=state.num_workers_wanted,
+        num_workers_wanted=state.num_workers_wanted,
         keeps_state=state.keeps_state,
         started_at=time,
         num_steps=state.num_steps,

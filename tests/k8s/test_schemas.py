@@ -52,11 +52,12 @@ def test_documents_fit_the_schemas(name: str, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("make", [shipped_job, untiered_job])
 def test_jobs_of_an_elastic_run_fit_the_schemas(version: str, make: Callable[..., Job]) -> None:
-    job = make("llama/llama3_tiny_elastic", "job", ["resilience.elastic.may_lose_steps=true"])
+    own = ["resilience.elastic.may_lose_steps=true", "cluster.growth_priority_class=low"]
+    job = make("llama/llama3_tiny_elastic", "job", own)
     least = SIDECARS_FROM if make is shipped_job else REPLACEMENT_FROM
     base, (first, second) = documents(job)["Job"], read_documents(rendered(job)[GROWTH])
 
-    for document in (base, first, second, growth_job(base, 3, "1-2")):
+    for document in (base, first, second, growth_job(base, 3, "1-2", priority_class="low")):
         validate(document, max(version, least))
 
 

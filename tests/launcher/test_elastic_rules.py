@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.errors import RecipeError
 from launcher.job.workload import TorchTrainer
-from tests.launcher.shipped import shipped_job
+from launcher.support import notes
+from resilience.events import EventLog, read_events
+from tests.launcher.shipped import rendered, shipped_job
 from training.plan import plan_mesh
+from training.steplog import tell_idle
 
 RECIPE = "llama/llama3_tiny_elastic"
 HYBRID = ("trainer.order_of_sums=size", "trainer.sharding=hybrid", "trainer.num_nodes=4")
@@ -32,6 +37,48 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
             id="no-size",
         ),
         pytest.param(
+            ["resilience.elastic.nodes_allowed=[1,3,3]"],
+            "resilience.elastic.nodes_allowed [1, 3, 3] names 3 more than once; allowed: each size "
+            "once, as [1, 3]",
+            id="a-size-twice",
+        ),
+        pytest.param(
+            ["resilience.elastic.nodes_allowed=[1,3,9]"],
+            "resilience.elastic.nodes_allowed [9] is outside nodes_min 1 to nodes_max 4; leave it "
+            "out, or change them",
+            id="too-large-a-size",
+        ),
+        pytest.param(
+            ["resilience.elastic.nodes_step=2"],
+            "resilience.elastic.nodes_step 2 does not lead from nodes_min 1 to nodes_max 4; "
+            "allowed: 1, 3",
+            id="step-that-leads-past",
+        ),
+        pytest.param(
+            ["resilience.elastic.nodes_min=5"],
+            "resilience.elastic.nodes_min 5 is more than resilience.elastic.nodes_max 4; allowed: "
+            "at most 4",
+            id="min-above-max",
+        ),
+        pytest.param(
+            ["trainer.num_nodes=5"],
+            "trainer.num_nodes 5 is outside resilience.elastic.nodes_min 1 to nodes_max 4; set it "
+            "within them, or change them",
+            id="begins-with-too-many",
+        ),
+        pytest.param(
+            ["resilience.elastic.nodes_step=1", "resilience.elastic.nodes_allowed=[1,3]"],
+            "resilience.elastic.nodes_step 1 and resilience.elastic.nodes_allowed [1, 3] exclude "
+            "each other; set one of them to null",
+            id="step-and-list",
+        ),
+        pytest.param(
+            ["trainer.global_batch_size=8"],
+            "trainer.global_batch_size 8 has 2 micro batches of trainer.micro_batch_size 4, fewer "
+            "than the 3 data-parallel ranks; allowed: at least 12",
+            id="fewer-micro-batches-than-ranks",
+        ),
+        pytest.param(
             [*HYBRID, "trainer.num_replicas=2", "resilience.elastic.nodes_min=2",
              "resilience.elastic.nodes_step=2"],
             "trainer.num_replicas 2 does not fit resilience.elastic with "
@@ -51,6 +98,63 @@ def test_a_size_that_holds_no_whole_copies_is_refused(overrides: list[str], mess
     with pytest.raises(RecipeError, match=re.escape(message)) as caught:
         shipped_job(RECIPE, "local", overrides)
     assert "sizes that fit: 3" not in str(caught.value)
+
+
+def test_sizes_may_be_written_in_any_order() -> None:
+    overrides = ["resilience.elastic.nodes_allowed=[4,1,3]"]
+    elastic = shipped_job(RECIPE, "local", overrides).resilience.elastic
+    files = rendered(shipped_job(RECIPE, "hyperpod", overrides))
+
+    assert elastic is not None
+    assert elastic.sizes == (1, 3, 4)
+    (job,) = [each for each in yaml.safe_load_all(files["manifest.yaml"])
+              if each["kind"] == "HyperPodPyTorchJob"]  # fmt: skip
+    assert job["spec"]["elasticPolicy"]["replicaDiscreteValues"] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "note"),
+    [
+        pytest.param([], None, id="none"),
+        pytest.param(
+            ["trainer.global_batch_size=64"],
+            "16 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 11% of "
+            "the time; trainer.global_batch_size 72 would not",
+            id="one-size",
+        ),
+        pytest.param(
+            ["trainer.global_batch_size=20"],
+            "5 micro batches of a step leave the 4 data-parallel ranks of 4 nodes idle for 38% of "
+            "the time, and for more than 10% on 2, 3; trainer.global_batch_size 44 would not",
+            id="several",
+        ),
+        pytest.param(
+            ["trainer.global_batch_size=20", "resilience.elastic.nodes_allowed=[1,3]"],
+            "5 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 17% of "
+            "the time; trainer.global_batch_size 24 would not",
+            id="allowed-sizes-alone",
+        ),
+    ],
+)
+def test_sizes_at_which_ranks_wait_are_noted(overrides: list[str], note: str | None) -> None:
+    found = notes(shipped_job(RECIPE, "local", overrides))
+
+    assert found == ([note] if note else [])
+
+
+def test_a_worker_says_at_which_size_ranks_wait(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = shipped_job(RECIPE, "local", ["trainer.global_batch_size=64"])
+    with EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=1) as events:
+        for num_nodes in (4, 3):
+            tell_idle(job, num_nodes, events)
+
+    text = "16 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 11% of "
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert event.event == "warning"
+    assert event.fields["text"] == f"{text}the time"
+    assert capsys.readouterr().err == f"training: {text}the time\n"
 
 
 def test_copies_follow_the_number_of_nodes() -> None:

@@ -177,6 +177,23 @@ def test_pods_live_for_as_long_as_their_agents_may_take_to_leave(grace_s: int) -
         assert at(each, "spec template spec terminationGracePeriodSeconds") == grace_s
 
 
+@pytest.mark.parametrize(("own", "found"), [("low", "low"), ("null", "high")])
+def test_further_nodes_have_a_priority_class_of_their_own(own: str, found: str) -> None:
+    job = elastic_job("cluster.priority_class=high", f"cluster.growth_priority_class={own}")
+    first, second = read_documents(rendered(job)[GROWTH])
+
+    assert at(read_job(manifest(job)), "spec template spec priorityClassName") == "high"
+    for each in (first, second):
+        assert at(each, "spec template spec priorityClassName") == found
+
+
+def test_a_job_of_hyperpods_operator_has_no_further_jobs_with_a_class() -> None:
+    with pytest.raises(
+        RecipeError, match=r"cluster\.growth_priority_class needs cluster\.job_kind 'j"
+    ):
+        shipped_job(ELASTIC, "hyperpod", ["cluster.growth_priority_class=low"])
+
+
 def test_rendered_growth_jobs_are_those_that_start() -> None:
     """Of three nodes one is the fewest; a fourth may come later."""
     job = elastic_job("+cluster.annotations={odd: \"a: 'b' # \\u00e9\"}")

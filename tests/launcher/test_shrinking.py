@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.clusters.local_run import Happened, decide_outcome, plan_nodes
+from launcher.clusters.local_run import Happened, Outcome, decide_outcome, plan_nodes
+from launcher.monitor.runstate import start_state
+from launcher.monitor.standing import JobStatus, Phase, decide_standing
 from tests.launcher.local_job import local_job, write_run
 
 ELASTIC = ("resilience/checkpointless=default", "resilience/elastic=default",
@@ -44,6 +47,18 @@ def test_what_ends_a_run_that_may_shrink(
     outcome = decide_outcome(Happened(ended=ended), local_job(*ELASTIC), **words)
 
     assert (outcome and outcome.exit_status) == status
+
+
+def test_a_run_whose_nodes_are_all_asked_to_end_has_not_failed() -> None:
+    ended = {"node-0": 143, "node-1": 143}
+
+    outcome = decide_outcome(Happened(ended=ended), local_job(*ELASTIC))
+
+    assert outcome == Outcome(143, "stopped by SIGTERM on node-0", "node-0")
+    job = local_job(*ELASTIC)
+    seen = replace(start_state(job, ()), exit_status=143, reason=outcome.reason)
+    standing = decide_standing(JobStatus(phase=Phase.FORGOTTEN), seen, None, 0.0)
+    assert standing.phase is Phase.CANCELLED
 
 
 @pytest.mark.parametrize(

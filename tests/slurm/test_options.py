@@ -106,7 +106,7 @@ def test_elastic_job_runs_on_the_largest_allowed_number_of_the_nodes_it_is_given
         "hold_s": 1.0,
         "scale_up_snooze_s": 2.0,
         "scaling_timeout_s": 600,
-        "graceful_shutdown_timeout_s": 600,
+        "graceful_shutdown_timeout_s": None,
         "faulty_scale_down_timeout_s": None,
     }
     run = submit(

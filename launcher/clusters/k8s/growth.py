@@ -81,12 +81,18 @@ def plan_growth_jobs(
 
 
 def growth_job(
-    base: Mapping[str, Any], index: int, owner_uid: str, *, limit_s: int | None = None
+    base: Mapping[str, Any],
+    index: int,
+    owner_uid: str,
+    *,
+    priority_class: str | None = None,
+    limit_s: int | None = None,
 ) -> dict[str, Any]:
     """Return the growth Job of a node, made of the run's Job as its manifest has it.
 
-    Its pod has the names that a pod of the run's Job with this index would have. `limit_s` is how
-    long it may be active, where that is limited.
+    Its pod has the names that a pod of the run's Job with this index would have. `priority_class`
+    is its own, None the one of the run's Job; `limit_s` is how long it may be active, where that is
+    limited.
     """
     name = base["metadata"]["name"]
     found = copy.deepcopy(dict(base))
@@ -103,6 +109,8 @@ def growth_job(
     _label(template.setdefault("metadata", {}), labels)
     pod = template["spec"]
     pod["hostname"] = f"{name}-{index}"
+    if priority_class is not None:
+        pod["priorityClassName"] = priority_class
     for container in [*(pod.get("initContainers") or ()), *pod["containers"]]:
         own = {JOB_UID: owner_uid, _INDEX: str(index)}
         others = [each for each in container.get("env") or () if each["name"] not in own]

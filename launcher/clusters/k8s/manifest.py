@@ -75,8 +75,10 @@ def _render_growth(
     further = [index for index in growth_range(job) if index < job.num_nodes_started]
     if not further:
         return {}
-    base = read_job(manifest)
-    jobs = [growth_job(base, index, OWNER_UID) for index in further]
+    base, cluster = read_job(manifest), job.cluster
+    assert isinstance(cluster, K8sCluster)
+    own_class = cluster.growth_priority_class
+    jobs = [growth_job(base, each, OWNER_UID, priority_class=own_class) for each in further]
     texts = [yaml.safe_dump(each, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
     own = {"growth_jobs": texts, "owner_uid": OWNER_UID}
     text = fill_template(templates, "k8s/growth.yaml.j2", {**values, **own})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from launcher.clusters.agent import agent_command, workers_grace_s
+from launcher.clusters.agent import agent_command
 from launcher.clusters.k8s.token import token_path
 from launcher.job import Job
 from launcher.job.cluster import RENDEZVOUS_PORT, K8sCluster
@@ -93,5 +93,4 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         local_addr=f'"${POD_IP}"',
         # Set by the script.
         further_node="${further:+--further-node}" if job.resilience.elastic else None,
-        grace_s=workers_grace_s(cluster.termination_grace_s),
     )

@@ -73,10 +73,12 @@ def submit_k8s(run_dir: Path, job: Job) -> Submission:
 
 def _add_nodes(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run_dir: Path) -> str:
     """Create the Jobs of the nodes beyond the fewest; returns what did not work."""
+    cluster = job.cluster
+    assert isinstance(cluster, K8sCluster)
     indexes = [index for index in growth_range(job) if index < job.num_nodes_started]
     try:
         owner = owner or _read_owner(kubectl, f"{_KINDS['job']}/{job.name}", run_dir)
-        create_growth(kubectl, owner["uid"], indexes, run_dir)
+        create_growth(cluster, owner["uid"], indexes, run_dir)
     except (OutsideError, ValueError) as error:
         return (
             f"the run begins with {growth_range(job).start} nodes, since Jobs of further ones "
@@ -87,7 +89,7 @@ def _add_nodes(kubectl: tuple[str, ...], owner: Mapping[str, str], job: Job, run
 
 
 def create_growth(
-    kubectl: tuple[str, ...],
+    cluster: K8sCluster,
     owner_uid: str,
     indexes: Iterable[int],
     run_dir: Path,
@@ -96,8 +98,9 @@ def create_growth(
 ) -> None:
     """Create growth Jobs, made of the run's Job as it was submitted. Raises OutsideError."""
     base = read_job((run_dir / MANIFEST).read_text("utf-8"))
-    jobs = [growth_job(base, index, owner_uid, limit_s=limit_s) for index in indexes]
-    run_program((*kubectl, "create", "--filename=-"), run_dir, growth_list(jobs))
+    own = {"priority_class": cluster.growth_priority_class}
+    jobs = [growth_job(base, index, owner_uid, limit_s=limit_s, **own) for index in indexes]
+    run_program((*kubectl_command(cluster), "create", "--filename=-"), run_dir, growth_list(jobs))
 
 
 def kubectl_command(cluster: K8sCluster) -> tuple[str, ...]:

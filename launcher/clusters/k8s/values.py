@@ -336,7 +336,7 @@ def _elastic_policy(job: Job) -> dict[str, Any]:
         minReplicas=elastic.nodes_min,
         maxReplicas=elastic.nodes_max,
         replicaIncrementStep=elastic.nodes_step,
-        replicaDiscreteValues=elastic.nodes_allowed,
+        replicaDiscreteValues=elastic.sizes if elastic.nodes_allowed else None,
         scalingTimeoutInSeconds=elastic.scaling_timeout_s,
         gracefulShutdownTimeoutInSeconds=elastic.graceful_shutdown_timeout_s,
         faultyScaleDownTimeoutInSeconds=elastic.faulty_scale_down_timeout_s,

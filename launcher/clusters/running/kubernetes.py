@@ -131,11 +131,11 @@ class KubernetesRuns:
                 f"{run.job.name} is a HyperPodPyTorchJob, whose operator decides about its size; "
                 "allowed: a run with cluster.job_kind 'job'"
             )
-        write_size(run, num_nodes)
         base = _read(self.ask(run, "get", run.job_id, "--output=json"))
         self._check_own(run, base)
         if base["metadata"].get("deletionTimestamp"):
             raise OutsideError(f"{run.job_id} is being deleted; the run keeps its size")
+        write_size(run, num_nodes)
         uid, indexes = base["metadata"]["uid"], growth_range(run.job)
         found = _read(self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=json"))
         wanted = run.job.num_nodes_at(num_nodes) - indexes.start
@@ -145,8 +145,7 @@ class KubernetesRuns:
             self.delete(run, *(f"jobs.batch/{name}" for name in names))
         if plan.create:
             limit_s = time_left_s(base, time.time())
-            kubectl = kubectl_command(cluster)
-            create_growth(kubectl, uid, plan.create, run.path, limit_s=limit_s)
+            create_growth(cluster, uid, plan.create, run.path, limit_s=limit_s)
         if plan.num_missing:
             raise OutsideError(
                 f"{plan.num_missing} nodes of {run.job.name} that have left are still being "

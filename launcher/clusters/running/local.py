@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from launcher.clusters.running.detach import LOG_FILE, start_detached
 from launcher.clusters.running.folder_logs import open_folder_logs
 from launcher.clusters.running.lock import Holder, has_lock_open, read_lock
 from launcher.clusters.running.memory import remove_memory
-from launcher.clusters.running.requests import write_size
+from launcher.clusters.running.requests import user_name, write_size
 from launcher.clusters.submission import Submission
-from launcher.errors import OutsideError
+from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 
 
@@ -64,15 +65,18 @@ class LocalMachine:
             ) from error
 
     def scale(self, run: RunFolder, num_nodes: int) -> None:
-        """Write how many nodes the run is to have, and have its launcher read it."""
-        write_size(run, num_nodes)
+        """Write how many nodes the run is to have, and have its launcher read it.
+
+        Raises RecipeError where that is another user's, and OutsideError.
+        """
         try:
             holder = read_lock(run.path)
             if holder is None or not holder.is_held:
                 raise OutsideError(f"{run.path} has no launcher that runs")
             if not holder.is_here:
                 raise OutsideError(f"{run.path} runs on {holder.host}; scale it there")
-            _signal(run, holder, SCALE_SIGNAL)
+            _check_own(run, holder)
+            _signal(run, holder, SCALE_SIGNAL, prepare=lambda: write_size(run, num_nodes))
         except OSError as error:
             raise OutsideError(f"cannot ask the launcher of {run.path}: {error}") from error
 
@@ -109,7 +113,17 @@ def judge_lock(holder: Holder | None) -> JobStatus:
     )
 
 
-def _signal(run: RunFolder, holder: Holder, number: int) -> None:
+def _check_own(run: RunFolder, holder: Holder) -> None:
+    owner = Path(f"/proc/{holder.pid}").stat().st_uid
+    if os.geteuid() not in (0, owner):
+        name = user_name(owner)
+        raise RecipeError(f"{run.path} is the run of user {name}; allowed: {name} scales it")
+
+
+def _signal(
+    run: RunFolder, holder: Holder, number: int, prepare: Callable[[], None] = lambda: None
+) -> None:
+    """Signal the run's launcher, and do what it needs for that before, if it is to be signalled."""
     file = -1
     with suppress(ProcessLookupError):
         file = os.pidfd_open(holder.pid)
@@ -121,6 +135,7 @@ def _signal(run: RunFolder, holder: Holder, number: int) -> None:
             raise OutsideError(
                 f"the launcher of {run.path} is a process of another container; ask it there"
             )
+        prepare()
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(file, number)
     finally:

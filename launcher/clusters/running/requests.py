@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import pwd
 import time
 from pathlib import Path
 
@@ -78,6 +79,14 @@ def _start_of(run: RunFolder) -> str:
         return " ".join([run.job_id, *filter(None, [str(run.submitted.get("uid", ""))])])
     holder = read_lock(run.path)
     return holder.run_id if holder else ""
+
+
+def user_name(uid: int) -> str:
+    """Return the name of a user, or their number where they have none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _user() -> str:

@@ -24,6 +24,8 @@ _PHASES: Mapping[str, Phase] = {
     **dict.fromkeys(("OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"), Phase.FAILED),
 }
 """By Slurm's word; a job in any other state has its nodes."""
+_ASKED_CODE = "143:0"
+"""Of a job whose agents were asked to end, and have ended."""
 _FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that ended some minutes ago, and of one that never was."""
 _SACCT_FIELDS = ("JobName", "State", "ExitCode", "NodeList")
@@ -147,6 +149,8 @@ def _other_job(name: str) -> JobStatus:
 
 def _judge(state: str, reason: str, code: str, nodes: str) -> JobStatus:
     phase = _PHASES.get(state, Phase.RUNNING)
+    if state == "FAILED" and code == _ASKED_CODE:
+        return JobStatus(phase=Phase.CANCELLED, why="its processes got SIGTERM", place=nodes)
     parts = [] if reason in ("", "None") else [reason]
     place = "" if nodes in ("(null)", "None assigned") else nodes
     if phase is Phase.RUNNING and state != "RUNNING":

@@ -7,6 +7,7 @@ scripts note in the run's folder.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -135,7 +136,9 @@ def scale_job(run: RunFolder, num_nodes: int) -> None:
     with the words of Slurm's commands.
     """
     show = ("scontrol", "show", "job", "--oneliner", run.job_id)
-    num_own = read_num_nodes(run_program(show, run.path, timeout_s=ASK_TIMEOUT_S), run.job_id)
+    text = run_program(show, run.path, timeout_s=ASK_TIMEOUT_S)
+    check_owner(text, run.job_id, os.geteuid())
+    num_own = read_num_nodes(text, run.job_id)
     wanted = check_size(run, num_own, num_nodes)
     plan = plan_size(num_own, find_added(run), wanted)
     write_size(run, num_nodes)
@@ -144,6 +147,13 @@ def scale_job(run: RunFolder, num_nodes: int) -> None:
             run_program(("scancel", "--quiet", *words, *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
     for _ in range(plan.num_submitted):
         run_program(_submission(run), run.path)
+
+
+def check_owner(text: str, job_id: str, uid: int) -> None:
+    """Raise RecipeError where a job, by its line of scontrol, is another user's. Pure."""
+    owner = re.search(r"(?:^|\s)UserId=([^\s(]*)\((\d+)\)", text)
+    if owner and int(owner[2]) != uid:
+        raise RecipeError(f"job {job_id} is that of user {owner[1]}; allowed: {owner[1]} scales it")
 
 
 def read_num_nodes(text: str, job_id: str) -> int:

@@ -109,6 +109,19 @@ def test_a_job_of_hyperpods_operator_keeps_the_size_that_this_gives_it(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_whose_job_is_anothers_by_now_is_asked_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"metadata": {"uid": "2"}}
+    monkeypatch.setattr(KubernetesRuns, "ask", lambda *words: json.dumps(found))
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"uid": "1"})
+
+    with pytest.raises(OutsideError, match="is another run's, which was created later"):
+        KubernetesRuns().scale(run, 2)
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_no_answer_is_said() -> None:
     with pytest.raises(OutsideError, match="kubectl printed no JSON but 'nonsense'"):
         read_objects("nonsense", "", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -10,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.local import LocalMachine
+from launcher.clusters.running.lock import held_lock
+from launcher.errors import RecipeError
 from resilience.events import read_events
 from tests.launcher.command import launch
+from tests.launcher.shipped import shipped_job
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")
@@ -46,11 +52,16 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "size", "text"),
     [
-        ([], "2", "llama3-tiny-pretrain keeps its size; start it with resilience/elastic=default"),
+        (
+            [],
+            "2",
+            "keeps its size, since its resilience.elastic is null; start a run with resilience/ela",
+        ),
         (["resilience/elastic=default"], "0", "nodes='0' is no size of llama3-tiny-pretrain; "),
         (["resilience/elastic=default"], "9", "allowed: 1, 2"),
         (["resilience/elastic=default"], "all", "nodes='all' is no size"),
         (["resilience/elastic=default"], "2", "llama3-tiny-pretrain has ended: "),
+        (["resilience/elastic=default"], "2", "goes on at another size with launcher continue "),
     ],
 )
 def test_a_size_that_a_run_cannot_have_is_refused(
@@ -64,7 +75,22 @@ def test_a_size_that_a_run_cannot_have_is_refused(
 
     assert ended.status == 2
     assert text in ended.err
+    assert "Traceback" not in ended.err
     assert not (tmp_path / "run" / "size.json").exists()
+
+
+def test_a_run_of_another_user_is_asked_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = pwd.getpwuid(os.geteuid()).pw_name
+    run = RunFolder(path=tmp_path, job=shipped_job("llama/llama3_tiny_elastic", "local"))
+
+    with held_lock(tmp_path, "run"):
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+        with pytest.raises(RecipeError, match=f"the run of user {owner}; allowed: {owner} scales"):
+            LocalMachine().scale(run, 2)
+
+    assert not (tmp_path / "size.json").exists()
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])

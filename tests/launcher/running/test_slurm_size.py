@@ -15,6 +15,7 @@ from launcher.clusters.running.slurm import SlurmRuns
 from launcher.clusters.running.slurm_size import (
     AddedJob,
     SizePlan,
+    check_owner,
     check_size,
     plan_size,
     read_added,
@@ -119,6 +120,14 @@ def test_run_stands_as_all_of_its_jobs_do(
     said: JobStatus, jobs: list[AddedJob], expected: JobStatus
 ) -> None:
     assert with_added(said, "17", jobs) == expected
+
+
+def test_a_job_of_another_user_is_not_scaled() -> None:
+    text = "JobId=17 JobName=a UserId=ada(1000) GroupId=ada(7) JobState=RUNNING NumNodes=2\n"
+
+    check_owner(text, "17", 1000)
+    with pytest.raises(RecipeError, match="job 17 is that of user ada; allowed: ada scales it"):
+        check_owner(text, "17", 7)
 
 
 def shown(state: str, num_nodes: str) -> str:

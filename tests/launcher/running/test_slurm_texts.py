@@ -40,6 +40,8 @@ def line(state: str, code: str = "0:0", nodes: str = "", behind: str = "") -> st
                      id="cancelled-in-the-queue"),
         pytest.param(line("JobState=FAILED Reason=NonZeroExitCode", "7:0", "n1"), Phase.FAILED,
                      "Slurm's state is FAILED, exit status 7, NonZeroExitCode", "n1", id="failed"),
+        pytest.param(line("JobState=FAILED Reason=NonZeroExitCode", "143:0", "n1"),
+                     Phase.CANCELLED, "its processes got SIGTERM", "n1", id="asked-to-end"),
         pytest.param(line("JobState=TIMEOUT Reason=TimeLimit", "0:15", "n1"), Phase.FAILED,
                      "Slurm's state is TIMEOUT, signal 15, TimeLimit", "n1", id="time-limit"),
         pytest.param(line("JobState=RUNNING Reason=None", behind=" Comment=JobState=FAILED"),

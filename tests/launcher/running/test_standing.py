@@ -130,3 +130,20 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
     assert size(opened, held, few) == f"3 nodes, 4 are asked for, {few[1]['reason']}"
     whole = ("generation_opened", {"number": 2, "world_size": 4 * job.trainer.num_devices})
     assert size(opened, held, whole) == "4 nodes"
+
+
+def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
+    """It is asked for 3 nodes, and was left with 2."""
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+    start = start_state(job, ())
+
+    def after(state: RunState, node: str, name: str, **fields: Any) -> RunState:
+        event = Event(time=NOW, node=node, rank=None, generation=0, step=None, event=name,
+                      fields=fields)  # fmt: skip
+        return next_state(state, event)
+
+    left = after(start, "n0", "generation_opened", number=1, world_size=2)
+    again = after(left, "launcher", "run_continued", changes=[])
+
+    assert (left.num_workers, again.num_workers) == (2, 3)
+    assert after(again, "launcher", "run_started").num_workers == 3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-3 of 3 of llama/llama3_tiny_elastic version 1, digest 218652d89997e244480b9bd1743a3f65c5dad7ef15c0076ab89e276fb8f4b10c.
+# node-3 of 3 of llama/llama3_tiny_elastic version 2, digest a37050a16468ef50d19b73e87e4abf4061ee79e0128163dccf62911020b22d82.
 # A small Llama 3 that shrinks when a node is lost and grows when one comes
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-2 of 3 of llama/llama3_tiny_everything version 1, digest 25561da4225442aa53cde26611840db05dded50288405ba8aba5d1499b29d802.
+# node-2 of 3 of llama/llama3_tiny_everything version 2, digest 7fb68baceaf2defd4daa86ce0e51ad333b07ffa04411345d35a53364bb131161.
 # A small Llama 3 with elastic size, recovery, tiers, batches made ahead and faults
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
