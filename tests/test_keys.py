@@ -229,8 +229,7 @@ TAGS = {"model.architecture", "trainer.kind", "data.kind", "cluster.kind", "reci
         "resilience.elastic.may_lose_steps"}  # fmt: skip
 # These bound what the others may be: where nothing changes with them, the job is turned down.
 BOUNDS = {
-    "cluster.growth_priority_class",
-    "cluster.python",
+    "cluster.growth_priority_class", "cluster.python",
     "cluster.rdzv_port",
     "cluster.requeue_at_limit",
     "instance.accelerator",
@@ -255,7 +254,7 @@ BOUNDS = {
     "trainer.num_replicas",
     "trainer.order_of_sums",
     "trainer.sharding",
-}
+}  # fmt: skip
 # Read by the loop that Megatron's trainer will share with the torch trainer, where they are tested.
 SHARED_LOOP = {"trainer.log_every_n_steps", "trainer.save_checkpoint", "trainer.non_finite",
                "data.path", "data.text_key", "data.tokenizer"}  # fmt: skip
