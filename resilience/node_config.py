@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from resilience.arguments import Parser
 from resilience.settings import (
+    CLOSE_TIMEOUT_S,
+    DRAIN_S,
     CheckpointlessSettings,
     Count,
     Namespace,
@@ -28,11 +30,6 @@ from resilience.settings import (
 )
 from resilience.validation import first_problem
 
-DRAIN_S = 20.0
-"""How long a daemon that is told to end sends to the store, where nothing else is said."""
-CLOSE_TIMEOUT_S = 30.0
-"""How long its end may take once the store has what it is to get; then the process ends with
-status 1."""
 UNDONE_STATUS = 3
 """Exit status of a daemon that has ended before the store had what it was to get."""
 UNSTORED_STATUS = 74

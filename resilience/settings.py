@@ -17,6 +17,12 @@ Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Patience = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Lease = Annotated[float, Field(ge=0.1, allow_inf_nan=False)]
+DRAIN_S = 20.0
+"""How long a daemon that is told to end sends to the store, where nothing else is said."""
+CLOSE_TIMEOUT_S = 30.0
+"""How long its end may take once the store has what it is to get; then the process ends with
+status 1."""
+
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 

@@ -175,7 +175,7 @@ OTHER: dict[str, Any] = {
         "hold_s": 1.0,
         "scale_up_snooze_s": 2.0,
         "scaling_timeout_s": 60,
-        "graceful_shutdown_timeout_s": 60,
+        "graceful_shutdown_timeout_s": 30,
         "faulty_scale_down_timeout_s": None,
     },
     "cluster.image_pull_policy": "Always",
@@ -220,6 +220,7 @@ OTHER: dict[str, Any] = {
     "cluster.run_policy.fault_deadline_s": 7,
     "cluster.run_policy.startup_deadline_s": 7,
     "cluster.run_policy.ttl_s": 7,
+    "resilience.elastic.graceful_shutdown_timeout_s": 7,
 }
 # These say which member of a union a section is; another one has other keys.
 TIMES = {"duration_s", "data_wait_s", "blocked_s"}
@@ -232,10 +233,7 @@ BOUNDS = {
     "cluster.growth_priority_class", "cluster.python",
     "cluster.rdzv_port",
     "cluster.requeue_at_limit",
-    "instance.accelerator",
-    "instance.memory_gib",
-    "instance.num_devices",
-    "instance.num_efa",
+    "instance.accelerator", "instance.memory_gib", "instance.num_devices", "instance.num_efa",
     "instance.num_vcpus",
     "model.tie_embeddings",
     "resilience.checkpointless",

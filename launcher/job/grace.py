@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.job.cluster import K8sCluster, LocalCluster, SlurmCluster
 from launcher.job.content import JobContent
-from resilience.node_config import CLOSE_TIMEOUT_S, DRAIN_S
+from resilience.settings import CLOSE_TIMEOUT_S, DRAIN_S
 
 _AGENT_END_S = 5
 """What the agent itself may take when its workers have ended."""

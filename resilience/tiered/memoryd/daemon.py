@@ -8,7 +8,8 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 
-from resilience.node_config import CLOSE_TIMEOUT_S, UNDONE_STATUS
+from resilience.node_config import UNDONE_STATUS
+from resilience.settings import CLOSE_TIMEOUT_S
 from resilience.tiered.arena import Arena
 from resilience.tiered.arena_folder import remove_expired
 from resilience.tiered.memoryd.board import Board
