@@ -23,11 +23,13 @@ class Departure:
         """The signal that the node was asked with; None where it stays."""
 
     def ask(self, number: int) -> bool:
-        """Note that the node is to leave; False where the run is to end, as in one of one size."""
-        if not self._is_elastic or self.signal is not None:
-            return False
-        self.signal, self._asked_s = number, time.monotonic()
-        return True
+        """Note that the node is to leave; False where the run is to end, as in one of one size.
+
+        Once: Slurm signals a job that is preempted or over its limit twice.
+        """
+        if self._is_elastic and self.signal is None:
+            self.signal, self._asked_s = number, time.monotonic()
+        return self._is_elastic
 
     def is_new(self) -> bool:
         """Return, once, that the others have to be told."""
