@@ -99,6 +99,8 @@ def test_nodes_come_and_leave_by_jobs_of_their_own(slurm: Slurm, pair: tuple[Pat
     for node in ("n1", "n3", "n4"):
         same = {f"--rdzv-id={job_id}", "--rdzv-attempt=0", f"--node-name={node}"}
         assert same <= words[node]
+        # What comes may leave, and the run's own job ends as a whole.
+        assert ("--ends-run" in words[node]) == (node == "n1")
     (endpoints,) = {each for node in words for each in words[node] if "--rdzv-endpoint" in each}
     assert endpoints.count("127.0.0.1:") == 2
     # Twice would end the run.

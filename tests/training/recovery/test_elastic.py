@@ -119,14 +119,23 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     check_nothing_was_done_twice(outcome, generation=1)
 
 
-def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        pytest.param((), ("n1", "n0", "n2"), id="all"),
+        pytest.param(("--ends-run",), ("n1",), id="one-that-the-run-ends-with"),
+    ],
+)
+def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(
+    tmp_path: Path, options: tuple[str, ...], asked: tuple[str, ...]
+) -> None:
     job = make_fault_job(
         num_nodes=3, num_devices=1, max_steps=2000, elastic=sizes(1, 3), values=VALUES
     )
 
-    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2"), options=options) as run:
         run.wait_for_step(6)
-        for name in ("n1", "n0", "n2"):
+        for name in asked:
             run.wait_for_step(max(e.step for e in read_steps(run)) + 4)
             run.signal_node(name, signal.SIGTERM)
         outcome = finish(run)
