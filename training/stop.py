@@ -2,12 +2,16 @@
 
 Before and after the steps the signal ends the worker where it is. While the
 steps run it is only noted, because all workers have to stop after the same one.
+A worker of an agent that recovers ignores one that the agent did not send.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
+
+from resilience.inprocess.asked import is_asked_to_end
 
 EXIT_STATUS = 128 + signal.SIGTERM
 
@@ -20,6 +24,7 @@ class StopSignal:
         self.last_step: int | None = None
         """The newest step that this worker has finished."""
         self._is_deferred = False
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Take SIGTERM from now on; main thread only."""
@@ -40,6 +45,9 @@ class StopSignal:
             raise SystemExit(EXIT_STATUS)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # A child that was forked has the handler, and may be ended by this process.
+        if os.getpid() == self._pid and not is_asked_to_end():
+            return
         self.is_requested = True
         if not self._is_deferred:
             raise SystemExit(EXIT_STATUS)

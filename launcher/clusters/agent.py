@@ -44,7 +44,7 @@ def agent_command(
     job_path: str = f'"$run_dir/{JOB_FILE}"',
     run_path: str = '"$run_dir"',
     local_addr: str | None = None,
-    further_node: str | None = None,
+    node_options: tuple[str, ...] = (),
     nnodes: str | None = None,
     memoryd: tuple[str, ...] = (),
     node_state_command: str | None = None,
@@ -55,11 +55,10 @@ def agent_command(
     `rdzv_endpoint` has the addresses of all nodes' agents, with commas between, `rdzv_attempt` is
     how often the scheduler has started the run again, where it counts that, `node` the name under
     which the node writes events, `token_file` the file with the run's token, `local_addr` the
-    address under which other nodes reach it (None lets the agent find it), `further_node` the
-    option that says that this node may come when the run has ended, `nnodes` how many begin the
-    run, as MIN:MAX (None: as many as the job says), `node_state_command` what says whether a silent
-    node is off, and `memoryd` are the arguments of the node's
-    checkpoint daemon that are known at the start alone.
+    address under which other nodes reach it (None lets the agent find it), `node_options` what is
+    said of some nodes alone, `nnodes` how many begin the run, as MIN:MAX (None: as many as the job
+    says), `node_state_command` what says whether a silent node is off, and `memoryd` are the
+    arguments of the node's checkpoint daemon that are known at the start alone.
     """
     grace_s = workers_grace_s(job)
     return (
@@ -71,7 +70,7 @@ def agent_command(
         f"--rdzv-id={rdzv_id}",
         *((f"--rdzv-attempt={rdzv_attempt}",) if rdzv_attempt else ()),
         *((f"--local-addr={local_addr}",) if local_addr else ()),
-        *((further_node,) if further_node else ()),
+        *node_options,
         *((f"--nnodes={nnodes}",) if nnodes else ()),
         f"--node-name={node}",
         f"--token-file={token_file}",

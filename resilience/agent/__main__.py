@@ -333,6 +333,7 @@ def _agent_options(
         term_deadline_s=options.term_deadline_s,
         grace_s=options.grace_s,
         node_state_command=options.node_state_command,
+        ends_run=options.ends_run,
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],

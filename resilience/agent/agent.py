@@ -170,17 +170,19 @@ class Agent(ABC):
         return self._ending.end.status
 
     def stop(self, number: int) -> None:
-        """End the node's part in the run: of an elastic one without the others, else with them.
+        """End the node's part in the run: of an elastic one without the others, else with them."""
+        if not self._departure.ask(number):
+            self._stop_run(number)
 
-        A second time, or where too few nodes would stay, the signal is passed on to the workers,
-        which end after a common step. From then on no worker is replaced; who ignores the signal is
-        ended after a while.
+    def _stop_run(self, number: int) -> None:
+        """Pass the signal on to the workers, which end after a common step.
+
+        From then on no worker is replaced; who ignores the signal is ended after a while.
         """
-        if self._departure.ask(number):
-            return
         self._ending.ask(128 + number, self._options.grace_s)
         self._crew.close()
         for worker in self._pool.workers.values():
+            self._page.ask_to_end(worker.slot)
             worker.signal(number)
 
     def _tick(self) -> None:
@@ -286,7 +288,7 @@ class Agent(ABC):
         elif isinstance(message, Leave):
             self._ask_to_leave(message)
         elif isinstance(message, StopRun) and self._departure.signal is not None:
-            self.stop(self._departure.signal)
+            self._stop_run(self._departure.signal)
         elif isinstance(message, ReplaceRank):
             self._replace_rank(message)
         elif isinstance(message, SaveState):

@@ -15,7 +15,7 @@ class Departure:
     """What has been asked, and until when."""
 
     def __init__(self, options: AgentOptions) -> None:
-        self._is_elastic = options.coordinator.policy.is_elastic
+        self._may_leave = options.coordinator.policy.is_elastic and not options.ends_run
         self._within_s = options.grace_s
         self._asked_s = 0.0
         self._is_told = False
@@ -23,11 +23,13 @@ class Departure:
         """The signal that the node was asked with; None where it stays."""
 
     def ask(self, number: int) -> bool:
-        """Note that the node is to leave; False where the run is to end, as in one of one size."""
-        if not self._is_elastic or self.signal is not None:
-            return False
-        self.signal, self._asked_s = number, time.monotonic()
-        return True
+        """Note that the node is to leave; False where the run is to end.
+
+        Once: Slurm signals a job that is preempted or over its limit twice.
+        """
+        if self._may_leave and self.signal is None:
+            self.signal, self._asked_s = number, time.monotonic()
+        return self._may_leave
 
     def is_new(self) -> bool:
         """Return, once, that the others have to be told."""

@@ -152,6 +152,8 @@ class StartOptions(BaseModel):
     further_node: bool = False
     """Whether this node may come when the run has ended: it then ends as the run has, and never
     begins it anew."""
+    ends_run: bool = False
+    """Whether the run stops where this node is asked to end, though it could go on without it."""
     local_addr: Annotated[str | None, PlainValidator(_reachable)] = None
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None
@@ -200,6 +202,8 @@ class AgentOptions:
     """What its workers run, in words; those of all agents run the same."""
     node_state_command: tuple[str, ...] | None = None
     """Says whether a silent node is off, or has booted."""
+    ends_run: bool = False
+    """Whether the run stops where the agent was asked to end, whatever its sizes."""
     coordinator: Options
 
 

@@ -1,9 +1,10 @@
 """A small page of shared memory in which a node's workers show that they live and where they are.
 
-Each worker has a slot of its own that only it writes: the time of its last
-heartbeat, written by a thread, so that a stopped process is seen; and its
-progress, written by the training thread, so that a stuck one is. Nobody waits
-for anybody here, and no lock is taken: each field is one aligned word.
+Each worker has a slot of its own, in which it writes the time of its last
+heartbeat, by a thread, so that a stopped process is seen; and its progress, by
+the training thread, so that a stuck one is. The agent writes there that it has
+asked the worker to end. Nobody waits for anybody here, and no lock is taken:
+each field is one aligned word.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SLOT_BYTES = 64
 _FIELD_BYTES = 8
 # Native: with an explicit byte order Python writes byte by byte, and a reader sees half a word.
 _FIELDS = struct.Struct("@dQd")
-_BEAT, _WORD, _PROGRESS = range(3)
+_BEAT, _WORD, _PROGRESS, _ASKED = range(4)
 """Numbers of the fields in a slot, eight bytes each."""
 _STEP_SHIFT = 24
 
@@ -78,7 +79,7 @@ class Page:
     def clear(self, slot: int) -> None:
         """Forget what an earlier worker left in the slot."""
         first = self._first(slot)
-        self._words[first + _WORD] = 0
+        self._words[first + _WORD] = self._words[first + _ASKED] = 0
         self._times[first + _PROGRESS] = self._times[first + _BEAT] = 0.0
 
     def beat(self, slot: int) -> None:
@@ -92,6 +93,14 @@ class Page:
         # The time first: an old one would make the new activity look as if it had stood still.
         self._times[first + _PROGRESS] = time.monotonic()
         self._words[first + _WORD] = word
+
+    def ask_to_end(self, slot: int) -> None:
+        """Note that the agent asks the worker to end."""
+        self._words[self._first(slot) + _ASKED] = 1
+
+    def is_asked_to_end(self, slot: int) -> bool:
+        """Return whether the agent has asked the worker to end."""
+        return self._words[self._first(slot) + _ASKED] != 0
 
     def close(self) -> None:
         """Unmap the page."""

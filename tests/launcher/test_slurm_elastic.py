@@ -110,7 +110,7 @@ def test_run_begins_with_the_nodes_that_slurm_gives(
     words = srun_words(tmp_path)
     assert {f"--nodes={len(nodes.split(','))}", "--kill-on-bad-exit=0", "--no-kill"} <= set(words)
     given = set(agent_words(tmp_path, "a"))
-    assert {f"--nnodes={founders}", "--rdzv-id=17", "--rdzv-attempt=0"} <= given
+    assert {f"--nnodes={founders}", "--rdzv-id=17", "--rdzv-attempt=0", "--ends-run"} <= given
 
 
 def test_nodes_beyond_an_allowed_number_stand_by(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_nodes_come_and_leave_by_jobs_of_their_own(slurm: Slurm, pair: tuple[Pat
     for node in ("n1", "n3", "n4"):
         same = {f"--rdzv-id={job_id}", "--rdzv-attempt=0", f"--node-name={node}"}
         assert same <= words[node]
+        # What comes may leave, and the run's own job ends as a whole.
+        assert ("--ends-run" in words[node]) == (node == "n1")
     (endpoints,) = {each for node in words for each in words[node] if "--rdzv-endpoint" in each}
     assert endpoints.count("127.0.0.1:") == 2
     # Twice would end the run.
@@ -238,21 +240,36 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     pytest.importorskip("torch", reason="a worker needs torch")
-    run_dir, _ = submitted(
+    run_dir, job_id = submitted(
         tmp_path, f"cluster.python={sys.executable}", *TRAINS, "trainer.max_steps=20000",
         "cluster.exclude=n4",
     )  # fmt: skip
-    Watch(slurm, run_dir).wait_for_progress()
+    watch = Watch(slurm, run_dir)
+    watch.wait_for_progress()
     script = run_dir / "job.sbatch"
     lines = script.read_text().splitlines(keepends=True)
     script.write_text("".join(line for line in lines if "#SBATCH --exclude=" not in line))
 
-    answers = [
+    first = [
         ask(run_dir, *words)
         for words in (
             ("scale", "nodes=4", "--wait"),
             ("scale", "nodes=3", "--wait"),
             ("status",),
+            ("scale", "nodes=4", "--wait"),
+        )
+    ]
+    (added,) = set(slurm.ask("squeue", "-h", "-o", "%i").split()) - {job_id}
+    # Slurm asks the node's workers, too, and they leave that to their agent.
+    slurm.ask("scancel", added)
+    watch.wait_for(lambda event: bool(size_of(event)) and event.generation == 4, "3 nodes")
+    watch.wait_for_progress()
+    wait_until(
+        lambda: slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], "it has ended", WAIT_S
+    )
+    last = [
+        ask(run_dir, *words)
+        for words in (
             ("scale", "nodes=4", "--wait"),
             ("cancel",),
             ("status",),
@@ -260,15 +277,15 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
         )
     ]
 
-    assert [each.status for each in answers] == [0, 0, 0, 0, 0, 0, 2], answers
-    assert "  size      3 nodes\n" in answers[2].out
-    assert answers[5].out.startswith("llama3-tiny-elastic: cancelled: ")
-    assert "llama3-tiny-elastic has ended: cancelled" in answers[6].err
+    assert [each.status for each in (*first, *last)] == [0, 0, 0, 0, 0, 0, 0, 2], (first, last)
+    assert "  size      3 nodes\n" in first[2].out
+    assert last[2].out.startswith("llama3-tiny-elastic: cancelled: ")
+    assert "llama3-tiny-elastic has ended: cancelled" in last[3].err
     events = read_events(run_dir / "events.jsonl")
-    assert [size for each in events if (size := size_of(each))] == [3, 4, 3, 4]
+    assert [size for each in events if (size := size_of(each))] == [3, 4, 3, 4, 3, 4]
     assert not [each for each in events if each.event == "generation_broken"]
-    # By its own goodbye.
-    assert [each.fields["is_dead"] for each in events if each.event == "node_lost"] == [True]
+    # By their own goodbyes.
+    assert [each.fields["is_dead"] for each in events if each.event == "node_lost"] == [True] * 2
     stops = [each for each in events if each.event == "worker_stopped" and each.step]
     assert len(stops) == 4, stops
     (last,) = {each.step for each in stops}

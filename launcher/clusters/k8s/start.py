@@ -92,5 +92,5 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',
         # Set by the script.
-        further_node="${further:+--further-node}" if job.resilience.elastic else None,
+        node_options=("${further:+--further-node}",) if job.resilience.elastic else (),
     )

@@ -55,14 +55,23 @@ def test_micro_batches_beyond_the_field_do_not_touch_the_place(page: Page) -> No
     assert (slot.step, slot.activity, slot.micro_batch) == (1, Activity.FORWARD, 0xFFFF)
 
 
+def test_agents_word_is_for_one_worker(page: Page) -> None:
+    page.ask_to_end(1)
+
+    assert [page.is_asked_to_end(slot) for slot in range(NUM_SLOTS)] == [False, True, False]
+    assert page.read(1) == page.read(0)
+
+
 def test_cleared_slot_shows_nothing(page: Page) -> None:
     page.mark(0, 7, Activity.UPDATE)
     page.beat(0)
+    page.ask_to_end(0)
 
     page.clear(0)
 
     slot = page.read(0)
     assert (slot.beat_s, slot.progress_s, slot.activity) == (0, 0, Activity.NOWHERE)
+    assert not page.is_asked_to_end(0)
 
 
 def test_page_has_no_name_and_ends_with_its_last_owner() -> None:

@@ -104,7 +104,9 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
         leaving = next(name for name in ("n2", "n1") if name != coordinator_of(run))
-        os.kill(run.agents[leaving].pid, signal.SIGTERM)
+        # As Slurm does where it preempts a job: the workers are signalled as well, and all twice.
+        for _ in range(2):
+            run.signal_node(leaving, signal.SIGTERM)
         outcome = finish(run)
 
     assert sorted(outcome.statuses) == [0, 0, 143], run.log()
@@ -117,20 +119,32 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     check_nothing_was_done_twice(outcome, generation=1)
 
 
-def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        pytest.param((), ("n1", "n0", "n2"), id="all"),
+        pytest.param(("--ends-run",), ("n1",), id="one-that-the-run-ends-with"),
+    ],
+)
+def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(
+    tmp_path: Path, options: tuple[str, ...], asked: tuple[str, ...]
+) -> None:
     job = make_fault_job(
         num_nodes=3, num_devices=1, max_steps=2000, elastic=sizes(1, 3), values=VALUES
     )
 
-    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2"), options=options) as run:
         run.wait_for_step(6)
-        for name in ("n1", "n0", "n2"):
+        for name in asked:
             run.wait_for_step(max(e.step for e in read_steps(run)) + 4)
-            os.kill(run.agents[name].pid, signal.SIGTERM)
+            run.signal_node(name, signal.SIGTERM)
         outcome = finish(run)
 
     assert outcome.statuses == [143, 143, 143], run.log()
     assert len(outcome.named("generation_opened")) == 1
+    # Spares stop as well, in no step.
+    stops = [e.step for e in outcome.named("worker_stopped") if e.step is not None]
+    assert stops == [stops[0]] * 3
     assert not outcome.left_behind
 
 
