@@ -39,21 +39,44 @@ _CONF = "last_call_timeout=1,join_timeout=120,keep_alive_interval=1,keep_alive_m
 
 
 class ElasticTorchrun:
-    """Agents at work, and what their workers tell."""
+    """Agents at work, and what their workers tell.
 
-    def __init__(self, plan: JobPlan) -> None:
+    The first agent keeps the store of all, but where that `has_own_store`.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        *,
+        num_nodes: int = NUM_NODES,
+        nodes_max: int = NUM_NODES,
+        has_own_store: bool = False,
+    ) -> None:
         self._plan = plan
+        self._nodes_max = nodes_max
+        self._has_own_store = has_own_store
         self._reader = EventReader(plan.run_dir)
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
-        for number in range(NUM_NODES):
+        if has_own_store:
+            self._start_store()
+        for number in range(num_nodes):
             self.start(number)
 
+    def _start_store(self) -> None:
+        words = f"'127.0.0.1', {self._plan.ports[0]}, is_master=True, wait_for_workers=False"
+        program = f"import signal, torch.distributed as d; s = d.TCPStore({words}); signal.pause()"
+        subprocess.Popen(
+            [sys.executable, "-c", program], env=job_environment(self._plan),
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
     def start(self, number: int) -> None:
-        """Start an agent; the first one keeps the store of all."""
-        arguments = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{NUM_NODES}"]
+        """Start an agent."""
+        is_host = number == 0 and not self._has_own_store
+        arguments = [sys.executable, "-m", "torch.distributed.run", f"--nnodes=1:{self._nodes_max}"]
         arguments += ["--nproc-per-node=1", "--max-restarts=1000", "--monitor-interval=0.1"]
         arguments += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._plan.ports[0]}"]
-        arguments += ["--rdzv-id=elastic", f"--rdzv-conf={_CONF},is_host={int(number == 0)}"]
+        arguments += ["--rdzv-id=elastic", f"--rdzv-conf={_CONF},is_host={int(is_host)}"]
         arguments += ["--local-addr=127.0.0.1", "-m"]
         with Path(self._plan.run_dir, f"log-{number}").open("ab") as log:
             self._agents[number] = subprocess.Popen(
@@ -69,16 +92,29 @@ class ElasticTorchrun:
     def kill(self, number: int) -> tuple[float, int]:
         """Kill an agent and its worker; returns the seconds and the steps that were lost."""
         self.settle(NUM_NODES)
-        mark = f"{_NODE}={number}".encode()
         at_s = time.monotonic()
+        self.end_node(number)
+        after = self._wait_for(NUM_NODES - 1, after_s=at_s, number=SETTLE_STEPS)
+        last = self._last_before(after[0], NUM_NODES)
+        return after[0].at_s - at_s - normal_s(after), last.step + 1 - after[0].step
+
+    def ask(self, number: int) -> None:
+        """Ask an agent to end."""
+        self._agents[number].terminate()
+
+    def end_node(self, number: int) -> None:
+        """Kill an agent and its worker."""
+        mark = f"{_NODE}={number}".encode()
         for pid in find_processes(self._plan.run_dir):
             with contextlib.suppress(OSError):
                 if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     os.kill(pid, signal.SIGKILL)
         self._agents.pop(number).wait()
-        after = self._wait_for(NUM_NODES - 1, after_s=at_s, number=SETTLE_STEPS)
-        last = self._last_before(after[0], NUM_NODES)
-        return after[0].at_s - at_s - normal_s(after), last.step + 1 - after[0].step
+
+    def events(self) -> list[Event]:
+        """Return all that the workers have told so far."""
+        self._reader.read_new()
+        return self._reader.events
 
     def grow(self, number: int) -> tuple[float, int]:
         """Start an agent; returns for how long nobody trained, and the steps that were lost."""

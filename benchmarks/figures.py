@@ -159,6 +159,20 @@ def keep_steps(events: Sequence[Event], began_s: float, until_s: float) -> list[
     return sorted(kept, key=lambda one: one.done_s)
 
 
+def two_worlds_s(events: Iterable[Event]) -> float:
+    """Return for how long two processes committed steps as rank 0, each of a world of its own."""
+    spans: dict[int, tuple[float, float]] = {}
+    for event in named(events, "committed"):
+        if event.rank == 0:
+            began_s, _ = spans.get(event.pid, (event.at_s, event.at_s))
+            spans[event.pid] = began_s, event.at_s
+    both_s, until_s = 0.0, float("-inf")
+    for began_s, end_s in sorted(spans.values()):
+        both_s += max(0.0, min(until_s, end_s) - began_s)
+        until_s = max(until_s, end_s)
+    return both_s
+
+
 def count_by_second(steps: Sequence[KeptStep], began_s: float, seconds: int) -> list[int]:
     """Count the kept steps of each second of a window."""
     counts = [0] * seconds

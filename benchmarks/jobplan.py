@@ -39,7 +39,9 @@ class Fault:
 class JobPlan:
     """One run of the job under one system.
 
-    `ports` are free ones of 127.0.0.1 for whatever the system has to listen on.
+    `ports` are free ones of 127.0.0.1 for whatever the system has to listen on. Where the number
+    of ranks changes, a step has `num_micro_batches`, each with a sleep before it; one
+    that `is_small` has one sample of the model and length of benchmarks.elastic_goodput.
     """
 
     run_dir: str
@@ -49,6 +51,9 @@ class JobPlan:
     checkpoint_every: int = 1
     gloo_timeout_s: float = 10.0
     ports: tuple[int, ...] = ()
+    num_micro_batches: int = 12
+    sleep_s: float = 0.0
+    is_small: bool = False
 
     def write(self) -> None:
         """Write this plan to its run folder, which must exist."""

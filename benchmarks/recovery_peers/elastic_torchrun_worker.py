@@ -1,4 +1,4 @@
-"""One rank under an elastic torchrun: DDP at the size that there is, a checkpoint at each step.
+"""One rank under an elastic torchrun: DDP at the size that there is, checkpoints as the plan says.
 
 After a change of size torchrun ends all ranks and starts them again at the new one; they load the
 newest checkpoint. A global batch has the same samples at any size, as far as it divides.
@@ -6,8 +6,10 @@ newest checkpoint. A global batch has the same samples at any size, as far as it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +28,16 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.recovery_peers import job  # noqa: E402
 
-NUM_BATCHES = 12
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "vocab_size": 272,
+}
+"""The model of llama3_tiny_elastic."""
+SMALL_SEQUENCE = 32
+NUM_BATCHES = PLAN.num_micro_batches
 FOLDER = Path(PLAN.run_dir, "checkpoints")
 NEWEST = FOLDER / "newest"
 
@@ -38,7 +49,7 @@ def save(state: dict[str, torch.Tensor], next_step: int) -> None:
         fresh = FOLDER / "newest.new"
         fresh.write_text(str(next_step), "utf-8")
         fresh.replace(NEWEST)
-        shutil.rmtree(FOLDER / str(next_step - 2), ignore_errors=True)
+        shutil.rmtree(FOLDER / str(next_step - 2 * PLAN.checkpoint_every), ignore_errors=True)
 
 
 def restore(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -51,23 +62,34 @@ def restore(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return next_step
 
 
+def draw_batch(number: int, step: int) -> torch.Tensor:
+    """Draw one micro batch of a step."""
+    batch = job.draw_batch(number, step, NUM_BATCHES)
+    return batch[:1, :SMALL_SEQUENCE] if PLAN.is_small else batch
+
+
 def main() -> None:
     """Train from the newest checkpoint to the planned step."""
     FOLDER.mkdir(exist_ok=True)
-    model, optimizer = job.build_model()
+    model, optimizer = job.build_model(**(SMALL if PLAN.is_small else {}))
     timeout = timedelta(seconds=PLAN.gloo_timeout_s)
     dist.init_process_group("gloo", timeout=timeout)
     next_step = restore(model, optimizer)
+    LOG.write("restored", RANK, step=next_step)
     wrapped = DistributedDataParallel(model)
     own = range(RANK * NUM_BATCHES // WORLD, (RANK + 1) * NUM_BATCHES // WORLD)
     for step in range(next_step, PLAN.num_steps):
         for number in own:
-            loss = job.compute_loss(wrapped, job.draw_batch(number, step, NUM_BATCHES))
-            (loss * WORLD / NUM_BATCHES).backward()
+            time.sleep(PLAN.sleep_s)
+            is_last = number == own[-1]
+            with contextlib.nullcontext() if is_last else wrapped.no_sync():
+                loss = job.compute_loss(wrapped, draw_batch(number, step))
+                (loss * WORLD / NUM_BATCHES).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         LOG.write("committed", RANK, step=step, loss=job.loss_bits(loss.detach()), world=WORLD)
-        save(dict(job.named_state(model, optimizer)), step + 1)
+        if (step + 1) % PLAN.checkpoint_every == 0:
+            save(dict(job.named_state(model, optimizer)), step + 1)
 
 
 main()

@@ -21,20 +21,23 @@ VOCABULARY = 256
 SEED = 1234
 
 
-def build_model() -> tuple[LlamaForCausalLM, torch.optim.AdamW]:
-    """Build the model and its optimizer with the same first weights in every process."""
+def build_model(**shape: int) -> tuple[LlamaForCausalLM, torch.optim.AdamW]:
+    """Build the model and its optimizer with the same first weights in every process.
+
+    `shape` is what of the model's configuration is another one.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    config = LlamaConfig(
-        hidden_size=160,
-        intermediate_size=448,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=2 * SEQUENCE,
-        use_cache=False,
-    )
+    known = {
+        "hidden_size": 160,
+        "intermediate_size": 448,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2 * SEQUENCE,
+    }
+    config = LlamaConfig(**{**known, **shape}, use_cache=False)
     model = LlamaForCausalLM(config).to(torch.float32)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -90,6 +90,15 @@ def test_rank_that_comes_back_costs_only_the_steps_without_it():
     assert (one.samples_lost, one.ranks_lost) == (4, 0)
 
 
+def test_two_worlds_are_those_whose_first_ranks_commit_in_turn():
+    one = [commit(at_s, at_s, 0, pid=1) for at_s in range(10)]
+    after = [commit(at_s, at_s, 0, pid=2) for at_s in range(12, 20)]
+    beside = [commit(at_s, 0, 0, pid=3) for at_s in (7, 15)]
+
+    assert figures.two_worlds_s([*one, *after, commit(5, 0, 1, pid=4)]) == 0
+    assert figures.two_worlds_s([*one, *after, *beside]) == (9 - 7) + (15 - 12)
+
+
 def test_fault_without_another_step_is_not_recovered():
     (one,) = judge([*steps(0, 5, 0), fault(2.6, 6)])
 
