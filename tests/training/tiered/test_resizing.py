@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from launcher.job import Job
+from launcher.job import Job, read_job
+from launcher.report.record import build_record
 from tests.ports import free_ports
 from tests.resilience.tiered.cluster import wait_until
 from tests.training.jobs import make_job, write_job
@@ -126,6 +127,12 @@ def run_calmly(workers: Workers, folder: Path) -> Outcome:
     return workers.run(Job.model_validate(content), folder / "calm")
 
 
+def phases(run: Outcome) -> list[str]:
+    """Return what the report says of each rank at the end of the run's events."""
+    workers = build_record(read_job(run.folder / "job.json"), run.events).state.workers
+    return [each.phase for each in workers.values()]
+
+
 def test_a_run_of_2_1_and_2_nodes_ends_with_the_bits_of_one_that_never_changed(
     tmp_path: Path, workers: Workers
 ) -> None:
@@ -136,13 +143,15 @@ def test_a_run_of_2_1_and_2_nodes_ends_with_the_bits_of_one_that_never_changed(
         operator.start(2, step=3)
         operator.ask_to_leave(1)
         assert operator.wait() == [0, 0]
+        assert phases(run) == ["stopped", "stopped"]
         operator.start(1, step=8)
         operator.ask_to_leave(0)
         assert operator.wait() == [0]
-        assert not run.named("worker_finished")
+        assert "finished" not in phases(run)
         operator.start(2, step=NUM_STEPS)
         assert operator.wait() == [0, 0]
 
+    assert phases(run) == ["finished", "finished"]
     left = [each.step for each in run.named("worker_stopped")]
     assert None not in left
     assert left[0] == left[1]
