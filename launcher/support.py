@@ -62,9 +62,8 @@ def refusals(job: Job) -> list[str]:
 def _no_runtime(job: Job) -> str | None:
     """Say what of a job is rendered, but has nothing here that would run it."""
     missing = _missing_of_megatron(job)
-    if job.resilience.elastic and is_hyperpod(job):
-        missing.append("resilience.elastic with cluster.job_kind 'hyperpod' (it runs: 'job')")
-    elif job.resilience.elastic and job.resilience.checkpointless is None:
+    is_lone = job.resilience.elastic and job.resilience.checkpointless is None
+    if is_lone and not is_hyperpod(job):
         missing.append(
             "resilience.elastic without resilience.checkpointless (it runs with "
             "resilience/checkpointless=default)"
@@ -74,7 +73,7 @@ def _no_runtime(job: Job) -> str | None:
         missing.append(
             "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
         )
-    if job.memoryd and is_hyperpod(job):
+    if job.memoryd and is_hyperpod(job) and not job.resizes_by_restart:
         # Nobody has seen under which names its pods reach each other.
         missing.append(
             "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', "

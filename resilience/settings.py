@@ -121,6 +121,9 @@ class CheckpointlessSettings(_Settings):
         return self.transfer_buffer_mib * num_workers
 
 
+_RESTART_GRACE_S = 600
+
+
 class ElasticSettings(_Settings):
     """A job that goes on with fewer nodes, and grows again."""
 
@@ -145,11 +148,15 @@ class ElasticSettings(_Settings):
     """HyperPod: seconds that the operator waits before it scales the job up."""
     graceful_shutdown_timeout_s: Count | None
     """Seconds that a node has to end in that is asked to, from the run or with it; null is what the
-    cluster gives. HyperPod: seconds that the workers have before a change of size; null is the
-    operator's default."""
+    cluster gives. HyperPod: seconds that the workers have before a change of size; null is 600."""
     faulty_scale_down_timeout_s: Whole | None
     """Seconds that a lost node is waited for before the run goes on without it; null is 0, and
     under HyperPod the operator's default."""
+
+    @property
+    def restart_grace_s(self) -> int:
+        """Return the seconds that workers have to save and end before HyperPod's next start."""
+        return self.graceful_shutdown_timeout_s or _RESTART_GRACE_S
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ def _train(
             "start its agents with --no-recovery, or add the feature to the recipe"
         )
     # torch takes seconds to import, and a bad job should not wait for it.
-    from training.loop import Worker, run_once
+    from training.loop import Worker
 
     if make_trainer is None:
         make_trainer = choose_trainer(job)
@@ -110,6 +110,8 @@ def _train(
 
         run_with_recovery(worker, make_trainer)
     else:
+        from training.once import run_once
+
         assert environment is not None
         run_once(worker, make_trainer, environment)
 

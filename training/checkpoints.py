@@ -137,6 +137,13 @@ class Checkpoints:
         """
         return False
 
+    def wait_stored(self, step: int, limit_s: float) -> str | None:
+        """Return when the store has this worker's part of the last state, or why it has not.
+
+        To be called after `finish`; waits for at most `limit_s`.
+        """
+        return "the run has no store that says what it has"
+
     def close(self) -> None:
         """End what the checkpoints need: the run has succeeded."""
 

@@ -3,7 +3,8 @@
 That is torchrun, a program that sets its variables as HyperPod's hyperpodrun does, our own
 node agent for a job without recovery, or nobody at all: then one process is the whole
 world. The generation ends with the process, at its first fault; whoever started the
-worker may start it again.
+worker may start it again. SIGUSR1 asks an elastic run to leave its generation, so that it can
+be started at another size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from training.environment import WorkerEnvironment
 from training.errors import GroupError
 from training.group import go_on, keep, open_device, poll, wait_for_key
 from training.plan import check_world_size, plan_device_type, plan_layout
+from training.stop import LeaveSignal
 
 JOIN_TIMEOUT = timedelta(minutes=10)
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -78,10 +80,11 @@ class OnlyGeneration:
     store: Store
     is_last: bool = False
     is_passing: bool = False
+    leave: LeaveSignal = field(default_factory=LeaveSignal)
 
     def is_to_be_left(self) -> bool:
-        """Return False: there is no other generation."""
-        return False
+        """Return whether this worker was asked to leave; the next start has another generation."""
+        return self.leave.is_requested
 
     def check(self) -> None:
         """Return: the process ends with its generation."""
@@ -108,6 +111,7 @@ def open_generation(job: Job, environment: WorkerEnvironment) -> Iterator[OnlyGe
         base, rank=environment.rank, world_size=environment.world_size, timeout=JOIN_TIMEOUT
     )
     store = PrefixStore(name, base)
+    leave = LeaveSignal()
     try:
         dist.init_process_group(
             "nccl" if device_type == "cuda" else "gloo",
@@ -120,8 +124,15 @@ def open_generation(job: Job, environment: WorkerEnvironment) -> Iterator[OnlyGe
     except dist.DistError as error:
         raise GroupError(f"the {environment.world_size} workers did not meet: {error}") from error
     keep(dist.group.WORLD)
+    if job.resilience.elastic:
+        # Until now there was nothing to save, and the signal ended the worker wherever it was.
+        leave.install()
     yield OnlyGeneration(
-        number=environment.generation, rank=environment.rank, layout=layout, store=store
+        number=environment.generation,
+        rank=environment.rank,
+        layout=layout,
+        store=store,
+        leave=leave,
     )
     dist.destroy_process_group()
     _leave(environment, store)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from resilience.state.layout import Seat
 from resilience.state.view import ViewWithRest
 from training.backends.choice import open_checkpoints
 from training.checkpoints import STALL_S, Subject
-from training.coordinator import Members, open_generation
+from training.coordinator import Members
 from training.data.loading import (
     announce_samples,
     check_same_samples,
@@ -41,7 +42,6 @@ from training.data.loading import (
 from training.data.position import Position
 from training.data.tokens import Samples, check_num_samples
 from training.data.worker_batches import Batches, open_batches
-from training.environment import WorkerEnvironment
 from training.errors import CheckpointError
 from training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT, WorkerGroup, open_device
 from training.plan import (
@@ -54,9 +54,9 @@ from training.plan import (
 from training.progress import CommitHooks, MakeProgress, NoRecovery
 from training.steplog import StepLog, tell_idle
 from training.steps.steps import LEAVE, SAVE, SAVE_DUE, Steps
+from training.steps.watch import RunWatch
 from training.stop import EXIT_STATUS, StopSignal
 from training.trainer import MakeTrainer
-from training.watch import RunWatch
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.checkpointless.plan import Fallback
@@ -455,6 +455,23 @@ class Loop:
             f"{words}; the newest that was before is that of step {self._complete} in {self._place}"
         )
 
+    def save_to_leave(self, members: Members) -> None:
+        """Save the state with which all ranks leave, where a start at another size finds it.
+
+        Raises CheckpointError where the store has not got it in the time that HyperPod gives.
+        """
+        elastic, step = self._job.resilience.elastic, self.progress.step
+        assert elastic
+        limit_s = elastic.restart_grace_s
+        self._finish()
+        own = self._saves.wait_stored(step, limit_s)
+        group, limit = self._make_group(members), timedelta(seconds=limit_s)
+        if problem := group.first_problem("leave/stored", own, limit):
+            raise CheckpointError(
+                f"the state of step {step} is not in the store: {problem}; the next start goes on "
+                "from the newest one that is"
+            )
+
     def save_alone(self, order: SaveState, check: Callable[[], None]) -> StateSaved:
         """Save this rank's part of the state as it is, without the other ranks.
 
@@ -482,12 +499,3 @@ class Loop:
 
     def _apply(self, step: int) -> None:
         self._steps.apply(step)
-
-
-def run_once(worker: Worker, make_trainer: MakeTrainer, environment: WorkerEnvironment) -> None:
-    """Train without recovery, in the one generation that the environment tells of."""
-    loop = Loop(worker, make_trainer)
-    with open_generation(worker.job, environment) as generation:
-        loop.enter(generation)
-        loop.run(generation)
-    loop.end()

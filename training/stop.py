@@ -1,8 +1,8 @@
-"""SIGTERM: end the worker, between steps once there are steps.
+"""Signals that ask a worker to end, between steps once there are steps.
 
-Before and after the steps the signal ends the worker where it is. While the
-steps run it is only noted, because all workers have to stop after the same one.
-A worker of an agent that recovers ignores one that the agent did not send.
+Before and after the steps SIGTERM ends the worker where it is. While the steps run it is only
+noted, because all workers have to stop after the same one. SIGUSR1 is only noted as well.
+A worker of an agent that recovers ignores a SIGTERM that the agent did not send.
 """
 
 from __future__ import annotations
@@ -51,3 +51,17 @@ class StopSignal:
         self.is_requested = True
         if not self._is_deferred:
             raise SystemExit(EXIT_STATUS)
+
+
+class LeaveSignal:
+    """Notes SIGUSR1: the run is to save its state, and to go on at another size."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+
+    def install(self) -> None:
+        """Take SIGUSR1 from now on, which ended the process until then; main thread only."""
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_requested = True

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster, Toleration
 from launcher.job.content import JobContent
+from launcher.job.recovery_rules import copy_rules
 
 REPLICA_NAME = "pods"
 """HyperPod's operator names pods <job>-<this>-<index>."""
@@ -181,6 +182,41 @@ def _hyperpod_job(job: JobContent, cluster: K8sCluster) -> Iterator[str]:
             f"resilience.checkpointless.standby_nodes {standby} needs cluster.job_kind 'job'; "
             "HyperPod's own nodes that stand by are cluster.num_spares"
         )
+    restart_policy, elastic = policy.restart_policy, job.resilience.elastic
+    if elastic and restart_policy and restart_policy.scale_up_snooze_s is not None:
+        yield (
+            "cluster.run_policy.restart_policy.scale_up_snooze_s "
+            f"{restart_policy.scale_up_snooze_s} is set by resilience.elastic.scale_up_snooze_s "
+            f"{elastic.scale_up_snooze_s:g} with resilience.elastic; allowed: null"
+        )
+    if job.resizes_by_restart:
+        yield from _resized_job(job)
+
+
+def _resized_job(job: JobContent) -> Iterator[str]:
+    """Yield why a start at another size would not find the state of the one before."""
+    where, tiered = "resilience.elastic with cluster.job_kind 'hyperpod'", job.resilience.tiered
+    lacking = None
+    if tiered is None or tiered.store is None:
+        lacking = f"resilience.tiered{'.store' if tiered else ''} null"
+    elif tiered.backend != "memoryd":
+        lacking = f"resilience.tiered.backend {tiered.backend!r}"
+    if tiered is None or lacking:
+        yield (
+            f"{lacking} does not fit {where}, where a start at another size finds the state in "
+            "a store of ours alone; allowed: resilience/tiered=run_folder, folder, s3 or store"
+        )
+        return
+    for field, value, allowed in (
+        ("replicas", tiered.ram.replicas, 0),
+        ("domains_min", tiered.ram.domains_min, 1),
+    ):
+        if value != allowed:
+            yield (
+                f"resilience.tiered.ram.{field} {value} does not fit {where}, where no node's "
+                f"memory reaches another's; allowed: {allowed}"
+            )
+    yield from copy_rules(job, where)
 
 
 def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from launcher import SCHEMA_VERSION, VERSION
-from launcher.job.cluster import Cluster
+from launcher.job.cluster import Cluster, K8sCluster
 from launcher.job.fields import Count, DnsLabel, EnvName, EnvValue, OneLine, Section, TimeLimit
 from launcher.job.workload import Data, Instance, Model, Resources, Trainer
 from resilience.settings import ResilienceSettings, TieredSettings
@@ -91,6 +91,16 @@ class JobContent(Section):
         elastic = self.resilience.elastic
         is_last = elastic is not None and size == elastic.nodes_max
         return size + (self.resilience.standby_nodes if is_last else 0)
+
+    @property
+    def resizes_by_restart(self) -> bool:
+        """Return whether another size is another start of all workers, as HyperPod's agent has it.
+
+        What memory holds goes with a pod, and no daemon knows another.
+        """
+        is_hyperpod = isinstance(self.cluster, K8sCluster) and self.cluster.job_kind == "hyperpod"
+        features = self.resilience
+        return is_hyperpod and bool(features.elastic) and features.checkpointless is None
 
     @property
     def memoryd(self) -> TieredSettings | None:

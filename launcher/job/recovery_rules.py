@@ -36,31 +36,38 @@ def recovery_rules(job: JobContent) -> Iterator[str]:
 
 def _elastic(job: JobContent) -> Iterator[str]:
     """Yield why the ranks that are left could not go on."""
-    trainer, where = job.trainer, "resilience.elastic"
+    where = "resilience.elastic"
     settings, elastic = job.resilience.checkpointless, job.resilience.elastic
     assert settings
     assert elastic
-    if settings.standby_nodes and elastic.nodes_max != trainer.num_nodes:
+    num_nodes = job.trainer.num_nodes
+    if settings.standby_nodes and elastic.nodes_max != num_nodes:
         yield (
             f"resilience.checkpointless.standby_nodes {settings.standby_nodes} does not fit "
             f"{where}.nodes_max {elastic.nodes_max}, up to which every node trains; allowed: "
-            f"nodes_max {trainer.num_nodes}, that is trainer.num_nodes"
+            f"nodes_max {num_nodes}, that is trainer.num_nodes"
         )
+    yield from copy_rules(job, f"{where} with resilience.checkpointless")
+
+
+def copy_rules(job: JobContent, where: str) -> Iterator[str]:
+    """Yield why not each node has whole copies of the state, which come and go with it."""
+    trainer = job.trainer
     if not isinstance(trainer, TorchTrainer):
         yield (
-            f"trainer.kind {trainer.kind!r} does not fit {where} with resilience.checkpointless: a "
+            f"trainer.kind {trainer.kind!r} does not fit {where}: a "
             "copy of Megatron's state lies on ranks of several nodes; allowed: 'torch'"
         )
     elif trainer.sharding == "full":
         yield (
-            f"trainer.sharding 'full' does not fit {where} with resilience.checkpointless: its one "
+            f"trainer.sharding 'full' does not fit {where}: its one "
             "copy of the state lies on all nodes; allowed: 'none', or 'hybrid' with a copy on each "
             "node"
         )
     elif trainer.num_devices % (shards := trainer.num_shards or 1):
         yield (
-            f"trainer.num_replicas {trainer.num_replicas} does not fit {where} with "
-            f"resilience.checkpointless: the {shards} ranks of a copy are on several nodes, and "
+            f"trainer.num_replicas {trainer.num_replicas} does not fit {where}: "
+            f"the {shards} ranks of a copy are on several nodes, and "
             f"trainer.num_devices is {trainer.num_devices}; allowed: as many copies as nodes, or a "
             "multiple of it"
         )

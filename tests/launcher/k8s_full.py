@@ -49,7 +49,7 @@ HYPERPOD_ONLY = {
     "cluster.run_policy.workload_mode": "Deployment",
     "cluster.run_policy.restart_policy": {
         "eval_period_s": 1, "full_job_restarts_max": 1, "restarts_before_full_job": 1,
-        "repeat_offenders_to_avoid_max": 1, "scale_up_snooze_s": 1,
+        "repeat_offenders_to_avoid_max": 1, "scale_up_snooze_s": None,
     },
     "cluster.run_policy.log_monitoring": [
         {
@@ -58,6 +58,8 @@ HYPERPOD_ONLY = {
         },
         {"name": "b", "pattern": "b"},
     ],
+    # A node has a whole copy.
+    "trainer.num_replicas": 16,
     "resilience.elastic": {
         "nodes_min": 8, "nodes_max": 16, "nodes_step": 8, "nodes_allowed": None,
         "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,
@@ -67,4 +69,6 @@ HYPERPOD_ONLY = {
 
 
 def full_job(kind: str) -> Job:
-    return k8s_job(kind, FULL | (HYPERPOD_ONLY if kind == "hyperpod" else {}), LARGE)
+    if kind == "hyperpod":
+        return k8s_job(kind, FULL | HYPERPOD_ONLY, "llama/llama3_8b_pretrain")
+    return k8s_job(kind, FULL, LARGE)

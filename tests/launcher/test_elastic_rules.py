@@ -12,6 +12,7 @@ from launcher.errors import RecipeError
 from launcher.job.workload import TorchTrainer
 from launcher.support import notes
 from resilience.events import EventLog, read_events
+from tests.launcher.k8s_job import TINY, documents
 from tests.launcher.shipped import rendered, shipped_job
 from training.plan import plan_mesh
 from training.steplog import tell_idle
@@ -167,3 +168,62 @@ def test_copies_follow_the_number_of_nodes() -> None:
 
     assert copies == [2, 6, 8]
     assert [each and each.sizes for each in meshes] == [(2, 2), (6, 2), (8, 2)]
+
+
+ON_HYPERPOD = "resilience.elastic with cluster.job_kind 'hyperpod'"
+RESTARTS = (
+    "cluster.run_policy.restart_policy={eval_period_s: 60, full_job_restarts_max: null, "
+    "restarts_before_full_job: null, repeat_offenders_to_avoid_max: null, scale_up_snooze_s: 9}"
+)
+NO_STORE = (
+    f"does not fit {ON_HYPERPOD}, where a start at another size finds the state in a store of ours "
+    "alone; allowed: resilience/tiered=run_folder, folder, s3 or store"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        pytest.param(["resilience.tiered=null"], f"resilience.tiered null {NO_STORE}", id="tiers"),
+        pytest.param(
+            ["resilience/tiered=ram"], f"resilience.tiered.store null {NO_STORE}", id="store"
+        ),
+        pytest.param(
+            ["resilience/tiered=aws"], f"resilience.tiered.backend 'aws' {NO_STORE}", id="aws"
+        ),
+        pytest.param(
+            ["resilience/tiered=ram_s3"],
+            f"resilience.tiered.ram.replicas 1 does not fit {ON_HYPERPOD}, where no node's memory "
+            "reaches another's; allowed: 0",
+            id="replicas",
+        ),
+        pytest.param(
+            ["trainer.sharding=full"],
+            f"trainer.sharding 'full' does not fit {ON_HYPERPOD}: its one copy of the state lies "
+            "on all nodes; allowed: 'none', or 'hybrid' with a copy on each node",
+            id="one-copy",
+        ),
+        pytest.param(
+            [RESTARTS],
+            "cluster.run_policy.restart_policy.scale_up_snooze_s 9 is set by "
+            "resilience.elastic.scale_up_snooze_s 60 with resilience.elastic; allowed: null",
+            id="two-snoozes",
+        ),
+    ],
+)  # fmt: skip
+def test_what_hyperpod_cannot_start_at_another_size_is_refused(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        shipped_job(TINY, "hyperpod", ["resilience/elastic=default", *overrides])
+
+
+def test_daemons_of_a_job_that_hyperpod_resizes_know_no_other() -> None:
+    """The operator says nobody by which name its pods are reached, and their number changes."""
+    job = shipped_job(TINY, "hyperpod", ["resilience/elastic=default"])
+
+    found = documents(job)["ConfigMap"]["data"]
+
+    assert "memoryd.peers" not in found
+    assert "--peer" not in found["memoryd.sh"]
+    assert "--config=/etc/training/node.json" in found["memoryd.sh"]

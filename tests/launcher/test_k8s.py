@@ -247,10 +247,12 @@ def test_cluster_restart_policy_comes_before_that_of_checkpointless() -> None:
 def test_elastic_policy_of_hyperpod(sizes: dict[str, Any], expected: dict[str, Any]) -> None:
     elastic = {
         "nodes_min": 1, "nodes_max": 2, "nodes_step": None, "nodes_allowed": None,
-        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,
+        "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.1,
         "scaling_timeout_s": 3, "graceful_shutdown_timeout_s": 4, "faulty_scale_down_timeout_s": 5,
     }  # fmt: skip
-    job = k8s_job("hyperpod", {"resilience.elastic": elastic | sizes})
+    tiered = shipped_job(TINY, "hyperpod").model_dump(mode="json")["resilience"]["tiered"]
+    changes = {"resilience.tiered": tiered, "resilience.elastic": elastic | sizes}
+    job = k8s_job("hyperpod", changes)
 
     spec = documents(job)["job"]["spec"]
 
@@ -259,6 +261,9 @@ def test_elastic_policy_of_hyperpod(sizes: dict[str, Any], expected: dict[str, A
         "gracefulShutdownTimeoutInSeconds": 4, "faultyScaleDownTimeoutInSeconds": 5, **expected,
     }  # fmt: skip
     assert spec["replicaSpecs"][0]["maxReplicas"] == 2
+    assert spec["runPolicy"]["restartPolicy"] == {
+        "evalPeriodSeconds": 3600, "scaleUpSnoozeTimeInSeconds": 3,
+    }  # fmt: skip
 
 
 def test_replicas_of_hyperpod() -> None:

@@ -119,12 +119,12 @@ ELASTIC_VALUES = ["resilience/elastic=default"]
 RECOVERS = ["resilience/checkpointless=default", "resources.shm_gib=1"]
 
 
-def test_elastic_sizes_are_refused() -> None:
-    with pytest.raises(
-        RecipeError,
-        match=r"cannot run, resilience\.elastic with cluster\.job_kind 'hyperpod' \(it runs: ",
-    ):
-        check_runnable(shipped_job(TINY, "hyperpod", [*PREPARED, *ELASTIC_VALUES]), "submit")
+def test_elastic_sizes_run_on_hyperpod_without_recovery() -> None:
+    check_runnable(shipped_job(TINY, "hyperpod", [*PREPARED, *ELASTIC_VALUES]), "submit")
+
+    job = shipped_job(TINY, "hyperpod", [*PREPARED, *ELASTIC_VALUES, *RECOVERS])
+    with pytest.raises(RecipeError, match=r"cannot run, resilience\.checkpointless with"):
+        check_runnable(job, "submit")
 
 
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
@@ -213,7 +213,6 @@ def job_has_image(cluster: str) -> bool:
 
 # What stands in the file of each shipped recipe: why it does not run where all is prepared for it.
 RECOVERY = "resilience.checkpointless with cluster.job_kind 'hyperpod' (it runs: 'job')"
-ELASTIC = "resilience.elastic with cluster.job_kind 'hyperpod' (it runs: 'job')"
 TIERS = (
     "resilience.tiered.backend 'memoryd' with cluster.job_kind 'hyperpod' (it runs: 'job', or "
     "resilience/tiered=aws)"
@@ -228,8 +227,6 @@ def test_each_shipped_recipe_says_all_that_keeps_it_from_running(recipe: str, cl
     job = shipped_job(recipe, cluster, PREPARED if job_has_image(cluster) else ())
     is_hyperpod = cluster == "hyperpod"
     missing = []
-    if is_hyperpod and re.search("elastic|everything", recipe):
-        missing.append(ELASTIC)
     if is_hyperpod and re.search("checkpointless|tiered|elastic|everything", recipe):
         missing.append(RECOVERY)
     if is_hyperpod and job.resilience.tiered:

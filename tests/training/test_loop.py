@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests.training.groups import make_group
 from training.loop import Loop
-from training.watch import RunWatch
+from training.steps.watch import RunWatch
 
 
 class Members:

@@ -86,7 +86,7 @@ class Workers:
             "arguments": [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"],
             "folder": str(folder),
             "environments": [
-                {**_variables(rank, size, port), **(variables or {})} for rank in range(size)
+                {**rank_variables(rank, size, port), **(variables or {})} for rank in range(size)
             ],
             "is_failure_final": True,
         }
@@ -176,7 +176,8 @@ def _agent(
     ]
 
 
-def _variables(rank: int, size: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return what torchrun tells a worker of a node."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

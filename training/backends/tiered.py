@@ -44,6 +44,7 @@ BRANCH_SOURCE = "branch"
 HISTORY = "history"
 """In the progress: what is added to generations, so that no two starts share a number."""
 
+_STORED_PAUSE_S = 0.1
 COMMIT_TIMEOUT_S = 20.0
 """How long a run that ends waits for its last commit."""
 
@@ -231,6 +232,31 @@ class TieredCheckpoints(CadencedCheckpoints):
         """
         is_required = self._store_tier is not None and self._store_tier.required
         return is_required and self._subject.placement.writes_shard and not self._is_handed_over
+
+    def wait_stored(self, step: int, limit_s: float) -> str | None:
+        """Return when the store has the step, or why it has not: this node's daemon brings it."""
+        if not self._subject.placement.writes_shard:
+            return None
+        if not self._is_handed_over:
+            return "this node's daemon has not got it"
+        end_s = self._clock() + limit_s
+        while (problem := self._find_unstored(step)) and self._clock() < end_s:
+            # Nothing tells of a store that has taken something.
+            time.sleep(_STORED_PAUSE_S)
+        return problem
+
+    def _find_unstored(self, step: int) -> str | None:
+        """Return why the store has not got the newest state of a step, None where it has."""
+        try:
+            found = self._client.status()
+        except TieredError as error:
+            return str(error)
+        key = step, self._generation
+        for each in found["jobs"].get(self._client.namespace, {"steps": []})["steps"]:
+            if (each["step"], each["generation"]) == key and each["store"] == each["num_shards"]:
+                return None
+        store = found["store"]
+        return f"{store['name']}: {store['last_error'] or 'it has not taken it yet'}"
 
     def _flush(self, step: int, generation: int) -> bool:
         """Have this node's daemon send a step to the store; returns whether it has said so."""

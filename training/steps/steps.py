@@ -38,8 +38,8 @@ from training.steps.non_finite import (
     read_evidence,
     same_bits,
 )
+from training.steps.watch import RunWatch
 from training.trainer import StepResult, Trainer
-from training.watch import RunWatch
 
 SAVE_DUE = "save_due"
 """In the progress: a worker has asked for a checkpoint of this very state."""

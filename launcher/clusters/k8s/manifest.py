@@ -61,7 +61,8 @@ def render_k8s(
     texts["start.sh"] = start
     if sidecar := sidecar_files(job, cluster):
         texts["memoryd.sh"] = fill_template(templates, "k8s/memoryd.sh.j2", sidecar)
-        texts[PEERS_FILE] = sidecar["peers"]
+        if sidecar["peers"]:
+            texts[PEERS_FILE] = sidecar["peers"]
     values = manifest_values(job, cluster) | {"files": [_file(*item) for item in texts.items()]}
     text = fill_template(templates, f"k8s/{cluster.job_kind}.yaml.j2", values)
     check_manifest(text)

@@ -58,7 +58,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     if settings is None:
         return {}
     is_job = cluster.job_kind == "job"
-    # HyperPod's operator, which such a job is not submitted to yet, gives pods no subdomain.
+    # HyperPod's operator gives pods no subdomain.
     domain = f".{job.name}" if is_job else ""
     names = [pod_name(job, cluster, index) for index in range(num_pods(job, cluster))]
     peers = [f"{name}={name}{domain}:{_port(settings)}\n" for name in names]
@@ -74,14 +74,15 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         f"--node={node}",
         f'--domain="${K8S_NODE}"',
     ]
-    if job.num_nodes_max > 1:
+    has_peers = job.num_nodes_max > 1 and not job.resizes_by_restart
+    if has_peers:
         command.append(f"--peer-listen=0.0.0.0:{_port(settings)}")
         command.append(f"--peers-file={CONFIG_PATH}/{PEERS_FILE}")
     return {
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
         "command": command,
-        "peers": "".join(peers),
+        "peers": "" if job.resizes_by_restart else "".join(peers),
     }
 
 

@@ -54,6 +54,8 @@ _KEPT_ON_THEIR_NODES = {
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
+# HyperPod's operator takes no snooze without a period, and its own command line sets this one.
+_EVAL_PERIOD_S = 3600
 _AWS_TYPE = "ml."
 # What kubelet and the system keep of a node's CPUs: of each up to the one named, of all others, and
 # once.
@@ -313,9 +315,12 @@ def _retries_max(job: Job, cluster: K8sCluster) -> int | None:
 def _restart_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     """Return HyperPod's restart limits; the cluster's word comes before the feature's."""
     policy, feature = cluster.run_policy.restart_policy, job.resilience.checkpointless
+    elastic = job.resilience.elastic
+    period_s = _EVAL_PERIOD_S if elastic else None
     limits = _set(
-        evalPeriodSeconds=feature and feature.restart_window_s,
+        evalPeriodSeconds=feature.restart_window_s if feature else period_s,
         numRestartBeforeFullJobRestart=feature and feature.process_restarts_max,
+        scaleUpSnoozeTimeInSeconds=math.ceil(elastic.scale_up_snooze_s) if elastic else None,
     )
     if policy is None:
         return limits
@@ -338,7 +343,7 @@ def _elastic_policy(job: Job) -> dict[str, Any]:
         replicaIncrementStep=elastic.nodes_step,
         replicaDiscreteValues=elastic.sizes if elastic.nodes_allowed else None,
         scalingTimeoutInSeconds=elastic.scaling_timeout_s,
-        gracefulShutdownTimeoutInSeconds=elastic.graceful_shutdown_timeout_s,
+        gracefulShutdownTimeoutInSeconds=elastic.restart_grace_s,
         faultyScaleDownTimeoutInSeconds=elastic.faulty_scale_down_timeout_s,
     )
 

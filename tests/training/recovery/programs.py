@@ -11,7 +11,7 @@ from tests.training import spoiled
 from training import __main__ as program
 from training.group import WorkerGroup
 from training.loop import Loop
-from training.watch import RunWatch
+from training.steps.watch import RunWatch
 from training.weights import export
 
 
