@@ -210,9 +210,8 @@ class Loop:
 
     def _tell_idle(self, members: Members) -> None:
         """Say once for each size of a run that may change it how long its ranks wait."""
-        num_nodes = len(members.layout.nodes)
-        is_trained_with = not (members.is_passing or members.is_last)
-        if self._job.resilience.elastic and is_trained_with and num_nodes != self._told_size:
+        num_nodes, is_size = len(members.layout.nodes), not (members.is_passing or members.is_last)
+        if self._job.resilience.elastic and is_size and num_nodes != self._told_size:
             self._told_size = num_nodes
             if members.rank == LOG_RANK:
                 tell_idle(self._job, num_nodes, self._events)
@@ -460,9 +459,8 @@ class Loop:
 
         Raises CheckpointError where the store has not got it in the time that HyperPod gives.
         """
-        elastic, step = self._job.resilience.elastic, self.progress.step
-        assert elastic
-        limit_s = elastic.restart_grace_s
+        assert self._job.resilience.elastic
+        step, limit_s = self.progress.step, self._job.resilience.elastic.restart_grace_s
         self._finish()
         own = self._saves.wait_stored(step, limit_s)
         group, limit = self._make_group(members), timedelta(seconds=limit_s)
