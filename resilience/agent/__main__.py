@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.agent import drain
 from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import attempt_name
@@ -80,6 +81,9 @@ _RUNTIME = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run this node's part of a job and return the job's exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["drain"]:
+        return drain.main(words[1:])
     options = parse_options(arguments)
     host = options.local_addr
     log_folder = options.run_dir / "logs" / options.node_name

@@ -174,6 +174,12 @@ class Agent(ABC):
         if not self._departure.ask(number):
             self._stop_run(number)
 
+    def drain(self) -> str:
+        """Have this node alone leave the run, as it does on SIGTERM; returns why it stays."""
+        if self._ending.end is not None or self._ending.stop_status is not None:
+            return "its run ends"
+        return self._departure.ask_alone(signal.SIGTERM)
+
     def _stop_run(self, number: int) -> None:
         """Pass the signal on to the workers, which end after a common step.
 

@@ -15,7 +15,8 @@ class Departure:
     """What has been asked, and until when."""
 
     def __init__(self, options: AgentOptions) -> None:
-        self._may_leave = options.coordinator.policy.is_elastic and not options.ends_run
+        self._is_elastic = options.coordinator.policy.is_elastic
+        self._ends_run = options.ends_run
         self._within_s = options.grace_s
         self._asked_s = 0.0
         self._is_told = False
@@ -27,9 +28,15 @@ class Departure:
 
         Once: Slurm signals a job that is preempted or over its limit twice.
         """
-        if self._may_leave and self.signal is None:
+        return not (self._ends_run or self.ask_alone(number))
+
+    def ask_alone(self, number: int) -> str:
+        """Note that the node is to leave, and the run to go on; returns why it cannot."""
+        if not self._is_elastic:
+            return "the run has one size; stop it, or let resilience.elastic say others"
+        if self.signal is None:
             self.signal, self._asked_s = number, time.monotonic()
-        return self._may_leave
+        return ""
 
     def is_new(self) -> bool:
         """Return, once, that the others have to be told."""

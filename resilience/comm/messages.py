@@ -136,6 +136,19 @@ class StopRun(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain(Message):
+    """Anybody to agent: this node is to leave the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained(Message):
+    """Agent to whoever has asked: the node leaves."""
+
+    problem: str = ""
+    """Why it stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceRank(Message):
     """Coordinator to agent: end the process of this rank and give the rank to another."""
 
@@ -299,6 +312,8 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
         Break,
         Leave,
         StopRun,
+        Drain,
+        Drained,
         ReplaceRank,
         SaveState,
         StateSaved,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from resilience.agent.connections.door import NO_AGENT, NO_TOKEN
-from resilience.agent.connections.transport import Gone, Transport
+from resilience.agent.connections.transport import Gone, Heard, Transport
 from resilience.agent.coordination import coordinator, succession
 from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
@@ -56,7 +56,17 @@ from resilience.agent.coordination.outlook import (
     Tell,
 )
 from resilience.agent.coordination.votes import find_doubted
-from resilience.comm.messages import Beat, Goodbye, Hello, Join, Message, Open, ReplaceRank
+from resilience.comm.messages import (
+    Beat,
+    Drain,
+    Drained,
+    Goodbye,
+    Hello,
+    Join,
+    Message,
+    Open,
+    ReplaceRank,
+)
 from resilience.state.layout import Layout
 
 
@@ -69,6 +79,10 @@ class Owner(Protocol):
 
     def join(self) -> None:
         """Tell a new coordinator of this node, now or once its workers are warm."""
+        ...
+
+    def drain(self) -> str:
+        """Have this node leave the run, which somebody asks for; returns why it stays."""
         ...
 
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
@@ -287,6 +301,9 @@ class Party:
         now_s = self._clock()
         if isinstance(event, Event):
             self._coordinate(event, now_s)
+            return
+        if isinstance(event, Heard) and isinstance(event.message, Drain):
+            self._transport.send(event.peer, Drained(problem=self._owner.drain()))
             return
         if self._is_closed and self._state is None:
             # Until its workers have ended it is no silent node.

@@ -440,6 +440,20 @@ def _read_record(path: Path) -> Record:
         ) from None
 
 
+def find_words(path: Path) -> list[dict[str, str]]:
+    """Return what agents have left in a run's folder, the newest first: `node`, `address` and more.
+
+    An agent that was killed has not taken its word back. Waits for the disk.
+    """
+    found: list[tuple[float, dict[str, str]]] = []
+    with suppress(OSError):
+        for each in (path / _AGENTS).iterdir():
+            word = _read_word(each)
+            if word.keys() >= {"node", "address"}:
+                found.append((each.stat().st_mtime, word))
+    return [word for _, word in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
 def _read_word(path: Path) -> dict[str, str]:
     """Return what an agent has left in a file; nothing where that is no such file."""
     with suppress(OSError, ValueError, RecursionError):

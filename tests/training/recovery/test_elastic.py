@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from resilience.events import Event, read_events
+from tests.resilience.agent.test_drain import drain
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
     FaultOutcome,
@@ -196,7 +197,7 @@ def test_a_member_that_stands_by_since_may_leave(reference: Any, tmp_path: Path)
         run.kill_node(lost)
         last = run.wait_for(lambda event: event.generation == 2 and event.event == "step")
         (idle,) = {"n0", "n1", "n2"} - {lost, last.node}
-        os.kill(run.agents[idle].pid, signal.SIGTERM)
+        assert drain(idle, run.folder) == (0, f"{idle} is about to leave the run\n")
         outcome = finish(run)
 
     assert sorted(outcome.statuses) == [-9, 0, 143], run.log()

@@ -14,6 +14,7 @@ import pytest
 
 from launcher.job import Job
 from resilience.events import read_events
+from tests.resilience.agent.test_drain import drain
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
     FaultOutcome,
@@ -85,7 +86,8 @@ def test_two_nodes_that_are_asked_at_once_leave(alone: Any, tmp_path: Path) -> N
 def test_a_node_that_coordinates_may_leave(alone: Any, tmp_path: Path) -> None:
     with start_run(tmp_path, job(), nodes=NODES) as run:
         run.wait_for_step(6)
-        ask(run, members_of(run)[0])
+        leader = members_of(run)[0]
+        assert drain(leader, run.folder) == (0, f"{leader} is about to leave the run\n")
         outcome = finish(run)
 
     check(outcome, alone, run)

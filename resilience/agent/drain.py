@@ -1,0 +1,83 @@
+"""Asks a node to leave its run: python -m resilience.agent drain NODE --run-dir DIR.
+
+It leaves as it does on SIGTERM to its agent, which this finds by the word that every agent keeps in
+the run's folder. For whoever is not on the node, or does not know the agent's process.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from resilience.agent.connections.tcp_transport import TcpTransport
+from resilience.agent.connections.transport import Gone, Heard
+from resilience.agent.evidence.folder import find_words
+from resilience.arguments import Parser, read_token
+from resilience.comm.messages import Drain, Drained
+
+_ANSWER_S = 10.0
+"""How long an agent may take to answer."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Ask for what the command line says; returns 0 where the node is about to leave."""
+    parser = Parser(prog="resilience.agent drain", description=__doc__, allow_abbrev=False)
+    parser.add_argument(
+        "node", metavar="NODE", help="name of the node, as the run's events have it"
+    )
+    parser.add_argument("--run-dir", type=Path, required=True, help="folder of the run")
+    parser.add_argument(
+        "--token-file",
+        dest="token",
+        type=read_token,
+        help="file with the token of the run's agents (default: they have none)",
+    )
+    options = parser.parse_args(arguments)
+    words = find_words(options.run_dir)
+    addresses = [each["address"] for each in words if each["node"] == options.node]
+    if not addresses:
+        nodes = ", ".join(sorted({each["node"] for each in words})) or "none"
+        parser.error(
+            f"argument NODE: no agent of {options.node!r} is known in {options.run_dir}; there "
+            f"are: {nodes}"
+        )
+    # An agent that was killed has left its word, too: the newest start is asked first.
+    problems = []
+    for address in addresses:
+        problem = ask(address, options.token or "")
+        if not problem:
+            sys.stdout.write(f"{options.node} is about to leave the run\n")
+            return 0
+        problems.append(f"{address}: {problem}")
+    sys.stderr.write(f"resilience.agent drain: {options.node} stays: {'; '.join(problems)}\n")
+    return 1
+
+
+def ask(address: str, token: str) -> str:
+    """Ask the agent at HOST:PORT to have its node leave; returns why it does not."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        transport = TcpTransport(listening, token=token, lease_s=_ANSWER_S)
+        try:
+            return _ask(transport, transport.connect(address))
+        finally:
+            transport.close()
+
+
+def _ask(transport: TcpTransport, peer: int) -> str:
+    transport.send(peer, Drain())
+    waiting = select.poll()
+    waiting.register(transport.fileno(), select.POLLIN)
+    end_s = time.monotonic() + _ANSWER_S
+    while (rest_s := end_s - time.monotonic()) > 0:
+        due_s = transport.tick(time.monotonic()) - time.monotonic()
+        waiting.poll(1000 * max(0.0, min(rest_s, due_s)))
+        for arrival in transport.receive():
+            if isinstance(arrival, Gone) and arrival.peer == peer:
+                return arrival.reason
+            if isinstance(arrival, Heard) and isinstance(arrival.message, Drained):
+                return arrival.message.problem
+    return f"it has not answered within {_ANSWER_S:g} s"
