@@ -346,6 +346,11 @@ def _elastic(job: JobContent) -> Iterator[str]:
             f"{', '.join(map(str, twice))} more than once; allowed: each size once, as "
             f"{sorted(set(sizes))}"
         )
+    if low not in sizes and not outside:
+        yield (
+            f"{where}.nodes_min {low} is none of {where}.nodes_allowed {list(sizes)}; set it to "
+            f"{min(sizes)}"
+        )
     if nodes not in sizes and low <= nodes <= high:
         yield f"trainer.num_nodes {nodes} is none of the sizes {list(sizes)} of {where}"
     if not _problem_at(job, nodes):

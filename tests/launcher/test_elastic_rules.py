@@ -50,6 +50,12 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
             id="too-large-a-size",
         ),
         pytest.param(
+            ["resilience.elastic.nodes_allowed=[2,3]"],
+            "resilience.elastic.nodes_min 1 is none of resilience.elastic.nodes_allowed [2, 3]; "
+            "set it to 2",
+            id="fewest-that-is-no-size",
+        ),
+        pytest.param(
             ["resilience.elastic.nodes_step=2"],
             "resilience.elastic.nodes_step 2 does not lead from nodes_min 1 to nodes_max 4; "
             "allowed: 1, 3",
