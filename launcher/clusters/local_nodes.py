@@ -158,18 +158,23 @@ def node_environment(
     return environment
 
 
+def find_strays(run_id: str, name: str | None = None) -> set[int]:
+    """Return the processes that carry a run's id and a node's name; without one, of all nodes."""
+    marks = {f"{_RUN_ID}={run_id}".encode()} | ({f"{_NODE}={name}".encode()} if name else set())
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {pid for pid in pids if marks <= _variables(pid)}
+
+
 def end_strays(run_id: str, name: str | None = None) -> tuple[set[int], set[int]]:
     """Kill every process that carries a run's id and a node's name, until there is none.
 
     Without a name: those of all nodes. Waits for at most ten seconds in all: a process may be stuck
     in the kernel. Returns which were found, and which of them are left.
     """
-    marks = {f"{_RUN_ID}={run_id}".encode()} | ({f"{_NODE}={name}".encode()} if name else set())
     deadline = time.monotonic() + _MARGIN_S
     found: set[int] = set()
     while True:
-        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-        strays = {pid for pid in pids if marks <= _variables(pid)}
+        strays = find_strays(run_id, name)
         found |= strays
         if not strays or time.monotonic() > deadline:
             return found, strays
