@@ -213,7 +213,7 @@ def kubectl_finds(api: Api, name: str) -> bool:
         (ELASTIC, 0, "nodes='0' is no size of growth-"),
         (ELASTIC, 5, "allowed: 1, 2, 3, 4"),
         (ELASTIC, "many", "nodes='many' is no size"),
-        (TINY, 2, "keeps its size; start it with resilience/elastic=default to scale it"),
+        (TINY, 2, "keeps its size, since its resilience.elastic is null; start a run with"),
     ],
 )
 def test_a_size_that_a_run_cannot_have_changes_nothing(

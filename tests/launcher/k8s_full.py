@@ -60,6 +60,8 @@ HYPERPOD_ONLY = {
     ],
     # A node has a whole copy.
     "trainer.num_replicas": 16,
+    "name": "llama3-70b-pretrain",
+    "resources.memory_gib": 1024,
     "resilience.elastic": {
         "nodes_min": 8, "nodes_max": 16, "nodes_step": 8, "nodes_allowed": None,
         "may_lose_steps": False, "hold_s": 1.0, "scale_up_snooze_s": 2.0,

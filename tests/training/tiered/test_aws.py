@@ -15,7 +15,7 @@ from tests.ports import free_ports
 from tests.resilience.tiered.s3_server import s3_server
 from tests.training.jobs import make_job, write_job
 from tests.training.tiered.runs import loads, saved_steps, start_nodes, tiered
-from tests.training.workers import ROOT, Outcome, Workers, _variables
+from tests.training.workers import ROOT, Outcome, Workers, rank_variables
 from training.backends.aws_library import PACKAGE
 
 PYTHON = ROOT / ".venv-aws-tiered/bin/python"
@@ -80,7 +80,7 @@ def train_with_library(
                 subprocess.Popen(
                     [PYTHON, *words],
                     cwd=ROOT,
-                    env={**environment, **_variables(rank, 2, port)},
+                    env={**environment, **rank_variables(rank, 2, port)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
