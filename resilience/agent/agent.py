@@ -37,6 +37,7 @@ from resilience.agent.watch import Watch
 from resilience.comm.messages import (
     GAVE_UP_STATUS,
     Break,
+    Drain,
     End,
     Failed,
     Finished,
@@ -174,8 +175,10 @@ class Agent(ABC):
         if not self._departure.ask(number):
             self._stop_run(number)
 
-    def drain(self) -> str:
+    def drain(self, order: Drain) -> str:
         """Have this node alone leave the run, as it does on SIGTERM; returns why it stays."""
+        if order.node != self._options.node:
+            return f"node {self._options.node!r} is there"
         if self._ending.end is not None or self._ending.stop_status is not None:
             return "its run ends"
         return self._departure.ask_alone(signal.SIGTERM)

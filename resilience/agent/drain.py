@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     # An agent that was killed has left its word, too: the newest start is asked first.
     problems = []
     for address in addresses:
-        problem = ask(address, options.token or "")
+        problem = ask(options.node, address, options.token or "")
         if not problem:
             sys.stdout.write(f"{options.node} is about to leave the run\n")
             return 0
@@ -57,18 +57,18 @@ def main(arguments: Sequence[str]) -> int:
     return 1
 
 
-def ask(address: str, token: str) -> str:
-    """Ask the agent at HOST:PORT to have its node leave; returns why it does not."""
+def ask(node: str, address: str, token: str) -> str:
+    """Ask the agent at HOST:PORT to have this node leave; returns why it stays."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         transport = TcpTransport(listening, token=token, lease_s=_ANSWER_S)
         try:
-            return _ask(transport, transport.connect(address))
+            return _ask(transport, transport.connect(address), node)
         finally:
             transport.close()
 
 
-def _ask(transport: TcpTransport, peer: int) -> str:
-    transport.send(peer, Drain())
+def _ask(transport: TcpTransport, peer: int, node: str) -> str:
+    transport.send(peer, Drain(node=node))
     waiting = select.poll()
     waiting.register(transport.fileno(), select.POLLIN)
     end_s = time.monotonic() + _ANSWER_S

@@ -139,6 +139,9 @@ class StopRun(Message):
 class Drain(Message):
     """Anybody to agent: this node is to leave the run."""
 
+    node: str
+    """Who is meant: another agent may have the address by now."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Message):

@@ -81,8 +81,8 @@ class Owner(Protocol):
         """Tell a new coordinator of this node, now or once its workers are warm."""
         ...
 
-    def drain(self) -> str:
-        """Have this node leave the run, which somebody asks for; returns why it stays."""
+    def drain(self, order: Drain) -> str:
+        """Have this node leave the run, if it is the one that is meant; returns why it stays."""
         ...
 
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
@@ -303,7 +303,7 @@ class Party:
             self._coordinate(event, now_s)
             return
         if isinstance(event, Heard) and isinstance(event.message, Drain):
-            self._transport.send(event.peer, Drained(problem=self._owner.drain()))
+            self._transport.send(event.peer, Drained(problem=self._owner.drain(event.message)))
             return
         if self._is_closed and self._state is None:
             # Until its workers have ended it is no silent node.

@@ -359,13 +359,8 @@ class RunFolder:
 
     def find_agents(self) -> list[str]:
         """Return the addresses of agents of this run that have left word; waits for the disk."""
-        found = []
-        with suppress(OSError):
-            for path in (self._path / _AGENTS).iterdir():
-                word = _read_word(path)
-                if word.get("run") == self._name and "address" in word:
-                    found.append(word["address"])
-        return found
+        words = find_words(self._path)
+        return [word["address"] for word in words if word.get("run") == self._name]
 
     def goes_on(self) -> bool:
         """Return whether a run that has begun here goes on without this agent; waits for the disk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,12 @@ def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path:
     unknown = drain("n7", folder)
     assert unknown[0] == 2
     assert unknown[1].endswith(f"NODE: no agent of 'n7' is known in {folder}; there are: n0\n")
+    (word,) = (folder / "agents").glob("[0-9a-f]*")
+    left = json.loads(word.read_text()) | {"node": "n7"}
+    (folder / "agents" / "killed").write_text(json.dumps(left))
+    status, said = drain("n7", folder)
+    assert status == 1
+    assert said.endswith(": node 'n0' is there\n")
     status, said = drain("n0", folder)
     assert (status, said.partition(": n0 stays: ")[2].partition(": ")[2]) == (
         1,
