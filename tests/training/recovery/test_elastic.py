@@ -120,6 +120,30 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     check_nothing_was_done_twice(outcome, generation=1)
 
 
+def test_a_node_that_coordinates_may_leave(reference: Any, tmp_path: Path) -> None:
+    steps = 160
+    job = make_fault_job(
+        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
+    )
+    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
+    alone = reference(make_job(trainer=trainer))
+
+    with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
+        run.wait_for_step(6)
+        leader = coordinator_of(run)
+        assert drain(leader, run.folder) == (0, f"{leader} is about to leave the run\n")
+        outcome = finish(run)
+
+    assert sorted(outcome.statuses) == [0, 0, 143], run.log()
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    assert not outcome.left_behind
+    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2]
+    for name in ("generation_broken", "fault_detected", "coordinator_replaced"):
+        assert not outcome.named(name)
+    check_nothing_was_done_twice(outcome, generation=1)
+
+
 @pytest.mark.parametrize(
     ("options", "asked"),
     [

@@ -14,7 +14,6 @@ import pytest
 
 from launcher.job import Job
 from resilience.events import read_events
-from tests.resilience.agent.test_drain import drain
 from tests.training.jobs import make_job
 from tests.training.recovery.runs import (
     FaultOutcome,
@@ -81,20 +80,6 @@ def test_two_nodes_that_are_asked_at_once_leave(alone: Any, tmp_path: Path) -> N
     assert sorted(outcome.statuses) == [0, 143, 143], run.log()
     opened = [e.fields["world_size"] for e in outcome.named("generation_opened")]
     assert (opened[0], opened[-1]) == (3, 1)
-
-
-def test_a_node_that_coordinates_may_leave(alone: Any, tmp_path: Path) -> None:
-    with start_run(tmp_path, job(), nodes=NODES) as run:
-        run.wait_for_step(6)
-        leader = members_of(run)[0]
-        assert drain(leader, run.folder) == (0, f"{leader} is about to leave the run\n")
-        outcome = finish(run)
-
-    check(outcome, alone, run)
-    assert sorted(outcome.statuses) == [0, 0, 143], run.log()
-    assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2]
-    for name in ("generation_broken", "fault_detected", "coordinator_replaced"):
-        assert not outcome.named(name)
 
 
 def test_a_node_that_is_asked_during_a_recovery_leaves(alone: Any, tmp_path: Path) -> None:
