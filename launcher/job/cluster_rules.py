@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from launcher.job.cluster import K8sCluster, LogRule, SlurmCluster, Toleration
 from launcher.job.content import JobContent
-from launcher.job.recovery_rules import copy_rules
+from launcher.job.recovery_rules import one_node_rules
 
 REPLICA_NAME = "pods"
 """HyperPod's operator names pods <job>-<this>-<index>."""
@@ -216,7 +216,7 @@ def _resized_job(job: JobContent) -> Iterator[str]:
                 f"resilience.tiered.ram.{field} {value} does not fit {where}, where no node's "
                 f"memory reaches another's; allowed: {allowed}"
             )
-    yield from copy_rules(job, where)
+    yield from one_node_rules(job, where)
 
 
 def _unread(values: Mapping[str, object], job_kind: str, why: str) -> Iterator[str]:

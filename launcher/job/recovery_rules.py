@@ -47,29 +47,43 @@ def _elastic(job: JobContent) -> Iterator[str]:
             f"{where}.nodes_max {elastic.nodes_max}, up to which every node trains; allowed: "
             f"nodes_max {num_nodes}, that is trainer.num_nodes"
         )
-    yield from copy_rules(job, f"{where} with resilience.checkpointless")
+    yield from _copies(job, f"{where} with resilience.checkpointless")
 
 
-def copy_rules(job: JobContent, where: str) -> Iterator[str]:
+def one_node_rules(job: JobContent, where: str) -> Iterator[str]:
     """Yield why not each node has whole copies of the state, which come and go with it."""
+    yield from (found := list(_copies(job, where)))
+    trainer = job.trainer
+    shards = trainer.num_shards or 1
+    if not found and trainer.num_devices % shards:
+        yield (
+            f"trainer.num_replicas {trainer.num_replicas} does not fit {where}: "
+            f"the {shards} ranks of a copy are on several nodes, and "
+            f"trainer.num_devices is {trainer.num_devices}; allowed: as many copies as nodes, or a "
+            "multiple of it"
+        )
+
+
+def _copies(job: JobContent, where: str) -> Iterator[str]:
+    """Yield why copies of the state do not come and go with whole nodes."""
     trainer = job.trainer
     if not isinstance(trainer, TorchTrainer):
         yield (
             f"trainer.kind {trainer.kind!r} does not fit {where}: a "
             "copy of Megatron's state lies on ranks of several nodes; allowed: 'torch'"
         )
-    elif trainer.sharding == "full":
+        return
+    shards, num_ranks = trainer.num_shards or 1, trainer.num_devices
+    if trainer.sharding == "full":
         yield (
             f"trainer.sharding 'full' does not fit {where}: its one "
-            "copy of the state lies on all nodes; allowed: 'none', or 'hybrid' with a copy on each "
-            "node"
+            "copy of the state lies on all nodes; allowed: 'none', or 'hybrid'"
         )
-    elif trainer.num_devices % (shards := trainer.num_shards or 1):
+    elif num_ranks % shards and shards % num_ranks:
         yield (
-            f"trainer.num_replicas {trainer.num_replicas} does not fit {where}: "
-            f"the {shards} ranks of a copy are on several nodes, and "
-            f"trainer.num_devices is {trainer.num_devices}; allowed: as many copies as nodes, or a "
-            "multiple of it"
+            f"trainer.num_replicas {trainer.num_replicas} does not fit {where}: the {shards} "
+            f"ranks of a copy take a part of a node with trainer.num_devices {num_ranks}; allowed: "
+            "copies of whole nodes, or nodes with whole copies"
         )
 
 

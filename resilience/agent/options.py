@@ -305,11 +305,13 @@ def _refuse_sizes(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         )
     if not options.recovers:
         parser.error(f"argument --size: {shown} needs recovery; leave out --no-recovery")
-    if options.stages > 1 or options.workers_per_node % (options.shards or 1):
+    shards, num_ranks = options.shards or 1, options.workers_per_node
+    splits_copy = any(size * num_ranks % shards for size in options.sizes)
+    if options.stages > 1 or splits_copy or (num_ranks % shards and shards % num_ranks):
         parser.error(
-            f"argument --size: {shown} is not allowed where a copy of the state does not fit a "
-            f"node: --shards {options.shards} and --stages {options.stages} with --nproc-per-node "
-            f"{options.workers_per_node}"
+            f"argument --size: {shown} is not allowed where that is not whole copies of the state "
+            f"on whole nodes: --shards {options.shards} and --stages {options.stages} with "
+            f"--nproc-per-node {num_ranks}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -29,7 +30,7 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
             ["trainer.order_of_sums=size", "trainer.sharding=full"],
             "trainer.sharding 'full' does not fit resilience.elastic with "
             "resilience.checkpointless: its one copy of the state lies on all nodes; allowed: "
-            "'none', or 'hybrid' with a copy on each node",
+            "'none', or 'hybrid'",
             id="one-copy",
         ),
         pytest.param(
@@ -86,12 +87,12 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
             id="fewer-micro-batches-than-ranks",
         ),
         pytest.param(
-            [*HYBRID, "trainer.num_replicas=2", "resilience.elastic.nodes_min=2",
-             "resilience.elastic.nodes_step=2"],
+            [*HYBRID, "trainer.num_nodes=3", "trainer.num_devices=4", "trainer.num_replicas=2",
+             "resilience.elastic.nodes_min=3", "resilience.elastic.nodes_max=3"],
             "trainer.num_replicas 2 does not fit resilience.elastic with "
-            "resilience.checkpointless: the 2 ranks of a copy are on several nodes, and "
-            "trainer.num_devices is 1; allowed: as many copies as nodes, or a multiple of it",
-            id="copies-of-two-nodes",
+            "resilience.checkpointless: the 6 ranks of a copy take a part of a node with "
+            "trainer.num_devices 4; allowed: copies of whole nodes, or nodes with whole copies",
+            id="copies-of-parts-of-nodes",
         ),
         pytest.param(
             [*HYBRID, "trainer.num_replicas=2"],
@@ -105,6 +106,20 @@ def test_a_size_that_holds_no_whole_copies_is_refused(overrides: list[str], mess
     with pytest.raises(RecipeError, match=re.escape(message)) as caught:
         shipped_job(RECIPE, "local", overrides)
     assert "sizes that fit: 3" not in str(caught.value)
+
+
+def test_a_copy_may_take_several_nodes() -> None:
+    files = rendered(
+        shipped_job(
+            RECIPE,
+            "local",
+            [*HYBRID, "trainer.num_replicas=2", "resilience.elastic.nodes_min=2",
+             "resilience.elastic.nodes_step=2"],
+        )
+    )  # fmt: skip
+
+    agent = json.loads(files["node.json"])["agent"]
+    assert (agent["shards"], agent["sizes"]) == (2, [2, 4])
 
 
 def test_sizes_may_be_written_in_any_order() -> None:
@@ -206,7 +221,7 @@ NO_STORE = (
         pytest.param(
             ["trainer.sharding=full"],
             f"trainer.sharding 'full' does not fit {ON_HYPERPOD}: its one copy of the state lies "
-            "on all nodes; allowed: 'none', or 'hybrid' with a copy on each node",
+            "on all nodes; allowed: 'none', or 'hybrid'",
             id="one-copy",
         ),
         pytest.param(

@@ -12,6 +12,7 @@ import pytest
 
 from resilience.events import Event, read_events
 from tests.launcher.command import Ended, launch
+from tests.resilience.agent.test_drain import drain
 from tests.slurm.cluster import wait_until
 from tests.slurm.jobs import Slurm, stand_in
 from tests.slurm.test_recovery import Watch, processes
@@ -292,6 +293,35 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
     saved = [each.step for each in events if each.event == "checkpoint_saved"]
     assert saved[-1] == (last or 0) + 1
     assert slurm.ask("squeue", "--noheader") == ""
+    assert launch("clean", "there", folder=tmp_path).status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_node_of_the_runs_own_job_is_drained_and_the_run_ends_as_its_others_do(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="a worker needs torch")
+    run_dir, job_id = submitted(
+        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "trainer.num_nodes=3",
+        "cluster.exclude=n4", "resilience/faults=default", f"resilience.faults.injected=[{SLOW}]",
+    )  # fmt: skip
+    watch = Watch(slurm, run_dir)
+    watch.wait_for_progress()
+
+    said = drain("n1", run_dir, f"--token-file={run_dir}/run.token")
+    watch.wait_for(lambda event: size_of(event) == 2, "2 nodes")
+    watch.wait_for_progress()
+    status = ask(run_dir, "status")
+
+    assert said == (0, "n1 is about to leave the run\n")
+    assert "  size      2 nodes\n" in status.out
+    assert slurm.wait_for_end(job_id) == "COMPLETED"
+    events = read_events(run_dir / "events.jsonl")
+    assert [size for each in events if (size := size_of(each))] == [3, 2]
+    assert not [each for each in events if each.event == "generation_broken"]
+    assert len(losses(run_dir)) == NUM_STEPS
+    assert ask(run_dir, "status").out.startswith("llama3-tiny-elastic: finished")
     assert launch("clean", "there", folder=tmp_path).status == 0
 
 

@@ -61,6 +61,11 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     """Which sizes the run may have, and when it changes its own."""
 
+    @property
+    def nodes_per_copy(self) -> int:
+        """Return how many nodes it takes to hold a copy of the state."""
+        return max(1, self.num_shards // self.num_local_ranks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:

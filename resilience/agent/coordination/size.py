@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isinf
 
 from resilience.agent.coordination.counters import is_left
 from resilience.agent.coordination.membership import RUNNING, Decision, Note, Send, State
-from resilience.agent.coordination.votes import HOLDS_NONE, may_give_away
+from resilience.agent.coordination.votes import HOLDS_NONE, find_held, may_give_away
 from resilience.comm.messages import Leave, StopRun
+from resilience.elastic.copies import add_holders, fill_copies
 from resilience.elastic.policy import Growth, plan_growth
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report
@@ -56,7 +58,13 @@ def _staying(state: State) -> list[str]:
 
 
 def _gathered_s(state: State) -> float:
-    """Return when all have been asked to leave that are asked together."""
+    """Return when all have been asked to leave that are asked together.
+
+    Never where the others could not go on without them.
+    """
+    here = state.members.nodes
+    if choose_without_asked(state, here) == here:
+        return float("inf")
     waits = []
     for node in state.members.nodes:
         within_s = state.present[node].leaves_within_s if node in state.present else None
@@ -92,6 +100,10 @@ def may_shrink(state: State, now_s: float) -> bool:
     waited_s = now_s - state.since_s
     is_late = waited_s >= state.options.partition_patience_s
     empty = [place for place, node in enumerate(state.nodes) if node is None]
+    chosen = _choose_left(state, tuple(here))
+    if find_held(state, chosen) != find_held(state, here):
+        # Another node is waited for; where none comes, all that is held is saved.
+        return False
     return waited_s >= policy.shrink_after_s and all(
         may_give_away(state, place, is_late=is_late) for place in empty
     )
@@ -105,20 +117,57 @@ def choose_members(state: State, now_s: float) -> tuple[str, ...]:
     """
     here = tuple(node for node in state.nodes if node is not None)
     policy = state.options.policy
-    if not policy.is_elastic or len(here) < len(state.nodes) or not _holds_one_state(state):
+    if policy.is_elastic and len(here) < len(state.nodes):
+        return _choose_left(state, here)
+    if not policy.is_elastic or not _holds_one_state(state):
         return here
-    staying = [node for node in here if state.is_staying(node)]
-    if len(staying) < len(here):
-        # Whoever waits takes the place of one that leaves, and has the state from one that stays.
-        waiting = [node for node in _staying(state) if node not in here]
-        size = policy.fit(min(len(here), len(staying) + len(waiting)))
-        if newcomers := waiting[: max(0, size - len(staying))]:
-            # Those that leave go when these have it: one generation later.
-            return (*here, *newcomers)
-        return tuple(staying[:size]) if size else here
+    if not all(map(state.is_staying, here)):
+        return choose_without_asked(state, here)
     if growth := _plan_growth(state, here, now_s).nodes:
         return (*here, *growth)
     return here[: policy.fit(len(here)) or len(here)]
+
+
+def _choose_left(state: State, here: tuple[str, ...]) -> tuple[str, ...]:
+    """Return which of the nodes that a fault has left go on.
+
+    All of them, though that be no size of the run: then they have one state, and some leave. Only
+    where a copy takes several nodes is there no generation of others than whole copies.
+    """
+    size = state.options.policy.fit(len(here))
+    if state.options.nodes_per_copy == 1 or size == 0:
+        return here
+    return fill_copies(_columns(state, here), (), size // state.options.nodes_per_copy)
+
+
+def choose_without_asked(state: State, here: tuple[str, ...]) -> tuple[str, ...]:
+    """Return who goes on without those that were asked to leave; `here` where nobody could.
+
+    Whoever waits takes the place of one that leaves, and has the state from one that stays. Where
+    all that hold some part of it leave, or that is all of a copy, those go one generation later.
+    """
+    staying = [node for node in here if node in state.present and state.is_staying(node)]
+    waiting = [node for node in _staying(state) if node not in here]
+    size = state.options.policy.fit(min(len(here), len(staying) + len(waiting)))
+    if size == 0:
+        return here
+    if state.options.nodes_per_copy == 1:
+        newcomers = waiting[: max(0, size - len(staying))]
+        return (*here, *newcomers) if newcomers else tuple(staying[:size])
+    columns = _columns(state, staying)
+    members = fill_copies(columns, waiting, size // state.options.nodes_per_copy)
+    if all(columns):
+        return members
+    return add_holders(members, _columns(state, here), [*waiting, *here]) or here
+
+
+def _columns(state: State, nodes: Sequence[str]) -> list[list[str]]:
+    """Return which of the nodes have each part of a copy, first those that hold something."""
+    columns: list[list[str]] = [[] for _ in range(state.options.nodes_per_copy)]
+    for place, node in enumerate(state.nodes):
+        if node is not None and node in nodes:
+            columns[place % len(columns)].append(node)
+    return [sorted(column, key=lambda each: not find_held(state, [each])) for column in columns]
 
 
 def find_heir(state: State, members: tuple[str, ...]) -> str | None:

@@ -9,6 +9,7 @@ agent that was ever heard of has ended for certain.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from resilience.agent.coordination.membership import STOPPING, State
@@ -121,13 +122,17 @@ def may_give_away(state: State, place: int, *, is_late: bool) -> bool:
         return False
     if state.members.nodes[place] in state.dead or is_late or not state.options.recovers:
         return True
-    return state.is_stateless or _hold_all_shards(state)
+    here = [node for node in state.nodes if node is not None]
+    return state.is_stateless or find_held(state, here) >= set(state.members.shards)
 
 
-def _hold_all_shards(state: State) -> bool:
-    held = {
+def find_held(state: State, nodes: Collection[str]) -> set[str]:
+    """Return of which shards ranks of these nodes hold something."""
+    return {
         report.shard
-        for report in state.reports.values()
+        for place, node in enumerate(state.nodes)
+        if node in nodes
+        for rank in state.members.ranks_of(place)
+        if (report := state.reports.get(rank)) is not None
         if report.phase not in HOLDS_NONE and report.is_healthy
     }
-    return held >= set(state.members.shards)

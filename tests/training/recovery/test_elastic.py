@@ -278,6 +278,41 @@ def test_sharded_copies_come_and_go_with_their_nodes(tmp_path: Path) -> None:
     assert not outcome.left_behind
 
 
+@pytest.mark.slow
+def test_copies_of_two_nodes_each_come_and_go_whole(tmp_path: Path) -> None:
+    """Two copies, one, two and one of them; the rest of a broken copy waits for the next node."""
+    names = ("n0", "n1", "n2", "n3")
+    values = {"global_batch_size": 24, "micro_batch_size": 2, "num_replicas": 2}
+    elastic = sizes(2, 4, nodes_step=2)
+    job = make_fault_job(
+        "hybrid", num_nodes=4, num_devices=1, max_steps=200, elastic=elastic, values=values
+    )
+    with start_run(tmp_path / "fixed", job, nodes=names) as run:
+        fixed = finish(run)
+
+    with start_run(tmp_path / "elastic", job, nodes=names) as run:
+        run.wait_for_step(6)
+        run.kill_node("n1")
+        run.wait_for(lambda event: event.generation == 1 and event.event == "step")
+        run.start_node("n4")
+        run.wait_for(lambda event: event.event == "step" and event.fields["world_size"] == 4
+                     and event.generation > 1)  # fmt: skip
+        leader = coordinator_of(run)
+        run.signal_node(next(name for name in ("n3", "n2") if name != leader), signal.SIGTERM)
+        outcome = finish(run)
+
+    assert sorted(outcome.statuses) == [-9, 0, 0, 0, 143], run.log()
+    world_sizes = [e.fields["world_size"] for e in outcome.named("generation_opened")]
+    assert world_sizes[0] == 4
+    assert [size for size in (2, 4, 2) if size in world_sizes[1:]] == [2, 4, 2]
+    losses = [{e.step: e.fields["loss"] for e in each.named("step")} for each in (fixed, outcome)]
+    assert len(losses[0]) == 200
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    check_no_step_lost(outcome.events)
+    assert not outcome.named("recovery_fallback")
+    assert not outcome.left_behind
+
+
 def check_nothing_was_done_twice(outcome: FaultOutcome, *, generation: int) -> None:
     """Assert that all ranks had left after the same step, and go on with the next one."""
     (begin,) = {e.step for e in outcome.named("rank_recovered") if e.generation == generation}

@@ -219,6 +219,9 @@ class SimNode:
         self.party.move(opening.generation, opening.layout)
         before = opening.before or opening.layout
         place = before.index_of(self.name)
+        has_other_shards = place >= 0 and before.shards_of(place) != opening.layout.shards_of(
+            self.place
+        )
         for local_rank, rank in enumerate(self.ranks):
             if place < 0:
                 rank.is_fresh, rank.step = True, 0
@@ -227,7 +230,8 @@ class SimNode:
             report, told = opening.reports[number], known.get(number)
             if report["phase"] == Phase.FRESH.value:
                 rank.is_fresh, rank.step = True, 0
-            elif told is None or told.report != report:
+            elif has_other_shards or told is None or told.report != report:
+                # A process whose shard is another one ends.
                 self.world.fail(self, local_rank)
 
     def check(self, opening: Open) -> None:
@@ -322,18 +326,18 @@ def find_start(opening: Open) -> int:
     layout = opening.layout
     before = opening.before or layout
     reports = [Report.from_json(each) for each in opening.reports]
-    names = {name for name in layout.nodes if _is_same(name, before, layout)}
+    names = {name for name in layout.nodes if _keeps_shards(name, before, layout)}
     held = [
         each
         for each in reports
         if each.phase is not Phase.FRESH and before.seat(each.rank).node in names
     ]
-    shards = {layout.seat(rank).shard for rank in range(layout.world_size)}
     start = max((each.step for each in held), default=0)
-    return start if {each.shard for each in held if each.step == start} == shards else 0
+    return start if {each.shard for each in held if each.step == start} == set(layout.shards) else 0
 
 
-def _is_same(name: str, before: Layout, after: Layout) -> bool:
-    """Return whether it is the same start of an agent that is a member of both."""
+def _keeps_shards(name: str, before: Layout, after: Layout) -> bool:
+    """Return whether the same start of an agent is a member of both, with the same shards."""
     place = after.index_of(name)
-    return before.place_of(name, after.starts[place]) >= 0
+    old = before.place_of(name, after.starts[place])
+    return old >= 0 and before.shards_of(old) == after.shards_of(place)

@@ -11,6 +11,8 @@ from tests.resilience.agent.membership.simulation import World
 SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
 ELASTIC = [(1, 2), (1, 2, 3), (1, 2, 4), (2, 4), (1, 2, 3, 4), (2, 3, 5)]
 """The sizes that a run may have."""
+COPIES = [(2, 4), (2, 4, 6), (4, 6), (2, 6)]
+"""And one whose copies of the state take two nodes each."""
 
 
 def make_world(seed: int) -> World:
@@ -31,6 +33,18 @@ def make_elastic_world(seed: int) -> World:
         num_nodes=min(sizes),
         num_standby=max(sizes) - min(sizes) + seed % 2,
         num_shards=2 if seed % 4 < 2 else 1,
+        shares_folder=seed % 7 != 0,
+        sizes=sizes,
+    )
+
+
+def make_copies_world(seed: int) -> World:
+    sizes = COPIES[seed % len(COPIES)]
+    return World(
+        seed,
+        num_nodes=min(sizes),
+        num_standby=max(sizes) - min(sizes) + seed % 3,
+        num_shards=4,
         shares_folder=seed % 7 != 0,
         sizes=sizes,
     )
