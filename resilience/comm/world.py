@@ -8,8 +8,9 @@ The order over a process's life:
     ...                                                         # another thread: break_now()
 
 gloo waits for the connection of a rank that has failed before it connected, and holds no socket
-meanwhile that a break could shut down. So gloo's part of an opening runs in a thread of its own,
-which a broken generation leaves behind: it ends with the deadline of that opening.
+meanwhile that a break could shut down; torch looks for a store whose node has ended until its
+deadline. So both parts of an opening run in threads of their own, which a broken generation leaves
+behind: gloo's ends with the deadline of that opening.
 
 Nothing is destroyed on the way. To destroy a group waits for its queue, joins its threads and waits
 for a tick of gloo's loop for every connection (10 to 60 ms). torch lets go of the interpreter's
@@ -23,11 +24,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,6 +50,8 @@ from resilience.comm.sockets import TcpSocket, open_sockets, shut_down, sockets_
 from resilience.comm.waits import slice_waits
 from resilience.errors import BrokenError, GroupOpenError, ResilienceError
 
+_T = TypeVar("_T")
+
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits where its generation is not broken."""
 
@@ -54,7 +59,10 @@ _SWEEP_S = 0.002
 """Between two looks for sockets that a thread opens while its generation is being broken."""
 
 _CONNECT_SLICE_S = 0.1
-"""How long gloo's part of an opening may outlive its generation before it is left behind."""
+"""How long a part of an opening may outlive its generation before it is left behind."""
+
+_STORE_TRY_S = 1.0
+"""How long a store is looked for in one try, at least."""
 
 
 class World:
@@ -110,7 +118,7 @@ class World:
         """
         global _current  # noqa: PLW0603 - as the default group is
         with self.opening():
-            self._client = _connect(host, port, timeout)
+            self._client = _connect(host, port, timeout, is_broken=lambda: self._is_broken)
             self._store = _GenerationStore(self, prefix, self._client.store)
             group = open_world(
                 store=self._store,
@@ -250,28 +258,35 @@ def _connecting_apart(is_broken: Callable[[], bool]) -> Iterator[None]:
     connect: Callable[..., None] = ProcessGroupGloo.__init__
 
     def connect_apart(group: ProcessGroupGloo, *arguments: Any, **options: Any) -> None:
-        ended = threading.Event()
-        problems: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                connect(group, *arguments, **options)
-            except BaseException as error:  # noqa: BLE001 - raised where the group is asked for
-                problems.append(error)
-            ended.set()
-
-        threading.Thread(target=run, name="open-group").start()
-        while not ended.wait(_CONNECT_SLICE_S):
-            if is_broken():
-                raise BrokenError("the generation ended while its ranks connected")
-        if problems:
-            raise problems.pop()
+        _run_apart(partial(connect, group, *arguments, **options), is_broken)
 
     setattr(ProcessGroupGloo, "__init__", connect_apart)  # noqa: B010 - torch's own code calls it
     try:
         yield
     finally:
         setattr(ProcessGroupGloo, "__init__", connect)  # noqa: B010
+
+
+def _run_apart(call: Callable[[], _T], is_broken: Callable[[], bool]) -> _T:
+    """Return what a call returns in a thread, which a broken generation leaves behind."""
+    ended = threading.Event()
+    results: list[_T] = []
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            problems.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="open-group").start()
+    while not ended.wait(_CONNECT_SLICE_S):
+        if is_broken():
+            raise BrokenError("the generation ended while its ranks connected")
+    if problems:
+        raise problems.pop()
+    return results.pop()
 
 
 _current: World | None = None
@@ -294,19 +309,45 @@ class _Client:
 _clients: dict[tuple[int, str, int], _Client] = {}
 
 
-def _connect(host: str, port: int, timeout: timedelta) -> _Client:
+def _connect(host: str, port: int, timeout: timedelta, *, is_broken: Callable[[], bool]) -> _Client:
     key = (os.getpid(), host, port)
     if (known := _clients.get(key)) and known.sockets <= open_sockets():
         return known
     before = open_sockets()
     try:
-        store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+        store = _run_apart(partial(_find_store, host, port, timeout, is_broken), is_broken)
     except dist.DistError as error:
         raise GroupOpenError(f"no store at {host}:{port}: {error}") from error
     # Each generation has a store of its own: the older ones are not asked again.
     _clients.clear()
     _clients[key] = _Client(key=key, store=store, sockets=sockets_since(before))
     return _clients[key]
+
+
+def _find_store(host: str, port: int, timeout: timedelta, is_broken: Callable[[], bool]) -> Store:
+    """Connect to a store; torch tries again and again, and no closed socket ends that.
+
+    So the first tries are short, for who is left behind to end soon; a slow store has later ones.
+    """
+    begun_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - begun_s
+        left_s = max(timeout.total_seconds() - waited_s, _STORE_TRY_S)
+        try_s = min(left_s, max(waited_s, _STORE_TRY_S))
+        try:
+            store = TCPStore(
+                host,
+                port,
+                is_master=False,
+                timeout=timedelta(seconds=try_s),
+                wait_for_workers=False,
+            )
+        except dist.DistError:
+            if try_s >= left_s or is_broken():
+                raise
+            continue
+        store.set_timeout(timeout)
+        return store
 
 
 def open_world(

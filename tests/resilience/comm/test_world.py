@@ -198,6 +198,34 @@ def test_break_ends_the_wait_for_a_rank_that_failed_before_it_connected() -> Non
     assert run(last_fails_before_it_connects, 3, 3) == [3.0] * 3
 
 
+def store_is_gone(seat: Seat) -> float:
+    world = World(device_type="cpu")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            server.accept()[0].close()
+            world.break_now()
+
+        watcher = threading.Thread(target=hang_up)
+        watcher.start()
+        with pytest.raises(BrokenError):
+            world.open(
+                host="127.0.0.1",
+                port=server.getsockname()[1],
+                prefix="g0",
+                rank=seat.rank,
+                world_size=seat.world_size,
+                timeout=NEVER,
+            )
+        watcher.join()
+    seat.world(1)
+    return total()
+
+
+def test_break_ends_the_search_for_a_store_whose_node_has_ended() -> None:
+    assert run(store_is_gone, 2) == [2.0] * 2
+
+
 def last_does_not_open_axes(seat: Seat) -> list[float]:
     world = seat.world(0)
     if seat.rank == seat.world_size - 1:
