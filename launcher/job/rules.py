@@ -362,8 +362,12 @@ def _elastic_sizes(job: JobContent, sizes: list[int]) -> Iterator[str]:
     broken = {size: problem for size in sizes if (problem := _problem_at(job, size))}
     if not broken:
         return
-    size, problem = next(iter(broken.items()))
-    fitting = sorted({job.trainer.num_nodes, *sizes} - set(broken))
+    # What mends the largest mends the others.
+    size = max(broken)
+    problem = broken[size]
+    elastic = job.resilience.elastic
+    assert elastic
+    fitting = [each for each in elastic.sizes if each not in broken]
     yield (
         f"resilience.elastic allows {size} nodes, and there {problem}; sizes that fit: "
         f"{', '.join(map(str, fitting))}, to be set as resilience.elastic.nodes_allowed"

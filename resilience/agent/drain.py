@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.connections.transport import Gone, Heard
 from resilience.agent.evidence.folder import find_words
@@ -38,9 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     words = find_words(options.run_dir)
+    if not words:
+        parser.error(
+            f"argument --run-dir: {options.run_dir} has no word of an agent; allowed: the folder "
+            "of a run that has not ended"
+        )
     addresses = [each["address"] for each in words if each["node"] == options.node]
     if not addresses:
-        nodes = ", ".join(sorted({each["node"] for each in words})) or "none"
+        nodes = ", ".join(sorted({each["node"] for each in words}))
         parser.error(
             f"argument NODE: no agent of {options.node!r} is known in {options.run_dir}; there "
             f"are: {nodes}"
@@ -52,8 +58,15 @@ def main(arguments: Sequence[str]) -> int:
         if not problem:
             sys.stdout.write(f"{options.node} is about to leave the run\n")
             return 0
+        if problem == NO_TOKEN:
+            given = "it holds another token than" if options.token else "none is given to reach"
+            parser.error(
+                f"argument --token-file: {given} the agents of the run; allowed: the file that "
+                f"they were started with, as {options.run_dir / 'run.token'}"
+            )
         problems.append(f"{address}: {problem}")
-    sys.stderr.write(f"resilience.agent drain: {options.node} stays: {'; '.join(problems)}\n")
+    listed = "; ".join(problems)
+    sys.stderr.write(f"resilience.agent drain: {options.node} was not asked to leave: {listed}\n")
     return 1
 
 

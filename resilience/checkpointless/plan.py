@@ -309,6 +309,8 @@ def _describe_proof(ranks: Sequence[Report], version: _Version, reach: _Reach) -
         for report in ranks
         if _is_torn_after(report, version.step - 1, (version.generation,))
     ]
+    if not torn:
+        return "a rank that has left since holds it"
     return f"{_name_ranks(torn)} failed after the gate"
 
 

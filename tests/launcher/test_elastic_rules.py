@@ -96,7 +96,7 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
         ),
         pytest.param(
             [*HYBRID, "trainer.num_replicas=2"],
-            "resilience.elastic allows 1 nodes, and there 1 ranks do not divide by the 2 that hold "
+            "resilience.elastic allows 3 nodes, and there 3 ranks do not divide by the 2 that hold "
             "a copy; sizes that fit: 2, 4, to be set as resilience.elastic.nodes_allowed",
             id="half-a-copy",
         ),

@@ -28,6 +28,8 @@ from resilience.comm.messages import PLANNED, Break, Failed, Finished, Stopped
 from resilience.state.report import Phase, Report
 
 _REPLACED = ("died", "hung", "node lost", OTHER_SHARD)
+_AS_MEANT = (PLANNED, OTHER_SHARD)
+"""Why a rank has left its generation that nothing ails."""
 _CONSEQUENCE = "group"
 """A connection has ended: the rank that says so first may be the last that holds its shard."""
 
@@ -52,6 +54,11 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         # followed a coordinator knows of no fault: that one rank has left says that all may.
         is_cause = first is None or first.reason == _CONSEQUENCE
         return (replace(state, first_failure=failed) if is_cause else state), []
+    if failed.reason == OTHER_SHARD or (
+        first is not None and first.reason == PLANNED and failed.reason == _CONSEQUENCE
+    ):
+        # Of one that has left, as all do, or of nobody: no fault.
+        return state, []
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
         return state, [_detected(failed)]
     # It was the first, and was heard after what followed from it.
@@ -76,7 +83,7 @@ def stop(state: State, failed: Failed, now_s: float) -> Decision:
     """End the generation for everybody."""
     order = Break(generation=state.generation, reason=failed.text)
     is_planned = failed.reason == PLANNED
-    actions: list[Action] = [] if is_planned else [_detected(failed)]
+    actions: list[Action] = [] if failed.reason in _AS_MEANT else [_detected(failed)]
     name = "generation_left" if is_planned else "generation_broken"
     actions += [
         Note(event=name, fields={"reason": failed.text}),

@@ -29,6 +29,8 @@ def look_at_size(state: State, now_s: float) -> Decision:
     if asked and state.options.policy.fit(len(_staying(state))) == 0:
         return _stop_run(state, asked)
     is_due = bool(asked) and now_s >= _gathered_s(state)
+    if is_due and not _may_let_go(state):
+        return _stop_run(state, asked)
     growth = _plan_growth(state, members, now_s)
     if not is_due and not growth.nodes:
         return _tell_why(state, growth, now_s)
@@ -60,22 +62,25 @@ def _staying(state: State) -> list[str]:
 def _gathered_s(state: State) -> float:
     """Return when all have been asked to leave that are asked together.
 
-    Never where the others could not go on without them.
+    Where the others could not go on without them, nodes that come may change that meanwhile.
     """
-    here = state.members.nodes
-    if choose_without_asked(state, here) == here:
-        return float("inf")
-    waits = []
+    may_let_go, waits = _may_let_go(state), []
     for node in state.members.nodes:
         within_s = state.present[node].leaves_within_s if node in state.present else None
         if within_s is not None:
-            waits.append(state.asked_s.get(node, 0.0) + min(GATHER_S, within_s / 4))
+            wait_s = min(GATHER_S, within_s / 4) if may_let_go else within_s / 2
+            waits.append(state.asked_s.get(node, 0.0) + wait_s)
     return min(waits, default=float("inf"))
+
+
+def _may_let_go(state: State) -> bool:
+    """Return whether others go on with all of the state when those leave that were asked to."""
+    return choose_without_asked(state, state.members.nodes) != state.members.nodes
 
 
 def next_look_s(state: State, now_s: float) -> float:
     """Return when the run's size is to be looked at without anything else happening."""
-    if state.is_leaving or not state.options.policy.is_elastic:
+    if state.is_leaving or state.is_stopping or not state.options.policy.is_elastic:
         return float("inf")
     growth = _plan_growth(state, state.members.nodes, now_s)
     return min(_gathered_s(state), now_s if growth.nodes else growth.due_s)

@@ -40,13 +40,16 @@ def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path:
     assert status == 1
     assert said.endswith(": node 'n0' is there\n")
     status, said = drain("n0", folder)
-    assert (status, said.partition(": n0 stays: ")[2].partition(": ")[2]) == (
+    assert (status, said.partition(": n0 was not asked to leave: ")[2].partition(": ")[2]) == (
         1,
         "the run has one size; stop it, or let resilience.elastic say others\n",
     )
     status, said = drain("n0", folder, f"--token-file={token}")
-    assert status == 1
-    assert "does not know the run's token" in said
+    assert status == 2
+    assert said.endswith(
+        "argument --token-file: it holds another token than the agents of the run; allowed: the "
+        f"file that they were started with, as {folder / 'run.token'}\n"
+    )
 
     assert agent.poll() is None
     agent.terminate()
@@ -58,4 +61,7 @@ def test_folder_of_no_run_is_named(tmp_path: Path) -> None:
     status, said = drain("n0", tmp_path)
 
     assert status == 2
-    assert said.endswith(f"no agent of 'n0' is known in {tmp_path}; there are: none\n")
+    assert said.endswith(
+        f"argument --run-dir: {tmp_path} has no word of an agent; allowed: the folder of a run "
+        "that has not ended\n"
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from resilience.agent.coordination.coordinator import next_deadline_s
 from resilience.agent.coordination.membership import RUNNING, STOPPING, Said, State, Tick
-from resilience.comm.messages import PLANNED, Leave, Open, SaveState, Stopped
+from resilience.agent.coordination.size import next_look_s
+from resilience.comm.messages import PLANNED, Leave, Open, SaveState, Stopped, StopRun
 from resilience.elastic.policy import Policy
 from resilience.state.report import Phase
 from tests.resilience.agent.decisions import (
@@ -174,19 +174,32 @@ def test_all_that_hold_a_part_leave_once_others_have_it() -> None:
     check_parts(state, opened(actions))
 
 
-def test_the_only_copy_is_not_left_for_nothing() -> None:
+def test_the_only_copy_is_handed_on_where_enough_nodes_come_in_time() -> None:
     state = begun("n0", "n1", "n2")
     assert state.members.nodes == ("n0", "n1")
 
     state, actions = play(state, asked(state, "n1"), now_s=5.0)
-    state, more = play(state, Tick(), now_s=8.0)
-
+    state, more = play(state, Tick(), now_s=15.0)
     assert sent([*actions, *more], Leave) == []
-    assert next_deadline_s(state, 9.0) > 9.0
+    assert next_look_s(state, 15.0) > 15.0
 
     # A second one that waits makes the copies of the next generation whole.
-    state, actions = play(state, join("n4"), now_s=9.0)
+    state, actions = play(state, join("n4"), now_s=16.0)
     assert sent(actions, Leave) == ["n0"]
-    state, actions = play(state, *left(state), now_s=9.1)
+    state, actions = play(state, *left(state), now_s=16.1)
     assert state.members.nodes == ("n0", "n1", "n4", "n2")
     check_parts(state, opened(actions))
+
+
+def test_the_run_stops_rather_than_lose_its_only_copy() -> None:
+    state = begun("n0", "n1", "n2")
+    state, actions = play(state, asked(state, "n1", 30.0), now_s=5.0)
+    state, more = play(state, Tick(), now_s=19.9)
+    assert sent([*actions, *more], StopRun) == []
+    assert next_look_s(state, 19.9) == 20.0
+
+    state, actions = play(state, Tick(), now_s=20.0)
+
+    assert sent(actions, StopRun) == ["n1"]
+    assert sent(actions, Leave) == []
+    assert next_look_s(state, 20.0) > 20.0
