@@ -28,7 +28,7 @@ What workers write:
                   checkpoint_loaded (source, num_bytes, seconds, num_bad)
     and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s)
 What a node agent writes:
-    agent_started (start), node_joined, node_lost, node_ended (node, reason),
+    agent_started (start), node_leaving, node_joined, node_lost, node_ended (node, reason),
     state_saved (saved_step, place),
     generation_opened (number, world_size), nodes_wait (reason, seconds), worker_replaced (pid),
     fault_detected (reason, text), generation_broken (reason), giving_up (reason), gave_up (reason),

@@ -327,6 +327,10 @@ class _Watch:
         if (size := read_size(self.nodes.run_dir)) is None:
             return
         wanted = self.job.num_nodes_at(size)
+        # Whoever was asked to leave by others, and has not left yet, is not what is wanted now.
+        others = (self.shown.state.nodes_to_leave & set(self.nodes.running)) - self.leaving
+        self.num_started -= len(others)
+        self.leaving |= others
         all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
         coming, going = plan_nodes(all_names, self.nodes.running, self.leaving, wanted)
         for name in coming:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.commands.sight import Sight, find_run, see_run
+from launcher.commands.sight import find_run, see_run
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import Phase
 
@@ -66,12 +66,9 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int) -> None:
         sight = see_run(run, cluster)
         if not sight.standing.phase.is_alive:
             raise OutsideError(f"{run.job.name} has ended: {sight.standing.phase.value}")
-        if _size_of(sight) == num_nodes * run.job.trainer.num_devices:
+        has_size = sight.state.num_workers == num_nodes * run.job.trainer.num_devices
+        if has_size and not sight.state.nodes_to_leave:
             sys.stdout.write(f"{run.job.name} goes on with {num_nodes} nodes\n")
             return
         time.sleep(_PAUSE_S)
     raise OutsideError(f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s")
-
-
-def _size_of(sight: Sight) -> int:
-    return sight.state.num_workers

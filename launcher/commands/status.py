@@ -99,7 +99,13 @@ def _size(sight: Sight) -> str | None:
     reason, until = state.waits
     if reason and until is not None:
         reason += f", for {format_seconds(max(0.0, until - sight.time))}"
-    parts = [f"{now} nodes", f"{wanted} are asked for" if wanted != now else "", reason]
+    leaving = ", ".join(sorted(state.nodes_to_leave))
+    parts = [
+        f"{now} nodes",
+        f"{wanted} are asked for" if wanted != now else "",
+        f"{leaving} to leave" if leaving else "",
+        reason,
+    ]
     return ", ".join(filter(None, parts))
 
 

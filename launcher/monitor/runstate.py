@@ -82,6 +82,8 @@ class RunState:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
     lost_nodes: frozenset[str] = frozenset()
+    leaving_nodes: frozenset[str] = frozenset()
+    """Nodes whose newest agent was asked to leave the run."""
     waits: tuple[str, float | None] = ("", None)
     """Why nodes wait that are there, and until when, in unix seconds, where time changes that."""
     generations: Mapping[int, Generation] = field(default_factory=dict)
@@ -107,6 +109,11 @@ class RunState:
     exit_status: int | None = None
     reason: str | None = None
     finished_at: float | None = None
+
+    @property
+    def nodes_to_leave(self) -> frozenset[str]:
+        """Return those that were asked to leave the run and are still there."""
+        return self.leaving_nodes - self.lost_nodes
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -216,6 +223,10 @@ def _after_node(state: RunState, event: Event) -> RunState:
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))
+    if event.event == "node_leaving":
+        return replace(state, leaving_nodes=state.leaving_nodes | {event.node})
+    if event.event == "agent_started":
+        return replace(state, leaving_nodes=state.leaving_nodes - {event.node})
     if event.event == "nodes_wait":
         seconds = to_float(event.fields.get("seconds"))
         until = None if seconds is None else event.time + seconds

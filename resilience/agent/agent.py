@@ -220,6 +220,7 @@ class Agent(ABC):
             text = "this node was to leave the run, and the others did not let it go in time"
             self._ending.leave(text, status)
         elif departure.is_new():
+            self._events.write("node_leaving")
             self.join()
 
     def _check_folder(self, now_s: float) -> None:

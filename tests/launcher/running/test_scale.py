@@ -7,6 +7,7 @@ import pwd
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import held_lock
 from launcher.errors import RecipeError
-from resilience.events import read_events
+from resilience.events import Event, read_events
 from tests.launcher.command import launch
 from tests.launcher.shipped import shipped_job
+from tests.resilience.agent.test_drain import drain
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")
@@ -25,7 +27,7 @@ PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")
 
 @pytest.mark.slow
 def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
-    (text,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    text, *_ = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # As long as it takes to type all that.
     text = text.replace("run.detach=true", "run.detach=true trainer.max_steps=4000")
@@ -47,6 +49,51 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
     assert not [each for each in events if each.event == "recovery_fallback"]
     # It was cancelled, and keeps its checkpoints for another start.
     assert launch("clean", "elastic", folder=tmp_path).status == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for_after(
+    tmp_path: Path,
+) -> None:
+    words = (
+        "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
+        "resilience.elastic.hold_s=0", "resilience.elastic.scale_up_snooze_s=0",
+        "trainer.max_steps=100000",
+    )  # fmt: skip
+    assert launch(*words, folder=tmp_path).status == 0
+    folder = tmp_path / "runs" / "r"
+    wait_for_size(folder, 3)
+    launch("scale", "r", "nodes=3", "--wait", folder=tmp_path)
+
+    drained = drain("node-1", folder, f"--token-file={folder / 'run.token'}")
+    status = launch("status", "r", folder=tmp_path)
+    scaled = launch("scale", "r", "nodes=3", "--wait", folder=tmp_path)
+    again = launch("status", "r", folder=tmp_path)
+    drained_later = drain("node-2", folder, f"--token-file={folder / 'run.token'}")
+    events = wait_for_size(folder, 2)
+    log = (folder / "logs" / "launcher.log").read_text()
+    ended = launch("cancel", "r", folder=tmp_path)
+
+    assert (drained[0], drained_later[0], scaled.status, ended.status) == (0, 0, 0, 0)
+    assert "node-1 to leave" in status.out or "2 nodes" in status.out
+    assert "  size      3 nodes\n" in again.out
+    sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
+    assert sizes[-3:] == [2, 3, 2]
+    # One in the place of the first; nobody has asked for more since the second.
+    assert log.count(" has been started\n") == 1
+    assert launch("clean", "r", folder=tmp_path).status == 0
+
+
+def wait_for_size(folder: Path, size: int) -> list[Event]:
+    """Return the events once the newest generation has so many workers."""
+    until_s = time.monotonic() + 120
+    while time.monotonic() < until_s:
+        events = read_events(folder / "events.jsonl")
+        opened = [each for each in events if each.event == "generation_opened"]
+        if opened and opened[-1].fields["world_size"] == size:
+            return events
+        time.sleep(0.2)
+    raise AssertionError(f"the run has not come to {size} workers")
 
 
 @pytest.mark.parametrize(

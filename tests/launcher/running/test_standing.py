@@ -124,6 +124,9 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
 
     opened = ("generation_opened", {"number": 1, "world_size": 3 * job.trainer.num_devices})
     assert size(opened) == "3 nodes, 4 are asked for"
+    leaving, lost = ("node_leaving", {}), ("node_lost", {"node": "n0", "is_dead": True})
+    assert size(opened, leaving) == "3 nodes, 4 are asked for, n0 to leave"
+    assert size(opened, leaving, lost) == "3 nodes, 4 are asked for"
     held = ("nodes_wait", {"reason": "one does not count yet", "seconds": 55.0})
     assert size(opened, held) == "3 nodes, 4 are asked for, one does not count yet, for 45 s"
     few = ("nodes_wait", {"reason": "3 nodes are there; sizes allowed: 1, 4"})
