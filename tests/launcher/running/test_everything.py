@@ -97,6 +97,17 @@ class Everything:
         before = last_step(self.events())
         return self.wait_until(lambda events: last_step(events) >= before + num_steps)
 
+    def finish(self) -> list[Event]:
+        """Wait for the end of the run, as long as it gets on; returns its events."""
+        while (events := self.events())[-1].event != "run_finished":
+            some = last_step(events) + 50
+            self.wait_until(
+                lambda events, some=some: (
+                    last_step(events) >= some or events[-1].event == "run_finished"
+                )
+            )
+        return events
+
     def daemons(self) -> list[int]:
         """Return the checkpoint daemons of the run's nodes."""
         holder = read_lock(self.run)
@@ -187,9 +198,8 @@ def test_a_run_that_everything_befalls_has_the_bits_of_a_calm_one(run: Everythin
     run.kill_everything()
     remove_memory(read_run_folder(run.run))
     run.launch("continue", "run", "run.detach=true", "trainer.num_nodes=2")
-    run.wait_until(lambda events: events[-1].event == "run_finished")
+    events = run.finish()
 
-    events = run.events()
     assert events[-1].fields["exit_status"] == 0
     calm = run.folder / "runs" / "calm"
     run.launch("attach", "calm")
