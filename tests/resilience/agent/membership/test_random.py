@@ -126,6 +126,13 @@ def test_random_faults_of_agents_lose_nothing_in_a_run_that_changes_its_size() -
     assert num > 20, "too little happens to show anything"
 
 
+def test_random_faults_of_agents_lose_nothing_where_a_copy_takes_two_nodes() -> None:
+    worlds = [play(seed, 200, make=make_copies_world) for seed in range(4)]
+
+    sizes = {len(layout.nodes) for world in worlds for layout in world.layouts.values()}
+    assert sizes == {2, 4, 6}
+
+
 @pytest.mark.parametrize(("seed", "num_events"), [(3122, 300), (3277, 300), (300529, 200)])
 def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(
     seed: int, num_events: int
@@ -142,6 +149,13 @@ def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(
 def test_many_more_random_faults_lose_nothing_in_a_run_that_changes_its_size(block: int) -> None:
     for seed in range(3000 + 40 * block, 3000 + 40 * (block + 1)):
         play(seed, make=make_elastic_world)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_many_more_random_faults_lose_nothing_where_a_copy_takes_two_nodes(block: int) -> None:
+    for seed in range(5000 + 20 * block, 5000 + 20 * (block + 1)):
+        play(seed, make=make_copies_world)
 
 
 @pytest.mark.slow
