@@ -33,7 +33,7 @@ from resilience.events import Event, read_events
 
 NUM_NODES = 4
 SETTLE_STEPS = 8
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 KINDS = ("member killed", "coordinator killed", "member silent", "asked to leave", "node comes")
 LEASE_S = 3.0
 BARS_S = {**dict.fromkeys(KINDS, 0.3), "member silent": LEASE_S + 0.5}
