@@ -84,6 +84,8 @@ class ElasticRun:
     def end(self) -> list[Event]:
         """End the run; returns all its events."""
         self._launch("cancel", "run")
+        # It would keep its checkpoints for another start.
+        self._launch("clean", "run")
         return read_events(self._events)
 
     def settle(self, num_nodes: int) -> list[Event]:
