@@ -64,6 +64,9 @@ _LARGE = (
     "trainer.global_batch_size=4",
     "trainer.micro_batch_size=1",
     "data.seq_length=16",
+    # Checkpoints in memory would be four times that, for each of four nodes of one machine.
+    "resilience.tiered=null",
+    "resilience.elastic.may_lose_steps=true",
 )
 
 
