@@ -147,7 +147,7 @@ def test_all_of_a_run_is_asked_at_once_before_the_time_limit_and_queued_again(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     run_dir, job_id = submit_pair(
-        tmp_path, 'time_limit="00:01:00"', "cluster.signal_before_end_s=45"
+        tmp_path, 'time_limit="00:02:00"', "cluster.signal_before_end_s=90"
     )
     assert ask(run_dir, "scale", "nodes=3").status == 0
     wait_until(lambda: len(agents(run_dir)) == 3, "one more agent", WAIT_S)
@@ -321,7 +321,7 @@ def test_node_of_the_runs_own_job_is_drained_and_the_run_ends_as_its_others_do(
     assert [size for each in events if (size := size_of(each))] == [3, 2]
     assert not [each for each in events if each.event == "generation_broken"]
     assert len(losses(run_dir)) == NUM_STEPS
-    assert ask(run_dir, "status").out.startswith("llama3-tiny-elastic: finished")
+    assert ask(run_dir, "status").out.startswith("llama3-tiny-elastic: succeeded")
     assert launch("clean", "there", folder=tmp_path).status == 0
 
 
