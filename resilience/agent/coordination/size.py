@@ -64,12 +64,13 @@ def _gathered_s(state: State) -> float:
 
     Where the others could not go on without them, nodes that come may change that meanwhile.
     """
-    may_let_go, waits = _may_let_go(state), []
-    for node in state.members.nodes:
-        within_s = state.present[node].leaves_within_s if node in state.present else None
-        if within_s is not None:
-            wait_s = min(GATHER_S, within_s / 4) if may_let_go else within_s / 2
-            waits.append(state.asked_s.get(node, 0.0) + wait_s)
+    here = [node for node in state.members.nodes if node in state.present]
+    asked = [node for node in here if not state.is_staying(node)]
+    may_let_go, waits = bool(asked) and _may_let_go(state), []
+    for node in asked:
+        within_s = state.present[node].leaves_within_s or 0.0
+        wait_s = min(GATHER_S, within_s / 4) if may_let_go else within_s / 2
+        waits.append(state.asked_s.get(node, 0.0) + wait_s)
     return min(waits, default=float("inf"))
 
 
