@@ -145,7 +145,8 @@ MISTYPED = [
 
 INCONSISTENT = [
     pytest.param(["cluster=k8s", "resilience/elastic=default"],
-                 "resilience.elastic allows 15 nodes, and there world size 120", id="elastic-sizes"),
+                 "resilience.elastic allows 15 nodes, and there world size 120",
+                 id="elastic-sizes"),
     pytest.param(["instance.type=ml.foo.2xlarge"],
                  "instance.type 'ml.foo.2xlarge' is no known instance", id="instance-type"),
     pytest.param(["instance.num_efa=4"],

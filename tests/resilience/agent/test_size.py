@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import next_deadline_s, take_over
+from resilience.agent.coordination.counters import OTHER_SHARD
 from resilience.agent.coordination.membership import (
     AGREEING,
     ENDED,
@@ -324,6 +325,16 @@ def succeeded(*more: NodeJoined, leaves_within_s: float | None = None, **policy:
     state, _ = play(state, *joins, *more, lost("n0"), *told, now_s=100.0)
     assert state.stage == RUNNING
     return state
+
+
+@pytest.mark.parametrize(("first", "second"), [(PLANNED, "group"), (OTHER_SHARD, "group")])
+def test_what_follows_from_one_that_left_as_it_was_to_is_no_fault(first: str, second: str) -> None:
+    state, actions = play(begun("n0", "n1"), failed("n0", 0, 0, first))
+    state, more = play(state, failed("n1", 2, 0, second), failed("n1", 3, 0, OTHER_SHARD))
+
+    found = [e.fields["reason"] for e in (*actions, *more)
+             if isinstance(e, Note) and e.event == "fault_detected"]  # fmt: skip
+    assert found == ([] if first == PLANNED else [second])
 
 
 def test_a_new_coordinator_lets_the_run_keep_its_size_for_a_while() -> None:

@@ -106,6 +106,21 @@ def test_a_tear_of_a_lost_rank_proves_that_the_gate_was_passed() -> None:
     assert plan.step == STEP + 1
 
 
+def test_what_only_a_leaving_rank_holds_is_said_of_it() -> None:
+    before, after = layout("a", "b", "c"), layout("a", "b")
+    reports = [
+        held(before, 0, Phase.ENTERED),
+        held(before, 1, Phase.ENTERED),
+        held(before, 2, ENDED, step_generation=3),
+    ]
+
+    plan = plan_resize(reports, before=before, after=after)
+
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.step == STEP + 1
+    assert plan.reason.endswith("as a rank that has left since holds it")
+
+
 def test_a_leaving_rank_has_a_voice_about_which_digest_is_right() -> None:
     before, after = layout("a", "b", "c"), layout("a", "b")
     digests = ("odd", "right", "right")
