@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.job import Job
 from resilience.events import Event, read_events
 from tests.resilience.agent.test_drain import drain
 from tests.training.jobs import make_job
@@ -40,15 +41,19 @@ def sizes(low: int, high: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_lost_nodes_leave_the_run_smaller_with_the_bits_of_one_worker(
-    reference: Any, tmp_path: Path
-) -> None:
-    steps = 100
+def job_and_alone(reference: Any, steps: int) -> tuple[Job, Any]:
+    """Return the job of three nodes, and the run of one worker that nothing befalls."""
     job = make_fault_job(
         num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
     )
     trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    return job, reference(make_job(trainer=trainer))
+
+
+def test_lost_nodes_leave_the_run_smaller_with_the_bits_of_one_worker(
+    reference: Any, tmp_path: Path
+) -> None:
+    job, alone = job_and_alone(reference, 100)
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
@@ -66,12 +71,7 @@ def test_lost_nodes_leave_the_run_smaller_with_the_bits_of_one_worker(
 
 
 def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_path: Path) -> None:
-    steps = 200
-    job = make_fault_job(
-        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
-    )
-    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    job, alone = job_and_alone(reference, 200)
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
@@ -95,12 +95,7 @@ def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_p
 def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     reference: Any, tmp_path: Path
 ) -> None:
-    steps = 160
-    job = make_fault_job(
-        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
-    )
-    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    job, alone = job_and_alone(reference, 160)
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
@@ -121,12 +116,7 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
 
 
 def test_a_node_that_coordinates_may_leave(reference: Any, tmp_path: Path) -> None:
-    steps = 160
-    job = make_fault_job(
-        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
-    )
-    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    job, alone = job_and_alone(reference, 160)
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)

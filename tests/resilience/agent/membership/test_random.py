@@ -28,23 +28,23 @@ def make_world(seed: int) -> World:
 
 def make_elastic_world(seed: int) -> World:
     sizes = ELASTIC[seed % len(ELASTIC)]
-    return World(
-        seed,
-        num_nodes=min(sizes),
-        num_standby=max(sizes) - min(sizes) + seed % 2,
-        num_shards=2 if seed % 4 < 2 else 1,
-        shares_folder=seed % 7 != 0,
-        sizes=sizes,
-    )
+    num_shards = 2 if seed % 4 < 2 else 1
+    return make_world_of_sizes(seed, sizes, num_more=seed % 2, num_shards=num_shards)
 
 
 def make_copies_world(seed: int) -> World:
-    sizes = COPIES[seed % len(COPIES)]
+    return make_world_of_sizes(seed, COPIES[seed % len(COPIES)], num_more=seed % 3, num_shards=4)
+
+
+def make_world_of_sizes(
+    seed: int, sizes: tuple[int, ...], *, num_more: int, num_shards: int
+) -> World:
+    """Return a world whose run may have these sizes, with more nodes than the largest takes."""
     return World(
         seed,
         num_nodes=min(sizes),
-        num_standby=max(sizes) - min(sizes) + seed % 3,
-        num_shards=4,
+        num_standby=max(sizes) - min(sizes) + num_more,
+        num_shards=num_shards,
         shares_folder=seed % 7 != 0,
         sizes=sizes,
     )
