@@ -41,10 +41,15 @@ def sizes(low: int, high: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def job_and_alone(reference: Any, steps: int) -> tuple[Job, Any]:
+def job_and_alone(reference: Any, steps: int, **settings: Any) -> tuple[Job, Any]:
     """Return the job of three nodes, and the run of one worker that nothing befalls."""
     job = make_fault_job(
-        num_nodes=3, num_devices=1, max_steps=steps, elastic=sizes(1, 3), values=VALUES
+        num_nodes=3,
+        num_devices=1,
+        max_steps=steps,
+        elastic=sizes(1, 3),
+        values=VALUES,
+        settings=settings,
     )
     trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
     return job, reference(make_job(trainer=trainer))
@@ -163,17 +168,7 @@ def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(
 
 
 def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path: Path) -> None:
-    steps = 300
-    job = make_fault_job(
-        num_nodes=3,
-        num_devices=1,
-        max_steps=steps,
-        elastic=sizes(1, 3),
-        values=VALUES,
-        settings={"lease_s": 0.5},
-    )
-    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    job, alone = job_and_alone(reference, 100, lease_s=0.5)
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
