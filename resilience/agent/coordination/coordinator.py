@@ -378,9 +378,15 @@ def _go_by_record(state: State, event: Recorded, now_s: float) -> Decision:
         for name in event.gone - state.gone - state.present.keys()
         if state.starts.get(name) in (None, event.starts.get(name))
     }
-    state = replace(state, recorded=event.generation, recorded_starts=event.starts)
+    has_news = state.read_after != event.after or state.recorded_starts != event.starts
+    state = replace(
+        state,
+        recorded=event.generation,
+        recorded_starts=event.starts,
+        read_after=event.after,
+    )
     if not gone:
-        return state, []
+        return advance(state, now_s) if has_news else (state, [])
     state = replace(
         state,
         dead=state.dead | gone,

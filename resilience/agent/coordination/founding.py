@@ -96,11 +96,19 @@ def _find_others(found: Record, own: Record, unchanged_s: float, ended: Collecti
 
 
 def note_agents(
-    before: Record, agents: Collection[str], starts: Mapping[str, str], gone: Collection[str]
+    before: Record,
+    agents: Collection[str],
+    starts: Mapping[str, str],
+    *,
+    here: Collection[str],
+    gone: Collection[str] = (),
 ) -> Record:
-    """Return the record with who has come to the run, and who has ended, by one coordinator."""
+    """Return the record with who has come to the run, and who has ended, by one coordinator.
+
+    Of those that are not with it others may have heard since.
+    """
     known = dict(before.starts)
-    newest = {**known, **starts}
+    newest = {**starts, **known, **{name: starts[name] for name in here if name in starts}}
     ended = {name: known.get(name) for name in before.gone}
     ended |= {name: starts.get(name) for name in gone}
     return replace(

@@ -27,6 +27,9 @@ STOPPING = "stopping"
 AGREEING = "agreeing"
 ENDED = "ended"
 
+Ended = frozenset[tuple[str, str]]
+"""Which agents have ended for certain, each with its start."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -123,6 +126,8 @@ class State:
     """The newest generation by the run's record, as it was read last."""
     recorded_starts: Mapping[str, str] = field(default_factory=dict)
     """Which start of each agent was heard of last by that record: others may know newer ones."""
+    read_after: Ended | None = None
+    """Whose end was known here when that reading was asked for."""
     layout: Layout | None = None
     """Who holds what in it."""
     nodes: tuple[str | None, ...] = ()
@@ -281,6 +286,8 @@ class Recorded:
     """Which start of each agent its coordinators have heard of last."""
     gone: frozenset[str] = frozenset()
     """Agents of which that start has ended for certain."""
+    after: Ended | None = None
+    """Whose end was known to whoever has asked."""
     is_over: bool = False
     """The run has ended in order, with a status."""
     status: int = 0

@@ -21,6 +21,7 @@ from resilience.agent.coordination.membership import (
     Action,
     Claimed,
     ClaimRecord,
+    Ended,
     Event,
     FoundRun,
     HandOver,
@@ -55,7 +56,7 @@ from resilience.agent.coordination.outlook import (
     Settled,
     Tell,
 )
-from resilience.agent.coordination.votes import find_doubted
+from resilience.agent.coordination.votes import find_doubted, find_ended
 from resilience.comm.messages import (
     Beat,
     Drain,
@@ -119,6 +120,7 @@ class Records(Protocol):
         generation: int,
         *,
         starts: Mapping[str, str],
+        here: Collection[str],
         gone: Collection[str],
         is_over: bool,
         status: int,
@@ -126,7 +128,7 @@ class Records(Protocol):
         """Tell who belongs to the run, which generation it has come to, and how it has ended."""
         ...
 
-    def read_record(self) -> None:
+    def read_record(self, after: Ended) -> None:
         """Ask how far the run has come, and whether it has ended; `Recorded` follows."""
         ...
 
@@ -176,8 +178,8 @@ class Party:
         self._apart: set[str] = set()
         """Addresses that were complained of: nobody of this run comes in there."""
         self._beat_s = self._renewed_s = self._asked_s = float("-inf")
-        self._question: tuple[bool, Mapping[str, frozenset[str]]] = (False, {})
-        """What was asked last: how far the run has come, and about which silent agents."""
+        self._question: tuple[Ended, Mapping[str, frozenset[str]]] = (frozenset(), {})
+        """What was asked last: the record behind these ends, and about silent agents."""
         self._is_closed = False
         self.due_s = float("-inf")
         """When the next tick is due at the latest."""
@@ -233,16 +235,15 @@ class Party:
     def _look_for_evidence(self, now_s: float) -> None:
         """Ask about silent agents: of what is new at once, of what stays from time to time."""
         state = self._state
-        doubted = {} if state is None else find_doubted(state)
-        is_stopping = state is not None and state.stage == STOPPING and state.shares_folder
-        question = (is_stopping, doubted)
+        if state is None or state.stage != STOPPING:
+            return
+        question = ended, doubted = find_ended(state), find_doubted(state)
         if question != self._question or now_s - self._asked_s >= EVIDENCE_EVERY_S:
             self._question, self._asked_s = question, now_s
-            if is_stopping:
-                # Before evidence lets anybody go on alone.
-                self._records.read_record()
+            if state.shares_folder:
+                self._records.read_record(ended)
             self._doubt(doubted)
-        if any(question):
+        if state.shares_folder or doubted:
             self.due_s = min(self.due_s, self._asked_s + EVIDENCE_EVERY_S)
 
     def move(self, generation: int, layout: Layout | None) -> None:
@@ -392,15 +393,14 @@ class Party:
         is_due = has_changed or now_s - self._renewed_s >= RENEWAL_S
         if state.opened >= 0 and before.stage != ENDED and (is_due or is_over):
             self._renewed_s = now_s
-            status = state.ending.status if state.ending else 0
-            agents = tuple(sorted(state.known))
             self._records.renew(
-                agents,
+                tuple(sorted(state.known)),
                 state.generation,
                 starts=state.starts,
+                here=tuple(state.present),
                 gone=state.gone,
                 is_over=is_over,
-                status=status,
+                status=state.ending.status if state.ending else 0,
             )
 
     def _carry_out(self, action: Action) -> None:

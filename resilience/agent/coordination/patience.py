@@ -17,7 +17,7 @@ from resilience.agent.coordination.membership import (
 )
 from resilience.agent.coordination.opening import end_run, holds_back
 from resilience.agent.coordination.side_save import begin_save, check_save, is_saving, say_problem
-from resilience.agent.coordination.votes import WAITS, find_verdict
+from resilience.agent.coordination.votes import WAITS, find_verdict, lacks_reading
 from resilience.comm.messages import GAVE_UP_STATUS
 
 
@@ -82,6 +82,8 @@ def _missing(state: State) -> str:
             f"{waited_s:g} s ({names}); look at the logs of those that did not, or set a longer "
             "join deadline: a node joins when its workers have imported what they need"
         )
+    if find_verdict(state) == WAITS and lacks_reading(state):
+        return f"the run's folder did not say within {waited_s:g} s whether others go on"
     if find_verdict(state) == WAITS:
         here = [name for name in state.members.nodes if name in state.voters]
         away = [name for name in state.members.nodes if name not in state.voters]

@@ -4,7 +4,8 @@ The gate needs all ranks, so a generation is over as soon as one member's worker
 worlds can come only from two successors without a common member, or from one with no member at
 all. So a successor has more than half of the members; exactly half have it where they win the
 record of its number in a folder that all see, or else hold place 0; fewer only where every other
-agent that was ever heard of has ended for certain.
+agent that was ever heard of has ended for certain, and the run's record, read behind the last of
+these ends, names nobody else: whoever stood still for a while does not know who has come since.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from resilience.agent.coordination.membership import STOPPING, State
+from resilience.agent.coordination.membership import STOPPING, Ended, State
 from resilience.comm.messages import Ballot
 from resilience.state.layout import Layout
 from resilience.state.report import Phase
@@ -44,12 +45,28 @@ def find_verdict(state: State) -> str:
     here = len(members & state.voters)
     if 2 * here > len(members):
         return GOES_ON
-    away = _find_away(state)
-    if away and 2 * here < len(members):
+    are_alone = _are_alone(state)
+    if not are_alone and 2 * here < len(members):
         return WAITS
     if state.shares_folder:
         return TIE
-    return GOES_ON if not away or state.members.nodes[0] in state.voters else WAITS
+    return GOES_ON if are_alone or state.members.nodes[0] in state.voters else WAITS
+
+
+def find_ended(state: State) -> Ended:
+    """Return whose end is known: the record counts that was read behind these."""
+    return frozenset((name, state.starts.get(name, "")) for name in state.dead | state.gone)
+
+
+def lacks_reading(state: State) -> bool:
+    """Return whether all others have ended as far as is known, and the record may name more."""
+    is_read = not state.shares_folder or state.read_after == find_ended(state)
+    return not is_read and not _find_away(state)
+
+
+def _are_alone(state: State) -> bool:
+    """Return whether nobody else may go on for certain."""
+    return not _find_away(state) and not lacks_reading(state)
 
 
 def _find_away(state: State) -> set[str]:
@@ -90,7 +107,7 @@ def goes_by_evidence(state: State) -> bool:
 
     They are fewer than could refuse another successor, or the half that could not have gone on.
     """
-    if not state.options.recovers or _find_away(state):
+    if not state.options.recovers or not _are_alone(state):
         return False
     missing = len(state.members.nodes) - 2 * len(state.voters)
     is_first_here = state.members.nodes[0] in state.voters

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
-from resilience.agent.coordination.membership import Claimed, Judged, NodeEnded, Recorded
+from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.run_record import mark_stored
 from resilience.state.layout import Layout
@@ -193,6 +193,7 @@ class RunFolder:
         generation: int,
         *,
         starts: Mapping[str, str] = MappingProxyType({}),
+        here: Collection[str] = (),
         gone: Collection[str] = (),
         is_over: bool = False,
         status: int = 0,
@@ -213,7 +214,7 @@ class RunFolder:
             told = (record.number, generation, False)
             if newest and (newest.number, newest.generation, newest.is_over) > told:
                 return
-            noted = note_agents(newest or record, agents, starts, gone)
+            noted = note_agents(newest or record, agents, starts, here=here, gone=gone)
             self._record = replace(
                 record,
                 agents=noted.agents,
@@ -237,7 +238,7 @@ class RunFolder:
         else:
             write_whole(folder / name, asdict(record), self.start)
 
-    def read_record(self) -> None:
+    def read_record(self, after: Ended) -> None:
         """Look how far the run has come, and whether it has ended; `Recorded` follows."""
         if self._is_looking:
             return
@@ -256,6 +257,7 @@ class RunFolder:
                 generation=found.generation,
                 starts=dict(found.starts),
                 gone=frozenset(found.gone),
+                after=after,
                 is_over=found.is_over,
                 status=found.status,
             )

@@ -11,6 +11,7 @@ from resilience.agent.coordination.coordinator import decide
 from resilience.agent.coordination.founding import Record, judge
 from resilience.agent.coordination.membership import (
     RUNNING,
+    STOPPING,
     Action,
     Claimed,
     ClaimRecord,
@@ -20,10 +21,12 @@ from resilience.agent.coordination.membership import (
     NodeJoined,
     NodeLost,
     Options,
+    Recorded,
     Said,
     Send,
     State,
 )
+from resilience.agent.coordination.votes import find_ended
 from resilience.comm.messages import (
     Agree,
     Break,
@@ -105,6 +108,13 @@ def all_stopped(generation: int = 0, *, but: Iterable[int] = (), step: int = 5) 
     ]
 
 
+def places(*numbers: int, generation: int = 0) -> list[Said]:
+    """Return the reports of all ranks of places, whose nodes are named after them."""
+    return [
+        stopped(f"n{place}", 2 * place + each, generation) for place in numbers for each in (0, 1)
+    ]
+
+
 def play(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
     """Return the state after all events, and all that was to be done.
 
@@ -119,7 +129,26 @@ def play(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[
         if state.ballot != before:
             inbox.extendleft(promise(state, *state.present))
         inbox.extendleft(reversed([each for action in more for each in _answers(action)]))
+        if not inbox and (record := find_unread(state)):
+            inbox.append(record)
     return state, actions
+
+
+def hear(state: State, *events: Event, now_s: float = 0.0) -> tuple[State, list[Action]]:
+    """Return the same where nobody answers."""
+    actions: list[Action] = []
+    for event in events:
+        state, more = take(state, event, now_s)
+        actions += more
+    return state, actions
+
+
+def find_unread(state: State) -> Recorded | None:
+    """Return the record of the run, with nothing new in it, where it is to be read."""
+    ended = find_ended(state)
+    if state.stage != STOPPING or not state.shares_folder or state.read_after == ended:
+        return None
+    return Recorded(generation=state.recorded, starts=state.recorded_starts, after=ended)
 
 
 def _answers(action: Action) -> list[Event]:

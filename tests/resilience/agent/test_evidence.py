@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from resilience.agent.coordination.membership import NodeEnded, Recorded
-from resilience.agent.coordination.votes import find_doubted
-from tests.resilience.agent.decisions import OPTIONS, join, lost, opened, play, running
+from resilience.agent.coordination.founding import SLACK
+from resilience.agent.coordination.membership import NodeEnded, Recorded, Tick
+from resilience.agent.coordination.votes import WAITS, find_doubted, find_ended, find_verdict
+from tests.resilience.agent.decisions import (
+    OPTIONS,
+    ends,
+    hear,
+    join,
+    lost,
+    opened,
+    places,
+    play,
+    proposed,
+    running,
+)
 
 ONE = replace(OPTIONS, num_nodes=1)
 
@@ -48,3 +60,30 @@ def test_agent_that_only_the_record_names_is_waited_for() -> None:
 
     assert opened(actions) == []
     assert "n9" in find_doubted(state)
+
+
+def test_fewer_than_half_go_on_alone_only_behind_a_reading_of_the_record() -> None:
+    """Who stood still has old news: a node that has ended may have come again to the others."""
+    state, _ = play(running(replace(OPTIONS, num_nodes=3), "n2"), lost("n1"))
+    state, alone = hear(state, join("n8"), join("n9"), lost("n0"), *places(2))
+    assert (proposed(alone), find_verdict(state)) == ([], WAITS)
+
+    ended = find_ended(state)
+    early = Recorded(generation=0, starts=state.starts)
+    another = Recorded(generation=7, starts={**state.starts, "n0": "n0#another"}, after=ended)
+    nobody = Recorded(generation=0, starts=state.starts, after=ended)
+    waiting = [hear(state, record) for record in (early, another)]
+    goes_on, actions = hear(state, nobody)
+
+    assert [(proposed(each), find_verdict(after)) for after, each in waiting] == [([], WAITS)] * 2
+    assert (goes_on.generation, actions != []) == (SLACK, True)
+
+
+def test_folder_that_does_not_say_who_else_goes_on_is_named_at_the_end() -> None:
+    options = replace(OPTIONS, num_nodes=3, partition_patience_s=10)
+    state, _ = play(running(options, "n2"), lost("n1"))
+    state, _ = hear(state, lost("n0"), *places(2))
+
+    _, actions = hear(state, Tick(), now_s=1000.0)
+
+    assert "the run's folder did not say within 20 s whether others go on" in str(ends(actions))

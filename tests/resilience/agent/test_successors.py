@@ -25,7 +25,7 @@ from resilience.agent.coordination.membership import (
     Tick,
 )
 from resilience.agent.coordination.standing import Standing
-from resilience.agent.coordination.votes import TIE, find_doubted, find_verdict
+from resilience.agent.coordination.votes import TIE, find_doubted, find_ended, find_verdict
 from resilience.comm.messages import NO_BALLOT, Join
 from resilience.state.layout import Layout
 from tests.resilience.agent.decisions import (
@@ -317,7 +317,8 @@ def test_member_whose_node_has_come_anew_has_ended_also_once_that_joins_again() 
     for ballot in (NO_BALLOT, (3, "n1")):
         state, _ = decide(state, NodeJoined(join=replace(anew, promised=ballot)), 0.0)
 
-        assert (state.dead, find_verdict(state)) == ({"n0"}, TIE)
+        by_record = replace(state, read_after=find_ended(state))
+        assert (state.dead, find_verdict(by_record)) == ({"n0"}, TIE)
 
 
 @pytest.mark.parametrize("stage", [GATHERING, RUNNING, STOPPING])

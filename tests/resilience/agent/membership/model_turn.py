@@ -40,6 +40,7 @@ from resilience.comm.messages import (
 )
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report
+from tests.resilience.agent.decisions import find_unread
 from tests.resilience.agent.membership.model_agent import (
     LAST_CALL_S,
     LEASE_S,
@@ -198,6 +199,8 @@ class Turn:
         assert before is not None
         state, actions = coordinator.decide(before, event, now_s)
         self._change(state=without_past(state))
+        if record := find_unread(state):
+            self._inbox.append(record)
         if state.opened >= 0 and (state.opened, state.known) != (before.opened, before.known):
             known = tuple(sorted(state.known))
             self._asked.append(Renew(self._agent.number, known, state.generation))

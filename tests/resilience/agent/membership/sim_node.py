@@ -10,6 +10,7 @@ from resilience.agent.coordination import founding
 from resilience.agent.coordination.coordinator import take_over
 from resilience.agent.coordination.membership import (
     Claimed,
+    Ended,
     Judged,
     Note,
     Recorded,
@@ -112,7 +113,7 @@ class SimNode:
 
         self.world.ask_folder(self, answer)
 
-    def read_record(self) -> None:
+    def read_record(self, after: Ended) -> None:
         """Ask how far the run has come; no run of the simulation ends."""
         if self.is_looking:
             return
@@ -123,8 +124,12 @@ class SimNode:
             record = self.world.folder.founding
             if record is None:
                 return None
-            gone = frozenset(record.gone)
-            return Recorded(generation=record.generation, starts=dict(record.starts), gone=gone)
+            return Recorded(
+                generation=record.generation,
+                starts=dict(record.starts),
+                gone=frozenset(record.gone),
+                after=after,
+            )
 
         self.world.folder.read(self, answer, self.world.network.now_s)
 
@@ -134,13 +139,14 @@ class SimNode:
         generation: int,
         *,
         starts: Mapping[str, str],
+        here: Collection[str],
         gone: Collection[str],
         **end: Any,
     ) -> None:
         def answer() -> None:
             record = self.world.folder.founding
             if record and (record.generation, record.is_over) <= (generation, False):
-                own = founding.note_agents(record, agents, starts, gone)
+                own = founding.note_agents(record, agents, starts, here=here, gone=gone)
                 own = replace(own, generation=generation, **end)
                 self.world.folder.founding = own
 

@@ -21,6 +21,9 @@ from resilience.agent.evidence import folder as folder_module
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.state.layout import make_layout
 
+ENDED = frozenset({("n1", "a")})
+"""Whose end is known to whoever reads a record."""
+
 
 def answer(folder: RunFolder) -> list[Answer]:
     assert select.select([folder], [], [], 60)[0]
@@ -186,13 +189,13 @@ def test_record_names_the_start_of_each_agent_that_was_heard_of_last(tmp_path: P
 
     one.renew(("n0", "n1"), 4, starts={"n0": "a", "n1": "b"})
     answer(one)
-    other.renew(("n0", "n1"), 5, starts={"n1": "c"})
+    other.renew(("n0", "n1"), 5, starts={"n1": "c"}, here=["n1"])
     answer(other)
     one.renew(("n0", "n1"), 4, starts={"n0": "d"})
     answer(one)
-    one.read_record()
+    one.read_record(ENDED)
 
-    assert answer(one) == [Recorded(generation=5, starts={"n0": "a", "n1": "c"})]
+    assert answer(one) == [Recorded(after=ENDED, generation=5, starts={"n0": "a", "n1": "c"})]
     for folder in (one, other):
         folder.close()
 
@@ -220,7 +223,7 @@ def test_record_names_who_has_ended_until_it_comes_again(tmp_path: Path) -> None
     one, other = open_founded(tmp_path)
 
     def gone(folder: RunFolder) -> frozenset[str]:
-        folder.read_record()
+        folder.read_record(ENDED)
         (found,) = answer(folder)
         assert isinstance(found, Recorded)
         return found.gone
@@ -228,10 +231,10 @@ def test_record_names_who_has_ended_until_it_comes_again(tmp_path: Path) -> None
     one.renew(("n0", "n1"), 4, starts={"n0": "a", "n1": "b"}, gone=["n1"])
     answer(one)
     assert gone(other) == {"n1"}
-    other.renew(("n0", "n1"), 5, starts={"n1": "c"})
+    other.renew(("n0", "n1"), 5, starts={"n1": "c"}, here=["n1"])
     answer(other)
     assert gone(one) == frozenset()
-    other.renew(("n0", "n1"), 6, starts={"n1": "b"}, gone=["n1"])
+    other.renew(("n0", "n1"), 6, starts={"n1": "c"}, gone=["n1"])
     answer(other)
 
     assert gone(one) == {"n1"}
@@ -241,17 +244,17 @@ def test_record_names_who_has_ended_until_it_comes_again(tmp_path: Path) -> None
 
 def test_run_that_has_ended_stays_so_whoever_wakes_up(tmp_path: Path) -> None:
     one, other = open_founded(tmp_path)
-    other.read_record()
+    other.read_record(ENDED)
     nothing_yet = answer(other)
 
     one.renew(("n0", "n1"), 5, is_over=True, status=75)
     answer(one)
     other.renew(("n0", "n1"), 4)
     answer(other)
-    other.read_record()
+    other.read_record(ENDED)
 
-    assert nothing_yet == [Recorded(generation=-1)]
-    assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
+    assert nothing_yet == [Recorded(after=ENDED, generation=-1)]
+    assert answer(other) == [Recorded(after=ENDED, generation=5, is_over=True, status=75)]
     for folder in (one, other):
         folder.close()
 
@@ -277,9 +280,9 @@ def test_end_stays_though_a_renewal_stood_still_as_it_was_written(
     goes_on.set()
     answer(other)
 
-    other.read_record()
+    other.read_record(ENDED)
 
-    assert answer(other) == [Recorded(generation=5, is_over=True, status=75)]
+    assert answer(other) == [Recorded(after=ENDED, generation=5, is_over=True, status=75)]
     for folder in (one, other):
         folder.close()
 
@@ -303,9 +306,9 @@ def test_an_agent_does_not_go_before_the_runs_end_is_written(
         with pytest.raises(FutureTimeoutError):
             closing.result(0.2)
         goes_on.set()
-    other.read_record()
+    other.read_record(ENDED)
 
-    assert answer(other) == [Recorded(generation=5, is_over=True)]
+    assert answer(other) == [Recorded(after=ENDED, generation=5, is_over=True)]
     other.close()
 
 
@@ -317,16 +320,16 @@ def test_who_is_behind_the_others_says_nothing_of_the_run(tmp_path: Path) -> Non
     answer(other)
     one.renew(("n0", "n1"), 4, is_over=True, status=1)
     answer(one)
-    other.read_record()
+    other.read_record(ENDED)
     still_goes_on = answer(other)
     one.renew(("n0", "n1"), 5, is_over=True, status=1)
     answer(one)
     other.renew(("n1", "n2"), 6)
     answer(other)
-    other.read_record()
+    other.read_record(ENDED)
 
-    assert still_goes_on == [Recorded(generation=5)]
-    assert answer(other) == [Recorded(generation=6)]
+    assert still_goes_on == [Recorded(after=ENDED, generation=5)]
+    assert answer(other) == [Recorded(after=ENDED, generation=6)]
     newest = json.loads((tmp_path / "generations" / "run-0").read_text())
     assert (newest["generation"], newest["agents"]) == (6, ["n0", "n1", "n2"])
     for folder in (one, other):
@@ -354,8 +357,8 @@ def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
     assert [path.name for path in (tmp_path / "generations").iterdir()] == ["run-0"]
     one.renew(("n0", "n1"), 5, is_over=True)
     answer(one)
-    other.read_record()
-    assert answer(other) == [Recorded(generation=5, is_over=True)]
+    other.read_record(ENDED)
+    assert answer(other) == [Recorded(after=ENDED, generation=5, is_over=True)]
     for folder in (one, other):
         folder.close()
 
@@ -368,7 +371,7 @@ def test_end_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
     one.renew(("n0", "n1"), 5, is_over=True)
     answer(one)
 
-    later.read_record()
+    later.read_record(ENDED)
 
     assert answer(later) == []
     for folder in (one, other, later):

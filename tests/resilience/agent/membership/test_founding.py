@@ -26,12 +26,21 @@ def test_first_agents_begin_a_run() -> None:
 
 
 def test_agent_that_has_ended_as_an_earlier_start_may_live_on() -> None:
-    left = note_agents(FOUND, ["n0", "n1"], {"n1": "a"}, ["n1"])
-    back = note_agents(left, ["n1"], {"n1": "b"}, [])
+    left = note_agents(FOUND, ["n0", "n1"], {"n1": "a"}, here=["n0"], gone=["n1"])
+    back = note_agents(left, ["n1"], {"n1": "b"}, here=["n1"])
 
     assert (left.gone, back.gone) == (("n1",), ())
     assert dict(back.starts) == {"n1": "b"}
-    assert note_agents(back, ["n2"], {"n2": "c"}, []).gone == ()
+    assert note_agents(back, ["n2"], {"n2": "c"}, here=["n2"]).gone == ()
+
+
+def test_who_heard_of_an_earlier_start_leaves_the_newer_one_in_the_record() -> None:
+    """A coordinator that stood still for a while knows only the start that has ended."""
+    known = note_agents(FOUND, ["n1"], {"n1": "b"}, here=["n1"])
+    after = note_agents(known, ["n0", "n1"], {"n0": "x", "n1": "a"}, here=["n0"], gone=["n1"])
+
+    assert dict(after.starts) == {"n0": "x", "n1": "b"}
+    assert after.gone == ()
 
 
 def test_agent_that_has_left_the_run_is_not_waited_for() -> None:

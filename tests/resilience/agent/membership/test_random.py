@@ -133,13 +133,16 @@ def test_random_faults_of_agents_lose_nothing_where_a_copy_takes_two_nodes() -> 
     assert sizes == {2, 4, 6}
 
 
-@pytest.mark.parametrize(("seed", "num_events"), [(3122, 300), (3277, 300), (300529, 200)])
+@pytest.mark.parametrize(
+    ("seed", "num_events"), [(3122, 300), (3277, 300), (300529, 200), (316880, 200)]
+)
 def test_what_once_broke_a_run_that_changes_its_size_does_so_no_more(
     seed: int, num_events: int
 ) -> None:
     """The only holder left for one that had nothing; a newcomer knew none of those cut off.
 
     And who had said goodbye to one coordinator went on alone in another one's generation.
+    Who stood still went on alone with old news of whom it knew, beside who had come since.
     """
     play(seed, num_events, make=make_elastic_world)
 

@@ -122,7 +122,7 @@ def test_who_waits_for_a_node_looks_for_evidence_from_time_to_time(
     world.pause("n1")
     world.fail(waits, 0)
     looks: list[float] = []
-    monkeypatch.setattr(waits, "read_record", lambda: looks.append(world.network.now_s))
+    monkeypatch.setattr(waits, "read_record", lambda _: looks.append(world.network.now_s))
 
     for _ in range(5):
         world.network.now_s += EVIDENCE_EVERY_S
