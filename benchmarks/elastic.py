@@ -1,12 +1,16 @@
 """How long a run stands still when it gets smaller or larger: lost nodes, and changes asked for.
 
-    python -m benchmarks.elastic [-n ROUNDS] [--json FILE]
+    python -m benchmarks.elastic [-n ROUNDS] [--gib GIB] [--json FILE]
 
 llama3_tiny_elastic on this machine, four nodes of one worker. In each round a member is killed, a
 node is asked to leave, the node that coordinates is killed, and a member falls silent; after each
 the run grows back to four. Every process of a killed node is killed at once, and that of a silent
 one stopped. A figure is the time from then, or from the last step of the old size, to the end of
 the first step of the new size, less a normal step.
+
+With --gib each rank has so much state, and a node is asked to leave and comes back, no more: how
+long the others stand still is to be held beside what `benchmarks.repair` needs for the bytes. The
+sums are those of `size` and there are no tiers, so that four such ranks fit into one host.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ LIMIT_S = 120.0
 KINDS = ("member killed", "coordinator killed", "member silent", "asked to leave", "node comes")
 LEASE_S = 3.0
 BARS_S = {**dict.fromkeys(KINDS, 0.3), "member silent": LEASE_S + 0.5}
+_PARAMETERS_PER_LAYER = 12 * 1024 * 1024
+_BYTES_PER_PARAMETER = 12
+"""Of a weight and its two moments in float32."""
 _WORDS = (
     "recipe=llama/llama3_tiny_elastic",
     f"trainer.num_nodes={NUM_NODES}",
@@ -53,9 +60,9 @@ _WORDS = (
 class ElasticRun:
     """A run at work, and what its events say of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
         self._folder = folder
-        self._launch(*_WORDS)
+        self._launch(*_WORDS, *words)
         self._events = folder / "run" / "events.jsonl"
 
     def _launch(self, *words: str) -> None:
@@ -157,21 +164,59 @@ def run_rounds(number: int) -> dict[str, list[float]]:
                 found["node comes"].append(run.scale(NUM_NODES, NUM_NODES - 1))
         finally:
             events = run.end()
+    _check_sources(events)
+    return found
+
+
+def run_large(number: int, gib: float) -> dict[str, list[float]]:
+    """Return the seconds of planned changes with so much state in each rank."""
+    found: dict[str, list[float]] = {"asked to leave": [], "node comes": []}
+    layers = round(gib * (1 << 30) / (_PARAMETERS_PER_LAYER * _BYTES_PER_PARAMETER))
+    words = (
+        f"model.num_layers={layers}",
+        "model.hidden_size=1024",
+        "model.ffn_hidden_size=3072",
+        "model.num_heads=16",
+        "model.num_kv_heads=8",
+        "model.head_dim=64",
+        "trainer.global_batch_size=4",
+        "trainer.micro_batch_size=1",
+        "trainer.order_of_sums=size",
+        "data.seq_length=8",
+        f"resources.shm_gib={NUM_NODES * (gib + 1):g}",
+        "resilience.tiered=null",
+        "resilience.elastic.may_lose_steps=true",
+        "resilience.checkpointless.hang_deadline_s=120",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = ElasticRun(Path(folder), *words)
+        try:
+            for _ in range(number):
+                found["asked to leave"].append(run.scale(NUM_NODES - 1, NUM_NODES))
+                found["node comes"].append(run.scale(NUM_NODES, NUM_NODES - 1))
+        finally:
+            events = run.end()
+    _check_sources(events)
+    return found
+
+
+def _check_sources(events: Sequence[Event]) -> None:
     read = [each for each in events if each.event == "recovery_fallback"]
     if read:
         raise SystemExit(f"state came from elsewhere than memory: {read[0].fields}")
-    return found
 
 
 def main() -> None:
     """Print median, minimum and maximum of each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--num-rounds", type=int, default=10)
+    parser.add_argument("--gib", type=float, help="state of each rank, for planned changes alone")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     add_arguments(parser)
     arguments = parser.parse_args()
     machine = check_load(arguments)
-    found = run_rounds(arguments.num_rounds)
+    number, gib = arguments.num_rounds, arguments.gib
+    found = run_large(number, gib) if gib else run_rounds(number)
     print("| change | beyond a step, s | n | bar |\n|---|---|---|---|")
     for kind, seconds in found.items():
         low, middle, high = min(seconds), statistics.median(seconds), max(seconds)

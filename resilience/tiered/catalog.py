@@ -189,6 +189,17 @@ def choose_source(
     return SourceChoice(sources=tuple(sources), reason=reason)
 
 
+def find_only_copies(catalog: Catalog, place: str) -> tuple[StepAt, str] | None:
+    """Return the newest whole step of which a node alone holds something, and what."""
+    whole = [each for each in catalog.steps if each.is_whole and not each.is_stale]
+    shards = [
+        _name(shard)
+        for shard, held in (whole[0].copies.items() if whole else ())
+        if {(copy.tier, copy.place) for copy in held} == {("ram", place)}
+    ]
+    return (whole[0].at, _join(shards)) if shards else None
+
+
 def _keep_living(copies: Iterable[Copy], living: Mapping[str, str]) -> list[Copy]:
     return [copy for copy in copies if copy.tier != "ram" or copy.place in living]
 

@@ -109,6 +109,7 @@ def run_daemon(options: MemorydOptions) -> int:
         watchdog.daemon = True
         watchdog.start()
         is_done = keeper.drain(drain_s)
+        keeper.name_only_copies()
         # What nobody else has is not thrown away.
         is_removed &= is_done or not options.kept.is_required
     return 0 if is_done else UNDONE_STATUS

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from resilience.tiered.catalog import find_only_copies
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.carrier import Carrier
 from resilience.tiered.memoryd.newsroom import Newsroom
@@ -15,7 +16,7 @@ from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.peer_server import OWNER as PEERS
 from resilience.tiered.memoryd.status import describe_board
 from resilience.tiered.retention import Save, find_save, plan_drops
-from resilience.tiered.uploads import View
+from resilience.tiered.uploads import View, judge
 
 CLOSE_TIMEOUT_S = 5.0
 """How long an upload may go on at the end."""
@@ -72,6 +73,14 @@ class Keeper:
                 return False
             self._board.wait(version, rest_s)
         return True
+
+    def name_only_copies(self) -> None:
+        """Say what goes with this node, where others go on that do not have it."""
+        for view in self._board.views():
+            only = find_only_copies(judge(view), view.own)
+            if only and len(view.living) > 1:
+                at, shards = only
+                complain(f"only this node has {shards} of {view.namespace}'s newest {at}")
 
     def close(self) -> None:
         """End; what is being sent to the store is left, and never was."""

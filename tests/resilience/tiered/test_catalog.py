@@ -15,6 +15,7 @@ from resilience.tiered.catalog import (
     StepAt,
     StepState,
     choose_source,
+    find_only_copies,
     find_stale,
     judge_steps,
 )
@@ -335,3 +336,18 @@ def test_sources_are_all_that_is_there_near_ones_first(data: st.DataObject, livi
     assert len(sources) == len(there)
     assert [rank(each) for each in sources] == sorted(map(rank, sources))
     assert choose_source(reversed(copies), wanted, living, own=own).sources == sources
+
+
+def test_what_only_one_node_holds_of_the_newest_whole_step_is_named() -> None:
+    older, newest = everywhere("abcd", 1, of=2), [copy("a", 2, of=2), copy("b", 2, shard="1", of=2)]
+
+    def only(place: str, *more: Copy) -> tuple[StepAt, str] | None:
+        found = judge_steps([*older, *newest, *more], LIVING, namespace=NAMESPACE, domains_min=2)
+        return find_only_copies(found, place)
+
+    assert only("a") == (at(2), "shard 0")
+    assert only("c") is None
+    assert only("a", copy("c", 2, of=2)) is None
+    assert only("a", copy("store", 2, of=2, tier="folder")) is None
+    # One that is not whole is nobody's checkpoint.
+    assert only("a", copy("a", 3, of=2)) == (at(2), "shard 0")

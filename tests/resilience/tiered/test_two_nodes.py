@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from resilience.tiered.client import TieredClient
 from tests.ports import free_ports
 from tests.resilience.tiered.cluster import make_cluster, wait_held
@@ -81,3 +83,19 @@ def test_a_reader_waits_for_what_a_peer_holds(tmp_path: Path) -> None:
             wait_until(steps.running)
             wire.go_on()
             assert [each.step for each in steps.result(LIMIT_S)] == [1]
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_what_only_a_node_that_ends_has_in_memory_is_named(tmp_path: Path, replicas: int) -> None:
+    options = (f"--replicas={replicas}", f"--domains-min={replicas + 1}")
+    with make_cluster(tmp_path, options=options) as cluster:
+        cluster.start()
+        client, other = (cluster[name].client() for name in ("a", "b"))
+        save(client, make_id(4, "0"), make_content(MIB, 0), num_shards=2)
+        save(other, make_id(4, "1"), make_content(MIB, 1), num_shards=2)
+        wait_until(lambda: [each.step for each in client.steps()] == [4], client.status)
+
+        assert cluster["a"].end() == 0
+
+    word = "only this node has shard 0 of run's newest step 4 of generation 0"
+    assert (word in cluster["a"].outputs[0]) == (replicas == 0)
