@@ -107,7 +107,8 @@ def _replicas(job: JobContent) -> Iterator[str]:
     if trainer.data_parallel_size % trainer.replicas:
         yield (
             f"data-parallel size {trainer.data_parallel_size} does not divide by "
-            f"trainer.num_replicas {trainer.replicas}"
+            f"trainer.num_replicas {trainer.replicas}; allowed: a divisor of "
+            f"{trainer.data_parallel_size}"
         )
     if job.resilience.checkpointless and trainer.replicas < 2 and not _may_have_one_copy(job):
         yield (

@@ -58,14 +58,15 @@ def main(arguments: Sequence[str]) -> int:
         if not problem:
             sys.stdout.write(f"{options.node} is about to leave the run\n")
             return 0
-        if problem == NO_TOKEN:
-            given = "it holds another token than" if options.token else "none is given to reach"
-            parser.error(
-                f"argument --token-file: {given} the agents of the run; allowed: the file that "
-                f"they were started with, as {options.run_dir / 'run.token'}"
-            )
-        problems.append(f"{address}: {problem}")
-    listed = "; ".join(problems)
+        problems.append(problem)
+    # The port of one that has ended may be that of another run's agent by now.
+    if set(problems) == {NO_TOKEN}:
+        given = "it holds another token than" if options.token else "none is given to reach"
+        parser.error(
+            f"argument --token-file: {given} the agents of the run; allowed: the file that "
+            f"they were started with, as {options.run_dir / 'run.token'}"
+        )
+    listed = "; ".join(f"{each}: {why}" for each, why in zip(addresses, problems, strict=True))
     sys.stderr.write(f"resilience.agent drain: {options.node} was not asked to leave: {listed}\n")
     return 1
 

@@ -66,7 +66,6 @@ def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for
     launch("scale", "r", "nodes=3", "--wait", folder=tmp_path)
 
     drained = drain("node-1", folder, f"--token-file={folder / 'run.token'}")
-    status = launch("status", "r", folder=tmp_path)
     scaled = launch("scale", "r", "nodes=3", "--wait", folder=tmp_path)
     again = launch("status", "r", folder=tmp_path)
     drained_later = drain("node-2", folder, f"--token-file={folder / 'run.token'}")
@@ -75,7 +74,6 @@ def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for
     ended = launch("cancel", "r", folder=tmp_path)
 
     assert (drained[0], drained_later[0], scaled.status, ended.status) == (0, 0, 0, 0)
-    assert "node-1 to leave" in status.out or "2 nodes" in status.out
     assert "  size      3 nodes\n" in again.out
     sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
     assert sizes[-3:] == [2, 3, 2]

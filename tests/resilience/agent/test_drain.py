@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from resilience.agent.connections.door import NO_TOKEN
+from resilience.agent.connections.tcp_transport import TcpTransport
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
 
 
@@ -20,6 +28,30 @@ def drain(node: str, run_dir: Path, *options: str) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+@contextmanager
+def agent_of_another_run() -> Iterator[str]:
+    """Yield the address of one that lets nobody in."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        transport = TcpTransport(listening, token="its own", lease_s=10.0)
+        is_over = threading.Event()
+
+        def serve() -> None:
+            while not is_over.is_set():
+                select.select([transport], [], [], 0.1)
+                transport.tick(time.monotonic())
+                transport.receive()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            is_over.set()
+            thread.join()
+            transport.close()
 
 
 def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path: Path) -> None:
@@ -49,6 +81,18 @@ def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path:
     assert said.endswith(
         "argument --token-file: it holds another token than the agents of the run; allowed: the "
         f"file that they were started with, as {folder / 'run.token'}\n"
+    )
+
+    # The port of one that was killed is by now that of another run's agent.
+    with agent_of_another_run() as address:
+        (folder / "agents" / "killed").write_text(
+            json.dumps(left | {"node": "n0", "address": address})
+        )
+        status, said = drain("n0", folder)
+    assert (status, "the run has one size" in said, f"{address}: {NO_TOKEN}" in said) == (
+        1,
+        True,
+        True,
     )
 
     assert agent.poll() is None
