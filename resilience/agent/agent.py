@@ -358,14 +358,19 @@ class Agent(ABC):
             if rank in self._part.reports:
                 # A new coordinator asks for what an earlier one was told.
                 self._part.report(self._part.reports[rank])
-            elif worker and worker.within is None and worker.state() not in STOPPED_STATES:
+            elif worker and worker.within is None and not self._is_stuck(worker):
                 # It waits for a place, and holds nothing.
                 continue
-            elif worker and worker.is_attached and worker.state() not in STOPPED_STATES:
+            elif worker and worker.is_attached and not self._is_stuck(worker):
                 worker.send(order)
             elif worker:
                 worker.condemn(signal.SIGKILL)
         self._replace_missing()
+
+    def _is_stuck(self, worker: Worker) -> bool:
+        """Return whether a worker is stopped, and not just because the whole node was."""
+        was_node = self._deadlines.are_spared(time.monotonic())
+        return worker.state() in STOPPED_STATES and not was_node
 
     def _replace_rank(self, order: ReplaceRank) -> None:
         worker = self._crew.ranks.get(order.rank - self._part.rank(0))

@@ -44,6 +44,10 @@ class Deadlines:
             took_s = time.monotonic() - worker.wanted_s
             self._start_deadline_s = max(self._start_deadline_s, took_s)
 
+    def are_spared(self, now_s: float) -> bool:
+        """Return whether the agent has stood still just now, and its workers may have as well."""
+        return now_s < self._spared_until_s or now_s - self._checked_s > self._pause_s
+
     def check(self, now_s: float) -> None:
         """Do what is due."""
         gap_s = now_s - self._checked_s

@@ -34,7 +34,7 @@ def drain(node: str, run_dir: Path, *options: str) -> tuple[int, str]:
 def agent_of_another_run() -> Iterator[str]:
     """Yield the address of one that lets nobody in."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setblocking(False)
+        listening.settimeout(0.0)
         transport = TcpTransport(listening, token="its own", lease_s=10.0)
         is_over = threading.Event()
 

@@ -170,6 +170,30 @@ def test_node_that_stands_still_for_longer_than_its_deadlines_has_no_fault(run: 
     assert "fault_detected" not in {event.event for event in run.events()}
 
 
+def test_a_nodes_workers_that_go_on_after_its_agent_keep_what_they_hold(run: Run) -> None:
+    """The others have gone on to the next generation, or wait: the agent is told so at once."""
+    log = {"EVENTS": str(run.folder / "run" / "events.jsonl"), "STEP_S": "0.05", "STEPS": "30"}
+    for node in ("n0", "n1"):
+        run.start(node, *JOB, "--nnodes", "2", variables=log)
+    run.wait_for(lambda event: event.event == "step" and event.step == 3)
+    still = coordinator(run)
+    processes = [run.agents[still].pid, *run.children(still)]
+
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    run.wait_for(lambda event: event.event == "coordinator_replaced")
+    before = len(run.events())
+    os.kill(processes[0], signal.SIGCONT)
+    run.wait_for(lambda event: event in run.events()[before:] and event.event == "node_joined")
+    for pid in processes[1:]:
+        os.kill(pid, signal.SIGCONT)
+
+    assert [run.wait(node) for node in run.agents] == [0, 0], run.show()
+    roles = {(rank, role) for generation, rank, role, _ in run.resumed() if generation}
+    assert roles == {(0, "kept"), (1, "kept")}
+    assert "worker_replaced" not in {event.event for event in run.events()}
+
+
 def test_another_run_begins_in_the_folder_of_one_that_was_asked_to_end(
     run: Run, undisturbed: Undisturbed
 ) -> None:
