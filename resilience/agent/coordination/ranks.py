@@ -54,9 +54,8 @@ def note_failed(state: State, event: Said, now_s: float) -> Decision:
         # followed a coordinator knows of no fault: that one rank has left says that all may.
         is_cause = first is None or first.reason == _CONSEQUENCE
         return (replace(state, first_failure=failed) if is_cause else state), []
-    if failed.reason == OTHER_SHARD or (
-        first is not None and first.reason == PLANNED and failed.reason == _CONSEQUENCE
-    ):
+    follows = first is not None and first.reason in _AS_MEANT and failed.reason == _CONSEQUENCE
+    if failed.reason == OTHER_SHARD or follows:
         # Of one that has left, as all do, or of nobody: no fault.
         return state, []
     if first is None or not first.reason == _CONSEQUENCE != failed.reason:
@@ -82,9 +81,9 @@ def _count_own(state: State, failed: Failed) -> Decision:
 def stop(state: State, failed: Failed, now_s: float) -> Decision:
     """End the generation for everybody."""
     order = Break(generation=state.generation, reason=failed.text)
-    is_planned = failed.reason == PLANNED
-    actions: list[Action] = [] if failed.reason in _AS_MEANT else [_detected(failed)]
-    name = "generation_left" if is_planned else "generation_broken"
+    is_meant = failed.reason in _AS_MEANT
+    actions: list[Action] = [] if is_meant else [_detected(failed)]
+    name = "generation_left" if is_meant else "generation_broken"
     actions += [
         Note(event=name, fields={"reason": failed.text}),
         *(Send(node=node, message=order) for node in state.nodes if node is not None),

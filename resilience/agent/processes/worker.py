@@ -221,6 +221,8 @@ class Worker:
 
     def describe_end(self, when: str | None = None) -> str:
         """Return how the process ended, for a person; with `when`, also its own last words."""
+        if self.end_reason != "died":
+            return "made room for a process of another part of the state"
         how = self.text or "ended" if self.status is None else describe_status(self.status)
         words = f": {self.last_words}" if self.last_words and when is not None else ""
         return f"{how}{when or ''}{words}"
