@@ -48,7 +48,7 @@ class LocalNodes:
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Return the nodes that have not been seen to end."""
+        """Return the nodes that have not been seen to end, in the order of their starts."""
         return tuple(self._running)
 
     def start(

@@ -120,13 +120,20 @@ def failed_nodes(ended: Mapping[str, int], names: Collection[str]) -> set[str]:
 
 
 def plan_nodes(
-    all_names: Sequence[str], running: Collection[str], leaving: Collection[str], wanted: int
+    all_names: Sequence[str],
+    running: Sequence[str],
+    leaving: Collection[str],
+    wanted: int,
+    training: Collection[str] = (),
 ) -> tuple[list[str], list[str]]:
     """Return which nodes are to be started, and which are to be asked to leave.
 
-    One that is leaving counts no more, and is started again only when it has gone.
+    `running` are in the order in which they were started. Those go first that are not `training`,
+    then those that came last. One that is leaving counts no more, and is started again only when it
+    has gone.
     """
-    staying = [name for name in all_names if name in running and name not in leaving]
+    staying = [name for name in running if name not in leaving]
+    staying.sort(key=lambda name: name not in training)
     absent = [name for name in all_names if name not in running]
     return absent[: max(0, wanted - len(staying))], staying[wanted:]
 
@@ -332,7 +339,8 @@ class _Watch:
         self.num_started -= len(others)
         self.leaving |= others
         all_names = [node_name(index) for index in range(self.job.num_nodes_max)]
-        coming, going = plan_nodes(all_names, self.nodes.running, self.leaving, wanted)
+        training = self.shown.state.training_nodes
+        coming, going = plan_nodes(all_names, self.nodes.running, self.leaving, wanted, training)
         for name in coming:
             try:
                 self.nodes.add(name, self.selector)

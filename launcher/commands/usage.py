@@ -179,8 +179,8 @@ usage: python -m launcher scale RUN nodes=N [--wait]
   Have an elastic run go on with N nodes, one of the sizes that its recipe allows: nodes are started
   (on Slurm by a job each, while the run's own job keeps its nodes, on Kubernetes as Jobs), and come
   in once they have been there for resilience.elastic.hold_s and the run has kept its size for
-  scale_up_snooze_s; or those that came last are asked to leave, and go after a step of all. --wait
-  returns once the run trains with so many, within five
+  scale_up_snooze_s; or some are asked to leave, and go after a step of all: those that do not train
+  yet, then those that came last. --wait returns once the run trains with so many, within five
   minutes.
 """,
     "continue": """\

@@ -116,6 +116,11 @@ class RunState:
         return self.leaving_nodes - self.lost_nodes
 
     @property
+    def training_nodes(self) -> frozenset[str]:
+        """Return those that have workers: no node that still starts, waits or stands by."""
+        return frozenset(worker.node for worker in self.workers.values())
+
+    @property
     def recoveries(self) -> tuple[Recovery, ...]:
         """Return a recovery for each generation that a fault ended."""
         return list_recoveries(self.generations)

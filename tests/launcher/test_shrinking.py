@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.clusters.local_run import Happened, Outcome, decide_outcome, plan_nodes
-from launcher.monitor.runstate import start_state
+from launcher.monitor.runstate import next_state, start_state
 from launcher.monitor.standing import JobStatus, Phase, decide_standing
+from resilience.events import Event
 from tests.launcher.local_job import local_job, write_run
 
 ELASTIC = ("resilience/checkpointless=default", "resilience/elastic=default",
@@ -62,21 +63,45 @@ def test_a_run_whose_nodes_are_all_asked_to_end_has_not_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "leaving", "wanted", "coming", "going"),
+    ("running", "training", "leaving", "wanted", "coming", "going"),
     [
-        pytest.param("01", "", 4, "23", "", id="more"),
-        pytest.param("0123", "", 2, "", "23", id="fewer"),
-        pytest.param("12", "", 3, "0", "", id="a-lost-one-comes-back"),
-        pytest.param("0123", "23", 4, "", "", id="more-while-some-leave"),
-        pytest.param("013", "3", 4, "2", "", id="one-has-left-already"),
-        pytest.param("012", "2", 1, "", "1", id="fewer-while-one-leaves"),
-        pytest.param("01", "", 2, "", "", id="as-many"),
+        pytest.param("01", "01", "", 4, "23", "", id="more"),
+        pytest.param("0123", "0123", "", 2, "", "23", id="fewer"),
+        pytest.param("12", "12", "", 3, "0", "", id="a-lost-one-comes-back"),
+        pytest.param("0123", "0123", "23", 4, "", "", id="more-while-some-leave"),
+        pytest.param("013", "013", "3", 4, "2", "", id="one-has-left-already"),
+        pytest.param("012", "012", "2", 1, "", "1", id="fewer-while-one-leaves"),
+        pytest.param("01", "01", "", 2, "", "", id="as-many"),
+        pytest.param("2301", "23", "", 2, "", "01", id="who-starts-goes-before-who-trains"),
+        pytest.param("2301", "2301", "", 2, "", "01", id="who-came-last-goes"),
+        pytest.param("0123", "23", "", 2, "", "01", id="who-waits-goes-though-it-came-first"),
+        pytest.param("0123", "23", "", 1, "", "301", id="who-came-last-of-those-that-train"),
+        pytest.param("0123", "", "", 2, "", "23", id="none-trains-yet"),
+        pytest.param("2301", "23", "3", 2, "", "1", id="who-leaves-does-not-count"),
     ],
 )
 def test_nodes_that_come_and_go_for_a_number(
-    running: str, leaving: str, wanted: int, coming: str, going: str
+    running: str, training: str, leaving: str, wanted: int, coming: str, going: str
 ) -> None:
-    assert plan_nodes("0123", running, leaving, wanted) == (list(coming), list(going))
+    found = plan_nodes("0123", running, leaving, wanted, training)
+
+    assert found == (list(coming), list(going))
+
+
+def test_nodes_that_train_have_workers() -> None:
+    state = start_state(local_job(*ELASTIC), ("n0", "n1"))
+    assert not state.training_nodes
+
+    for name, rank, fields in (
+        ("agent_started", None, {}),
+        ("generation_opened", None, {"number": 0, "world_size": 1}),
+        ("worker_started", 0, {}),
+    ):
+        event = Event(time=1.0, node="n1", rank=rank, generation=0, step=None, event=name,
+                      fields=fields)  # fmt: skip
+        state = next_state(state, event)
+
+    assert state.training_nodes == {"n1"}
 
 
 def test_a_run_that_nobody_has_scaled_is_not_ended_by_the_signal(tmp_path: Path) -> None:
