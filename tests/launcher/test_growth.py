@@ -61,6 +61,11 @@ UP = [GrowthJob(index=1, is_ready=True), GrowthJob(index=2, is_ready=True)]
             [GrowthJob(index=1), UP[1]], 1, GrowthPlan(delete=(1,)), id="who-does-not-run-goes"
         ),
         pytest.param(
+            [GrowthJob(index=1, is_ready=True, created="2026-02-01T09:00:00Z"),
+             GrowthJob(index=2, is_ready=True, created="2026-01-31T10:00:00Z")], 1,
+            GrowthPlan(delete=(1,)), id="a-low-index-that-was-given-again-came-last",
+        ),
+        pytest.param(
             [UP[0], GrowthJob(index=2, is_going=True)], 2, GrowthPlan(create=(3,)),
             id="another-for-one-that-goes",
         ),
@@ -100,14 +105,15 @@ def test_jobs_are_read_as_the_cluster_has_them() -> None:
         return {"metadata": {"labels": labels, "ownerReferences": [{"uid": owner}]},
                 "status": status}  # fmt: skip
 
-    going = found(4)
+    first, going = found(1, ready=1, active=1), found(4)
+    first["metadata"]["creationTimestamp"] = "2026-01-31T10:00:00Z"
     going["metadata"]["deletionTimestamp"] = "now"
     failed = found(3, conditions=[{"type": "Failed", "status": "True"}])
 
-    jobs = read_growth_jobs([found(1, ready=1, active=1), found(2), failed, going], "1-2")
+    jobs = read_growth_jobs([first, found(2), failed, going], "1-2")
 
     assert jobs == [
-        GrowthJob(index=1, is_ready=True),
+        GrowthJob(index=1, is_ready=True, created="2026-01-31T10:00:00Z"),
         GrowthJob(index=2),
         GrowthJob(index=3, has_ended=True),
         GrowthJob(index=4, is_going=True),

@@ -34,6 +34,8 @@ class GrowthJob:
 
     index: int
     """Of its node."""
+    created: str = ""
+    """When, as the cluster writes it: the later, the greater."""
     is_ready: bool = False
     """Whether its pod runs."""
     is_going: bool = False
@@ -66,10 +68,10 @@ def plan_growth_jobs(
     """Return which growth Jobs are created and deleted for `wanted` nodes beyond the fewest.
 
     Asked again after a part of it was done, it returns the rest. Nodes that do not run yet go
-    first, then the last ones.
+    first, then those that came last: the lowest index that is free is given again.
     """
     staying = [each for each in present if not (each.is_going or each.has_ended)]
-    staying.sort(key=lambda each: (not each.is_ready, each.index))
+    staying.sort(key=lambda each: (not each.is_ready, each.created, each.index))
     ended = [each.index for each in present if each.has_ended and not each.is_going]
     free = sorted(set(indexes) - {each.index for each in present})
     num_coming = max(0, wanted - len(staying))
@@ -154,6 +156,7 @@ def read_growth_jobs(found: Sequence[Mapping[str, Any]], owner_uid: str) -> list
         jobs.append(
             GrowthJob(
                 index=int(metadata["labels"][NODE_LABEL]),
+                created=str(metadata.get("creationTimestamp", "")),
                 is_ready=bool(status.get("ready")),
                 is_going=bool(metadata.get("deletionTimestamp")) or owner_uid not in owners,
                 has_ended=bool(_ENDED & conditions),
