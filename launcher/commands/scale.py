@@ -12,6 +12,7 @@ from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import find_run, see_run
 from launcher.errors import OutsideError, RecipeError
+from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import Phase
 
 WAIT_S = 300.0
@@ -66,9 +67,14 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int) -> None:
         sight = see_run(run, cluster)
         if not sight.standing.phase.is_alive:
             raise OutsideError(f"{run.job.name} has ended: {sight.standing.phase.value}")
-        has_size = sight.state.num_workers == num_nodes * run.job.trainer.num_devices
-        if has_size and not sight.state.nodes_to_leave:
+        if trains_with(sight.state, num_nodes):
             sys.stdout.write(f"{run.job.name} goes on with {num_nodes} nodes\n")
             return
         time.sleep(_PAUSE_S)
     raise OutsideError(f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s")
+
+
+def trains_with(state: RunState, num_nodes: int) -> bool:
+    """Return whether so many nodes have opened a generation, with all workers there. Pure."""
+    has_size = state.has_opened and state.num_workers == num_nodes * state.num_devices
+    return has_size and len(state.workers) == state.num_workers and not state.nodes_to_leave

@@ -92,7 +92,8 @@ def _size(sight: Sight) -> str | None:
     run, state = sight.run, sight.state
     if run.job.resilience.elastic is None or sight.standing.phase is not Phase.RUNNING:
         return None
-    now = state.num_workers // state.num_devices
+    # Before there is a generation nobody knows how many nodes it will have.
+    now = state.num_workers // state.num_devices if state.has_opened else None
     # A scheduler gives a run any of its sizes.
     begun = run.job.trainer.num_nodes if run.job.cluster.kind == "local" else now
     wanted = read_size(run.path) or begun
@@ -101,7 +102,7 @@ def _size(sight: Sight) -> str | None:
         reason += f", for {format_seconds(max(0.0, until - sight.time))}"
     leaving = ", ".join(sorted(state.nodes_to_leave))
     parts = [
-        f"{now} nodes",
+        "none yet" if now is None else f"{now} nodes",
         f"{wanted} are asked for" if wanted != now else "",
         f"{leaving} to leave" if leaving else "",
         reason,

@@ -116,6 +116,11 @@ class RunState:
         return self.leaving_nodes - self.lost_nodes
 
     @property
+    def has_opened(self) -> bool:
+        """Return whether this start of the run has opened a generation, so that it has a size."""
+        return any(each.opened_at is not None for each in self.generations.values())
+
+    @property
     def training_nodes(self) -> frozenset[str]:
         """Return those that have workers: no node that still starts, waits or stands by."""
         return frozenset(worker.node for worker in self.workers.values())

@@ -15,7 +15,9 @@ import pytest
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import held_lock
+from launcher.commands.scale import trains_with
 from launcher.errors import RecipeError
+from launcher.monitor.runstate import next_state, start_state
 from resilience.events import Event, read_events
 from tests.launcher.command import launch
 from tests.launcher.shipped import shipped_job
@@ -136,6 +138,27 @@ def test_a_run_of_another_user_is_asked_for_nothing(
             LocalMachine().scale(run, 2)
 
     assert not (tmp_path / "size.json").exists()
+
+
+def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> None:
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+    state, seen = start_state(job, ()), []
+
+    for node, rank, name, fields in (
+        ("launcher", None, "run_started", {}),
+        ("n0", None, "agent_started", {}),
+        ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
+        ("n0", 0, "worker_started", {}),
+        ("n1", 1, "worker_started", {}),
+        ("n1", None, "node_leaving", {}),
+    ):
+        event = Event(time=1.0, node=node, rank=rank, generation=0, step=None, event=name,
+                      fields=fields)  # fmt: skip
+        state = next_state(state, event)
+        seen.append((trains_with(state, 2), trains_with(state, 3)))
+
+    no = (False, False)
+    assert seen == [no, no, no, no, (True, False), no]
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])

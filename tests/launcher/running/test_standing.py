@@ -122,6 +122,7 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
         (line,) = [line for line in status_lines(seen) if line.startswith("  size ")]
         return line.removeprefix("  size      ")
 
+    assert size() == "none yet, 4 are asked for"
     opened = ("generation_opened", {"number": 1, "world_size": 3 * job.trainer.num_devices})
     assert size(opened) == "3 nodes, 4 are asked for"
     leaving, lost = ("node_leaving", {}), ("node_lost", {"node": "n0", "is_dead": True})
