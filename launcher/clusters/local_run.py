@@ -22,6 +22,7 @@ from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
 from launcher.clusters.running.lock import held_lock
+from launcher.clusters.running.memory import remove_arenas
 from launcher.clusters.running.requests import forget_size, read_size
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
@@ -194,6 +195,9 @@ def run_nodes(
         if outcome.exit_status == 0 and not (run_dir / EVENTS_FILE).exists():
             outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
             shown.say(outcome.reason)
+        if outcome.exit_status == 0:
+            # A node that had left, or was killed, keeps its own for a start that may follow.
+            remove_arenas(run_dir)
         shown.finish(outcome.failed_node)
         shown.say(summary_text(shown.state, *_write_report(run_dir, shown)))
     return outcome.exit_status

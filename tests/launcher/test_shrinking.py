@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from launcher.clusters.local_run import Happened, Outcome, decide_outcome, plan_nodes
+from launcher.clusters.running import memory
 from launcher.monitor.runstate import next_state, start_state
 from launcher.monitor.standing import JobStatus, Phase, decide_standing
 from resilience.events import Event
-from tests.launcher.local_job import local_job, write_run
+from resilience.tiered.arena_folder import LOCK_NAME, LOCK_TEXT
+from tests.launcher.local_job import local_job, run_scripts, write_run
 
 ELASTIC = ("resilience/checkpointless=default", "resilience/elastic=default",
            "resources.shm_gib=1")  # fmt: skip
@@ -102,6 +104,21 @@ def test_nodes_that_train_have_workers() -> None:
         state = next_state(state, event)
 
     assert state.training_nodes == {"n1"}
+
+
+@pytest.mark.parametrize(("script", "stays"), [("true", False), ("exit 3", True)])
+def test_a_run_that_succeeds_leaves_no_memory_of_nodes_that_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, stays: bool
+) -> None:
+    monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path)
+    run_dir = tmp_path / "run"
+    arena = tmp_path / f"{memory.arena_prefix(run_dir)}node-3"
+    arena.mkdir()
+    (arena / LOCK_NAME).write_bytes(LOCK_TEXT)
+
+    status, _ = run_scripts(run_dir, script)
+
+    assert (status == 0, arena.exists()) == (not stays, stays)
 
 
 def test_a_run_that_nobody_has_scaled_is_not_ended_by_the_signal(tmp_path: Path) -> None:

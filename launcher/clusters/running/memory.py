@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.running.cluster import Cleaned, RunFolder
@@ -32,9 +33,21 @@ def batch_folder(run: RunFolder) -> Path | None:
     return Path(settings.folder or SHARED_MEMORY) / f"{run.job.name}-{digest}"
 
 
+def find_arenas(run_dir: Path) -> list[Path]:
+    """Return the arenas of the run's nodes on this machine."""
+    return sorted(SHARED_MEMORY.glob(f"{arena_prefix(run_dir)}*"))
+
+
+def remove_arenas(run_dir: Path) -> None:
+    """Remove the arenas of nodes that did not see the run succeed; what cannot go stays."""
+    for path in find_arenas(run_dir):
+        with suppress(OSError):
+            remove_arena(path)
+
+
 def find_memory(run: RunFolder) -> list[Path]:
     """Return what is there of the run in the memory of this machine."""
-    found = sorted(SHARED_MEMORY.glob(f"{arena_prefix(run.path)}*"))
+    found = find_arenas(run.path)
     batches = batch_folder(run)
     return [*found, batches] if batches and batches.exists() else found
 
