@@ -16,7 +16,7 @@ from pathlib import Path
 from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.connections.transport import Gone, Heard
-from resilience.agent.evidence.folder import find_words
+from resilience.agent.evidence.folder import find_last_end, find_words
 from resilience.arguments import Parser, read_token
 from resilience.comm.messages import Drain, Drained
 
@@ -39,12 +39,19 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     words = find_words(options.run_dir)
+    addresses = [each["address"] for each in words if each["node"] == options.node]
+    # Of a run that has ended the word of an agent that was killed may be left.
+    ended = find_last_end(options.run_dir)
+    if not addresses and ended is not None:
+        parser.error(
+            f"argument --run-dir: the run in {options.run_dir} has ended with exit status {ended}; "
+            "allowed: the folder of a run that has not ended"
+        )
     if not words:
         parser.error(
             f"argument --run-dir: {options.run_dir} has no word of an agent; allowed: the folder "
             "of a run that has not ended"
         )
-    addresses = [each["address"] for each in words if each["node"] == options.node]
     if not addresses:
         nodes = ", ".join(sorted({each["node"] for each in words}))
         parser.error(
@@ -67,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
             f"they were started with, as {options.run_dir / 'run.token'}"
         )
     listed = "; ".join(f"{each}: {why}" for each, why in zip(addresses, problems, strict=True))
+    if ended is not None:
+        listed = f"the run has ended with exit status {ended}; {listed}"
     sys.stderr.write(f"resilience.agent drain: {options.node} was not asked to leave: {listed}\n")
     return 1
 

@@ -268,16 +268,7 @@ class RunFolder:
         return (record.run, record.attempt) == (self._run, self._attempt)
 
     def _newest_record(self) -> Record | None:
-        """Return the last of those who have begun a run in this folder; TornError for no record."""
-        paths = list((self._path / _RECORDS).glob("run-*"))
-        found = [_RECORD_NAME.fullmatch(path.name) for path in paths]
-        numbers = [int(each[1]) for each in found if each]
-        records = [
-            _read_record(path)
-            for path, each in zip(paths, found, strict=True)
-            if each and int(each[1]) == max(numbers)
-        ]
-        return max(records, key=lambda each: (each.generation, each.is_over), default=None)
+        return _newest_record(self._path)
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
@@ -435,6 +426,34 @@ def _read_record(path: Path) -> Record:
         raise _TornError(
             f"{path} is torn; remove it once no process of the run lives any more"
         ) from None
+
+
+def _newest_record(path: Path) -> Record | None:
+    """Return the last of those who have begun a run in a folder; TornError for no record."""
+    paths = list((path / _RECORDS).glob("run-*"))
+    found = [_RECORD_NAME.fullmatch(each.name) for each in paths]
+    numbers = [int(each[1]) for each in found if each]
+    records = [
+        _read_record(each)
+        for each, name in zip(paths, found, strict=True)
+        if name and int(name[1]) == max(numbers)
+    ]
+    return max(records, key=lambda each: (each.generation, each.is_over), default=None)
+
+
+def find_last_end(path: Path) -> int | None:
+    """Return with which status the run that a folder had last has ended, None where it has not.
+
+    Nor where an agent has left word of another start, which may go on. Waits for the disk.
+    """
+    try:
+        record = _newest_record(path)
+    except (OSError, _TornError):
+        return None
+    if record is None or not record.is_over:
+        return None
+    name = attempt_name(record.run, record.attempt)
+    return record.status if all(each.get("run") == name for each in find_words(path)) else None
 
 
 def find_words(path: Path) -> list[dict[str, str]]:

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
+from resilience.agent.coordination.founding import Record, attempt_name
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
 
 
@@ -109,3 +111,29 @@ def test_folder_of_no_run_is_named(tmp_path: Path) -> None:
         f"argument --run-dir: {tmp_path} has no word of an agent; allowed: the folder of a run "
         "that has not ended\n"
     )
+
+
+def test_run_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
+    """The word of an agent that was killed is left."""
+    for name in ("agents", "generations"):
+        (tmp_path / name).mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    word = {"run": attempt_name("r", 0), "node": "n3", "address": f"127.0.0.1:{port}", "boot": ""}
+    (tmp_path / "agents" / "killed").write_text(json.dumps(word))
+    record = Record(run="r", number=0, agents=("n1", "n3"), generation=2, is_over=True)
+    (tmp_path / "generations" / "run-0-ended-2").write_text(json.dumps(asdict(record)))
+
+    unknown, killed = drain("n1", tmp_path), drain("n3", tmp_path)
+
+    assert unknown[0] == 2
+    assert unknown[1].endswith(
+        f"argument --run-dir: the run in {tmp_path} has ended with exit status 0; allowed: the "
+        "folder of a run that has not ended\n"
+    )
+    assert killed[0] == 1
+    assert "n3 was not asked to leave: the run has ended with exit status 0; 127.0" in killed[1]
+
+    # Another start of the run has begun, and an agent of it has not told more so far.
+    (tmp_path / "agents" / "new").write_text(json.dumps(word | {"run": "another", "node": "n0"}))
+    assert "no agent of 'n1' is known" in drain("n1", tmp_path)[1]
