@@ -82,13 +82,15 @@ def decide_outcome(
     num_started: int | None = None,
     leaving: Collection[str] = (),
     further: Collection[str] = (),
+    asked: Collection[str] = (),
 ) -> Outcome | None:
     """Return how the whole run ends because of what happened, None where it goes on.
 
     `lost` are the nodes that were killed before, of `num_started`; without a number, of
     those that a run starts with. A run goes on as long as no more were killed than stood
     by, or than it can do without. Of those that are `leaving` no end counts, and one of the
-    `further` nodes, which were started later, that fails is lost as if it were killed.
+    `further` nodes, which were started later, that fails is lost as if it were killed. `asked` are
+    those that are there, or have just ended, and were asked to leave, by whomever.
     """
     for number in happened.signals:
         return Outcome(128 + number, f"{STOPPED_BY}{signal.Signals(number).name}")
@@ -103,11 +105,21 @@ def decide_outcome(
         # A node whose store lacks something says so of a run that has ended well.
         if status not in (0, UNSTORED_STATUS) and not (is_bearable and name in killed):
             if status == LEFT_STATUS:
+                num_staying = num_started - len({*lost, *asked} - {*leaving})
+                if elastic and asked and num_staying < num_needed:
+                    return Outcome(status, _too_many_text(asked, elastic.nodes_min))
                 return Outcome(status, f"{STOPPED_BY}SIGTERM on {name}", name)
             return Outcome(status, f"{name} ended with exit status {status}", name)
     if happened.is_late:
         return Outcome(TIME_LIMIT_STATUS, f"time limit {job.time_limit} reached")
     return None
+
+
+def _too_many_text(asked: Collection[str], nodes_min: int) -> str:
+    return (
+        f"{STOPPED_BY}too many requests to leave: to {', '.join(sorted(asked))}; fewer than "
+        f"resilience.elastic.nodes_min={nodes_min} would have stayed"
+    )
 
 
 def killed_nodes(ended: Mapping[str, int]) -> set[str]:
@@ -291,6 +303,7 @@ class _Watch:
                     num_started=self.num_started,
                     leaving=self.leaving,
                     further=self.further,
+                    asked=self.leaving | self.shown.state.nodes_to_leave - self.lost,
                 )
                 if outcome:
                     outcome = self._explain(outcome)

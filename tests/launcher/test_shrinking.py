@@ -65,6 +65,30 @@ def test_a_run_whose_nodes_are_all_asked_to_end_has_not_failed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        pytest.param({"asked": ["node-1", "node-0"]}, "node-0, node-1", id="by-hand"),
+        # node-1 was asked by scale, so one node was to stay, and that was asked by hand.
+        pytest.param({"asked": ["node-0", "node-1"], "leaving": ["node-1"], "num_started": 1},
+                     "node-0, node-1", id="by-scale-as-well"),
+        pytest.param({"asked": ["node-1"]}, None, id="others-were-ended"),
+    ],
+)  # fmt: skip
+def test_a_run_that_too_many_nodes_are_asked_to_leave_says_so(
+    words: dict[str, Any], names: str | None
+) -> None:
+    ended = {"node-0": 143, "node-1": 143}
+
+    outcome = decide_outcome(Happened(ended=ended), local_job(*ELASTIC), **words)
+
+    text = "stopped by SIGTERM on node-0"
+    if names:
+        text = (f"stopped by too many requests to leave: to {names}; fewer than "
+                "resilience.elastic.nodes_min=1 would have stayed")  # fmt: skip
+    assert outcome == Outcome(143, text, None if names else "node-0")
+
+
+@pytest.mark.parametrize(
     ("running", "training", "leaving", "wanted", "coming", "going"),
     [
         pytest.param("01", "01", "", 4, "23", "", id="more"),
