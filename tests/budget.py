@@ -33,6 +33,9 @@ OVER = {
     "tests/benchmarks/test_overhead.py::test_worker_without_recovery_meets_nothing_of_it": (
         "a real agent with real imports: a warm one would hide what is loaded"
     ),
+    "tests/test_pages.py::test_versions_are_kept_as_the_page_says": (
+        "eight commands of the launcher, typed one after the other as the page has them"
+    ),
     "tests/launcher/running/test_continue.py::test_a_finished_run_goes_on_where_it_ended": (
         "two whole runs of the launcher with real imports"
     ),
