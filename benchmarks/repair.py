@@ -10,8 +10,9 @@ moments). Measured in the receiving process, medians of --rounds:
 - DCP load: torch.distributed.checkpoint reads the same state from /dev/shm into
   tensors that were touched.
 
-Repairs go the way of states in shared memory (one copy) and the way of the transfer buffer (the
-ring). The bars are for the first. Memory is the sum of both processes' proportional
+Repairs go the way of states in shared memory (one copy), the way of the transfer buffer (the
+ring), and that between nodes (messages over gloo, here by the loopback device). The bars are
+for the first. Memory is the sum of both processes' proportional
 set sizes with the states in shared memory and mapped by both, over that before.
 
 Starting processes, importing, building the model and meeting in a process group
@@ -53,7 +54,7 @@ ROW = 1024
 BYTES_PER_VALUE = 12
 """A float32 parameter and its two moments."""
 TIMEOUT = timedelta(minutes=2)
-SHARED, RING = "shared", "ring"
+SHARED, RING, MESSAGES = "shared", "ring", "messages"
 MEMCPY, LIVING, SPARE, DCP = "memcpy", "repair, living", "repair, spare", "DCP load"
 ADOPT, PSS_BEFORE, PSS_AFTER = "adopt, spare", "bytes before", "bytes after"
 MEMORY_FACTOR_MAX = 1.02
@@ -65,7 +66,7 @@ Seconds = tuple[float, float]
 class Memory:
     """What a process has of the node's shared memory."""
 
-    transfer_buffer: TransferBuffer
+    transfer_buffer: TransferBuffer | None
     shared: SharedState | None
 
     def adopt(self, state: TorchState, rank: int, *, is_overwritten: bool = False) -> None:
@@ -97,6 +98,8 @@ class Plan:
 
     def open_memory(self, way: str) -> Memory:
         """Map what the way needs; places are mapped as far as they have memory."""
+        if way == MESSAGES:
+            return Memory(None, None)
         transfer_buffer = TransferBuffer(self.transfer_buffer, 2)
         transfer_buffer.touch()
         if way == RING:
@@ -146,7 +149,7 @@ def repair(state: TorchState, rank: int, group: ProcessGroup, memory: Memory) ->
     group.barrier().wait()
     return timed(
         lambda: run_transfers(
-            [(0, 1, True)],
+            [(0, 1, memory.transfer_buffer is not None)],
             view=state,
             rank=rank,
             group=group,
@@ -277,7 +280,7 @@ def join(*children: int) -> None:
 
 def measure(plan: Plan) -> dict[str, list[Seconds]]:
     """Return seconds of every round by name."""
-    for way in (SHARED, RING):
+    for way in (SHARED, RING, MESSAGES):
         source = fork(lambda way=way: run_source(plan, way))  # type: ignore[misc]
         join(fork(lambda way=way: run_living(plan, way)))  # type: ignore[misc]
         for number in range(plan.rounds):
@@ -302,12 +305,12 @@ def report(gib: float, figures: dict[str, list[Seconds]], load: float) -> dict[s
         f"state of {gib:g} GiB, {os.cpu_count()} cores, load {load:.1f} at the begin, "
         f"{os.getloadavg()[0]:.1f} at the end, torch {torch.__version__}"
     )
-    print(f"{'':22} {'median s':>9} {'min s':>9} {'max s':>9} {'CPU s':>9} {'GB/s':>7}")
+    print(f"{'':24} {'median s':>9} {'min s':>9} {'max s':>9} {'CPU s':>9} {'GB/s':>7}")
     for name, each in sorted(walls.items()):
         rate = gib * 2**30 / medians[name] / 1e9
         cpu_s = statistics.median(seconds for _, seconds in figures[name])
         print(
-            f"{name:22} {medians[name]:9.3f} {min(each):9.3f} {max(each):9.3f} {cpu_s:9.3f} "
+            f"{name:24} {medians[name]:9.3f} {min(each):9.3f} {max(each):9.3f} {cpu_s:9.3f} "
             f"{rate:7.2f}"
         )
     shares = {way: medians[MEMCPY] / medians[f"{LIVING}, {way}"] for way in (SHARED, RING)}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from launcher.job import Job
 from resilience.checkpointless.recovery import Recovery
 from resilience.comm.messages import SaveState, StateSaved
 from resilience.errors import StateError
@@ -30,7 +31,7 @@ from training.errors import (
 from training.loop import Loop, Worker
 from training.plan import plan_device_type
 from training.progress import CommitHooks
-from training.trainer import MakeTrainer
+from training.trainer import MakeTrainer, StepWatch, Trainer
 
 _FATAL = (
     PlacementError,
@@ -51,18 +52,22 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
     settings = worker.job.resilience.checkpointless
     assert settings is not None
 
+    shared = SharedState(handles.state_files)
+    # What is there now: the memory of ranks that train.
+    shared.prepare()
+
     def make_recovery(hooks: CommitHooks) -> Recovery:
         return Recovery(
             apply=hooks.apply,
             transfer_buffer=_open_transfer_buffer(handles),
-            shared=_open_shared(handles),
+            shared=shared,
             self_check_every_n_steps=settings.self_check_every_n_steps,
             reach=hooks.reach,
             before_update=hooks.before_update,
             keep=hooks.keep,
         )
 
-    loop = Loop(worker, make_trainer, make_recovery)
+    loop = Loop(worker, _reserve_room(make_trainer, shared), make_recovery)
     recovery = loop.progress
     assert isinstance(recovery, Recovery)
 
@@ -110,11 +115,16 @@ def _save_alone(
     return loop.save_alone(order, check)
 
 
-def _open_shared(handles: WorkerHandles) -> SharedState:
-    """Open the memory that the node's workers have in common; a spare maps what is there now."""
-    shared = SharedState(handles.state_files)
-    shared.prepare()
-    return shared
+def _reserve_room(make_trainer: MakeTrainer, shared: SharedState) -> MakeTrainer:
+    """Have the memory for a trainer's state made with the trainer, before it has a rank."""
+
+    def make(job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
+        trainer = make_trainer(job, watch, is_restartable=is_restartable)
+        if trainer.early_view is not None:
+            shared.reserve(trainer.early_view)
+        return trainer
+
+    return make
 
 
 def _open_transfer_buffer(handles: WorkerHandles) -> TransferBuffer:

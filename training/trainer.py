@@ -115,6 +115,13 @@ class Trainer(Protocol):
     def view(self) -> StateView:
         """Return this rank's state, all of whose tensors exist; after the first `take_groups`."""
 
+    @property
+    def early_view(self) -> StateView | None:
+        """Return the state as a rank of any number will have it; None where it takes a rank's.
+
+        Its tensors exist, so that a spare can have the memory for them before it is needed.
+        """
+
     def take_groups(self, group: WorkerGroup) -> None:
         """Take the process groups of a generation: build the first time, rebind ever after.
 

@@ -85,6 +85,24 @@ class SharedState:
             self._let_go()
         return True
 
+    def reserve(self, view: StateView) -> None:
+        """Give every place the memory that tensors like these need, then `prepare`.
+
+        For a process that has no rank yet: a page that is made now is not made while a run waits
+        for the rank. A place that is as large is left alone. Does nothing for tensors that
+        cannot be moved; where the node lacks the memory, `adopt` will find out.
+        """
+        tensors = view.owners() if isinstance(view, Movable) else None
+        if tensors is None or not _are_movable(tensors):
+            return
+        size = _whole_pages(_place_tensors(tensors)[1])
+        with suppress(OSError):
+            for file in self._files:
+                if os.fstat(file).st_size < size:
+                    os.ftruncate(file, size)
+                _allocate(file, _count_allocated(file), size, size)
+            self.prepare()
+
     def prepare(self) -> None:
         """Map all places that have memory, and make this process's page-table entries now.
 
@@ -170,7 +188,7 @@ class SharedState:
     def _open_own(self, local_rank: int, num_bytes: int, *, is_populated: bool) -> _Map:
         """Return a writable map of a place that is large enough, with all its memory if asked."""
         file = self._files[local_rank]
-        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = _whole_pages(num_bytes)
         if os.fstat(file).st_size < size:
             os.ftruncate(file, size)
         if is_populated:
@@ -239,6 +257,10 @@ def _allocate(file: int, begin: int, end: int, size: int) -> int:
         os.posix_fallocate(file, begin, piece)
         begin += piece
     return begin
+
+
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _empty(file: int) -> None:

@@ -6,7 +6,8 @@ the module's constructor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import mmap
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -129,14 +130,13 @@ def materialise(
     optimizer: Optimizer,
     *,
     has_frozen: bool = False,
-    make_zeros: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> None:
     """Create what the optimizer would create in its first step, bit for bit; keeps what is there.
 
     A replaced process has then memory to receive into. A parameter that never
     has a gradient gets zeros that torch would not create and nobody reads; one that
     requires none is passed over, unless the optimizer `has_frozen` ones that are given
-    their gradients from elsewhere. `make_zeros` makes a moment in the form of its parameter.
+    their gradients from elsewhere. Moments take memory when they are written (`make_zeros`).
     Raises StateError for anything but Adam and AdamW themselves.
     """
     if type(optimizer) not in _ALLOWED:
@@ -148,7 +148,21 @@ def materialise(
         for parameter in group["params"]:
             is_trained = parameter.requires_grad or has_frozen
             if is_trained and not optimizer.state[parameter]:
-                optimizer.state[parameter].update(_first_moments(parameter, group, make_zeros))
+                optimizer.state[parameter].update(_first_moments(parameter, group))
+
+
+def make_zeros(tensor: Tensor) -> Tensor:
+    """Return zeros like a tensor that take memory when they are written, as far as torch allows.
+
+    Those of a replaced rank never are: its state lives in a place of its node.
+    """
+    is_plain = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    if not is_plain or tensor.nbytes < mmap.PAGESIZE:
+        return torch.zeros_like(tensor)
+    pages = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(pages, dtype=tensor.dtype).untyped_storage()
+    # No view of another tensor, which would keep the memory after this one has left it.
+    return torch.empty(0, dtype=tensor.dtype).set_(memory, 0, tensor.shape, tensor.stride())
 
 
 def refuse_unshared(module: nn.Module) -> None:
@@ -165,9 +179,7 @@ def refuse_unshared(module: nn.Module) -> None:
             )
 
 
-def _first_moments(
-    parameter: Tensor, group: Mapping[str, Any], make_zeros: Callable[[Tensor], Tensor]
-) -> dict[str, Tensor]:
+def _first_moments(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
     keys = ["exp_avg", "exp_avg_sq"]
     if group["amsgrad"]:
         keys.append("max_exp_avg_sq")

@@ -38,6 +38,7 @@ class ToyTrainer:
         """What the forward reads: all slices."""
         self.gradient = np.zeros(self.num_parameters, np.float32)
         self.stepper = self.view = self
+        self.early_view = None
 
     # ---- Trainer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from resilience.state.torch_state import materialise
+from resilience.state.torch_state import make_zeros, materialise
 from training.megatron.library import RMSNorm, built_alone
 from training.megatron.names import Place
 from training.megatron.plan import MegatronPlan
@@ -109,7 +108,7 @@ def build_model(plan: MegatronPlan) -> MegatronModel:
         )
     parts = tuple(each for each in optimizer.chained_optimizers if not each.is_stub_optimizer)
     for each in parts:
-        materialise(each.optimizer, has_frozen=True, make_zeros=_make_zeros)
+        materialise(each.optimizer, has_frozen=True)
         for group in each.optimizer.param_groups:
             # Megatron leaves it to its scheduler that norms and biases do not decay.
             group["weight_decay"] = plan.optimizer["weight_decay"] * group["wd_mult"]
@@ -187,7 +186,7 @@ def _find_shards(core: Any, parts: tuple[Any, ...]) -> Iterator[Shard]:
             for model, main in zip(models, mains, strict=True):
                 if main.is_cpu and main.untyped_storage().nbytes() != main.nbytes:
                     # In an fp32 model a part of it, which could not be moved into shared memory.
-                    main.data = _make_zeros(main)
+                    main.data = make_zeros(main)
                 own = each._get_model_param_range_map(model)["param"]  # noqa: SLF001
                 yield Shard(
                     name=names[id(model)],
@@ -197,15 +196,6 @@ def _find_shards(core: Any, parts: tuple[Any, ...]) -> Iterator[Shard]:
                     size=model.numel(),
                     is_expert=is_expert(model),
                 )
-
-
-def _make_zeros(tensor: Tensor) -> Tensor:
-    """Return zeros that take memory when they are written: those of a replaced rank never are."""
-    # No view of another tensor, which would keep the memory after this one has left it.
-    if not tensor.is_cpu or tensor.ndim != 1 or tensor.nbytes < mmap.PAGESIZE:
-        return torch.zeros_like(tensor)
-    pages = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=tensor.dtype)
 
 
 def is_expert(parameter: Tensor) -> bool:

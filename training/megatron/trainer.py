@@ -44,6 +44,7 @@ class MegatronTrainer:
         self._model: MegatronModel | None = None
         self._groups: list[ProcessGroup] = []
         self._group: WorkerGroup
+        self.early_view = None
         self._bindings: Bindings
         self._outlived = Outlived()
         self._hooks: tuple[RemovableHandle, ...] = ()

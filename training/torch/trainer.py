@@ -55,12 +55,15 @@ class TorchTrainer:
         self._model: SpreadModel | None = None
         self._group: WorkerGroup
         self._optimizer: Optimizer
+        self.early_view: TorchState | None = None
         self._hooks: tuple[RemovableHandle, ...] = ()
         self._core = build_core(job, self._settings)
         refuse_unshared(self._core)
         device_type = plan_device_type(job)
         if is_restartable and self._settings.sharding == "none" and device_type == "cpu":
             give_memory(self._core, job.model, torch.device(device_type))
+            self._make_optimizer()
+            self.early_view = TorchState(self._core, self._optimizer)
 
     @property
     def num_parameters(self) -> int:
@@ -85,8 +88,8 @@ class TorchTrainer:
             group,
             is_restartable=self._is_restartable,
         )
-        self._optimizer = _make_optimizer(self._job, self._core)
-        materialise(self._optimizer)
+        if self.early_view is None:
+            self._make_optimizer()
         is_sharded = model.num_shards is not None
         self.stepper = TorchStepper(
             model,
@@ -99,6 +102,10 @@ class TorchTrainer:
             watch=self._watch,
         )
         self._model = model
+
+    def _make_optimizer(self) -> None:
+        self._optimizer = _make_optimizer(self._job, self._core)
+        materialise(self._optimizer)
 
     def _hook_layers(self) -> None:
         """Let faults strike in the backward passes of this rank, which may have a new number."""

@@ -134,7 +134,7 @@ def test_ranks_that_disagree_about_the_way_do_not_wait(run_node: RunNode) -> Non
 
     assert outcome.word(1) == (
         "state from rank 0 to rank 1 comes in chunks of 16384 bytes through the transfer buffer, "
-        "expected 2097152 beside it; give both ranks the same transfer buffer"
+        "expected 8388608 beside it; give both ranks the same transfer buffer"
     )
 
 

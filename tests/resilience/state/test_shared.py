@@ -4,6 +4,7 @@ import copy
 import errno
 import mmap
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -251,6 +252,40 @@ def test_place_that_cannot_grow_leaves_ordinary_memory() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert ended.stdout.splitlines() == ["False [600000, 1200000]", "True"], ended.stderr
+
+
+def test_a_process_without_a_rank_has_the_memory_made_for_any(files: list[int]) -> None:
+    num_pages = 1 << 12
+    view = PlainView([torch.ones(num_pages * mmap.PAGESIZE, dtype=torch.uint8)])
+    spare = SharedState(files)
+
+    spare.reserve(view)
+
+    sizes = [os.fstat(each) for each in files]
+    assert [each.st_size for each in sizes] == [num_pages * mmap.PAGESIZE] * 2
+    assert all(each.st_blocks * 512 >= each.st_size for each in sizes)
+    assert view.values[0].all(), "its tensors stay where they are"
+    assert spare.local_rank is None
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert spare.adopt(view, 1, is_overwritten=True)
+    view.values[0].fill_(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < num_pages // 4
+
+
+def test_who_reserves_changes_no_place_that_is_in_use(files: list[int]) -> None:
+    view, own = contiguous(3), SharedState(files)
+    own.adopt(view, 0)
+
+    SharedState(files).reserve(contiguous(4))
+
+    assert view.content() == contiguous(3).content()
+    assert own.holds(view.tensors())
+
+
+def test_nothing_is_reserved_for_tensors_that_stay(files: list[int]) -> None:
+    SharedState(files).reserve(PlainView([torch.ones(50, 100).t()]))
+
+    assert [os.fstat(each).st_size for each in files] == [0, 0]
 
 
 def test_smaller_place_than_asked_for_is_an_error(files: list[int]) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,6 +76,31 @@ def test_state_made_beforehand_changes_no_bit(
 
     assert digests[0] == digests[1]
     assert told[0] == told[1] == told[2]
+
+
+def test_moments_take_no_memory_until_they_are_written_nor_after_they_have_moved() -> None:
+    """Those of a rank that is about to be repaired never are: it takes what lies in its place."""
+    weight = nn.Parameter(torch.empty(4 << 10, 4 << 10))
+    optimizer = AdamW([weight])
+
+    materialise(optimizer)
+
+    moment = optimizer.state[weight]["exp_avg"]
+    begin, num_pages = moment.data_ptr(), moment.nbytes // mmap.PAGESIZE
+    assert count_resident(begin, num_pages) == 0
+    moment.add_(1)
+    assert (moment == 1).all()
+    assert count_resident(begin, num_pages) == num_pages
+    moment.data = torch.ones(3)
+    assert count_resident(begin, num_pages) == 0
+
+
+def count_resident(address: int, num_pages: int) -> int:
+    """Return how many pages from an address on have memory: bit 63 in the kernel's page map."""
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(address // mmap.PAGESIZE * 8)
+        entries = np.frombuffer(file.read(num_pages * 8), dtype=np.uint64)
+    return int((entries >> np.uint64(63)).sum())
 
 
 def test_state_made_beforehand_counts_in_the_default_type(run_in_doubles: None) -> None:

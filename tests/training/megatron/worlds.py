@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -234,27 +233,6 @@ def adapted_to_a_gpu(rank: int, size: int) -> list[str]:
     if layers.reduce_from_tensor_model_parallel_region(values, group=group) is not values:
         problems.append("an expert's output cannot be added to in place")
     return problems
-
-
-def touched_by_zeros(rank: int, size: int) -> tuple[bool, int, int]:
-    """Return whether they are zeros, and what memory they take before and after they are written.
-
-    In bytes, and of which they have 64 MiB.
-    """
-    from training.megatron.model import _make_zeros
-
-    like = torch.empty(16 << 20)
-    calm = _read_anonymous()
-    zeros = _make_zeros(like)
-    made = _read_anonymous()
-    zeros.add_(1)
-    return bool((zeros == 1).all()), made - calm, _read_anonymous() - calm
-
-
-def _read_anonymous() -> int:
-    text = Path("/proc/self/smaps_rollup").read_text("ascii")
-    (kib,) = re.findall(r"^Anonymous: +(\d+) kB", text, re.MULTILINE)
-    return int(kib) << 10
 
 
 def fork_worlds(
