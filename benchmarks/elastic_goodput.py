@@ -73,8 +73,9 @@ _WORDS = (
     "trainer.save_checkpoint=false",
     f"trainer.global_batch_size={NUM_MICRO_BATCHES}",
     "trainer.micro_batch_size=1",
-    # So short that two cores carry four nodes: what a device would take is the sleep.
+    # So small that two cores carry four nodes: what a device would take is the sleep.
     "data.seq_length=32",
+    "model.num_layers=1",
     "action=render",
     "cluster=local",
     "oversubscribe=true",
@@ -86,6 +87,8 @@ ELASTIC = (
     "resilience.elastic.hold_s=0",
     "resilience.elastic.scale_up_snooze_s=0",
     "resilience.checkpointless.process_restarts_max=1000",
+    # Nodes are lost here, and no process alone.
+    "resilience.checkpointless.spares_per_node=0",
 )
 ALONE = ("trainer.num_nodes=1", "resilience.elastic=null", "resilience.checkpointless=null")
 

@@ -1,75 +1,143 @@
 """What a step costs more where a run may change its size and does not.
 
-    python -m benchmarks.elastic_unchanged [--pairs 10] [--steps 300] [--json FILE]
+    python -m benchmarks.elastic_unchanged [--windows 20] [--seconds 5] [--json FILE]
 
-llama3_tiny_elastic with one node of two workers on this machine, as it is, and with
-`resilience.elastic=null`, in turn: whole runs, each of them twice in a pair, so that the second
-figure says how much two runs of one kind differ. A run's figure is the median time of a step.
+Two runs of llama3_tiny_elastic, one node of two workers each, at the same time on this machine:
+one as it is, the other with `resilience.elastic=null`. Whatever else the machine does slows both.
+Each has a core, and they change cores after each window. A figure is the ratio of the two medians of a step in
+two windows, so that each run had each core. Two runs without elasticity come first: how much two
+of one kind differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from benchmarks.machine import add_arguments, check_load
-from benchmarks.overhead_figures import judge_pairs
+from launcher.clusters.local_nodes import find_strays
+from launcher.clusters.running.lock import read_lock
 from resilience.events import read_events
 
 BAR = 1.01
-WARM_UP = 20
-KINDS = {"off": ("resilience.elastic=null",), "on": (), "off again": ("resilience.elastic=null",)}
+WARM_UP_STEPS = 50
+LIMIT_S = 120.0
+OFF = "resilience.elastic=null"
 _WORDS = (
     "recipe=llama/llama3_tiny_elastic",
     "trainer.num_nodes=1",
     "trainer.num_devices=2",
     "trainer.save_checkpoint=false",
-    "trainer.global_batch_size=32",
-    "trainer.micro_batch_size=4",
+    "trainer.max_steps=100000",
+    "trainer.global_batch_size=8",
+    "trainer.micro_batch_size=1",
     "resilience.checkpointless.spares_per_node=0",
+    "oversubscribe=true",
     "action=run",
+    "run.detach=true",
     "run.dir=run",
 )
 
 
-def time_run(words: tuple[str, ...], steps: int) -> float:
-    """Return the seconds of a run's median step."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "launcher", *_WORDS, f"trainer.max_steps={steps}", *words]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        events = read_events(Path(folder, "run", "events.jsonl"))
+class Run:
+    """A run at work, on one core at a time; ends with the block."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._folder = folder
+        self._launch(*_WORDS, *words)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._launch("cancel", "run")
+        self._launch("clean", "run")
+
+    def _launch(self, *words: str) -> None:
         subprocess.run(
-            [sys.executable, "-m", "launcher", "clean", "run"],
-            cwd=folder, check=True, capture_output=True,
+            [sys.executable, "-m", "launcher", *words],
+            cwd=self._folder, check=True, capture_output=True,
         )  # fmt: skip
-    took = [each.fields["duration_s"] for each in events if each.event == "step"]
-    if len(took) != steps:
-        raise SystemExit(f"the run told of {len(took)} steps, and had {steps}")
-    return statistics.median(took[WARM_UP:])
+
+    def warm_up(self) -> None:
+        """Return once the run has taken some steps."""
+        until_s = time.monotonic() + LIMIT_S
+        while len(self.steps(0.0)) < WARM_UP_STEPS:
+            if time.monotonic() > until_s:
+                raise SystemExit(f"a run has not taken {WARM_UP_STEPS} steps in {LIMIT_S:g} s")
+            time.sleep(0.5)
+
+    def move_to(self, core: int) -> None:
+        """Have every thread of the run on this core."""
+        holder = read_lock(self._folder / "run")
+        assert holder is not None, "the run has ended"
+        for pid in find_strays(holder.run_id):
+            with suppress(OSError):  # a process, or a thread, that has ended
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), {core})
+
+    def steps(self, since_s: float) -> list[float]:
+        """Return how long the steps took that began since then."""
+        took = [
+            (event.time - float(event.fields["duration_s"]), float(event.fields["duration_s"]))
+            for event in read_events(self._folder / "run" / "events.jsonl")
+            if event.event == "step" and event.fields["duration_s"] is not None
+        ]
+        return [duration_s for began_s, duration_s in took if began_s >= since_s]
+
+
+def compare(words: tuple[str, ...], windows: int, seconds: float) -> list[float]:
+    """Return how much longer a step of the run with these words is than of one without elasticity.
+
+    One ratio for two windows.
+    """
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    medians: list[tuple[float, float]] = []
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
+        kinds = zip(folders, (words, (OFF,)), strict=True)
+        runs = [stack.enter_context(Run(folder, *kind)) for folder, kind in kinds]
+        for run in runs:
+            run.warm_up()
+        for window in range(windows):
+            for number, run in enumerate(runs):
+                run.move_to(cores[(number + window) % 2])
+            began_s = time.time()
+            time.sleep(seconds)
+            first, second = (statistics.median(run.steps(began_s)) for run in runs)
+            medians.append((first, second))
+    pairs = zip(medians[::2], medians[1::2], strict=True)
+    return [((a / b) * (c / d)) ** 0.5 for (a, b), (c, d) in pairs]
+
+
+def describe(ratios: list[float]) -> str:
+    """Return median and quartiles."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.4f} (quartiles {low:.4f} to {high:.4f}, n = {len(ratios)})"
 
 
 def main() -> None:
     """Print how much longer a step is, and how much two runs of one kind differ."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--windows", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     add_arguments(parser)
     arguments = parser.parse_args()
     machine = check_load(arguments)
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for pair in range(arguments.pairs):
-        for kind in list(KINDS) if pair % 2 else reversed(list(KINDS)):
-            found[kind].append(time_run(KINDS[kind], arguments.steps))
-    ratio = judge_pairs(found["on"], found["off"])
-    of_one_kind = judge_pairs(found["off again"], found["off"])
-    print(f"a step, elastic on / off: {ratio}, bar {BAR}")
-    print(f"off / off: {of_one_kind}, {1e3 * statistics.median(found['off']):.2f} ms")
+    found = {}
+    for name, words in (("off / off", (OFF,)), ("on / off", ())):
+        found[name] = compare(words, arguments.windows, arguments.seconds)
+        print(f"a step, elasticity {name}: {describe(found[name])}", flush=True)
+    print(f"bar: {BAR}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine, "found": found}))
 
