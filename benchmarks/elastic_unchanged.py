@@ -4,9 +4,9 @@
 
 Two runs of llama3_tiny_elastic, one node of two workers each, at the same time on this machine:
 one as it is, the other with `resilience.elastic=null`. Whatever else the machine does slows both.
-Each has a core, and they change cores after each window. A figure is the ratio of the two medians of a step in
-two windows, so that each run had each core. Two runs without elasticity come first: how much two
-of one kind differ.
+Each has a core, and they change cores after each window. A figure is the ratio of the two medians
+of a step in two windows, so that each run had each core. Two runs without elasticity come first:
+how much two of one kind differ.
 """
 
 from __future__ import annotations

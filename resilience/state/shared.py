@@ -96,8 +96,10 @@ class SharedState:
         if tensors is None or not _are_movable(tensors):
             return
         size = _whole_pages(_place_tensors(tensors)[1])
+        # Each process begins elsewhere: those that start together share the work.
+        first = os.getpid() % len(self._files)
         with suppress(OSError):
-            for file in self._files:
+            for file in self._files[first:] + self._files[:first]:
                 if os.fstat(file).st_size < size:
                     os.ftruncate(file, size)
                 _allocate(file, _count_allocated(file), size, size)

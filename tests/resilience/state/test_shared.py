@@ -272,6 +272,24 @@ def test_a_process_without_a_rank_has_the_memory_made_for_any(files: list[int]) 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < num_pages // 4
 
 
+@pytest.mark.parametrize("pid", [100, 101])
+def test_processes_that_start_together_begin_with_different_places(
+    files: list[int], monkeypatch: pytest.MonkeyPatch, pid: int
+) -> None:
+    allocate, asked = os.posix_fallocate, []
+
+    def note(file: int, begin: int, size: int) -> None:
+        asked.append(files.index(file))
+        allocate(file, begin, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", note)
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+
+    SharedState(files).reserve(contiguous(3))
+
+    assert asked == [pid % 2, 1 - pid % 2]
+
+
 def test_who_reserves_changes_no_place_that_is_in_use(files: list[int]) -> None:
     view, own = contiguous(3), SharedState(files)
     own.adopt(view, 0)
