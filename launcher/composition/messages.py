@@ -115,10 +115,17 @@ def _nested_entry(path: str, value: object) -> str | None:
 
 
 def _incomplete_group(section: str, details: Sequence[ErrorDetails]) -> str | None:
-    """Return one line for a group's file that lacks many keys, None where it lacks few."""
+    """Return one line for a group's file that lacks many keys, None where it lacks few.
+
+    Or for a part of a group that was given without most of its own.
+    """
     missing = [d["loc"] for d in details if d["type"] == "missing" and d["loc"][0] == section]
     if len(missing) < _MISSING_MAX:
         return None
+    parts = {_path(location[:-1]) for location in missing}
+    if len(parts) == 1 and (part := parts.pop()) != section:
+        names = ", ".join(str(location[-1]) for location in missing)
+        return f"{part} lacks {names}; give all of its keys"
     keys = ", ".join(_path(location).removeprefix(f"{section}.") for location in missing)
     remedy = (
         "its file has all of them"

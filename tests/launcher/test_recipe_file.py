@@ -138,6 +138,21 @@ def test_a_profile_that_is_none_is_told_what_it_begins_with(
     assert len(said.splitlines()) <= 3
 
 
+def test_a_part_that_is_given_in_part_is_asked_for_whole(tmp_path: Path) -> None:
+    policy = "cluster.run_policy.restart_policy"
+
+    said = refuse(
+        tmp_path,
+        f"recipe={TINY}", "cluster=k8s", "cluster.image=an/image:1", "cluster.job_kind=hyperpod",
+        f"{policy}={{full_job_restarts_max: 2}}",
+    )  # fmt: skip
+
+    assert said.startswith(
+        f"{policy} lacks eval_period_s, restarts_before_full_job, repeat_offenders_to_avoid_max, "
+        "scale_up_snooze_s; give all of its keys\n"
+    )
+
+
 def test_a_secret_in_a_file_is_not_shown_by_hydra_either(tmp_path: Path) -> None:
     secret = "hf_abcdefghijklmnopqrstuvwxyz"
     (tmp_path / "mine.yaml").write_text(
