@@ -67,7 +67,7 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
             keep=hooks.keep,
         )
 
-    loop = Loop(worker, _reserve_room(make_trainer, shared), make_recovery)
+    loop = Loop(worker, reserve_room(make_trainer, shared), make_recovery)
     recovery = loop.progress
     assert isinstance(recovery, Recovery)
 
@@ -115,7 +115,7 @@ def _save_alone(
     return loop.save_alone(order, check)
 
 
-def _reserve_room(make_trainer: MakeTrainer, shared: SharedState) -> MakeTrainer:
+def reserve_room(make_trainer: MakeTrainer, shared: SharedState) -> MakeTrainer:
     """Have the memory for a trainer's state made with the trainer, before it has a rank."""
 
     def make(job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:

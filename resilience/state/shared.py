@@ -89,7 +89,7 @@ class SharedState:
         """Give every place the memory that tensors like these need, then `prepare`.
 
         For a process that has no rank yet: a page that is made now is not made while a run waits
-        for the rank. A place that is as large is left alone. Does nothing for tensors that
+        for the rank. A place that has its memory is left alone. Does nothing for tensors that
         cannot be moved; where the node lacks the memory, `adopt` will find out.
         """
         tensors = view.owners() if isinstance(view, Movable) else None

@@ -126,11 +126,7 @@ class TorchState:
             yield f"optimizer/{name}/{key}", state[key]
 
 
-def materialise(
-    optimizer: Optimizer,
-    *,
-    has_frozen: bool = False,
-) -> None:
+def materialise(optimizer: Optimizer, *, has_frozen: bool = False) -> None:
     """Create what the optimizer would create in its first step, bit for bit; keeps what is there.
 
     A replaced process has then memory to receive into. A parameter that never

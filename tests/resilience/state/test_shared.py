@@ -300,6 +300,15 @@ def test_who_reserves_changes_no_place_that_is_in_use(files: list[int]) -> None:
     assert own.holds(view.tensors())
 
 
+def test_a_place_is_not_made_smaller_while_others_may_read_it(files: list[int]) -> None:
+    SharedState(files).adopt(PlainView([torch.ones(100_000)]), 0)
+    size = os.fstat(files[0]).st_size
+
+    SharedState(files).reserve(PlainView([torch.ones(5000)]))
+
+    assert os.fstat(files[0]).st_size == size
+
+
 def test_nothing_is_reserved_for_tensors_that_stay(files: list[int]) -> None:
     SharedState(files).reserve(PlainView([torch.ones(50, 100).t()]))
 
