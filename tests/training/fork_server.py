@@ -60,10 +60,6 @@ def _run(request: dict[str, Any]) -> list[int]:
     while len(statuses) < len(children):
         ended, status = os.wait()
         statuses[ended] = os.waitstatus_to_exitcode(status)
-        # As torchrun: a worker that failed ends the others.
-        if statuses[ended] and request["is_failure_final"]:
-            for child in set(children) - set(statuses):
-                os.kill(child, signal.SIGKILL)
     return [statuses[child] for child in children]
 
 

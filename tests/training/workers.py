@@ -88,7 +88,6 @@ class Workers:
             "environments": [
                 {**rank_variables(rank, size, port), **(variables or {})} for rank in range(size)
             ],
-            "is_failure_final": True,
         }
         assert self._server.stdin
         assert self._server.stdout
