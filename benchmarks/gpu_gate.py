@@ -83,6 +83,7 @@ class _Members:
     layout = make_layout(nodes=["node-0"], num_local_ranks=1)
     group: ProcessGroup
     before = None
+    keeps_state = False
     is_passing = False
     reports: Sequence[Report] = (fresh_report(layout, 0, -1),)
 
@@ -121,7 +122,7 @@ def take_step(device: torch.device, *, is_broken: bool = False, is_awaited: bool
     queue = _Queue(device)
     channel = _Channel(queue)
     members = _Members(channel)
-    recovery.enter(0, members.layout, keeps_state=False)
+    recovery.enter(members)
     recovery.bind(TorchState(model, optimizer))
     recovery.resume(members, lambda fallback: 0)
     recovery.begin()

@@ -97,7 +97,7 @@ def main() -> None:
     reexecutable(
         training.block,
         report=recovery.report,
-        enter=lambda g: recovery.enter(g.number, g.layout, keeps_state=g.keeps_state),
+        enter=recovery.enter,
     )()
 
 

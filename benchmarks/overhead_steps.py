@@ -322,7 +322,7 @@ def main() -> None:
     reexecutable(
         contest.block,
         report=recovery.report,
-        enter=lambda g: recovery.enter(g.number, g.layout, keeps_state=g.keeps_state),
+        enter=recovery.enter,
         options=BlockOptions(fatal=(Exception,)),
     )()
 

@@ -74,7 +74,7 @@ def run_with_recovery(worker: Worker, make_trainer: MakeTrainer) -> None:
     def enter(generation: Generation) -> None:
         is_first = worker.events.rank is None
         loop.enter(generation)
-        recovery.enter(generation.number, generation.layout, keeps_state=generation.keeps_state)
+        recovery.enter(generation)
         if is_first:
             worker.events.write(
                 "worker_started", pid=os.getpid(), world_size=generation.layout.world_size

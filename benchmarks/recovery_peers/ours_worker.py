@@ -109,7 +109,7 @@ def run(training: Training) -> None:
     reexecutable(
         training.block,
         report=training.report,
-        enter=lambda g: recovery.enter(g.number, g.layout, keeps_state=g.keeps_state),
+        enter=recovery.enter,
     )()
 
 

@@ -36,14 +36,12 @@ from resilience.state.view import StateView, ViewWithRest
 _DEFERRED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Members(Protocol):
-    """What a recovery asks of the generation that it takes place in."""
+class Opening(Protocol):
+    """What is known of a generation before its members have met."""
 
     number: int
     rank: int
     layout: Layout
-    group: ProcessGroup
-    gate: Gate
 
     @property
     def reports(self) -> Sequence[Report]:
@@ -52,6 +50,17 @@ class Members(Protocol):
     @property
     def before(self) -> Layout | None:
         """Return whose ranks the reports are of, where the number of nodes has changed."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether the generation counts on what this process holds."""
+
+
+class Members(Opening, Protocol):
+    """What a recovery asks of the generation that it takes place in."""
+
+    group: ProcessGroup
+    gate: Gate
 
     @property
     def is_passing(self) -> bool:
@@ -164,15 +173,19 @@ class Recovery:
 
     # ---- reports
 
-    def enter(self, generation: int, layout: Layout, *, keeps_state: bool) -> None:
+    def enter(self, opening: Opening) -> None:
         """Note that this process is a member of a generation, before anything else in it.
 
         What it holds counts as nothing where the others went on without it: its own report in the
         opening is fresh then.
         """
-        if not keeps_state:
+        if not opening.keeps_state:
             self.mark = Mark()
-        self._member_generation, self._layout = generation, layout
+        self._member_generation, self._layout = opening.number, opening.layout
+        plan = _plan(opening)
+        if isinstance(plan, RecoveryPlan) and opening.rank in plan.roll_forward:
+            # Who proves that the gate was passed may be gone before this rank has ended its update.
+            self.mark = replace(self.mark, phase=Phase.PASSED)
 
     def report(self, *, rank: int, node: str, generation: int) -> Report:
         """Return what this rank holds; only after its training thread has stopped.
@@ -209,10 +222,7 @@ class Recovery:
         """
         assert self._view is not None
         members.mark(Activity.RECOVERY, self.mark.step)
-        if members.before is None:
-            plan = plan_recovery(members.reports)
-        else:
-            plan = plan_resize(members.reports, before=members.before, after=members.layout)
+        plan = _plan(members)
         if isinstance(plan, Fallback):
             resumed = self._start(plan, start, members.layout.seat(members.rank).local_rank)
             has_transfers = False
@@ -387,6 +397,12 @@ class Recovery:
                 f"the state of step {step} has the digest {found}, and had {noted} when its "
                 "last update ended; something has changed it since"
             )
+
+
+def _plan(opening: Opening) -> RecoveryPlan | Fallback:
+    if opening.before is None:
+        return plan_recovery(opening.reports)
+    return plan_resize(opening.reports, before=opening.before, after=opening.layout)
 
 
 @contextmanager

@@ -109,9 +109,8 @@ def block(generation: Generation) -> None:
 
 
 def enter(generation: Generation) -> None:
-    layout = generation.layout
-    recovery.enter(generation.number, layout, keeps_state=generation.keeps_state)
-    note("enter", generation, nodes=layout.nodes, starts=layout.starts)
+    recovery.enter(generation)
+    note("enter", generation, nodes=generation.layout.nodes, starts=generation.layout.starts)
 
 
 recovery = Recovery(

@@ -287,7 +287,7 @@ def block(generation: Generation) -> str:
 
 def enter(generation: Generation) -> None:
     current.append(generation)
-    rec.enter(generation.number, generation.layout, keeps_state=generation.keeps_state)
+    rec.enter(generation)
     if log:
         log.enter(generation.number, rank=generation.rank)
 

@@ -39,6 +39,7 @@ RULES = {
     "interruption": "nobody breaks the collective that a healthy rank is blocked in",
     "gradients outlive a generation": "a fault during recovery drops what had not rolled forward",
     "torn told": "a rank that failed in its update claims to be whole",
+    "proof kept": "who is told that its gate was passed forgets it with that generation",
 }
 
 
@@ -100,6 +101,8 @@ class World(NamedTuple):
     """Updates that all ranks have ended at some time."""
     ranks: tuple[Rank, ...]
     fallback: bool = False
+    begun: int = 0
+    """Updates that the newest generation began with, by its plan."""
 
 
 Move = tuple[str, World]
@@ -315,7 +318,7 @@ class Model:
         plan = ask(self.claims(world))
         if isinstance(plan, Fallback):
             return world._replace(fallback=True)
-        world = world._replace(generation=world.generation + 1)
+        world = world._replace(generation=world.generation + 1, begun=plan.step)
         sources = {transfer.target: transfer.source for transfer in plan.transfers}
         for i, rank in enumerate(world.ranks):
             bare = rank._replace(told=(-1, -1, -1))
@@ -324,7 +327,8 @@ class Model:
             if i in sources:
                 world = put(world, i, bare, mode=Mode.WAIT, source=sources[i])
             elif i in plan.roll_forward:
-                world = put(world, i, bare, mode=Mode.ROLL)
+                at = bare.at if self.without == "proof kept" else Step.PASSED
+                world = put(world, i, bare, mode=Mode.ROLL, at=at)
             elif rank.at == Step.GATE:
                 world = put(world, i, bare, mode=Mode.READY)
             else:
@@ -403,6 +407,8 @@ def _judge_plan(model: Model, before: World, after: World) -> Iterator[str]:
     ]
     if plan.step < before.ended:
         yield "lost: a step that all ranks had ended"
+    if plan.step < before.begun:
+        yield "lost: a step that a generation had begun with"
     if plan.step < max(claim.num_steps + (claim.at == Step.PASSED) for claim, _ in whole):
         yield "lost: a step that a whole rank had passed or ended"
     pasts = [rank.past for _, rank in whole]

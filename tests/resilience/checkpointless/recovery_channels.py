@@ -37,6 +37,7 @@ class Seat:
         self.layout = layout
         self.reports = reports
         self.before = None
+        self.keeps_state = reports[rank].member_generation == reports[rank].generation
         self.is_passing = False
         self.lock = threading.Lock()
         self.reach = reach

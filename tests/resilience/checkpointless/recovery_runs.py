@@ -285,9 +285,7 @@ class _RankThread(threading.Thread):
     def run(self):
         world, worker, until = self._arguments
         seat = world.seats[self.rank]
-        own = seat.reports[self.rank]
-        keeps = own.member_generation == own.generation
-        worker.recovery.enter(seat.number, seat.layout, keeps_state=keeps)
+        worker.recovery.enter(seat)
         try:
             worker.run(world.sit_down(self.rank), until)
         except Exception as error:  # noqa: BLE001 - the test looks at it

@@ -20,8 +20,9 @@ BREAKS = {
     "late report": "lost: a step that a whole rank had passed or ended",
     "fence": "lost: a step that a whole rank had passed or ended",
     "interruption": "deadlock",
-    "gradients outlive a generation": "lost: a step that a whole rank had passed or ended",
+    "gradients outlive a generation": "lost: a step that a generation had begun with",
     "torn told": "garbage: a state holds what no run without faults has",
+    "proof kept": "lost: a step that a generation had begun with",
 }
 
 
@@ -48,7 +49,7 @@ def test_two_faults_lose_no_committed_step_and_mix_nothing(num_steps: int) -> No
     outcome = two_faults() if num_steps == 1 else explore(Model(num_steps=num_steps))
 
     assert_clean(outcome)
-    assert outcome.num_states > 20_000, "far fewer states: has a move gone missing?"
+    assert outcome.num_states > 15_000, "far fewer states: has a move gone missing?"
 
 
 def test_both_holders_of_a_shard_lost_is_the_way_to_a_fallback() -> None:

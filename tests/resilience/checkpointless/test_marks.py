@@ -48,6 +48,7 @@ class Members:
     lock = threading.Lock()
     group = LostPeers()
     before = None
+    keeps_state = True
     is_passing = False
 
     def __init__(self, *reports, channel=None):
@@ -80,8 +81,9 @@ def begun(*, state=None, step=STEP, **options):
     """Return what holds the whole state after so many updates."""
     recovery = Recovery(**{"apply": lambda step: None, **options})
     recovery.bind(PlainView([torch.zeros(4) if state is None else state]))
-    recovery.enter(3, LAYOUT, keeps_state=True)
-    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: step)
+    members = Members(held(0, Phase.FRESH), held(1, Phase.FRESH))
+    recovery.enter(members)
+    recovery.resume(members, lambda fallback: step)
     return recovery
 
 
@@ -183,6 +185,31 @@ def test_rank_whose_gate_breaks_has_entered_and_does_not_know():
         pytest.fail("the update has begun")
 
     assert said(recovery) == (Phase.ENTERED, STEP, -1, 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "phase"),
+    [
+        pytest.param(replace(held(1), step=STEP + 1, step_generation=3), Phase.PASSED, id="held"),
+        pytest.param(held(1, Phase.PASSED), Phase.PASSED, id="passed"),
+        pytest.param(held(1, Phase.TORN_UPDATE), Phase.PASSED, id="torn"),
+        pytest.param(held(1, Phase.ENTERED), Phase.ENTERED, id="nobody-knows"),
+        pytest.param(held(1, Phase.FRESH), Phase.ENTERED, id="nobody-is-left"),
+        pytest.param(replace(held(1), step=STEP + 1), Phase.ENTERED, id="another-history"),
+    ],
+)
+def test_rank_that_hears_that_its_gate_was_passed_keeps_that(other, phase):
+    """Whoever proves it may be gone when the next generation ends before it has one state."""
+    recovery = begun()
+    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
+        pytest.fail("the update has begun")
+    own = recovery.report(rank=0, node="n0", generation=3)
+
+    other = replace(other, generation=3, member_generation=3, gradient_generation=3)
+
+    recovery.enter(Members(own, other))
+
+    assert said(recovery) == (phase, STEP, -1, 3)
 
 
 def test_rank_that_fails_between_its_gate_and_its_update_can_end_it():

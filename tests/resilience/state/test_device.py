@@ -15,7 +15,7 @@ from resilience.errors import DeviceLostError
 from resilience.state import stream
 from resilience.state.device import await_kernels, check_readable
 from resilience.state.layout import make_layout
-from resilience.state.report import Phase
+from resilience.state.report import Phase, fresh_report
 from resilience.state.view import NamedTensor
 
 LAYOUT = make_layout(nodes=["n0"], num_local_ranks=1)
@@ -41,9 +41,20 @@ class View:
         pass
 
 
+class Opening:
+    """The first generation: nobody holds anything yet."""
+
+    number = 0
+    rank = 0
+    layout = LAYOUT
+    before = None
+    keeps_state = True
+    reports = (fresh_report(LAYOUT, 0, -1),)
+
+
 def recovery_of(tensor: Tensor) -> Recovery:
     recovery = Recovery(apply=lambda step: None)
-    recovery.enter(0, LAYOUT, keeps_state=True)
+    recovery.enter(Opening())
     recovery.bind(View(tensor))
     return recovery
 
