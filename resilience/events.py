@@ -38,7 +38,7 @@ What a node agent writes:
     step_stored (store)
 What the launcher writes:
     run_started (recipe, version, digest, num_nodes, num_devices),
-    run_finished (exit_status, reason),
+    run_finished (exit_status, reason), node_gone (node, text),
     run_continued (changes), run_branched (run, from_step, changes)
 """
 

@@ -104,7 +104,7 @@ def endpoints(ports: Iterable[int]) -> str:
 
 
 def _agent_words(job: Job, index: int) -> tuple[str, ...]:
-    by_hand = range(_FIRST_PORT, _FIRST_PORT + job.num_nodes_started)
+    by_hand = range(_FIRST_PORT, _FIRST_PORT + job.num_nodes_max)
     return agent_command(
         job,
         python=_PYTHON,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -127,6 +128,15 @@ def killed_nodes(ended: Mapping[str, int]) -> set[str]:
     return {name for name, status in ended.items() if status >= KILLED_STATUS_MIN}
 
 
+def ended_text(status: int) -> str:
+    """Return how a node without which the run goes on has ended, as what it did."""
+    if status == LEFT_STATUS:
+        return "has left"
+    if status >= KILLED_STATUS_MIN:
+        return "was killed"
+    return f"ended with exit status {status}"
+
+
 def failed_nodes(ended: Mapping[str, int], names: Collection[str]) -> set[str]:
     """Return which of these nodes have ended in another way than well."""
     return {name for name in names if ended.get(name, 0) not in (0, UNSTORED_STATUS)}
@@ -201,9 +211,15 @@ def run_nodes(
         _write_started(events, job)
         outcome = Outcome(1, "the launcher failed")
         try:
-            outcome = _watch(job, nodes, shown, on_started)
+            outcome = _watch(job, nodes, shown, events, on_started)
         finally:
-            _write_finished(events, outcome, shown)
+            _write_event(
+                events,
+                shown,
+                "run_finished",
+                exit_status=outcome.exit_status,
+                reason=outcome.reason,
+            )
         if outcome.exit_status == 0 and not (run_dir / EVENTS_FILE).exists():
             outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
             shown.say(outcome.reason)
@@ -229,9 +245,9 @@ def _write_started(events: EventLog, job: Job) -> None:
         raise OutsideError(str(error)) from error
 
 
-def _write_finished(events: EventLog, outcome: Outcome, shown: RunConsole) -> None:
+def _write_event(events: EventLog, shown: RunConsole, event: str, **fields: Any) -> None:
     try:
-        events.write("run_finished", exit_status=outcome.exit_status, reason=outcome.reason)
+        events.write(event, **fields)
     except EventLogError as error:
         # What the run came to stays what it is where the disk is full.
         shown.say(str(error))
@@ -250,19 +266,23 @@ def _write_report(run_dir: Path, shown: RunConsole) -> tuple[Path | None, Accoun
 
 
 def _watch(
-    job: Job, nodes: LocalNodes, shown: RunConsole, on_started: Callable[[], None]
+    job: Job,
+    nodes: LocalNodes,
+    shown: RunConsole,
+    events: EventLog,
+    on_started: Callable[[], None],
 ) -> Outcome:
     with (
         _caught_signals() as signals,
         selectors.DefaultSelector() as selector,
-        hold_ports(job.num_nodes_started) as ports,
+        hold_ports(job.num_nodes_max) as ports,
         hold_ports(num_peer_ports(job)) as peer_ports,
         nodes,
     ):
         selector.register(signals, selectors.EVENT_READ)
         nodes.start(endpoints(ports), selector, peer_ports)
         on_started()
-        return _Watch(job, nodes, signals, selector, shown).run()
+        return _Watch(job, nodes, signals, selector, shown, events).run()
 
 
 @dataclass(slots=True)
@@ -274,7 +294,10 @@ class _Watch:
     signals: int
     selector: selectors.BaseSelector
     shown: RunConsole
+    events: EventLog
     lost: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    """Those of them that others than the launcher have asked to leave."""
     leaving: set[str] = field(default_factory=set)
     """Nodes that were asked to leave the run."""
     num_started: int = 0
@@ -303,7 +326,7 @@ class _Watch:
                     num_started=self.num_started,
                     leaving=self.leaving,
                     further=self.further,
-                    asked=self.leaving | self.shown.state.nodes_to_leave - self.lost,
+                    asked=self.leaving | self.left | self.shown.state.nodes_to_leave - self.lost,
                 )
                 if outcome:
                     outcome = self._explain(outcome)
@@ -341,10 +364,14 @@ class _Watch:
     def _note_lost(self, names: set[str], ended: Mapping[str, int]) -> None:
         for name in sorted(names):
             self.lost.add(name)
+            text = ended_text(ended[name])
             if ended[name] == LEFT_STATUS:
-                self.shown.say(f"{name} has left")
+                self.left.add(name)
+                self.shown.say(f"{name} {text}")
             else:
-                self.shown.say(f"{name} was killed; the run goes on with {len(self.nodes.running)}")
+                self.shown.say(f"{name} {text}; the run goes on with {len(self.nodes.running)}")
+            # Whoever could tell the others may be among those that are lost.
+            _write_event(self.events, self.shown, "node_gone", node=name, text=text)
 
     def _scale(self) -> None:
         """Start further nodes, or ask some to leave, as somebody has asked for."""
@@ -366,6 +393,7 @@ class _Watch:
                 return
             self.num_started += name not in self.lost
             self.lost.discard(name)
+            self.left.discard(name)
             self.further.add(name)
             self.shown.add_node(name, log_path(self.nodes.run_dir, name))
             self.shown.say(f"{name} has been started")

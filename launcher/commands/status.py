@@ -81,6 +81,8 @@ def _doing(sight: Sight) -> str | None:
     if sight.standing.phase is not Phase.RUNNING:
         return None
     state = sight.state
+    if state.is_deserted:
+        return "waiting for a node: none that trained is left"
     return f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
 
 
@@ -101,10 +103,12 @@ def _size(sight: Sight) -> str | None:
     if reason and until is not None:
         reason += f", for {format_seconds(max(0.0, until - sight.time))}"
     leaving = ", ".join(sorted(state.nodes_to_leave))
+    gone = [f"{name} {text}" for name, text in sorted(state.gone_nodes.items())]
     parts = [
         "none yet" if now is None else f"{now} nodes",
         f"{wanted} are asked for" if wanted != now else "",
         f"{leaving} to leave" if leaving else "",
+        *(gone if now is not None and wanted is not None and wanted > now else []),
         reason,
     ]
     return ", ".join(filter(None, parts))
@@ -115,7 +119,7 @@ def _steps(sight: Sight) -> str:
     parts = [f"{state.num_steps} of {state.max_steps}"]
     if state.num_steps and state.loss is not None:
         parts.append(f"loss {state.loss:.4f}")
-    is_running = sight.standing.phase is Phase.RUNNING
+    is_running = sight.standing.phase is Phase.RUNNING and not state.is_deserted
     if is_running and state.seconds_per_step is not None and state.seconds_left is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
         parts.append(f"{format_seconds(state.seconds_left)} left")

@@ -84,6 +84,8 @@ class RunState:
     lost_nodes: frozenset[str] = frozenset()
     leaving_nodes: frozenset[str] = frozenset()
     """Nodes whose newest agent was asked to leave the run."""
+    gone_nodes: Mapping[str, str] = field(default_factory=dict)
+    """How nodes ended without which the run goes on, as this machine's launcher saw it."""
     waits: tuple[str, float | None] = ("", None)
     """Why nodes wait that are there, and until when, in unix seconds, where time changes that."""
     generations: Mapping[int, Generation] = field(default_factory=dict)
@@ -124,6 +126,11 @@ class RunState:
     def training_nodes(self) -> frozenset[str]:
         """Return those that have workers: no node that still starts, waits or stands by."""
         return frozenset(worker.node for worker in self.workers.values())
+
+    @property
+    def is_deserted(self) -> bool:
+        """Return whether all nodes have ended that have workers."""
+        return bool(self.training_nodes) and self.training_nodes <= self.gone_nodes.keys()
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -236,7 +243,9 @@ def _after_node(state: RunState, event: Event) -> RunState:
     if event.event == "node_leaving":
         return replace(state, leaving_nodes=state.leaving_nodes | {event.node})
     if event.event == "agent_started":
-        return replace(state, leaving_nodes=state.leaving_nodes - {event.node})
+        gone = {name: text for name, text in state.gone_nodes.items() if name != event.node}
+        leaving = state.leaving_nodes - {event.node}
+        return replace(state, leaving_nodes=leaving, gone_nodes=gone)
     if event.event == "nodes_wait":
         seconds = to_float(event.fields.get("seconds"))
         until = None if seconds is None else event.time + seconds
@@ -253,6 +262,9 @@ def _after_node(state: RunState, event: Event) -> RunState:
 def _after_launcher(state: RunState, event: Event) -> RunState:
     if event.event in ("run_started", "run_continued"):
         return _begun_again(state, event.time)
+    if event.event == "node_gone":
+        name, text = str(event.fields.get("node", "")), str(event.fields.get("text", ""))
+        return replace(state, gone_nodes={**state.gone_nodes, name: text})
     if event.event == "run_finished":
         return replace(
             state,

@@ -10,11 +10,17 @@ from typing import Any
 
 import pytest
 
-from launcher.clusters.local_run import Happened, Outcome, decide_outcome, plan_nodes
+from launcher.clusters.local_run import (
+    Happened,
+    Outcome,
+    decide_outcome,
+    ended_text,
+    plan_nodes,
+)
 from launcher.clusters.running import memory
 from launcher.monitor.runstate import next_state, start_state
 from launcher.monitor.standing import JobStatus, Phase, decide_standing
-from resilience.events import Event
+from resilience.events import Event, read_events
 from resilience.tiered.arena_folder import LOCK_NAME, LOCK_TEXT
 from tests.launcher.local_job import local_job, run_scripts, write_run
 
@@ -86,6 +92,39 @@ def test_a_run_that_too_many_nodes_are_asked_to_leave_says_so(
         text = (f"stopped by too many requests to leave: to {names}; fewer than "
                 "resilience.elastic.nodes_min=1 would have stayed")  # fmt: skip
     assert outcome == Outcome(143, text, None if names else "node-0")
+
+
+LEAVE_BEHIND_THE_OTHERS = """
+until grep -q node_gone events.jsonl; do sleep 0.05; done
+echo '{"time":1.0,"node":"node-0","rank":null,"generation":0,"step":null,"event":"node_leaving",
+"fields":{}}' | tr -d '\n' >> events.jsonl
+echo >> events.jsonl
+kill -TERM $$
+"""
+
+
+def test_who_has_left_before_is_named_where_too_many_were_asked(tmp_path: Path) -> None:
+    status, shown = run_scripts(
+        tmp_path, LEAVE_BEHIND_THE_OTHERS, "kill -TERM $$", overrides=ELASTIC
+    )
+
+    assert status == 143
+    assert "stopped by too many requests to leave: to node-0, node-1; fewer than" in shown
+
+
+def test_what_became_of_nodes_is_told_though_no_agent_is_left_that_could(tmp_path: Path) -> None:
+    status, shown = run_scripts(
+        tmp_path, "true", "kill -KILL $$", "kill -TERM $$", overrides=ELASTIC
+    )
+
+    assert status == 0, shown
+    gone = [each.fields for each in read_events(tmp_path / "events.jsonl")
+            if each.event == "node_gone"]  # fmt: skip
+    assert {each["node"]: each["text"] for each in gone} == {
+        "node-1": "was killed",
+        "node-2": "has left",
+    }
+    assert ended_text(3) == "ended with exit status 3"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,40 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_node_that_only_starts_goes_on_alone_where_the_last_one_that_trained_is_killed(
+    tmp_path: Path,
+) -> None:
+    words = (
+        "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
+        "trainer.num_nodes=1", "trainer.max_steps=100000", "trainer.global_batch_size=16",
+        "data.seq_length=32",
+    )  # fmt: skip
+    assert launch(*words, folder=tmp_path).status == 0
+    folder = tmp_path / "runs" / "r"
+    wait_for(folder, lambda event: (event.step or 0) >= 20)
+    agent = agent_of(folder)
+    launch("scale", "r", "nodes=2", folder=tmp_path)
+    wait_for(folder, lambda event: (event.node, event.event) == ("node-1", "agent_started"))
+
+    os.kill(agent, signal.SIGKILL)
+
+    events = wait_for(folder, lambda event: event.node == "node-1" and (event.step or 0) >= 20)
+    assert launch("cancel", "r", folder=tmp_path).status == 0
+    assert launch("clean", "r", folder=tmp_path).status == 0
+    (fallback,) = [each for each in events if each.event == "recovery_fallback"]
+    assert (fallback.node, fallback.fields["source"]) == ("node-1", "folder")
+
+
+def agent_of(folder: Path) -> int:
+    """Return the process of the agent that was started first."""
+    found = subprocess.run(
+        ["pgrep", "-of", f"resilience.agent --config={folder}/"], capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    return int(found.stdout)
+
+
+@pytest.mark.slow
 def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for_after(
     tmp_path: Path,
 ) -> None:
@@ -86,14 +122,26 @@ def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for
 
 def wait_for_size(folder: Path, size: int) -> list[Event]:
     """Return the events once the newest generation has so many workers."""
+
+    def has_size(events: list[Event]) -> bool:
+        opened = [each for each in events if each.event == "generation_opened"]
+        return bool(opened) and opened[-1].fields["world_size"] == size
+
+    return wait_until(folder, has_size)
+
+
+def wait_for(folder: Path, is_it: Callable[[Event], bool]) -> list[Event]:
+    """Return the events once there is such a one."""
+    return wait_until(folder, lambda events: any(map(is_it, events)))
+
+
+def wait_until(folder: Path, is_so: Callable[[list[Event]], bool]) -> list[Event]:
     until_s = time.monotonic() + 120
     while time.monotonic() < until_s:
-        events = read_events(folder / "events.jsonl")
-        opened = [each for each in events if each.event == "generation_opened"]
-        if opened and opened[-1].fields["world_size"] == size:
+        if is_so(events := read_events(folder / "events.jsonl")):
             return events
         time.sleep(0.2)
-    raise AssertionError(f"the run has not come to {size} workers")
+    raise AssertionError((folder / "logs" / "launcher.log").read_text())
 
 
 @pytest.mark.parametrize(

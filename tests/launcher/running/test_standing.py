@@ -136,6 +136,41 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
     assert size(opened, held, whole) == "4 nodes"
 
 
+def test_status_tells_of_nodes_that_have_ended() -> None:
+    """Of the last one that trained no other can, and its workers are in the events still."""
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+    happened = [
+        ("n0", None, "generation_opened", {"number": 1, "world_size": 1}),
+        ("n0", 0, "worker_started", {}),
+        ("launcher", None, "node_gone", {"node": "n1", "text": "ended with exit status 1"}),
+        ("launcher", None, "node_gone", {"node": "n0", "text": "was killed"}),
+        ("n0", None, "agent_started", {}),
+    ]
+
+    def shown(num_events: int) -> list[str]:
+        found = (
+            Event(time=NOW, node=node, rank=rank, generation=1, step=None, event=name,
+                  fields=fields)
+            for node, rank, name, fields in happened[:num_events]
+        )  # fmt: skip
+        seen = Sight(
+            run=RunFolder(path=Path("r"), job=job),
+            standing=Standing(phase=Phase.RUNNING, why=""),
+            state=reduce(next_state, found, start_state(job, ())),
+            time=NOW,
+            last_event=NOW,
+        )
+        lines = [line.split(maxsplit=1) for line in status_lines(seen)]
+        return [text for name, text in lines if name in ("doing", "size")]
+
+    assert shown(2) == ["process group (1 of 1 workers)", "1 nodes, 3 are asked for"]
+    one_gone = "1 nodes, 3 are asked for, n1 ended with exit status 1"
+    assert shown(3) == ["process group (1 of 1 workers)", one_gone]
+    none_left = "1 nodes, 3 are asked for, n0 was killed, n1 ended with exit status 1"
+    assert shown(4) == ["waiting for a node: none that trained is left", none_left]
+    assert shown(5) == ["process group (1 of 1 workers)", one_gone]
+
+
 def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
     """It is asked for 3 nodes, and was left with 2."""
     job = shipped_job("llama/llama3_tiny_elastic", "local")

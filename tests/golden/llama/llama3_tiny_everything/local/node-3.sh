@@ -39,7 +39,7 @@ exec "${LAUNCHER_PYTHON:-python}" \
   -m \
   resilience.agent \
   --config="$run_dir/node.json" \
-  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502}" \
+  --rdzv-endpoint="${LAUNCHER_RDZV_ENDPOINT:-127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502,127.0.0.1:29503}" \
   --rdzv-id=llama3-tiny-everything-"${LAUNCHER_RUN_ID:-0}" \
   --local-addr=127.0.0.1 \
   --node-name=node-3 \
