@@ -43,8 +43,12 @@ class Generation:
     resumed_at: float | None = None
     stepped_at: float | None = None
     """When the first step was reported."""
+    seen_at: float | None = None
+    """When one of its ranks was heard of last."""
     recovered: Mapping[int, Event] = field(default_factory=dict)
     """How each rank came by its state, by rank."""
+    has_ended: bool = False
+    """Whether a rank of it has ended by itself, or as it was asked to."""
     num_steps: int = 0
     """Steps that were done when the newest was reported."""
 
@@ -63,7 +67,8 @@ class Recovery:
     fault_at: float
     is_injected: bool
     reason: str
-    """exception, died, hung, corrupt, group, node lost, or what the coordinator said."""
+    """exception, died, hung, corrupt, group, node lost, all nodes lost, or what the coordinator
+    said."""
     text: str
     rank: int | None
     place: str | None
@@ -115,6 +120,8 @@ def next_generations(generations: Generations, event: Event) -> Generations:
     """Return what is known after an event; one that means nothing here changes nothing."""
     now = generations.get(event.generation, Generation())
     then = _after(now, event)
+    if event.rank is not None:
+        then = replace(then, seen_at=_later(then.seen_at, event))
     return generations if then is now else {**generations, event.generation: then}
 
 
@@ -136,6 +143,8 @@ def _after(now: Generation, event: Event) -> Generation:
         case "step" if event.step is not None:
             first = event.time if now.stepped_at is None else min(now.stepped_at, event.time)
             return replace(now, stepped_at=first, num_steps=max(now.num_steps, event.step + 1))
+        case "worker_finished" | "worker_stopped":
+            return replace(now, has_ended=True)
         case _:
             return _after_fault(now, event)
 
@@ -176,11 +185,31 @@ def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
         ended = generations[number]
         if following is not None:
             ended = _until(ended, generations[following].opened_at)
-        if ended.broken or ended.detected or ended.surrender:
-            after = Generation() if following is None else generations[following]
+        after = Generation() if following is None else generations[following]
+        is_told = bool(ended.broken or ended.detected or ended.surrender)
+        loss = None if is_told else _loss(number, ended, after)
+        if is_told or loss:
+            ended = replace(ended, detected=(*ended.detected, *([loss] if loss else [])))
             steps = _num_steps(generations, number)
-            found.append(_recovery(len(found) + 1, number, ended, after, steps))
+            recovery = _recovery(len(found) + 1, number, ended, after, steps)
+            found.append(replace(recovery, detected_s=None) if loss else recovery)
     return tuple(found)
+
+
+def _loss(number: int, ended: Generation, after: Generation) -> Event | None:
+    """Return the fault that nobody was left to tell of; None for a generation that ended well.
+
+    Newcomers found a run without state, in a generation behind one that has ended in no other way.
+    """
+    if after.fallback is None or ended.opened_at is None or ended.has_ended:
+        return None
+    last = max(ended.opened_at, ended.seen_at or ended.opened_at)
+    time = last if after.opened_at is None else min(last, after.opened_at)
+    fields = {"reason": "all nodes lost", "text": "none of them was left to tell of it"}
+    return replace(
+        after.fallback, time=time, rank=None, generation=number, step=None,
+        event="fault_detected", fields=fields,
+    )  # fmt: skip
 
 
 def _until(ended: Generation, next_at: float | None) -> Generation:

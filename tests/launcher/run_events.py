@@ -103,6 +103,36 @@ def faulty_run() -> list[Event]:
     ]
 
 
+def refounded_run() -> list[Event]:
+    """Return a run of 4 steps whose nodes all die behind step 3: others begin it at step 2."""
+    opened = 100
+    fallback = {"reason": "no rank holds state", "source": "folder"}
+    return [
+        event("run_started", 100.0),
+        on_node("node_joined", 100.1, -1, node="node-0"),
+        on_node("generation_opened", 100.5, 0, world_size=4),
+        *all_ranks("worker_started", 101.0),
+        *all_ranks("process_group_ready", 102.0),
+        *all_ranks("data_ready", 103.0),
+        *all_ranks("model_ready", 104.0),
+        *(step_event(number, 105.0 + number, 8.0 - number) for number in range(4)),
+        # What an agent says of others is no sign of life of a rank.
+        on_node("nodes_wait", 108.2, 0, reason="one does not count yet", seconds=1.0),
+        on_node("node_joined", 113.9, -1, node="node-2"),
+        on_node("generation_opened", 114.0, opened, world_size=4),
+        *all_ranks("worker_started", 115.0, generation=opened),
+        *all_ranks("process_group_ready", 116.0, generation=opened),
+        *all_ranks("data_ready", 116.5, generation=opened),
+        *all_ranks("model_ready", 117.0, generation=opened),
+        *all_ranks("recovery_fallback", 117.5, step=2, generation=opened, **fallback),
+        *all_ranks("rank_recovered", 117.6, step=2, generation=opened, role="started", num_bytes=0),
+        *all_ranks("rank_resumed", 118.0, step=2, generation=opened),
+        *(step_event(number, 117.0 + number, 8.0, generation=opened) for number in (2, 3)),
+        *all_ranks("worker_finished", 121.0, generation=opened),
+        event("run_finished", 122.0, exit_status=0, reason="all nodes succeeded"),
+    ]
+
+
 def tiered_run() -> list[Event]:
     """Return a run with checkpoints in tiers, which loses all its workers and goes on from one."""
     return [

@@ -26,6 +26,7 @@ from tests.launcher.run_events import (
     faulty_run,
     on_node,
     recovery,
+    refounded_run,
     step_event,
     whole_run,
 )
@@ -112,6 +113,17 @@ def test_steps_that_were_taken_again_are_lost_work() -> None:
         "lost work": 2.0,
         "teardown": 0.5,
         "repair": 1.5,
+        "stop": 1.0,
+    }
+
+
+def test_time_in_which_all_nodes_were_lost_is_no_training() -> None:
+    """Nobody told of the fault; the last that is known of its generation is step 3, at 108."""
+    assert of_a_rank(refounded_run()) == {
+        "start": 4.0,
+        "training": 2.0 + 3.0,
+        "lost work": 2.0,
+        "repair": 10.0,
         "stop": 1.0,
     }
 

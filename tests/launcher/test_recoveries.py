@@ -21,7 +21,16 @@ from launcher.report.record import RunRecord, build_record
 from launcher.report.recoveries import recovery_cells
 from resilience.events import Event
 from tests.launcher.local_job import local_job
-from tests.launcher.run_events import event, faulty_run, on_node, recovery, step_event, whole_run
+from tests.launcher.run_events import (
+    all_ranks,
+    event,
+    faulty_run,
+    on_node,
+    recovery,
+    refounded_run,
+    step_event,
+    whole_run,
+)
 from tests.launcher.shipped import shipped_job
 from tests.launcher.test_progress import drawn
 
@@ -158,6 +167,29 @@ def test_fallback_loses_steps(source: str, step: int, lost: int, words: str) -> 
 
     assert (found.steps_lost, found.fallback) == (lost, words)
     assert found.roles == "4 started"
+
+
+def test_loss_of_all_nodes_that_nobody_told_of_is_a_fault() -> None:
+    """Its time is that of the last event of its ranks."""
+    (found,) = recoveries_of(refounded_run())
+
+    assert (found.what, found.text) == ("all nodes lost", "none of them was left to tell of it")
+    assert (found.generation, found.fault_at, found.step, found.steps_lost) == (0, 108.0, 4, 2)
+    assert seconds(found) == [None, None, 8.0, 9.6, 10.0]
+    assert recoveries_of([each for each in refounded_run() if each.time < 117.5]) == ()
+
+
+def test_run_that_goes_back_is_no_fault_of_its_own() -> None:
+    """One was told of, the other ended as it was asked to, and the last begins a start of a run."""
+    run = refounded_run()
+    stopped = all_ranks("worker_stopped", 108.5)
+    begun = [each for each in run if each.generation == 100]
+
+    told = recoveries_of([*run, died(108.1, 0)])
+
+    assert [(each.what, each.resumed_s) for each in told] == [("rank 2: died", pytest.approx(9.9))]
+    assert recoveries_of([*run, *stopped]) == ()
+    assert state_after([*run, event("run_continued", 200.0), *begun]).recoveries == ()
 
 
 def test_lost_node_and_the_one_that_takes_over_are_named() -> None:
@@ -392,6 +424,19 @@ def test_torchruns_restarts_begin_at_the_first_step_as_before() -> None:
     state = reduce(next_state, [*whole_run()[:-1], again], start)
 
     assert (state.num_steps, len(state.workers), state.recoveries) == (0, 1, ())
+
+
+def test_console_says_that_all_nodes_were_lost_and_where_the_run_begins() -> None:
+    file = StringIO()
+    display = open_display(Console(file=file, width=40))
+    events = refounded_run()
+
+    for number in range(len(events)):
+        display.show(state_after(events[: number + 1]), events[number].time)
+
+    lines = [line for line in file.getvalue().splitlines() if ": fault " in line]
+    words = "all nodes lost, recovered in 10 s; 4 started; back to the checkpoint in the folder"
+    assert lines == [f"{JOB.recipe.name}: fault 1: {words}: no rank holds state"]
 
 
 def test_console_that_is_no_terminal_gets_a_line_for_each_recovery_once() -> None:

@@ -57,6 +57,8 @@ from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
 T = TypeVar("T")
 _PAUSE_S = 0.5
 _WORDS_BYTES = 2000
+_ARGPARSE = ": error: "
+"""What stands between a program's name and what is wrong with its command."""
 _LOG_DEADLINE_S = 1.0
 """How long a log's folder that hangs can hold up the agent, once for each end of a service."""
 _BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -241,24 +243,27 @@ class _Kept:
         self._is_given_up = True
         if self.state.was_ready:
             self._lose(f"{text}, and is given up; the run goes on without it")
-        else:
-            self.failure = f"{self._service.name} {text}{self._last_words()}"
+            return
+        # One line, for whoever shows but the first one of why a run ended.
+        if words := self._last_words().splitlines():
+            text = f"{text}: {words[-1].split(_ARGPARSE, 1)[-1]} (see {self._service.log})"
+        self.failure = f"{self._service.name} {text}"
+        self._note("service_lost", service=self._service.name, text=text)
 
     def _lose(self, text: str) -> None:
         """Tell what is not as it would be if the service had done its work."""
         loss = "" if self._is_others else self._service.loss
         text = "; ".join(filter(None, [text, loss]))
         self._note("service_lost", service=self._service.name, text=text)
-        self._warn(f"{text}{self._last_words()}")
+        words = self._last_words()
+        self._warn(f"{text}; its last words, of {self._service.log}:\n{words}" if words else text)
 
     def _last_words(self) -> str:
         """Return the end of what the last process has said."""
-        log = self._service.log
         try:
-            words = self._call(lambda: _read_end(log, self._log_bytes))
+            return self._call(lambda: _read_end(self._service.log, self._log_bytes))
         except TierError:
             return ""
-        return f"; its last words, of {log}:\n{words}" if words else ""
 
     def _open_log(self) -> BinaryIO | None:
         """Return the log; None where its folder hangs: the service can do without.

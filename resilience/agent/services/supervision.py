@@ -362,7 +362,7 @@ def _bury(state: ServiceState, status: int | None, now_s: float, limits: Service
         return replace(state, phase=searching, until_s=now_s + limits.ready_s), (Find(),)
     state = replace(state, phase=ServicePhase.PAUSING, until_s=now_s + RESTART_PAUSE_S)
     if status == _WRONG_COMMAND:
-        return _give_up(state, "was started with a wrong command (exit status 2)", now_s, limits)
+        return _give_up(state, "refused to start (exit status 2)", now_s, limits)
     is_short = now_s - state.began_s < SHORT_LIFE_S
     num_short_lives = state.num_short_lives + 1 if is_short else 0
     how = "ended" if status is None else f"ended with {_describe(status)}"

@@ -27,7 +27,7 @@ def state(*events: tuple[str, int | None, Mapping[str, Any]]) -> RunState:
     found = (
         Event(
             time=NOW,
-            node="launcher" if rank is None else "node-0",
+            node="launcher" if rank is None and event.startswith("run_") else "node-0",
             rank=rank,
             generation=0,
             step=None,
@@ -43,6 +43,7 @@ def finished(status: int, reason: str) -> tuple[str, None, dict[str, Any]]:
     return ("run_finished", None, {"exit_status": status, "reason": reason})
 
 
+REFUSED = {"service": "memoryd", "text": "refused to start: no room", "node": "node-0"}
 NOTHING = state()
 FAILED = state(("worker_failed", 1, {"message": "ValueError: no\nmore"}))
 ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
@@ -61,6 +62,12 @@ ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
         pytest.param((Phase.FAILED, "exit status 1"), FAILED, None,
                      (Phase.FAILED, "exit status 1; rank 1 on node-0: ValueError: no"),
                      id="first-error"),
+        pytest.param((Phase.FAILED, "exit status 1"), state(("service_lost", None, REFUSED)), None,
+                     (Phase.FAILED, "exit status 1; memoryd of node-0 refused to start: no room"),
+                     id="first-error-before-any-worker"),
+        pytest.param((Phase.FAILED, "exit status 1"),
+                     state(("generation_opened", None, {}), ("service_lost", None, REFUSED)), None,
+                     (Phase.FAILED, "exit status 1"), id="lost-on-the-way"),
         pytest.param((Phase.FAILED, "exit status 5"), NOTHING, ASKED,
                      (Phase.CANCELLED, f"{ASKED_TEXT}; exit status 5"), id="ended-as-we-asked"),
         pytest.param((Phase.SUCCEEDED, ""), NOTHING, ASKED, (Phase.SUCCEEDED, ""),

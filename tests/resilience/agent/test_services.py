@@ -75,11 +75,20 @@ def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Pl
     services.end(removes=True)
 
 
-def test_wrong_command_is_given_up_with_its_words(place: Place) -> None:
-    services, (told,) = start(place, place.service("--http=nowhere"))
+def test_daemon_that_refuses_to_start_is_given_up_with_its_words_in_one_line(
+    place: Place,
+) -> None:
+    """Whoever shows why a run ended shows one line, and `status` what events say."""
+    service = place.service("--http=nowhere")
 
-    assert told.startswith("memoryd was started with a wrong command (exit status 2); its last")
-    assert "--http: 'nowhere' is not HOST:PORT" in told
+    services, (told,) = start(place, service)
+
+    text = (
+        "refused to start (exit status 2): argument --http: 'nowhere' is not HOST:PORT, "
+        f"as 127.0.0.1:9200 (see {service.log})"
+    )
+    assert told == f"memoryd {text}"
+    assert place.noted == [{"event": "service_lost", "service": "memoryd", "text": text}]
     services.end(removes=False)
 
 

@@ -123,7 +123,7 @@ def test_a_wrong_command_is_not_tried_again() -> None:
     story = Story()
     story.tell(Missed())
 
-    assert story.tell(Ended(2)) == [GiveUp("was started with a wrong command (exit status 2)")]
+    assert story.tell(Ended(2)) == [GiveUp("refused to start (exit status 2)")]
     assert story.state.phase is ServicePhase.OVER
 
 
