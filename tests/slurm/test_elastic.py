@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience.events import Event, read_events
+from tests.cases import slow
 from tests.launcher.command import Ended, launch
 from tests.resilience.agent.test_drain import drain
 from tests.slurm.cluster import wait_until
@@ -109,7 +110,7 @@ def test_nodes_come_and_leave_by_jobs_of_their_own(slurm: Slurm, pair: tuple[Pat
     assert not list(run_dir.glob("asked-n[1-3]"))
 
 
-@pytest.mark.parametrize("how", ["cancel", "scancel", "requeue"])
+@pytest.mark.parametrize("how", ["cancel", slow("scancel"), slow("requeue")])
 def test_all_of_a_run_is_asked_to_end_at_once(
     slurm: Slurm, pair: tuple[Path, str], how: str
 ) -> None:

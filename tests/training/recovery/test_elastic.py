@@ -97,6 +97,7 @@ def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_p
     assert [e.rank for e in grown if e.fields["role"] == "repaired"] == [2]
 
 
+@pytest.mark.slow
 def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
     reference: Any, tmp_path: Path
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path
     assert (opened[:2], opened[-1]) == ([3, 2], 3)
 
 
+@pytest.mark.slow
 def test_a_member_that_stands_by_since_may_leave(reference: Any, tmp_path: Path) -> None:
     """Two nodes are left where 1 and 3 are allowed: both have the state, and one goes on."""
     steps = 60
