@@ -426,28 +426,25 @@ def test_torchruns_restarts_begin_at_the_first_step_as_before() -> None:
     assert (state.num_steps, len(state.workers), state.recoveries) == (0, 1, ())
 
 
-def test_console_says_that_all_nodes_were_lost_and_where_the_run_begins() -> None:
+def fault_lines(events: Sequence[Event]) -> list[str]:
+    """Return what a console that is no terminal is told of faults, event by event."""
     file = StringIO()
     display = open_display(Console(file=file, width=40))
-    events = refounded_run()
-
     for number in range(len(events)):
         display.show(state_after(events[: number + 1]), events[number].time)
+    return [line for line in file.getvalue().splitlines() if ": fault " in line]
 
-    lines = [line for line in file.getvalue().splitlines() if ": fault " in line]
+
+def test_console_says_that_all_nodes_were_lost_and_where_the_run_begins() -> None:
+    lines = fault_lines(refounded_run())
+
     words = "all nodes lost, recovered in 10 s; 4 started; back to the checkpoint in the folder"
     assert lines == [f"{JOB.recipe.name}: fault 1: {words}: no rank holds state"]
 
 
 def test_console_that_is_no_terminal_gets_a_line_for_each_recovery_once() -> None:
-    file = StringIO()
-    display = open_display(Console(file=file, width=40))
-    events = faulty_run()
+    lines = fault_lines(faulty_run())
 
-    for number in range(len(events)):
-        display.show(state_after(events[: number + 1]), events[number].time)
-
-    lines = [line for line in file.getvalue().splitlines() if ": fault " in line]
     assert lines[0].startswith(
         "llama/llama3_tiny_checkpointless: fault 1: rank 1: injected exception in forward, "
     )

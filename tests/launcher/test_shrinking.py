@@ -95,7 +95,7 @@ def test_a_run_that_too_many_nodes_are_asked_to_leave_says_so(
 
 
 LEAVE_BEHIND_THE_OTHERS = """
-until grep -q node_gone events.jsonl; do sleep 0.05; done
+timeout 30 bash -c "until grep -q node_gone events.jsonl; do sleep 0.05; done"
 echo '{"time":1.0,"node":"node-0","rank":null,"generation":0,"step":null,"event":"node_leaving",
 "fields":{}}' | tr -d '\n' >> events.jsonl
 echo >> events.jsonl

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.local import LocalMachine
-from launcher.clusters.running.lock import held_lock
+from launcher.clusters.running.lock import held_lock, read_lock
 from launcher.commands.scale import trains_with
 from launcher.errors import RecipeError
 from launcher.monitor.runstate import next_state, start_state
@@ -67,26 +67,17 @@ def test_a_node_that_only_starts_goes_on_alone_where_the_last_one_that_trained_i
     assert launch(*words, folder=tmp_path).status == 0
     folder = tmp_path / "runs" / "r"
     wait_for(folder, lambda event: (event.step or 0) >= 20)
-    agent = agent_of(folder)
     launch("scale", "r", "nodes=2", folder=tmp_path)
     wait_for(folder, lambda event: (event.node, event.event) == ("node-1", "agent_started"))
 
-    os.kill(agent, signal.SIGKILL)
+    assert (holder := read_lock(folder))
+    assert end_strays(holder.run_id, "node-0")[0]
 
     events = wait_for(folder, lambda event: event.node == "node-1" and (event.step or 0) >= 20)
     assert launch("cancel", "r", folder=tmp_path).status == 0
     assert launch("clean", "r", folder=tmp_path).status == 0
     (fallback,) = [each for each in events if each.event == "recovery_fallback"]
     assert (fallback.node, fallback.fields["source"]) == ("node-1", "folder")
-
-
-def agent_of(folder: Path) -> int:
-    """Return the process of the agent that was started first."""
-    found = subprocess.run(
-        ["pgrep", "-of", f"resilience.agent --config={folder}/"], capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    return int(found.stdout)
 
 
 @pytest.mark.slow

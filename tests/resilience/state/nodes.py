@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -102,6 +103,17 @@ class Rank:
     def tell(self, word: Any) -> None:
         """Leave a word for the test."""
         (self.folder / f"word-{self.rank}.json").write_text(json.dumps(word))
+
+
+@contextmanager
+def opened_state_files(number: int) -> Iterator[list[int]]:
+    """Yield the files of a node's places, which are closed behind it."""
+    made = create_state_files(number)
+    try:
+        yield made
+    finally:
+        for each in made:
+            os.close(each)
 
 
 def run_node(program: Callable[[Rank], None], arguments: list[str]) -> int:

@@ -20,16 +20,14 @@ from resilience.state.digest import digest_state
 from resilience.state.shared import ALIGNMENT_BYTES, SharedState
 from resilience.state.state_files import create_state_files
 from resilience.state.torch_state import TorchState, materialise
-from tests.resilience.state.nodes import PlainView
+from tests.resilience.state.nodes import PlainView, opened_state_files
 from tests.resilience.state.programs import odd_tensors
 
 
 @pytest.fixture
 def files() -> Iterator[list[int]]:
-    made = create_state_files(2)
-    yield made
-    for each in made:
-        os.close(each)
+    with opened_state_files(2) as made:
+        yield made
 
 
 def contiguous(seed: int) -> PlainView:

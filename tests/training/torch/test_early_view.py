@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.state.shared import SharedState
-from resilience.state.state_files import create_state_files
+from tests.resilience.state.nodes import opened_state_files
 from tests.training.jobs import make_job
 from tests.training.torch.test_copies import Quiet
 from training.recovery import reserve_room
@@ -17,10 +17,8 @@ from training.torch.trainer import TorchTrainer
 
 @pytest.fixture
 def files() -> Iterator[list[int]]:
-    made = create_state_files(2)
-    yield made
-    for each in made:
-        os.close(each)
+    with opened_state_files(2) as made:
+        yield made
 
 
 def test_under_ddp_each_place_of_the_node_has_its_memory_with_the_trainer(files: list[int]) -> None:
