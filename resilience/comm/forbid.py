@@ -35,6 +35,12 @@ def forbid_collectives() -> Iterator[None]:
 
 
 class _Forbid(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler, in a new process's first update, and all ranks wait for
+        # that.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -122,3 +125,21 @@ def test_guard_says_what_to_change():
         pytest.raises(StateError, match=r"holds a collective, c10d\.allreduce_.*; an optimizer"),
     ):
         group.allreduce([torch.ones(1)])
+
+
+def test_a_new_process_imports_no_compiler_in_its_first_update():
+    """All ranks would wait for that import, which takes a good part of a second."""
+    program = (
+        "import sys, torch\n"
+        "from resilience.comm.forbid import forbid_collectives\n"
+        "weight = torch.ones(3)\n"
+        "with torch.no_grad(), forbid_collectives():\n"
+        "    weight.mul_(0.5)\n"
+        "assert weight.tolist() == [0.5] * 3\n"
+        "print(any(name.startswith('torch._dynamo.') for name in sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+    assert (done.stdout, done.stderr, done.returncode) == ("False\n", "", 0)
