@@ -1,12 +1,14 @@
 """How long a run stands still when it gets smaller or larger: lost nodes, and changes asked for.
 
-    python -m benchmarks.elastic [-n ROUNDS] [--gib GIB] [--json FILE]
+    python -m benchmarks.elastic [-n ROUNDS] [--mmap] [--gib GIB] [--json FILE]
 
 llama3_tiny_elastic on this machine, four nodes of one worker. In each round a member is killed, a
 node is asked to leave, the node that coordinates is killed, and a member falls silent; after each
 the run grows back to four. Every process of a killed node is killed at once, and that of a silent
 one stopped. A figure is the time from then, or from the last step of the old size, to the end of
 the first step of the new size, less a normal step.
+
+With --mmap the batches are mapped from memory, where another process makes them ahead.
 
 With --gib each rank has so much state, and a node is asked to leave and comes back, no more.
 The bar for one that comes is 0.5 s beyond what `benchmarks.repair`, which is run first, needs to
@@ -151,11 +153,11 @@ def _is_settled(events: Sequence[Event], num_nodes: int | None = None) -> bool:
     return sum(_is_step(each, _newest(events)) for each in events) >= SETTLE_STEPS
 
 
-def run_rounds(number: int) -> dict[str, list[float]]:
+def run_rounds(number: int, *words: str) -> dict[str, list[float]]:
     """Return the seconds of each kind of change."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        run = ElasticRun(Path(folder))
+        run = ElasticRun(Path(folder), *words)
         try:
             for _ in range(number):
                 found["member killed"].append(run.lose())
@@ -232,6 +234,7 @@ def main() -> None:
     """Print median, minimum and maximum of each kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-n", "--num-rounds", type=int, default=10)
+    parser.add_argument("--mmap", action="store_true", help="with batches mapped from memory")
     parser.add_argument("--gib", type=float, help="state of each rank, for planned changes alone")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     add_arguments(parser)
@@ -243,7 +246,8 @@ def main() -> None:
         repair_s = time_repair(gib)
         print(f"{gib:g} GiB to another node's rank: {repair_s:.3f} s")
         bars_s = {"node comes": round(LARGE_BAR_S + repair_s, 3)}
-    found = run_large(number, gib) if gib else run_rounds(number)
+    words = ("resilience/mmap=default",) if arguments.mmap else ()
+    found = run_large(number, gib) if gib else run_rounds(number, *words)
     print("| change | beyond a step, s | n | bar |\n|---|---|---|---|")
     for kind, seconds in found.items():
         low, middle, high = min(seconds), statistics.median(seconds), max(seconds)

@@ -329,6 +329,7 @@ class Loop:
                 owner_pid=self._worker.owner_pid,
                 events=self._events,
                 on_wait=self.watch.pulse,
+                waits_at_first=self._members is None or self._members.number == 0,
             )
         if self._complete is not None:
             self._batches.note_checkpoint(self._complete)

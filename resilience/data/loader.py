@@ -186,6 +186,15 @@ class CachedLoader:
             self._tell(number)
         return batch
 
+    def is_ready(self, number: int) -> bool:
+        """Return whether `read` of a batch waits for nobody; else the producer hears of it."""
+        # The store closes those that are deleted, perhaps this one.
+        self._segment = None
+        if self._find_segment(number, is_damaged=False) is not None:
+            return True
+        self._tell(number)
+        return False
+
     def count_ready(self) -> int:
         """Return how many batches, from the next one on, are in the cache now."""
         # The store closes those that are deleted, perhaps this one.

@@ -297,6 +297,26 @@ def test_counting_what_is_ready_spoils_nothing(scene: Scene) -> None:
     read(loader, 1, 2)
 
 
+def test_whether_a_batch_is_ready_is_said_without_a_wait(scene: Scene, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    loader = scene.open(hold_at, options={"number": 40, "gate": str(gate)})
+
+    def wait_ready(number: int) -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while not loader.is_ready(number):
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+    # Far ahead of what it would make for who is at the first one.
+    wait_ready(39)
+    assert not loader.is_ready(40)
+    with gate.open("wb"):
+        pass
+    wait_ready(40)
+    read(loader, 40)
+
+
 def test_a_closed_loader_stays_closed(scene: Scene) -> None:
     loader = scene.open(stage="val")
     read(loader, 0)
