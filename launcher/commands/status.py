@@ -83,6 +83,8 @@ def _doing(sight: Sight) -> str | None:
     state = sight.state
     if state.is_deserted:
         return "waiting for a node: none that trained is left"
+    if state.silent_nodes:
+        return f"waiting for {', '.join(sorted(state.silent_nodes))}: not heard from"
     return f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
 
 
@@ -105,7 +107,7 @@ def _size(sight: Sight) -> str | None:
     leaving = ", ".join(sorted(state.nodes_to_leave))
     gone = [f"{name} {text}" for name, text in sorted(state.gone_nodes.items())]
     parts = [
-        "none yet" if now is None else f"{now} nodes",
+        "none yet" if now is None else f"{now} {'node' if now == 1 else 'nodes'}",
         f"{wanted} are asked for" if wanted != now else "",
         f"{leaving} to leave" if leaving else "",
         *(gone if now is not None and wanted is not None and wanted > now else []),

@@ -82,6 +82,8 @@ class RunState:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
     lost_nodes: frozenset[str] = frozenset()
+    silent_nodes: frozenset[str] = frozenset()
+    """Nodes that are not heard, and without which the run has not gone on."""
     leaving_nodes: frozenset[str] = frozenset()
     """Nodes whose newest agent was asked to leave the run."""
     gone_nodes: Mapping[str, str] = field(default_factory=dict)
@@ -234,9 +236,15 @@ def _next_generation(state: RunState, generation: int) -> RunState:
 def _after_node(state: RunState, event: Event) -> RunState:
     node = str(event.fields.get("node", event.node))
     if event.event == "node_lost":
-        return replace(state, lost_nodes=state.lost_nodes | {node})
+        is_silent = event.fields.get("is_dead") is False
+        silent = state.silent_nodes | {node} if is_silent else state.silent_nodes - {node}
+        return replace(state, lost_nodes=state.lost_nodes | {node}, silent_nodes=silent)
     if event.event == "node_joined":
-        return replace(state, lost_nodes=state.lost_nodes - {node})
+        return replace(
+            state, lost_nodes=state.lost_nodes - {node}, silent_nodes=state.silent_nodes - {node}
+        )
+    if event.event == "node_ended":
+        return replace(state, silent_nodes=state.silent_nodes - {node})
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))
@@ -255,7 +263,13 @@ def _after_node(state: RunState, event: Event) -> RunState:
         num_workers = int(event.fields.get("world_size", state.num_workers))
         workers = {rank: each for rank, each in state.workers.items() if rank < num_workers}
         # Who waits still is told of anew.
-        return replace(state, num_workers=num_workers, workers=workers, waits=("", None))
+        return replace(
+            state,
+            num_workers=num_workers,
+            workers=workers,
+            silent_nodes=frozenset(),
+            waits=("", None),
+        )
     return state
 
 
@@ -334,6 +348,7 @@ def _after_step(state: RunState, event: Event) -> RunState:
         recent = (*recent, (event.step, seconds))
     return replace(
         state,
+        silent_nodes=frozenset(),
         num_steps=event.step + 1,
         first_loss=loss if state.first_loss is None or event.step == 0 else state.first_loss,
         loss=loss,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,56 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
     assert size(opened, held, whole) == "4 nodes"
 
 
+Happened = tuple[str, int | None, str, dict[str, Any]]
+
+
+def doing_and_size(happened: Sequence[Happened]) -> list[str]:
+    """Return what `status` says that an elastic run does, and of its size."""
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+    found = (
+        Event(time=NOW, node=node, rank=rank, generation=1, step=fields.get("step"), event=name,
+              fields=fields)
+        for node, rank, name, fields in happened
+    )  # fmt: skip
+    seen = Sight(
+        run=RunFolder(path=Path("r"), job=job),
+        standing=Standing(phase=Phase.RUNNING, why=""),
+        state=reduce(next_state, found, start_state(job, ())),
+        time=NOW,
+        last_event=NOW,
+    )
+    lines = [line.split(maxsplit=1) for line in status_lines(seen)]
+    return [text for name, text in lines if name in ("doing", "size")]
+
+
+def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
+    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})
+    started: Happened = ("n0", 0, "worker_started", {})
+    stepped: Happened = ("n0", 0, "step", {"step": 4, "loss": 1.0, "duration_s": 0.1})
+
+    def lost(node: str, *, is_dead: bool) -> Happened:
+        return ("n0", None, "node_lost", {"node": node, "is_dead": is_dead})
+
+    def doing(*events: Happened) -> str:
+        return doing_and_size([opened, started, stepped, *events])[0]
+
+    silent = [lost("n2", is_dead=False), lost("n1", is_dead=False)]
+    assert doing(*silent) == "waiting for n1, n2: not heard from"
+    goes_on = "process group (1 of 1 workers)"
+    for event in (
+        lost("n2", is_dead=True),
+        ("n0", None, "node_joined", {"node": "n2"}),
+        ("n0", None, "node_ended", {"node": "n2", "reason": "the node is off"}),
+    ):
+        assert doing(*silent, event) == "waiting for n1: not heard from"
+    assert doing(*silent, stepped) == goes_on
+    assert doing(*silent, opened) == goes_on
+    assert doing(lost("n1", is_dead=True)) == goes_on
+
+
 def test_status_tells_of_nodes_that_have_ended() -> None:
     """Of the last one that trained no other can, and its workers are in the events still."""
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
-    happened = [
+    happened: list[Happened] = [
         ("n0", None, "generation_opened", {"number": 1, "world_size": 1}),
         ("n0", 0, "worker_started", {}),
         ("launcher", None, "node_gone", {"node": "n1", "text": "ended with exit status 1"}),
@@ -155,25 +201,12 @@ def test_status_tells_of_nodes_that_have_ended() -> None:
     ]
 
     def shown(num_events: int) -> list[str]:
-        found = (
-            Event(time=NOW, node=node, rank=rank, generation=1, step=None, event=name,
-                  fields=fields)
-            for node, rank, name, fields in happened[:num_events]
-        )  # fmt: skip
-        seen = Sight(
-            run=RunFolder(path=Path("r"), job=job),
-            standing=Standing(phase=Phase.RUNNING, why=""),
-            state=reduce(next_state, found, start_state(job, ())),
-            time=NOW,
-            last_event=NOW,
-        )
-        lines = [line.split(maxsplit=1) for line in status_lines(seen)]
-        return [text for name, text in lines if name in ("doing", "size")]
+        return doing_and_size(happened[:num_events])
 
-    assert shown(2) == ["process group (1 of 1 workers)", "1 nodes, 3 are asked for"]
-    one_gone = "1 nodes, 3 are asked for, n1 ended with exit status 1"
+    assert shown(2) == ["process group (1 of 1 workers)", "1 node, 3 are asked for"]
+    one_gone = "1 node, 3 are asked for, n1 ended with exit status 1"
     assert shown(3) == ["process group (1 of 1 workers)", one_gone]
-    none_left = "1 nodes, 3 are asked for, n0 was killed, n1 ended with exit status 1"
+    none_left = "1 node, 3 are asked for, n0 was killed, n1 ended with exit status 1"
     assert shown(4) == ["waiting for a node: none that trained is left", none_left]
     assert shown(5) == ["process group (1 of 1 workers)", one_gone]
 
