@@ -6,11 +6,15 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from launcher.clusters.running.memory import find_arenas
 from resilience.events import Event, read_events
+from resilience.tiered.errors import LostError
+from resilience.tiered.status import ask_daemon
 from tests.cases import slow
 from tests.launcher.command import Ended, launch
 from tests.resilience.agent.test_drain import drain
@@ -48,6 +52,22 @@ def submitted(folder: Path, *words: str) -> tuple[Path, str]:
 def ask(run_dir: Path, *words: str) -> Ended:
     """Type a command on the run."""
     return launch(words[0], "there", *words[1:], folder=run_dir.parent)
+
+
+def seen(run_dir: Path) -> dict[str, set[str]]:
+    """Return which nodes the checkpoint daemon of each node sees, itself among them."""
+    token = (run_dir / "run.token").read_text().strip()
+    told = []
+    for folder in find_arenas(run_dir):
+        with suppress(LostError):  # one that is just started
+            told.append(ask_daemon(folder, token=token).reply)
+    return {reply["node"]: set(reply["nodes"]) for reply in told}
+
+
+def wait_for_sight(run_dir: Path, *nodes: str) -> None:
+    """Wait until the checkpoint daemons of these nodes see each other."""
+    expected = {each: set(nodes) for each in nodes}
+    wait_until(lambda: seen(run_dir) == expected, "each daemon sees all others", WAIT_S)
 
 
 def agents(run_dir: Path) -> dict[str, list[str]]:
@@ -200,6 +220,7 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     slurm.ask("scontrol", "update", "nodename=n4", "state=resume")
     assert ask(run_dir, "scale", "nodes=4").status == 0
     wait_for_size(4)
+    wait_for_sight(run_dir, "n1", "n2", "n3", "n4")
     slurm.ask("scontrol", "requeue", job_id)
     # It takes no update before it has ended and waits.
     resize = ("scontrol", "update", f"jobid={job_id}", "numnodes=2")

@@ -104,6 +104,12 @@ class Listener:
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
+    def widen(self, num_connections: int) -> None:
+        """Take so many connections more at once, one of which may be a stranger's."""
+        with self._lock:
+            self._connections_max += num_connections
+            self._strangers_max += 1
+
     def welcome(self) -> None:
         """Count this thread's connection as that of somebody who is known."""
         with self._lock:

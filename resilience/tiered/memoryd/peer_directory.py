@@ -85,8 +85,28 @@ class Directory:
             for each in peers
         }
 
-    def enter(self, name: str, boot: str, session: object, *, domain: str, switch: str) -> None:
-        """Let a node's newest connection count; raises RefusedError for an unknown name."""
+    def add(self, node: Node) -> None:
+        """Take note of a node that nobody has told of at the start; it is awaited from now on."""
+        with self._condition:
+            self._peers[node.name] = _Peer(
+                node=replace(node, domain=node.domain or node.name),
+                is_domain_known=bool(node.domain),
+                heard_s=self._clock(),
+            )
+        self.notify()
+
+    def find(self, name: str) -> Node | None:
+        """Return a node that is known here, a gone one too."""
+        peer = self._peers.get(name)
+        return peer.node if peer else None
+
+    def enter(
+        self, name: str, boot: str, session: object, *, domain: str, switch: str, address: str = ""
+    ) -> None:
+        """Let a node's newest connection count; raises RefusedError for an unknown name.
+
+        With an `address` it listens there now, wherever it did before.
+        """
         with self._condition:
             peer = self._peers.get(name)
             if peer is None:
@@ -100,6 +120,8 @@ class Directory:
                 peer.node = replace(peer.node, domain=domain or name)
             if not peer.node.switch:
                 peer.node = replace(peer.node, switch=switch)
+            if address:
+                peer.node = replace(peer.node, address=address)
             peer.heard_s = self._clock()
         self.notify()
 
@@ -252,6 +274,11 @@ class Directory:
         """Return the nodes that have never said what they hold."""
         with self._condition:
             return [name for name, peer in self._peers.items() if not peer.was_heard]
+
+    def missing(self) -> list[str]:
+        """Return the nodes that are not there now, or have not said yet what they hold."""
+        with self._condition:
+            return [name for name, peer in self._peers.items() if not self._is_living(peer)]
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are there, or may come yet."""

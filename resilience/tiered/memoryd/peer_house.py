@@ -75,6 +75,8 @@ class PeerHouse:
     server_tls: ssl.SSLContext | None = None
     on_peer: Callable[[str], None] = lambda name: None
     """Called with the name of a node whose connection has come."""
+    on_stranger: Callable[[Node], None] = lambda node: None
+    """Called with a node that has the token, says where it listens, and was not known before."""
     complete: Complete = dict
     notes: Notes | None = None
     num_notes: int = 0
@@ -182,6 +184,7 @@ class PeerHouse:
                 "node": own.name,
                 "domain": own.domain,
                 "switch": own.switch,
+                "address": own.address,
                 "boot": self.boot,
                 "is_link": is_link,
             }

@@ -31,7 +31,6 @@ from resilience.tiered.memoryd.peer_wire import (
     write_copies,
     write_id,
 )
-from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
 from resilience.tiered.vault import show
 
@@ -66,15 +65,15 @@ Pauses = dict[ShardId, _Pause]
 class Link:
     """A thread that keeps a connection to one node, from `start` to `close`."""
 
-    def __init__(self, house: PeerHouse, node: Node) -> None:
+    def __init__(self, house: PeerHouse, name: str) -> None:
         self._house = house
-        self._node = node
+        self._name = name
         self._is_closed = threading.Event()
         self._retry = threading.Event()
         self._connection: PeerSocket | None = None
         self._complaint = ""
         self._pauses: Pauses = {}
-        self._thread = threading.Thread(target=self._run, name=f"peer-{node.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"peer-{name}", daemon=True)
 
     def start(self) -> None:
         """Begin to connect."""
@@ -108,7 +107,7 @@ class Link:
                 backoff_s = _BACKOFF_FIRST_S
                 self._serve(connection)
             except (OSError, ValueError, KeyError, TieredError) as error:
-                self._complain(f"no connection to node {self._node.name}: {error}")
+                self._complain(f"no connection to node {self._name}: {error}")
             self._house.directory.look()
             if self._is_closed.is_set() or self._retry.wait(backoff_s):
                 continue
@@ -118,19 +117,22 @@ class Link:
         """Connect; while that fails nobody waits for what this node would be told."""
         unreachable = self._house.unreachable
         try:
-            connection = self._house.dial(self._node, is_link=True)
+            # It may be another address than the last time.
+            node = self._house.directory.find(self._name)
+            assert node is not None, "nodes are never forgotten"
+            connection = self._house.dial(node, is_link=True)
         except BaseException:
-            if self._node.name not in unreachable:
-                unreachable.add(self._node.name)
+            if self._name not in unreachable:
+                unreachable.add(self._name)
                 self._house.directory.stir()
             raise
-        unreachable.discard(self._node.name)
+        unreachable.discard(self._name)
         return connection
 
     def _serve(self, connection: PeerSocket) -> None:
         self._connection = connection
         try:
-            Talk(self._house, self._node.name, connection, self._pauses, self._complain).go_on(
+            Talk(self._house, self._name, connection, self._pauses, self._complain).go_on(
                 self._is_closed
             )
         finally:

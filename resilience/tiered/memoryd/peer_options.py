@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ssl
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +55,7 @@ class PeerSettings:
     """What the door to other nodes is told."""
 
     own: Node
+    """With an address, it introduces itself to nodes that were not told of it."""
     listen: tuple[str, int]
     peers: tuple[Node, ...]
     """The others, each with the address of its door; a domain that is not known is empty."""
@@ -111,7 +112,8 @@ class _Peers(BaseModel):
     domain is what fails together with it (default: what it says itself), switch what it is plugged
     into."""
     peers_file: Annotated[Sequence[Node] | None, PlainValidator(_read_peers)] = None
-    """File with one peer a line, written likewise; this node's own is skipped."""
+    """File with one peer a line, written likewise. This node's own says where it listens, so that
+    those get to know it that were started before it and told of others."""
     switch: str = ""
     """What this node is plugged into; others there are near."""
     tls_cert: Path | None = None
@@ -138,9 +140,9 @@ def read_peer_settings(
     token: str,
 ) -> PeerSettings | None:
     """Return what the options say; ends the process with one message where they are wrong."""
-    peers = tuple(
-        each for each in (*given.peer, *(given.peers_file or ())) if each.name != own.name
-    )
+    named = (*given.peer, *(given.peers_file or ()))
+    peers = tuple(each for each in named if each.name != own.name)
+    address = next((each.address for each in named if each.name == own.name), "")
     listen = given.peer_listen
     if listen is None:
         if peers:
@@ -163,7 +165,7 @@ def read_peer_settings(
     if any(files) and not all(files):
         parser.error("argument --tls-cert: needs --tls-key and --tls-ca, and they need it")
     return PeerSettings(
-        own=own,
+        own=replace(own, address=address),
         listen=listen,
         peers=peers,
         replicas=given.replicas,

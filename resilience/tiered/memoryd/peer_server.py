@@ -20,6 +20,7 @@ from resilience.tiered.memoryd.peer_wire import (
     PeerSocket,
     check_id,
     describe_shard,
+    read_address,
     read_complete,
     read_copies,
     read_id,
@@ -30,6 +31,7 @@ from resilience.tiered.memoryd.peer_wire import (
     receive_shard,
     step_back,
 )
+from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardMeta, content_digest
 from resilience.tiered.vault import show
 
@@ -100,19 +102,20 @@ class PeerSession:
         if message.get("version") != VERSION:
             raise RefusedError(f"version {message.get('version')!r:.40}, where {VERSION} is spoken")
         name, boot = read_text(message.get("node")), read_text(message.get("boot"))
+        domain = read_text(message.get("domain", ""))
+        switch = read_text(message.get("switch", ""))
+        address = read_address(message.get("address", ""))
+        if self._house.directory.find(name) is None:
+            if not address:
+                raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
+            self._house.on_stranger(Node(name=name, domain=domain, switch=switch, address=address))
         if message.get("is_link"):
             self._house.directory.enter(
-                name,
-                boot,
-                self,
-                domain=read_text(message.get("domain")),
-                switch=read_text(message.get("switch")),
+                name, boot, self, domain=domain, switch=switch, address=address
             )
             self._is_link = True
             step_back()
             self._house.on_peer(name)
-        elif name not in {each.name for each in settings.peers}:
-            raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
         self._peer = name
         return {"node": settings.own.name, "version": VERSION}
 

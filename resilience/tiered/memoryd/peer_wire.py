@@ -1,7 +1,7 @@
 """A connection between two daemons: what frames say, and the bytes of shards between them.
 
     dialer                                 listener
-    hello{token, node, boot, ...}          {node, boot}
+    hello{token, node, address, boot, ...} {node, version}
     inventory{copies, jobs, is_first}      {}
     changes{new, gone, jobs}               {}
     ping{}                                 {}
@@ -18,6 +18,7 @@ piece is hashed as it comes, while it is in a core's cache.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import ssl
@@ -32,6 +33,7 @@ from typing import Any
 
 import xxhash
 
+from resilience.arguments import parse_endpoint
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.frames import FrameSocket, raise_error
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
@@ -319,6 +321,17 @@ def read_text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.40} is no text")  # noqa: TRY004 - a wrong value
     return value
+
+
+def read_address(value: object) -> str:
+    """Return where a node says that it listens, empty where it does not; raises ValueError."""
+    text = read_text(value)
+    try:
+        if text:
+            parse_endpoint(text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(str(error)) from error
+    return text
 
 
 def _rows(rows: object, num_fields: int) -> list[list[Any]]:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from resilience.arguments import is_loopback
 from resilience.tiered.catalog import Copy, StepAt
-from resilience.tiered.errors import LostError, TieredError
+from resilience.tiered.errors import LostError, RefusedError, TieredError
 from resilience.tiered.frames import raise_error
 from resilience.tiered.memoryd.listener import Listener, listen_at
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_house import Begin, Complete, PeerHouse
 from resilience.tiered.memoryd.peer_link import Link
-from resilience.tiered.memoryd.peer_options import PeerSettings
+from resilience.tiered.memoryd.peer_options import PEERS_MAX, PeerSettings
 from resilience.tiered.memoryd.peer_origins import Origins
 from resilience.tiered.memoryd.peer_server import serve_peer
 from resilience.tiered.memoryd.peer_wire import REPLY_TIMEOUT_S, PeerSocket, read_shard, write_id
@@ -38,6 +38,8 @@ _LISTENER_CLOSE_S = 5.0
 _STRANGERS_MAX = 64
 """So many may be there who have not said the token, and one for each other node: all may begin
 at once."""
+_CONNECTIONS_MAX, _CONNECTIONS_PEER = 64, 16
+"""So many connections may be there in all, and so many more for each other node."""
 _LOOK_S = 0.5
 _IDLE_MAX = 4
 """How many connections to one node are kept for the next fetch."""
@@ -67,13 +69,14 @@ class PeerDoor:
             boot=secrets.token_hex(8),
             begin=vault.begin,
             on_peer=self._retry,
+            on_stranger=self._meet,
         )
-        self._links = {each.name: Link(self._house, each) for each in settings.peers}
+        self._links = {each.name: Link(self._house, each.name) for each in settings.peers}
         self._listener = Listener(
             "peer",
             self._serve,
             complaint="cannot accept connections of other nodes",
-            connections_max=64 + 16 * max(1, len(settings.peers)),
+            connections_max=_CONNECTIONS_MAX + _CONNECTIONS_PEER * max(1, len(settings.peers)),
             strangers_max=_STRANGERS_MAX + len(settings.peers),
         )
         self._lock = threading.Lock()
@@ -136,14 +139,15 @@ class PeerDoor:
             self._is_closed = True
             idle = [each for group in self._idle.values() for each in group]
             self._idle.clear()
+            links = list(self._links.values())
         for connection in idle:
             connection.close()
         self._directory.close()
-        for link in self._links.values():
+        for link in links:
             link.close()
         self._directory.wake()
         end_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        for link in self._links.values():
+        for link in links:
             link.join(end_s - _CLOSE_TIMEOUT_S / 2, end_s)
         self._listener.close(_LISTENER_CLOSE_S)
 
@@ -169,8 +173,7 @@ class PeerDoor:
 
     def missing(self) -> Sequence[str]:
         """Return who is not there now, or has not said yet what it holds."""
-        living = self._directory.living()
-        return [each.name for each in self._house.settings.peers if each.name not in living]
+        return self._directory.missing()
 
     def complete(self) -> Mapping[str, frozenset[StepAt]]:
         """Return the steps that living nodes have seen complete, as they last said."""
@@ -214,7 +217,7 @@ class PeerDoor:
             self._keep(node, connection)
 
     def _node(self, name: str) -> Node:
-        node = next((each for each in self._house.settings.peers if each.name == name), None)
+        node = self._directory.find(name)
         if node is None:
             raise LostError(f"node {name} is not known here")
         return node
@@ -276,6 +279,18 @@ class PeerDoor:
 
     def _tell_change(self) -> None:
         self.on_change()
+
+    def _meet(self, node: Node) -> None:
+        """Take a node for a peer that was started after this one, and connect to it, too."""
+        with self._lock:
+            if self._is_closed or len(self._links) >= PEERS_MAX:
+                raise RefusedError(f"no room for node {node.name}: this one knows {PEERS_MAX}")
+            if node.name in self._links:  # another connection of it was quicker
+                return
+            link = self._links[node.name] = Link(self._house, node.name)
+            self._directory.add(node)
+            self._listener.widen(_CONNECTIONS_PEER)
+            link.start()
 
     def _retry(self, name: str) -> None:
         if link := self._links.get(name):

@@ -238,7 +238,7 @@ def test_a_link_connects_though_it_may_not_be_less_urgent(
 
     monkeypatch.setattr("os.setpriority", refuse)
     monkeypatch.setattr(PeerHouse, "dial", dial)
-    link = Link(scene.house, scene.settings.peers[0])
+    link = Link(scene.house, scene.settings.peers[0].name)
     link.start()
     assert dialed.wait(LIMIT_S)
     link.close()
