@@ -1,15 +1,19 @@
 """What a run gets done of what its nodes could do, while nodes come and go.
 
-    python -m benchmarks.elastic_goodput [--seconds 180] [--seeds 1,2,3] [--json FILE]
+    python -m benchmarks.elastic_goodput [--seconds 180] [--seeds 1,2,3] [--model small|llama]
 
-One to four nodes of one worker on this machine; a step has 48 micro batches, each of 32
-tokens and with a sleep of 20 ms. A node comes or goes every ten seconds on average, by the seed
-alone and the same for both systems. Half of those that go are asked five seconds before, the
-others are killed. Goodput is kept steps over what the nodes that were there could have done, each
-as quick as one that trains alone and without elasticity. A node counts from when its processes may
-be started until they are killed. torchrun has its time-outs as short as they may be, a checkpoint
-into memory every ten steps, and a store that no node takes with it. Where its agents lose each
-other it trains in two worlds at once; the figure then means nothing, and that is said.
+One to four nodes of one worker on this machine; a step has 48 micro batches, each of 32 tokens and
+with a sleep of 20 ms. The model is a small one that needs torch alone, or with `--model llama` that
+of the recipe, whose imports and steps keep two cores busy. A node comes or goes every ten seconds
+on average, by the seed alone and the same for both systems. Half of those that go are asked five
+seconds before, the others are killed.
+
+Goodput is kept steps over what the nodes that were there could have done, each as quick as one that
+trains alone and without elasticity. A node is there from when its processes may be started until
+they have ended. Beside that is the figure by which one that was asked counts until it would be
+killed, even if it has ended before. torchrun has its time-outs as short as they may be, a
+checkpoint into memory every ten steps, and a store that no node takes with it. Where its agents
+lose each other it trains in two worlds at once; the figure then means nothing, and that is said.
 """
 
 from __future__ import annotations
@@ -18,14 +22,16 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from benchmarks import figures
 from benchmarks.elastic_torchrun import ElasticTorchrun
@@ -42,6 +48,7 @@ from benchmarks.elastic_trace import (
     node_name,
     plan_happenings,
     plan_stays,
+    until_ended,
 )
 from benchmarks.faultbench import free_ports, run_folder
 from benchmarks.jobplan import JobPlan
@@ -67,6 +74,12 @@ SETTLE_STEPS = 5
 LIMIT_S = 120.0
 POLL_S = 0.1
 SYSTEMS = ("ours", "torchrun")
+Model = Literal["small", "llama"]
+WORKERS: Mapping[Model, tuple[str, str]] = {
+    "small": ("benchmarks.recovery_peers.small_trainer",) * 2,
+    "llama": ("training.preload", "benchmarks.recovery_peers.slow_trainer"),
+}
+"""Which modules an agent imports and runs, by the model."""
 _WORDS = (
     "recipe=llama/llama3_tiny_elastic",
     "trainer.max_steps=100000",
@@ -93,6 +106,17 @@ ELASTIC = (
 ALONE = ("trainer.num_nodes=1", "resilience.elastic=null", "resilience.checkpointless=null")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the runs of one system have in common."""
+
+    system: str
+    seconds: float
+    model: Model
+    keep: Path | None
+    """Where logs and events are copied to."""
+
+
 class Nodes(Protocol):
     """A run's nodes at work."""
 
@@ -111,6 +135,9 @@ class Nodes(Protocol):
     def steps(self, began_s: float, seconds: float) -> list[Step]:
         """Return the steps that are kept of a window."""
 
+    ended: list[tuple[str, float]]
+    """Which node's processes were seen to have ended, and when by `clock`."""
+
 
 class OurNodes:
     """Nodes of a recipe whose micro batches are slow."""
@@ -122,6 +149,7 @@ class OurNodes:
         self._going: set[str] = set()
         self._reader = EventReader(run_dir / EVENTS_FILE)
         self.events: list[Any] = []
+        self.ended: list[tuple[str, float]] = []
 
     def clock(self) -> float:
         """Return the seconds since 1970."""
@@ -164,6 +192,7 @@ class OurNodes:
         """Wait for so long, or until a node ends."""
         for key, _ in self._selector.select(max(0.0, seconds)):
             status = self._nodes.collect(key.data, self._selector)
+            self.ended.append((key.data, self.clock()))
             if key.data not in self._going:
                 print(f"  {key.data} has ended with {status}", file=sys.stderr, flush=True)
 
@@ -179,6 +208,8 @@ class TorchrunNodes:
     def __init__(self, run: ElasticTorchrun, num_nodes: int) -> None:
         self._run = run
         self._num_nodes = num_nodes
+        self._asked: set[str] = set()
+        self.ended: list[tuple[str, float]] = []
 
     def clock(self) -> float:
         """Return the seconds of the clock that workers use."""
@@ -190,12 +221,19 @@ class TorchrunNodes:
 
     def do(self, what: str, node: str) -> None:
         """Start a node, ask it to go, or kill it."""
-        number = int(node.removeprefix("node-"))
+        number = _number(node)
+        if what == "ask":
+            self._asked.add(node)
+        else:
+            self._asked.discard(node)
         {"start": self._run.start, "ask": self._run.ask, "kill": self._run.end_node}[what](number)
 
     def wait(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(max(0.0, seconds))
+        """Wait for so long, or a moment where a node that was asked has not ended yet."""
+        time.sleep(max(0.0, min(seconds, POLL_S) if self._asked else seconds))
+        for node in [each for each in self._asked if self._run.has_ended(_number(each))]:
+            self._asked.remove(node)
+            self.ended.append((node, self.clock()))
 
     def two_worlds_s(self) -> float:
         """Return for how long two worlds trained beside each other."""
@@ -211,6 +249,10 @@ class TorchrunNodes:
         ]
 
 
+def _number(node: str) -> int:
+    return int(node.removeprefix("node-"))
+
+
 def wait_for(look: Callable[[], float | None], wait: Callable[[float], None]) -> float:
     """Return what is found at last; ends the benchmark after two minutes."""
     until_s = time.monotonic() + LIMIT_S
@@ -221,7 +263,7 @@ def wait_for(look: Callable[[], float | None], wait: Callable[[float], None]) ->
     raise SystemExit(f"the nodes have not trained together within {LIMIT_S:g} s")
 
 
-def write_run(folder: Path, words: Sequence[str]) -> Path:
+def write_run(folder: Path, words: Sequence[str], model: Model) -> Path:
     """Render the recipe with workers that are slow; returns the run's folder."""
     told = subprocess.run(
         [sys.executable, "-m", "launcher", *_WORDS, *words],
@@ -231,19 +273,21 @@ def write_run(folder: Path, words: Sequence[str]) -> Path:
         raise SystemExit(f"the launcher renders nothing: {told.stderr}")
     run_dir = folder / "run"
     for path in run_dir.glob(script_name("node-*")):
-        before, module, after = path.read_text("utf-8").partition("\n  training \\\n")
-        assert module, path
-        words_after = f"\n  benchmarks.recovery_peers.slow_trainer \\\n{after}"
-        path.write_text(before + words_after, "utf-8")
+        text = path.read_text("utf-8")
+        places = ("--preload=training.preload \\\n", "\n  training \\\n")
+        for before, module in zip(places, WORKERS[model], strict=True):
+            assert before in text, path
+            text = text.replace(before, re.sub(r"training[.\w]*", module, before))
+        path.write_text(text, "utf-8")
     return run_dir
 
 
 @contextlib.contextmanager
-def our_nodes(num_nodes: int, words: Sequence[str], keep: Path | None) -> Iterator[OurNodes]:
+def our_nodes(num_nodes: int, words: Sequence[str], setting: Setting) -> Iterator[OurNodes]:
     """Start nodes; none is left afterwards, nor what their checkpoint daemons hold."""
     os.environ[SLEEP_VARIABLE] = str(SLEEP_S)
-    with run_folder(keep) as folder:
-        run_dir = write_run(Path(folder), words)
+    with run_folder(setting.keep) as folder:
+        run_dir = write_run(Path(folder), words, setting.model)
         job = read_job(run_dir / JOB_FILE)
         names = [node_name(slot) for slot in range(num_nodes)]
         nodes = LocalNodes(run_dir, names, grace_s=NOTICE_S)
@@ -265,9 +309,9 @@ def our_nodes(num_nodes: int, words: Sequence[str], keep: Path | None) -> Iterat
 
 
 @contextlib.contextmanager
-def torchrun_nodes(num_nodes: int, nodes_max: int, keep: Path | None) -> Iterator[TorchrunNodes]:
+def torchrun_nodes(num_nodes: int, nodes_max: int, setting: Setting) -> Iterator[TorchrunNodes]:
     """Start agents; none is left afterwards."""
-    with run_folder(keep) as folder:
+    with run_folder(setting.keep) as folder:
         plan = JobPlan(
             run_dir=folder,
             num_steps=10**6,
@@ -276,7 +320,7 @@ def torchrun_nodes(num_nodes: int, nodes_max: int, keep: Path | None) -> Iterato
             checkpoint_every=CHECKPOINT_EVERY,
             num_micro_batches=NUM_MICRO_BATCHES,
             sleep_s=SLEEP_S,
-            is_small=True,
+            model=setting.model,
         )
         plan.write()
         try:
@@ -289,13 +333,13 @@ def torchrun_nodes(num_nodes: int, nodes_max: int, keep: Path | None) -> Iterato
 
 
 def start_nodes(
-    system: str, keep: Path | None, *, is_alone: bool
+    setting: Setting, *, is_alone: bool
 ) -> contextlib.AbstractContextManager[OurNodes | TorchrunNodes]:
     """Start the nodes that a window begins with, or one that stays alone."""
     num_nodes = 1 if is_alone else NUM_AT_FIRST
-    if system == "ours":
-        return our_nodes(num_nodes, ALONE if is_alone else ELASTIC, keep)
-    return torchrun_nodes(num_nodes, 1 if is_alone else NODES_MAX, keep)
+    if setting.system == "ours":
+        return our_nodes(num_nodes, ALONE if is_alone else ELASTIC, setting)
+    return torchrun_nodes(num_nodes, 1 if is_alone else NODES_MAX, setting)
 
 
 def play(nodes: Nodes, stays: Sequence[Stay], seconds: float) -> float:
@@ -314,28 +358,31 @@ def play(nodes: Nodes, stays: Sequence[Stay], seconds: float) -> float:
     return began_s
 
 
-def measure_alone(system: str, seconds: float, keep: Path | None) -> float:
+def measure_alone(setting: Setting) -> float:
     """Return the steps a second of one node."""
-    with start_nodes(system, keep, is_alone=True) as nodes:
+    seconds = min(ALONE_S, setting.seconds)
+    with start_nodes(setting, is_alone=True) as nodes:
         began_s = play(nodes, (), seconds)
         steps = nodes.steps(began_s, seconds)
     return (steps[-1].number - steps[0].number) / (steps[-1].end_s - steps[0].end_s)
 
 
-def measure(
-    system: str, seed: int, arguments: argparse.Namespace, alone_per_s: float
-) -> dict[str, Any]:
+def measure(setting: Setting, seed: int, alone_per_s: float) -> dict[str, Any]:
     """Return what became of one window."""
-    seconds, stays = arguments.seconds, plan_stays(seed, arguments.seconds)
-    with start_nodes(system, arguments.keep, is_alone=False) as nodes:
+    seconds, stays = setting.seconds, plan_stays(seed, setting.seconds)
+    with start_nodes(setting, is_alone=False) as nodes:
         began_s = play(nodes, stays, seconds)
         steps = nodes.steps(began_s, seconds)
+        ended = [(node, at_s - began_s) for node, at_s in nodes.ended]
+        planned, stays = stays, until_ended(stays, ended)
+        rate = {"seconds": seconds, "alone_per_s": alone_per_s}
         found = {
-            "system": system,
+            "system": setting.system,
             "seed": seed,
             "num_steps": len(steps),
             "node_s": capacity(stays, seconds),
-            "goodput": goodput(len(steps), stays, seconds=seconds, alone_per_s=alone_per_s),
+            "goodput": goodput(len(steps), stays, **rate),
+            "goodput_until_killed": goodput(len(steps), planned, **rate),
         }
         if isinstance(nodes, OurNodes):
             found["lost"] = account(
@@ -357,7 +404,7 @@ def render_row(found: dict[str, Any], alone_per_s: float, seconds: float) -> str
     return (
         f"| {found['system']} | {alone_per_s:.3f} | {found['seed']} "
         f"| {found['node_s'] / seconds:.2f} | {found['num_steps']} "
-        f"| {found['goodput']:.3f} | {verdict} |"
+        f"| {found['goodput']:.3f} | {verdict} | {found['goodput_until_killed']:.3f} |"
     )
 
 
@@ -374,6 +421,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=180, help="length of each window")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--model", choices=WORKERS, default="small")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--keep", type=Path, help="copy logs and events of all runs here")
     add_arguments(parser)
@@ -395,13 +443,19 @@ def main() -> None:
         happenings = plan_happenings(plan_stays(seed, arguments.seconds))
         words = " ".join(f"{each.at_s:.0f}:{each.what}:{each.node}" for each in happenings)
         print(f"seed {seed}: {words}")
-    print("| system | one node alone, steps/s | seed | nodes on average | steps | goodput | bar |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| system | one node alone, steps/s | seed | nodes on average | steps | goodput | bar "
+        "| until killed |"
+    )
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     found = []
     for system in arguments.systems:
-        alone_per_s = measure_alone(system, min(ALONE_S, arguments.seconds), arguments.keep)
+        setting = Setting(
+            system=system, seconds=arguments.seconds, model=arguments.model, keep=arguments.keep
+        )
+        alone_per_s = measure_alone(setting)
         for seed in arguments.seeds:
-            found.append({**measure(system, seed, arguments, alone_per_s), "alone": alone_per_s})
+            found.append({**measure(setting, seed, alone_per_s), "alone": alone_per_s})
             print(render_row(found[-1], alone_per_s, arguments.seconds), flush=True)
     print()
     for each in found:

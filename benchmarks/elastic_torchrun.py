@@ -103,6 +103,10 @@ class ElasticTorchrun:
         """Ask an agent to end."""
         self._agents[number].terminate()
 
+    def has_ended(self, number: int) -> bool:
+        """Return whether an agent has ended."""
+        return self._agents[number].poll() is not None
+
     def end_node(self, number: int) -> None:
         """Kill an agent and its worker."""
         mark = f"{_NODE}={number}".encode()

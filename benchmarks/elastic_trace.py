@@ -26,7 +26,7 @@ FOREVER_S = float("inf")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """A node from when its processes may be started until the last of them is killed."""
+    """A node from when its processes may be started until the last of them has ended."""
 
     node: str
     came_s: float = 0.0
@@ -110,6 +110,20 @@ def plan_happenings(stays: Sequence[Stay]) -> list[Happening]:
         if each.gone_s < FOREVER_S:
             found.append(Happening(each.gone_s, "kill", each.node))
     return sorted(found)
+
+
+def until_ended(stays: Sequence[Stay], ended: Sequence[tuple[str, float]]) -> tuple[Stay, ...]:
+    """Return the stays of nodes that may be given back before they are killed.
+
+    `ended` has which node's processes were seen to have ended, and when; only who was asked to go
+    is given back for that.
+    """
+    found = []
+    for each in stays:
+        asked_s = FOREVER_S if each.asked_s is None else each.asked_s
+        times = [at_s for node, at_s in ended if node == each.node and at_s >= asked_s]
+        found.append(dataclasses.replace(each, gone_s=min([each.gone_s, *times])))
+    return tuple(found)
 
 
 def capacity(stays: Sequence[Stay], seconds: float) -> float:

@@ -41,7 +41,8 @@ class JobPlan:
 
     `ports` are free ones of 127.0.0.1 for whatever the system has to listen on. Where the number
     of ranks changes, a step has `num_micro_batches`, each with a sleep before it; one
-    that `is_small` has one sample of the model and length of benchmarks.elastic_goodput.
+    of another `model` has one sample of the length of benchmarks.elastic_goodput: `llama` is that
+    of its recipe, `small` recovery_peers.small_model.
     """
 
     run_dir: str
@@ -53,7 +54,7 @@ class JobPlan:
     ports: tuple[int, ...] = ()
     num_micro_batches: int = 12
     sleep_s: float = 0.0
-    is_small: bool = False
+    model: Literal["job", "llama", "small"] = "job"
 
     def write(self) -> None:
         """Write this plan to its run folder, which must exist."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import xxhash
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.jobplan import MICRO_BATCH
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 SEQUENCE = 64
 VOCABULARY = 256
@@ -26,6 +29,9 @@ def build_model(**shape: int) -> tuple[LlamaForCausalLM, torch.optim.AdamW]:
 
     `shape` is what of the model's configuration is another one.
     """
+    # Here, as who trains another model imports nothing of it.
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     known = {

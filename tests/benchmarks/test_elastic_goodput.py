@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.elastic_goodput import ELASTIC, SLEEP_S, write_run
+from benchmarks.elastic_goodput import ELASTIC, SLEEP_S, Model, write_run
 from benchmarks.elastic_trace import (
     FOREVER_S,
     GAP_S,
@@ -26,10 +27,13 @@ from benchmarks.elastic_trace import (
     keep_steps,
     plan_happenings,
     plan_stays,
+    until_ended,
 )
 from benchmarks.recovery_peers.slow_trainer import SlowWatch
+from benchmarks.recovery_peers.small_model import SmallModel, descend
 from resilience.events import Event
 
+WORKERS = "benchmarks.recovery_peers"
 SECONDS = 180.0
 SEEDS = range(1, 21)
 
@@ -221,11 +225,53 @@ def test_a_slow_watch_tells_the_other_one_of_all_and_sleeps_before_each_forward(
     assert (slow.places, slow.requests()) == (("forward",), 7)
 
 
-def test_every_node_of_a_run_trains_with_slow_micro_batches(tmp_path: Path) -> None:
-    scripts = [path.read_text() for path in write_run(tmp_path, ELASTIC).glob("node-*.sh")]
+@pytest.mark.parametrize(
+    ("model", "preloaded", "trainer"),
+    [("small", f"{WORKERS}.small_trainer", "small_trainer"),
+     ("llama", "training.preload", "slow_trainer")],
+)  # fmt: skip
+def test_every_node_of_a_run_trains_with_slow_micro_batches(
+    tmp_path: Path, model: Model, preloaded: str, trainer: str
+) -> None:
+    scripts = [path.read_text() for path in write_run(tmp_path, ELASTIC, model).glob("node-*.sh")]
 
     assert len(scripts) == NODES_MAX
     for text in scripts:
         modules = re.findall(r"-m \\\n  (\S+) ", text)
-        assert modules == ["resilience.agent", "benchmarks.recovery_peers.slow_trainer"]
+        assert modules == ["resilience.agent", f"{WORKERS}.{trainer}"]
+        assert re.findall(r"--preload=(\S+)", text) == [preloaded]
     assert SLEEP_S == 0.02
+
+
+def test_a_node_that_was_asked_is_there_until_it_has_ended_and_a_killed_one_until_then() -> None:
+    stays = (
+        Stay(node="node-0", asked_s=4.0, gone_s=9.0),
+        Stay(node="node-1", gone_s=5.0),
+        Stay(node="node-0", came_s=12.0, asked_s=20.0, gone_s=25.0),
+        Stay(node="node-2", asked_s=6.0, gone_s=11.0),
+    )
+    # One is seen to have ended a moment after it was killed, and one was never seen.
+    ended = [("node-0", 6.5), ("node-1", 5.1), ("node-0", 25.2)]
+
+    gone_s = [each.gone_s for each in until_ended(stays, ended)]
+
+    assert gone_s == [6.5, 5.0, 25.0, 11.0]
+    assert [each.asked_s for each in until_ended(stays, ended)] == [4.0, None, 20.0, 6.0]
+
+
+def test_the_small_model_learns() -> None:
+    model = SmallModel()
+    model.fill()
+    rows = torch.arange(33)[None] % 7
+    parameters = list(model.parameters())
+    momenta = [torch.zeros_like(each) for each in parameters]
+
+    losses = []
+    for _ in range(20):
+        model.zero_grad()
+        loss = model(rows)
+        loss.backward()
+        descend(parameters, momenta, 0.1)
+        losses.append(float(loss.detach()))
+
+    assert losses[-1] < losses[0] / 2
