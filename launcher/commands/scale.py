@@ -41,7 +41,7 @@ def scale_run(arguments: Sequence[str], start: Path) -> int:
         )
     cluster.scale(run, num_nodes)
     if "--wait" in arguments:
-        _wait(run, cluster, num_nodes)
+        _wait(run, cluster, num_nodes, sight.state)
     else:
         sys.stdout.write(f"{run.job.name} is asked to go on with {num_nodes} nodes\n")
     return 0
@@ -60,7 +60,7 @@ def _read_size(text: str, run: RunFolder) -> int:
     return int(text)
 
 
-def _wait(run: RunFolder, cluster: Cluster, num_nodes: int) -> None:
+def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) -> None:
     """Return once the run trains with so many nodes. Raises OutsideError where it does not."""
     end_s = time.monotonic() + WAIT_S
     while time.monotonic() < end_s:
@@ -70,8 +70,24 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int) -> None:
         if trains_with(sight.state, num_nodes):
             sys.stdout.write(f"{run.job.name} goes on with {num_nodes} nodes\n")
             return
+        if lost := nodes_lost(before, sight.state, num_nodes):
+            raise OutsideError(
+                f"{run.job.name} does not come to {num_nodes} nodes: {lost}; another scale starts "
+                "nodes in the place of those"
+            )
         time.sleep(_PAUSE_S)
     raise OutsideError(f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s")
+
+
+def nodes_lost(before: RunState, now: RunState, num_nodes: int) -> str:
+    """Return which nodes have ended that a run needs to grow, and how; empty for none. Pure."""
+    if before.has_opened and before.num_workers >= num_nodes * before.num_devices:
+        return ""
+    return ", ".join(
+        f"{name} {text}"
+        for name, text in sorted(now.gone_nodes.items())
+        if name not in before.gone_nodes and name not in now.leaving_nodes
+    )
 
 
 def trains_with(state: RunState, num_nodes: int) -> bool:

@@ -62,12 +62,16 @@ def test_who_replaces_a_worker_finds_its_batches(
     before = undisturbed(max_steps=NUM_STEPS)
     cache = tmp_path / "cache"
 
+    notes = tmp_path / "notes"
+    job = make_fault_job(max_steps=NUM_STEPS, faults=faults, mmap=mmap(cache))
     outcome = run_job(
-        tmp_path / "run", make_fault_job(max_steps=NUM_STEPS, faults=faults, mmap=mmap(cache))
+        tmp_path / "run", job, module="tests.training.noting_batches", TEST_NOTES=str(notes)
     )
 
     assert outcome.statuses == [0]
     assert outcome.digests() == before.digests()
+    # Whoever comes into a run that is under way keeps nobody waiting for a producer.
+    assert notes.read_text().splitlines() == ["waits at step 0"] * 4 + ["reads at step 15"]
     ready = {(each.rank, each.generation): each for each in outcome.named("batches_ready")}
     # An exception leaves a worker its batches.
     assert sorted(rank for rank, generation in ready if generation == 0) == [0, 1, 2, 3]

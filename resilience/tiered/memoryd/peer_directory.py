@@ -86,12 +86,15 @@ class Directory:
         }
 
     def add(self, node: Node) -> None:
-        """Take note of a node that nobody has told of at the start; it is awaited from now on."""
+        """Take note of a node that nobody told of at the start, once; it is awaited from now on."""
         with self._condition:
-            self._peers[node.name] = _Peer(
-                node=replace(node, domain=node.domain or node.name),
-                is_domain_known=bool(node.domain),
-                heard_s=self._clock(),
+            self._peers.setdefault(
+                node.name,
+                _Peer(
+                    node=replace(node, domain=node.domain or node.name),
+                    is_domain_known=bool(node.domain),
+                    heard_s=self._clock(),
+                ),
             )
         self.notify()
 

@@ -282,15 +282,16 @@ class PeerDoor:
 
     def _meet(self, node: Node) -> None:
         """Take a node for a peer that was started after this one, and connect to it, too."""
+        if len(self._links) >= PEERS_MAX:
+            raise RefusedError(f"no room for node {node.name}: this one knows {PEERS_MAX}")
+        self._directory.add(node)
         with self._lock:
-            if self._is_closed or len(self._links) >= PEERS_MAX:
-                raise RefusedError(f"no room for node {node.name}: this one knows {PEERS_MAX}")
-            if node.name in self._links:  # another connection of it was quicker
+            # Another connection of it may have been quicker.
+            if self._is_closed or node.name in self._links:
                 return
             link = self._links[node.name] = Link(self._house, node.name)
-            self._directory.add(node)
-            self._listener.widen(_CONNECTIONS_PEER)
             link.start()
+        self._listener.widen(_CONNECTIONS_PEER)
 
     def _retry(self, name: str) -> None:
         if link := self._links.get(name):

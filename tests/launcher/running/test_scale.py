@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import held_lock, read_lock
-from launcher.commands.scale import trains_with
+from launcher.commands.scale import nodes_lost, trains_with
 from launcher.errors import RecipeError
-from launcher.monitor.runstate import next_state, start_state
+from launcher.monitor.runstate import RunState, next_state, start_state
 from resilience.events import Event, read_events
 from tests.launcher.command import launch
 from tests.launcher.shipped import shipped_job
@@ -198,6 +199,33 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
 
     no = (False, False)
     assert seen == [no, no, no, no, (True, False), no]
+
+
+def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> None:
+    """Nobody starts it anew by itself."""
+    job = shipped_job("llama/llama3_tiny_elastic", "local")
+
+    def after(state: RunState, who: str, name: str, **fields: Any) -> RunState:
+        event = Event(time=1.0, node=who, rank=None, generation=0, step=None, event=name,
+                      fields=fields)  # fmt: skip
+        return next_state(state, event)
+
+    opened = after(start_state(job, ()), "n0", "generation_opened", number=0, world_size=2)
+    before = after(opened, "launcher", "node_gone", node="n5", text="was killed")
+    gone = after(before, "launcher", "node_gone", node="n2", text="ended with exit status 1")
+    both = after(gone, "launcher", "node_gone", node="n1", text="was killed")
+    asked = after(before, "n1", "node_leaving")
+    left = after(asked, "launcher", "node_gone", node="n1", text="has left")
+
+    assert nodes_lost(before, before, 3) == ""
+    assert nodes_lost(before, gone, 3) == "n2 ended with exit status 1"
+    assert nodes_lost(before, both, 3) == "n1 was killed, n2 ended with exit status 1"
+    assert nodes_lost(before, left, 3) == ""
+    # Who makes a run smaller waits for what is left.
+    assert nodes_lost(before, both, 2) == ""
+    # A run that has not begun has no size yet.
+    began = start_state(job, ())
+    assert nodes_lost(began, after(began, "launcher", "node_gone", node="n2", text="was killed"), 2)
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])
