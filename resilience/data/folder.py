@@ -151,26 +151,31 @@ def open_root(
     return lease
 
 
-def open_cache(
-    lease: RootLease, name: str, description: str, *, end_producer: EndProducer = _leave
-) -> Path:
+def open_cache(lease: RootLease, name: str, description: str) -> Path:
     """Make the folder of a cache, or use it again; it is not removed while the lease is held.
 
-    Caches of the same stage that are of the same position under another description, or of
-    another number of positions, are removed, except those that somebody uses: a changed
-    recipe leaves no old bytes. `end_producer` is called for each of them first. `name` comes
-    from `cache_name`.
+    `name` comes from `cache_name`.
     """
     folder = lease.path / name
     with explaining(folder):
         flags = os.O_RDONLY | os.O_DIRECTORY
         lease.hold(name, _hold(folder, flags, lambda: _make_folder(folder)))
         write_text(folder / DESCRIPTION_NAME, description)
-        for path in _old_caches(lease.path, name):
+    return folder
+
+
+def remove_old_caches(root: Path, name: str, *, end_producer: EndProducer = _leave) -> None:
+    """Remove the caches that the one of this name has taken the place of.
+
+    Those of the same stage that are of the same position under another description, or of
+    another number of positions, except those that somebody uses: a changed recipe leaves no old
+    bytes. `end_producer` is called for each of them first, which may take seconds.
+    """
+    with explaining(root):
+        for path in _old_caches(root, name):
             end_producer(path)
             _remove_unused(path)
-        _finish_removals(lease.path)
-    return folder
+        _finish_removals(root)
 
 
 def remove_expired(root: Path, *, clock: Clock = time.time) -> tuple[Path, ...]:

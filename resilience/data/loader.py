@@ -19,7 +19,7 @@ from resilience.data.producer_connection import ProducerConnection
 from resilience.data.sealing import open_cache_sealer
 from resilience.data.segments import SegmentReader
 from resilience.data.sources import Source, make_source
-from resilience.data.spawn import end_producer
+from resilience.data.spawn import END_S, end_producer
 from resilience.data.spec import OwnerProcess, ProducerSpec, read_started
 from resilience.data.states import find_state, parse_state, write_state
 from resilience.data.store import SegmentStore
@@ -28,15 +28,13 @@ from resilience.events import EventLog
 from resilience.settings import MmapSettings
 
 _LINGER_S = 30.0
-_END_S = 3.0
-"""How long an unneeded producer may take to end; more than it gives its source."""
 _TRIES_MAX = 5
 """So often a batch is made again that is damaged each time."""
 _READERS_MAX = 256
 """So many forms of batches are remembered."""
 _ROOT = Path("/dev/shm")
 
-_end_producer = partial(end_producer, timeout_s=_END_S)
+_end_producer = partial(end_producer, timeout_s=END_S)
 
 
 def cached(
@@ -129,9 +127,7 @@ class CachedLoader:
         self._readers: dict[bytes, TreeReader] = {}
         self._lease = open_root(Path(spec.root), spec.job, spec.keep_s)
         try:
-            folder = open_cache(
-                self._lease, Path(spec.folder).name, description, end_producer=_end_producer
-            )
+            folder = open_cache(self._lease, Path(spec.folder).name, description)
             self._store = SegmentStore(
                 folder,
                 bytes.fromhex(spec.fingerprint),

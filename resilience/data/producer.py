@@ -21,13 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from resilience.data.errors import DataCacheError
-from resilience.data.folder import explaining, open_root
+from resilience.data.errors import CacheFolderError, DataCacheError
+from resilience.data.folder import explaining, open_root, remove_old_caches
 from resilience.data.producer_segments import ProducerSegments
 from resilience.data.production import Production
 from resilience.data.reception import Reception
 from resilience.data.sealing import open_cache_sealer
 from resilience.data.sources import OpenSource, Source, Start, open_source
+from resilience.data.spawn import END_S, end_producer
 from resilience.data.spec import SOCKET_NAME, OwnerProcess, ProducerSpec, parse_spec, read_started
 from resilience.data.states import find_state, write_state
 from resilience.data.streams import Streams
@@ -66,6 +67,7 @@ def main(arguments: list[str]) -> NoReturn:
     thread.start()
     status = 1
     try:
+        _remove_old(spec)
         production.run()
         production.close()
         lease.close()
@@ -75,6 +77,21 @@ def main(arguments: list[str]) -> NoReturn:
     is_done.set()
     _kill_group()
     _exit(status)
+
+
+def _remove_old(spec: ProducerSpec) -> None:
+    """Remove caches that this one takes the place of.
+
+    Before the source is opened, which may fork: a child would hold their locks.
+    """
+    try:
+        remove_old_caches(
+            Path(spec.root),
+            Path(spec.folder).name,
+            end_producer=partial(end_producer, timeout_s=END_S),
+        )
+    except CacheFolderError:  # they take room, and nobody reads them
+        traceback.print_exc()
 
 
 def _make_production(spec: ProducerSpec) -> Production:

@@ -20,6 +20,8 @@ from resilience.data.folder import PRODUCER_LOCK_NAME, explaining
 from resilience.data.spec import SOCKET_NAME, ProducerSpec, encode_spec
 from resilience.data.wire import ProducerMessage, encode_message
 
+END_S = 3.0
+"""How long an unneeded producer may take to end; more than it gives its source."""
 _BACKLOG = 256
 _REAP_S = 1.0
 _started: list[_Detached] = []

@@ -78,6 +78,22 @@ def test_who_leaves_without_a_word_leaves_the_files(scene: Scene) -> None:
     assert len(scene.producers()) == 1
 
 
+def test_who_opens_a_cache_leaves_the_end_of_old_producers_to_its_own(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stands still would hold up whoever waits for a batch, and in training all ranks."""
+    old = scene.open(size=2, owner_pid=os.getpid())
+    old.read(0)
+    old.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer_connection, "start_producer", lambda _spec: False)
+        new = scene.open(owner_pid=os.getpid())
+    assert list(scene.root.glob("train-0of2-*"))
+    new.read(0)
+    assert not list(scene.root.glob("train-0of2-*"))
+
+
 @pytest.mark.parametrize("is_used", [False, True])
 def test_another_number_of_positions_ends_the_producers_of_the_old_ones(
     scene: Scene, is_used: bool

@@ -19,7 +19,13 @@ import pytest
 from resilience.data import folder as folders
 from resilience.data.errors import CacheFolderError
 from resilience.data.fingerprint import cache_name
-from resilience.data.folder import RootLease, open_cache, open_root, remove_expired
+from resilience.data.folder import (
+    RootLease,
+    open_cache,
+    open_root,
+    remove_expired,
+    remove_old_caches,
+)
 from resilience.data.marker import MARKER_NAME, is_root
 
 WAIT_S = 60
@@ -287,6 +293,7 @@ def test_a_new_cache_takes_the_place_of_old_ones(tmp_path: Path, old: str, is_ke
 
     with open_here(tmp_path / "job") as lease:
         open_cache(lease, name("new"), "text")
+        remove_old_caches(lease.path, name("new"))
 
     assert (tmp_path / "job" / old).exists() == is_kept
     assert list((tmp_path / "job").glob(".*")) == []
@@ -296,11 +303,11 @@ def test_an_old_cache_stays_while_somebody_uses_it(tmp_path: Path, start: Start)
     other = start(tmp_path / "job", "here", name("old"))
 
     with open_here(tmp_path / "job") as lease:
-        open_cache(lease, name("new"), "text")
+        remove_old_caches(lease.path, name("new"))
         assert (tmp_path / "job" / name("old")).exists()
 
         kill(other)
-        open_cache(lease, name("new"), "text")
+        remove_old_caches(lease.path, name("new"))
         assert not (tmp_path / "job" / name("old")).exists()
 
 
