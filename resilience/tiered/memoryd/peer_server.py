@@ -106,7 +106,7 @@ class PeerSession:
         switch = read_text(message.get("switch", ""))
         address = read_address(message.get("address", ""))
         if self._house.directory.find(name) is None:
-            if not address:
+            if not address or name == settings.own.name:
                 raise RefusedError(f"node {name!r:.80} is none of the peers that are known here")
             self._house.on_stranger(Node(name=name, domain=domain, switch=switch, address=address))
         if message.get("is_link"):

@@ -88,6 +88,7 @@ def test_a_node_that_began_anew_gets_to_know_again_who_came(tmp_path: Path) -> N
     [
         (hello(node="c"), "none of the peers"),
         (hello(node="c", address=""), "none of the peers"),
+        (hello(node="a", address="127.0.0.1:1"), "node 'a' is none of the peers"),
         (hello(node="c", address="nowhere"), "'nowhere' is not HOST:PORT"),
         (hello(node="c", address=7), "7 is no text"),
         (hello(node="c", address="127.0.0.1:1", token="wrong"), "wrong token"),
