@@ -85,7 +85,9 @@ def _doing(sight: Sight) -> str | None:
         return "waiting for a node: none that trained is left"
     if state.silent_nodes:
         return f"waiting for {', '.join(sorted(state.silent_nodes))}: not heard from"
-    return f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
+    # Of a node that was killed nobody else may be left to tell.
+    num_there = sum(each.node not in state.gone_nodes for each in state.workers.values())
+    return f"{state.phase} ({num_there} of {state.num_workers} workers)"
 
 
 def _size(sight: Sight) -> str | None:

@@ -211,6 +211,19 @@ def test_status_tells_of_nodes_that_have_ended() -> None:
     assert shown(5) == ["process group (1 of 1 workers)", one_gone]
 
 
+def test_status_counts_no_workers_of_nodes_that_were_killed() -> None:
+    """Before another generation nobody may be left who tells of that."""
+    trained: list[Happened] = [
+        ("n0", None, "generation_opened", {"number": 1, "world_size": 2}),
+        ("n0", 0, "worker_started", {}),
+        ("n1", 1, "worker_started", {}),
+    ]
+    killed: Happened = ("launcher", None, "node_gone", {"node": "n1", "text": "was killed"})
+
+    assert doing_and_size(trained)[0] == "process group (2 of 2 workers)"
+    assert doing_and_size([*trained, killed])[0] == "process group (1 of 2 workers)"
+
+
 def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
     """It is asked for 3 nodes, and was left with 2."""
     job = shipped_job("llama/llama3_tiny_elastic", "local")
