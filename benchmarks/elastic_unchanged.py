@@ -1,12 +1,13 @@
 """What a step costs more where a run may change its size and does not.
 
-    python -m benchmarks.elastic_unchanged [--windows 20] [--seconds 5] [--json FILE]
+    python -m benchmarks.elastic_unchanged [--windows 20] [--seconds 5] [--before TREE] [--json FILE]
 
 Two runs of llama3_tiny_elastic, one node of two workers each, at the same time on this machine:
 one as it is, the other with `resilience.elastic=null`. Whatever else the machine does slows both.
 Each has a core, and they change cores after each window. A figure is the ratio of the two medians
 of a step in two windows, so that each run had each core. Two runs without elasticity come first:
-how much two of one kind differ.
+how much two of one kind differ. With `--before` the last two have no elasticity, of
+llama3_tiny_checkpointless, the one by this code and the other by another checkout's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import add_arguments, check_load
@@ -31,8 +33,9 @@ BAR = 1.01
 WARM_UP_STEPS = 50
 LIMIT_S = 120.0
 OFF = "resilience.elastic=null"
+ELASTIC = "recipe=llama/llama3_tiny_elastic"
+OLDER = ("recipe=llama/llama3_tiny_checkpointless", "resilience.faults=null")
 _WORDS = (
-    "recipe=llama/llama3_tiny_elastic",
     "trainer.num_nodes=1",
     "trainer.num_devices=2",
     "trainer.save_checkpoint=false",
@@ -47,12 +50,24 @@ _WORDS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What tells two runs apart."""
+
+    words: tuple[str, ...]
+    tree: Path | None = None
+    """Whose code it is; None: this one's."""
+
+
 class Run:
     """A run at work, on one core at a time; ends with the block."""
 
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, kind: Kind) -> None:
         self._folder = folder
-        self._launch(*_WORDS, *words)
+        self._environment = dict(os.environ)
+        if kind.tree:
+            self._environment["PYTHONPATH"] = str(kind.tree)
+        self._launch(*kind.words, *_WORDS)
 
     def __enter__(self) -> Run:
         return self
@@ -64,7 +79,7 @@ class Run:
     def _launch(self, *words: str) -> None:
         subprocess.run(
             [sys.executable, "-m", "launcher", *words],
-            cwd=self._folder, check=True, capture_output=True,
+            cwd=self._folder, env=self._environment, check=True, capture_output=True,
         )  # fmt: skip
 
     def warm_up(self) -> None:
@@ -94,8 +109,8 @@ class Run:
         return [duration_s for began_s, duration_s in took if began_s >= since_s]
 
 
-def compare(words: tuple[str, ...], windows: int, seconds: float) -> list[float]:
-    """Return how much longer a step of the run with these words is than of one without elasticity.
+def compare(kinds: tuple[Kind, Kind], windows: int, seconds: float) -> list[float]:
+    """Return how much longer a step of the first run is than of the second.
 
     One ratio for two windows.
     """
@@ -103,8 +118,8 @@ def compare(words: tuple[str, ...], windows: int, seconds: float) -> list[float]
     medians: list[tuple[float, float]] = []
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
-        kinds = zip(folders, (words, (OFF,)), strict=True)
-        runs = [stack.enter_context(Run(folder, *kind)) for folder, kind in kinds]
+        pairs = zip(folders, kinds, strict=True)
+        runs = [stack.enter_context(Run(folder, kind)) for folder, kind in pairs]
         for run in runs:
             run.warm_up()
         for window in range(windows):
@@ -114,8 +129,8 @@ def compare(words: tuple[str, ...], windows: int, seconds: float) -> list[float]
             time.sleep(seconds)
             first, second = (statistics.median(run.steps(began_s)) for run in runs)
             medians.append((first, second))
-    pairs = zip(medians[::2], medians[1::2], strict=True)
-    return [((a / b) * (c / d)) ** 0.5 for (a, b), (c, d) in pairs]
+    windows_of_both = zip(medians[::2], medians[1::2], strict=True)
+    return [((a / b) * (c / d)) ** 0.5 for (a, b), (c, d) in windows_of_both]
 
 
 def describe(ratios: list[float]) -> str:
@@ -129,13 +144,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
+    parser.add_argument("--before", type=Path, help="checkout of another version")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     add_arguments(parser)
     arguments = parser.parse_args()
     machine = check_load(arguments)
     found = {}
-    for name, words in (("off / off", (OFF,)), ("on / off", ())):
-        found[name] = compare(words, arguments.windows, arguments.seconds)
+    off, on = Kind((ELASTIC, OFF)), Kind((ELASTIC,))
+    cases = {"off / off": (off, off), "on / off": (on, off)}
+    if arguments.before:
+        cases["off / before"] = (Kind(OLDER), Kind(OLDER, arguments.before.resolve()))
+    for name, kinds in cases.items():
+        found[name] = compare(kinds, arguments.windows, arguments.seconds)
         print(f"a step, elasticity {name}: {describe(found[name])}", flush=True)
     print(f"bar: {BAR}")
     if arguments.json:

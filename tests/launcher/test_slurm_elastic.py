@@ -29,6 +29,7 @@ PROGRAMS = {
     "squeue": """\
 echo "$@" >>asked
 if [[ $* == *--steps* ]]; then printf '17.batch\\n17.4\\n17.3\\n'; exit; fi
+if [[ $* == *%i:%N* ]]; then printf '%s' "$ADDED_NODES"; exit; fi
 if [ -e cancelled ]; then exit; fi
 printf '%s' "$ADDED"
 """,
@@ -46,6 +47,7 @@ def run(
         "STATE": "RUNNING",
         "RESTARTS": "0",
         "ADDED": "",
+        "ADDED_NODES": "",
         **env,
     }
     return run_script(
@@ -122,7 +124,7 @@ def test_nodes_beyond_an_allowed_number_stand_by(tmp_path: Path) -> None:
 def test_added_node_joins_the_agents_of_the_runs_own_job(tmp_path: Path) -> None:
     """By their addresses, in their start of the run, and under its name."""
     done = run(tmp_path, "a,b,c", OWN, SLURM_JOB_ID="20", STEP_NODES="d", RESTARTS="2",
-               SLURM_RESTART_COUNT="1")  # fmt: skip
+               SLURM_RESTART_COUNT="1", ADDED_NODES="19:e\n20:d\n")  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     assert {"--nodes=1", "--ntasks=1"} <= set(srun_words(tmp_path))
@@ -131,7 +133,8 @@ def test_added_node_joins_the_agents_of_the_runs_own_job(tmp_path: Path) -> None
             "--node-name=d", "--memoryd=--peer-listen=0.0.0.0:20017"}  # fmt: skip
     assert ours <= set(words)
     (path,) = (Path(word.rpartition("=")[2]) for word in words if "--peers-file=" in word)
-    assert path.read_text() == "d=d:20017\n"
+    # Itself and all others: they get to know it as it says hello.
+    assert path.read_text() == "".join(f"{each}={each}:20017\n" for each in "edabc")
     assert [path.name for path in (tmp_path / "logs").iterdir()] == ["slurm-17.2.d.log"]
     assert not asked(tmp_path, "cancelled")
 
