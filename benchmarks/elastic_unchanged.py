@@ -1,6 +1,6 @@
 """What a step costs more where a run may change its size and does not.
 
-    python -m benchmarks.elastic_unchanged [--windows 20] [--seconds 5] [--before TREE] [--json FILE]
+    python -m benchmarks.elastic_unchanged [--windows 20] [--seconds 5] [--before TREE]
 
 Two runs of llama3_tiny_elastic, one node of two workers each, at the same time on this machine:
 one as it is, the other with `resilience.elastic=null`. Whatever else the machine does slows both.
