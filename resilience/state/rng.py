@@ -12,11 +12,15 @@ import torch
 def seed_micro_batch(seed: int, step: int, number: int) -> None:
     """Seed Python, NumPy and torch for one micro batch, by its number in the whole step.
 
-    Whoever computes it, in whatever world, draws the same. Sets the generators of all devices;
-    costs some tens of microseconds.
+    Whoever computes it, in whatever world, draws the same: what torch.manual_seed would have it
+    draw. Sets the generators of the CPU and of all GPUs; costs some tens of microseconds.
     """
     digest = hashlib.blake2b(f"{seed}/{step}/{number}".encode(), digest_size=8).digest()
     value = int.from_bytes(digest, "little") >> 1
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
-    torch.manual_seed(value)
+    # torch.manual_seed takes a hundred times as long where a kind of device is not in use: it notes
+    # the whole stack for whoever begins with it.
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)

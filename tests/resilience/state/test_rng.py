@@ -39,6 +39,24 @@ def test_the_same_micro_batch_draws_the_same_whatever_was_drawn_before() -> None
     assert draw() == first
 
 
+def test_torch_draws_as_if_all_of_it_had_been_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs are seeded where they are in use, and else cost nothing."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    seed_micro_batch(1, 2, 3)
+    drawn = torch.rand(8)
+    assert seeds == []
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    seed_micro_batch(1, 2, 3)
+    (seed,) = seeds
+
+    torch.default_generator.manual_seed(0)
+    monkeypatch.undo()
+    torch.manual_seed(seed)
+    assert torch.rand(8).tolist() == drawn.tolist()
+
+
 @pytest.mark.parametrize("source", range(3), ids=["python", "numpy", "torch"])
 def test_another_seed_step_or_micro_batch_draws_other_numbers(source: int) -> None:
     drawn = set()
