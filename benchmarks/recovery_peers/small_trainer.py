@@ -126,8 +126,10 @@ class SmallTrainer:
         descend(self._parameters, self._momenta, lr)
 
     def corrupt(self, kind: str) -> None:
-        """Refuse: no fault is planned in these runs."""
-        raise NotImplementedError(kind)
+        """Flip a bit of the first parameter, or of its momentum."""
+        tensor = self._parameters[0] if kind == "parameter" else self._momenta[0]
+        with torch.no_grad():
+            tensor.view(torch.int32).view(-1)[0] ^= 1 << 20
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from resilience.data.producer_connection import ProducerConnection
 from resilience.data.sealing import open_cache_sealer
 from resilience.data.segments import SegmentReader
 from resilience.data.sources import Source, make_source
-from resilience.data.spawn import END_S, end_producer
+from resilience.data.spawn import end_producer
 from resilience.data.spec import OwnerProcess, ProducerSpec, read_started
 from resilience.data.states import find_state, parse_state, write_state
 from resilience.data.store import SegmentStore
@@ -33,8 +32,6 @@ _TRIES_MAX = 5
 _READERS_MAX = 256
 """So many forms of batches are remembered."""
 _ROOT = Path("/dev/shm")
-
-_end_producer = partial(end_producer, timeout_s=END_S)
 
 
 def cached(
@@ -257,7 +254,7 @@ class CachedLoader:
         self._segment = None
         self._store.close()
         if is_over:
-            self._lease.end(end_producer=_end_producer)
+            self._lease.end(end_producer=end_producer)
         else:
             self._lease.close()
 

@@ -28,7 +28,7 @@ from resilience.data.production import Production
 from resilience.data.reception import Reception
 from resilience.data.sealing import open_cache_sealer
 from resilience.data.sources import OpenSource, Source, Start, open_source
-from resilience.data.spawn import END_S, end_producer
+from resilience.data.spawn import end_producer
 from resilience.data.spec import SOCKET_NAME, OwnerProcess, ProducerSpec, parse_spec, read_started
 from resilience.data.states import find_state, write_state
 from resilience.data.streams import Streams
@@ -85,11 +85,8 @@ def _remove_old(spec: ProducerSpec) -> None:
     Before the source is opened, which may fork: a child would hold their locks.
     """
     try:
-        remove_old_caches(
-            Path(spec.root),
-            Path(spec.folder).name,
-            end_producer=partial(end_producer, timeout_s=END_S),
-        )
+        name = Path(spec.folder).name
+        remove_old_caches(Path(spec.root), name, end_producer=end_producer)
     except CacheFolderError:  # they take room, and nobody reads them
         traceback.print_exc()
 

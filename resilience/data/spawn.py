@@ -20,7 +20,7 @@ from resilience.data.folder import PRODUCER_LOCK_NAME, explaining
 from resilience.data.spec import SOCKET_NAME, ProducerSpec, encode_spec
 from resilience.data.wire import ProducerMessage, encode_message
 
-END_S = 3.0
+_END_S = 3.0
 """How long an unneeded producer may take to end; more than it gives its source."""
 _BACKLOG = 256
 _REAP_S = 1.0
@@ -79,14 +79,14 @@ def start_producer(spec: ProducerSpec) -> bool:
     return True
 
 
-def end_producer(folder: Path, timeout_s: float) -> None:
+def end_producer(folder: Path) -> None:
     """End a producer without consumers and wait for its end; one with consumers ends with them."""
     connection = connect_producer(folder)
     if connection is None:
         return
     with connection, suppress(OSError):
         connection.send(encode_message(ProducerMessage("over", 0)))
-        connection.settimeout(timeout_s)
+        connection.settimeout(_END_S)
         if connection.recv(1):
             return  # It has consumers, and said so.
     await_end(folder, _REAP_S)

@@ -82,6 +82,37 @@ def test_a_node_that_only_starts_goes_on_alone_where_the_last_one_that_trained_i
 
 
 @pytest.mark.slow
+def test_scale_that_waits_says_at_once_that_a_node_has_ended_and_another_starts_it_anew(
+    tmp_path: Path,
+) -> None:
+    words = (
+        "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
+        "trainer.num_nodes=1", "trainer.max_steps=100000", "trainer.global_batch_size=16",
+        "data.seq_length=32",
+    )  # fmt: skip
+    assert launch(*words, folder=tmp_path).status == 0
+    folder = tmp_path / "runs" / "r"
+    wait_for(folder, lambda event: (event.step or 0) >= 20)
+
+    with subprocess.Popen(
+        [sys.executable, "-m", "launcher", "scale", "r", "nodes=2", "--wait"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE,
+        text=True,
+    ) as waiting:  # fmt: skip
+        wait_for(folder, lambda event: (event.node, event.event) == ("node-1", "agent_started"))
+        assert (holder := read_lock(folder))
+        assert end_strays(holder.run_id, "node-1")[0]
+        _, err = waiting.communicate(timeout=60)
+    again = launch("scale", "r", "nodes=2", "--wait", folder=tmp_path)
+    assert launch("cancel", "r", folder=tmp_path).status == 0
+    assert launch("clean", "r", folder=tmp_path).status == 0
+
+    assert waiting.returncode == 1
+    assert "llama3-tiny-elastic does not come to 2 nodes: node-1 was killed" in err
+    assert (again.status, again.out) == (0, "llama3-tiny-elastic goes on with 2 nodes\n"), again.err
+
+
+@pytest.mark.slow
 def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for_after(
     tmp_path: Path,
 ) -> None:
