@@ -7,15 +7,15 @@ started. All but the last function are pure.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import PurePosixPath
 
 from launcher import VERSION
 from launcher.clusters.k8s.start import run_path
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
+from launcher.job.cluster import HostPath, K8sCluster, PersistentVolumeClaim
 from launcher.job.idle import idle_note
+from launcher.job.recovery_rules import shared_fate_note
 from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import Jsonl, MegatronTrainer, S3Jsonl
 
@@ -41,7 +41,12 @@ def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = Fals
 
     Whatever `check_runnable` refuses is among the lines.
     """
-    told = [unmounted_inputs(job), None if is_submitted else awaited_secret(job), idle_note(job)]
+    told = [
+        unmounted_inputs(job),
+        None if is_submitted else awaited_secret(job),
+        idle_note(job),
+        shared_fate_note(job),
+    ]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
@@ -54,7 +59,7 @@ def refusals(job: Job) -> list[str]:
         missing_store(job),
         lost_results(job),
         lost_checkpoints(job),
-        unfoundable_run(job),
+        folder_of_each_node(job),
     ]
     return [reason for reason in found if reason]
 
@@ -130,7 +135,7 @@ def lost_results(job: Job) -> str | None:
     """Say where a Kubernetes job's checkpoint would be lost with its pods, None where not."""
     if not isinstance(cluster := job.cluster, K8sCluster):
         return None
-    if _is_below(cluster.run_path, cluster.mount_paths(is_writable=True)):
+    if (mount := cluster.mount_of(cluster.run_path)) and not mount.read_only:
         return None
     return (
         f"cluster.run_path {cluster.run_path!r} is on no volume, so events and checkpoint would "
@@ -157,10 +162,10 @@ def lost_checkpoints(job: Job) -> str | None:
     if not isinstance(cluster := job.cluster, K8sCluster) or not tiered or not tiered.store:
         return None
     kind, _, path = (tiered.store.url or "").partition(":")
-    writable = [claim.mount_path for claim in cluster.volume_claims if not claim.read_only]
     if tiered.store.is_in_run:
         path = f"{run_path(job, cluster)}/{path}"
-    if kind != "folder" or _is_below(path, writable):
+    mount = cluster.mount_of(path) if kind == "folder" else None
+    if kind != "folder" or (isinstance(mount, PersistentVolumeClaim) and not mount.read_only):
         return None
     return (
         f"resilience.tiered.store.url {tiered.store.url!r} is on no claim that all pods write to, "
@@ -168,37 +173,19 @@ def lost_checkpoints(job: Job) -> str | None:
     )
 
 
-def unfoundable_run(job: Job) -> str | None:
-    """Say where a run could not begin with its nodes alone, as its pods see no common folder.
+def folder_of_each_node(job: Job) -> str | None:
+    """Say where each pod would have a run's folder of its own, None where all see one.
 
     Whether a claim is one for all pods only the cluster knows; the agents say so as they meet.
     """
-    standby, num_nodes = job.resilience.standby_nodes, job.trainer.num_nodes
-    if not isinstance(cluster := job.cluster, K8sCluster):
+    if not isinstance(cluster := job.cluster, K8sCluster) or job.num_nodes_max < 2:
         return None
-    is_elastic = bool(job.resilience.elastic and job.resilience.checkpointless)
-    if standby < num_nodes and not is_elastic:
+    if not isinstance(mount := cluster.mount_of(cluster.run_path), HostPath):
         return None
-    folders = [each.mount_path for each in cluster.volume_claims]
-    nearest = max(
-        (path for path in cluster.mount_paths() if _is_below(cluster.run_path, [path])),
-        key=len,
-        default=None,
-    )
-    if nearest is None or nearest in folders:
-        return None
-    if is_elastic:
-        return (
-            f"resilience.elastic needs a folder that all pods see, and cluster.run_path "
-            f"{cluster.run_path!r} is one of each node: a node that comes later learns there how "
-            "the run stands, and whether it has ended; allowed: a run_path on one of "
-            "cluster.volume_claims"
-        )
     return (
-        f"resilience.checkpointless.standby_nodes {standby} is too many for trainer.num_nodes "
-        f"{num_nodes} where cluster.run_path {cluster.run_path!r} is a folder of each node: "
-        "without a common one a run begins only with more than half of its nodes and standby "
-        f"nodes, so that no others begin it as well; allowed: at most {num_nodes - 1}, or a "
+        f"cluster.run_path {cluster.run_path!r} is below the cluster.host_paths "
+        f"{mount.mount_path!r}, so each of the {job.num_nodes_max} nodes would keep its own part "
+        "of the run's folder on its own disk, and none would have the whole result; allowed: a "
         "run_path on one of cluster.volume_claims"
     )
 
@@ -217,15 +204,11 @@ def unmounted_inputs(job: Job) -> str | None:
     missing = [
         f"{key} {path!r}"
         for key, path in inputs.items()
-        if path and path.startswith("/") and not _is_below(path, cluster.mount_paths())
+        if path and path.startswith("/") and cluster.mount_of(path) is None
     ]
     if not missing:
         return None
     return f"{', '.join(missing)}: on no volume, so the image has to hold it"
-
-
-def _is_below(path: str, folders: list[str]) -> bool:
-    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
 def is_installed(module: str) -> bool:

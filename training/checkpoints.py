@@ -294,11 +294,13 @@ class CadencedCheckpoints(Checkpoints, ABC):
             num_bad=num_bad,
         )
         if self._refused and self._is_leader:
-            text = f"the run goes on from step {step}: {'; '.join(self._refused)}"
-            self._events.write("warning", text=text)
-            sys.stderr.write(f"training: {text}\n")
-            sys.stderr.flush()
+            self._tell_warning(f"the run goes on from step {step}: {'; '.join(self._refused)}")
         return Begun(step=step, source=source)
+
+    def _tell_warning(self, text: str) -> None:
+        self._events.write("warning", text=text)
+        sys.stderr.write(f"training: {text}\n")
+        sys.stderr.flush()
 
     def _refuse(self, step: int, reason: str) -> None:
         """Tell that a checkpoint cannot be loaded; an older one is tried."""

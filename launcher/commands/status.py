@@ -149,6 +149,9 @@ def _safe(sight: Sight) -> str | None:
         parts.append(f"checkpoint of step {newest.step} when it ended")
     elif newest and find_memory(sight.run):
         parts.append(f"checkpoint of step {newest.step} in memory")
+    if sight.standing.phase.is_alive and state.domains and state.domains[0] < state.domains[1]:
+        num, wanted = state.domains
+        parts.append(f"copies in {num} of {wanted} failure domains (ram.domains_min)")
     parts.append(_stored(sight, newest.step if newest else None) or "")
     parts.append(f"written to {state.checkpoint}" if state.checkpoint else "")
     return ", ".join(filter(None, parts)) or None

@@ -6,6 +6,7 @@ a cluster's fields with the rest of the job are in `rules.py`.
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -377,6 +378,12 @@ class K8sCluster(Section):
         """Return where volumes are mounted, or those alone that pods may write to."""
         mounts: list[PersistentVolumeClaim | HostPath] = [*self.volume_claims, *self.host_paths]
         return [each.mount_path for each in mounts if not (is_writable and each.read_only)]
+
+    def mount_of(self, path: str) -> PersistentVolumeClaim | HostPath | None:
+        """Return the innermost volume that holds a path of a pod, None where none does."""
+        mounts: list[PersistentVolumeClaim | HostPath] = [*self.volume_claims, *self.host_paths]
+        found = (each for each in mounts if PurePosixPath(path).is_relative_to(each.mount_path))
+        return max(found, key=lambda each: len(each.mount_path), default=None)
 
 
 Cluster = Annotated[LocalCluster | SlurmCluster | K8sCluster, Field(discriminator="kind")]

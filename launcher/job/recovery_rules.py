@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from launcher.job.content import JobContent
 from launcher.job.fields import shown
+from launcher.job.tiered_memory import num_writers
 from launcher.job.workload import TorchTrainer
 from resilience.settings import Fault, FaultsSettings
 
@@ -48,6 +49,22 @@ def _elastic(job: JobContent) -> Iterator[str]:
             f"nodes_max {num_nodes}, that is trainer.num_nodes"
         )
     yield from _copies(job, f"{where} with resilience.checkpointless")
+
+
+def shared_fate_note(job: JobContent) -> str | None:
+    """Return that a run that recovers has all copies of a shard on one node, None where not."""
+    trainer = job.trainer
+    is_meant = job.resilience.checkpointless and trainer.replicas > 1 and trainer.num_nodes > 1
+    if not is_meant or num_writers(trainer) > 1:
+        return None
+    cost = "the steps since the last checkpoint" if job.resilience.tiered else "all steps"
+    return (
+        f"trainer.num_replicas {trainer.replicas} puts all copies of a shard on one node, as the "
+        f"ranks of each of the {trainer.num_stages} pipeline stages follow each other: the loss of "
+        f"that node costs {cost}; copies are on different nodes with trainer.num_nodes of at least "
+        f"{2 * trainer.num_stages}, or trainer.pipeline_parallel of at most "
+        f"{trainer.num_nodes // 2}"
+    )
 
 
 def one_node_rules(job: JobContent, where: str) -> Iterator[str]:

@@ -37,11 +37,17 @@ def own_bytes(job: JobContent) -> int:
 
 
 def num_writers(trainer: TorchTrainer | MegatronTrainer) -> int:
-    """Return on how many nodes each shard is without a copy to another."""
-    ranks = _ranks_of_replica(trainer)
-    if ranks <= trainer.num_devices:
-        return trainer.num_nodes
-    return min(trainer.num_nodes, max(1, trainer.world_size // ranks))
+    """Return on how many nodes the shard with the fewest is, without a copy to another.
+
+    The ranks of a pipeline stage follow each other, and those of its copies follow within it.
+    """
+    num_ranks, stages = trainer.num_devices, trainer.num_stages
+    shards = max(1, _ranks_of_replica(trainer) // stages)
+    if shards >= num_ranks:
+        return min(trainer.num_nodes, trainer.replicas)
+    stage_ranks, last = trainer.world_size // stages, (trainer.replicas - 1) * shards
+    firsts = (stage * stage_ranks + shard for stage in range(stages) for shard in range(shards))
+    return min((rank + last) // num_ranks - rank // num_ranks + 1 for rank in firsts)
 
 
 def budget_min_mib(job: JobContent, settings: TieredSettings) -> int:

@@ -108,6 +108,8 @@ class RunState:
     """What happened to checkpoints in the memory of nodes and below it."""
     storage: Storage = field(default_factory=Storage)
     """What is known of the store below them."""
+    domains: tuple[int, int] | None = None
+    """In how many failure domains checkpoints in memory are, and in how many they are to be."""
     losses: tuple[str, ...] = ()
     """What services of nodes did not come to: checkpoints that a store has not got."""
     exit_status: int | None = None
@@ -313,6 +315,9 @@ def _begun_again(state: RunState, time: float) -> RunState:
 def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
     if event.event == "step":
         return _after_step(state, event)
+    if event.event == "failure_domains":
+        domains = int(event.fields.get("num", 0)), int(event.fields.get("wanted", 0))
+        return replace(state, domains=domains)
     if event.event == "worker_failed" and state.failure is None:
         state = replace(state, failure=event)
     if event.event == "checkpoint_written":

@@ -126,7 +126,7 @@ def judge_steps(
     `keepers` is how many peers hold a shard instead of the node that wrote it; 0: none.
     """
     has_keepers = 0 < keepers < len(living)
-    num_domains = max(1, min(domains_min, _count_domains(living, has_keepers=has_keepers)))
+    num_domains = max(1, min(domains_min, count_domains(living, keepers=keepers)))
     groups: dict[StepAt, list[Copy]] = defaultdict(list)
     for copy in _keep_living(copies, living):
         if copy.meta_id.namespace == namespace:
@@ -280,11 +280,11 @@ def _num_domains(copies: Iterable[Copy], living: Mapping[str, str]) -> int:
     )
 
 
-def _count_domains(living: Mapping[str, str], *, has_keepers: bool) -> int:
-    """Return in how many failure domains every node's shards can be."""
+def count_domains(living: Mapping[str, str], *, keepers: int = 0) -> int:
+    """Return in how many failure domains every node's shards can be; `keepers` as above."""
     sizes = Counter(living.values())
     # A domain of a single node has no copy of what that node wrote, if only others keep it.
-    return len(sizes) - (has_keepers and 1 in sizes.values())
+    return len(sizes) - (0 < keepers < len(living) and 1 in sizes.values())
 
 
 def _describe(

@@ -80,6 +80,8 @@ class TieredClient:
         self._lock = threading.Lock()
         self._link: _Link | None = None
         self._is_closing = False
+        self.num_domains: int | None = None
+        """In how many failure domains the daemon can keep a shard, as it has said last."""
         self._maps: OrderedDict[tuple[int, int, bool], _Map] = OrderedDict()
 
     @property
@@ -150,7 +152,9 @@ class TieredClient:
         self, *, timeout_s: float = TIMEOUT_S, check: Check | None = None
     ) -> list[StepOnOffer]:
         """Return the steps of the namespace that can be read, newest first."""
-        return _OFFERS.validate_python(self._request({"op": "steps"}, timeout_s, check)["steps"])
+        answer = self._request({"op": "steps"}, timeout_s, check)
+        self.num_domains = answer.get("num_domains")
+        return _OFFERS.validate_python(answer["steps"])
 
     def known_steps(self, *, timeout_s: float = TIMEOUT_S) -> KnownSteps:
         """Return what the daemon knows of all steps ever begun, and of the newest run."""
@@ -257,10 +261,12 @@ class TieredClient:
             if link is not self._link or link.pid != os.getpid():
                 raise LostError("the daemon was started again, or the connection lost, meanwhile")
             try:
-                return link.ask(request, end_s, check).message
+                answer = link.ask(request, end_s, check).message
             except LostError:
                 self._hang_up()
                 raise
+            self.num_domains = answer.get("num_domains", self.num_domains)
+            return answer
 
     def close(self) -> None:
         """End the connection; what is being written is aborted. Memory goes with its last view.

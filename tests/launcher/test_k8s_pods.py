@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
 
+from launcher.clusters.k8s.check import read_documents
+from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
 from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod
+from tests.launcher.shipped import rendered, shipped_job
 
 
 @pytest.mark.parametrize("recipe", [TINY, "llama/llama3_tiny_tiered"])
@@ -66,3 +70,42 @@ def test_pod_with_efa_may_lock_memory(changes: dict[str, Any], expected: object)
     spec = pod(k8s_job("job", changes, LARGE))["spec"]
 
     assert at(spec, "containers 0 securityContext") == expected
+
+
+def test_pods_that_keep_copies_are_spread_over_machines() -> None:
+    """Those of further nodes as well, whose Jobs are made of the run's own."""
+    recipe = "llama/llama3_tiny_elastic"
+    texts = rendered(shipped_job(recipe, "job"))
+    documents = chain(*(read_documents(texts[name]) for name in (MANIFEST, GROWTH)))
+    jobs = [each for each in documents if each["kind"] == "Job"]
+    name = {"matchLabels": {"training-recipes/job": "llama3-tiny-elastic"}}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": name}
+
+    assert len(jobs) == 3
+    for each in jobs:
+        assert name["matchLabels"].items() <= at(each, "spec template metadata labels").items()
+        spec = at(each, "spec template spec")
+        assert at(spec, "affinity podAntiAffinity") == {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": 100, "podAffinityTerm": term}
+            ]
+        }
+        assert spec["topologySpreadConstraints"] == [
+            {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **term}
+        ]
+
+
+@pytest.mark.parametrize(("recipe", "kind", "overrides"), [
+    pytest.param(TINY, "job", ["resilience.tiered=null"], id="no-copies"),
+    pytest.param("llama/llama3_tiny_tiered", "hyperpod", [], id="hyperpods-own-placement"),
+    pytest.param("llama/llama3_tiny_tiered", "job",
+                 ["trainer.num_nodes=1", "resilience.tiered.ram.replicas=0",
+                  "resilience.tiered.ram.domains_min=1"], id="one-node"),
+])  # fmt: skip
+def test_pods_without_copies_for_each_other_go_anywhere(
+    recipe: str, kind: str, overrides: list[str]
+) -> None:
+    spec = pod(shipped_job(recipe, kind, overrides))["spec"]
+
+    assert "affinity" not in spec
+    assert "topologySpreadConstraints" not in spec

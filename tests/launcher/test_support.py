@@ -88,31 +88,75 @@ def test_recovery_that_hyperpods_agent_would_not_do_is_refused() -> None:
 
 HOST_PATH = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch}]"
 SHARED, OF_EACH_NODE = "cluster.run_path=/fsx/runs", "cluster.run_path=/fsx/scratch/runs"
-
-
-@pytest.mark.parametrize(
-    ("run_path", "standby", "is_refused"),
-    [(OF_EACH_NODE, 2, True), (OF_EACH_NODE, 1, False), (SHARED, 2, False)],
+READ_ONLY = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch, read_only: true}]"
+INNER_CLAIM = (
+    "cluster.volume_claims=[{claim_name: a, mount_path: /fsx}, "
+    "{claim_name: b, mount_path: /fsx/scratch, read_only: true}]"
 )
-def test_run_that_could_not_begin_with_its_nodes_alone_is_refused(
-    run_path: str, standby: int, is_refused: bool
-) -> None:
-    overrides = [CLAIM, HOST_PATH, run_path,
-                 f"resilience.checkpointless.standby_nodes={standby}"]  # fmt: skip
-    job = shipped_job(FAULTY[0], "job", overrides)
+ONE_NODE = ["trainer.num_nodes=1", "trainer.global_batch_size=8"]
 
-    if not is_refused:
+
+@pytest.mark.parametrize(("recipe", "kind", "overrides", "problem"), [
+    pytest.param(TINY, "job", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="plain"),
+    pytest.param(TINY, "hyperpod", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="hyperpod"),
+    pytest.param(FAULTY[0], "job", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="recovers"),
+    pytest.param("llama/llama3_tiny_elastic", "job", [HOST_PATH, OF_EACH_NODE],
+                 "each of the 4 nodes", id="elastic"),
+    pytest.param(TINY, "job", [HOST_PATH, OF_EACH_NODE, *ONE_NODE], None, id="one-node"),
+    pytest.param(TINY, "job", [HOST_PATH, SHARED], None, id="beside-it"),
+    pytest.param(TINY, "job", [READ_ONLY, OF_EACH_NODE, *ONE_NODE], "is on no volume",
+                 id="not-writable-within-a-claim-that-is"),
+])  # fmt: skip
+def test_run_path_on_each_nodes_own_disk_is_noted_and_refused(
+    recipe: str, kind: str, overrides: list[str], problem: str | None
+) -> None:
+    job = shipped_job(recipe, kind, [CLAIM, *overrides])
+
+    said = [note for note in notes(job) if note.startswith("cluster.run_path")]
+
+    assert len(said) == (problem is not None)
+    if problem is not None:
+        assert problem in said[0]
+        with pytest.raises(RecipeError, match=re.escape(said[0])):
+            check_runnable(job, "submit")
+
+
+@pytest.mark.parametrize("overrides", [
+    pytest.param([HOST_PATH], id="host-path-within-a-claim"),
+    pytest.param([INNER_CLAIM], id="read-only"),
+])  # fmt: skip
+def test_store_on_an_inner_volume_that_not_all_pods_write_to_is_refused(
+    overrides: list[str],
+) -> None:
+    store = "resilience.tiered.store.url=folder:/fsx/scratch/store"
+    job = shipped_job(TINY, "job", [CLAIM, *overrides, SHARED, store])
+
+    with pytest.raises(RecipeError, match="is on no claim that all pods write to"):
         check_runnable(job, "submit")
-        return
-    with pytest.raises(RecipeError) as caught:
-        check_runnable(job, "submit")
-    assert str(caught.value).splitlines()[0] == (
-        "action 'submit': resilience.checkpointless.standby_nodes 2 is too many for "
-        "trainer.num_nodes 2 where cluster.run_path '/fsx/scratch/runs' is a folder of each node: "
-        "without a common one a run begins only with more than half of its nodes and standby "
-        "nodes, so that no others begin it as well; allowed: at most 1, or a run_path on one of "
-        "cluster.volume_claims"
-    )
+
+
+SPREAD = ["trainer.num_nodes=2", "trainer.global_batch_size=64", "trainer.tensor_parallel=4"]
+STAGES, MORE_NODES = "trainer.pipeline_parallel=2", "trainer.num_nodes=4"
+
+
+@pytest.mark.parametrize(("overrides", "cost"), [
+    pytest.param([STAGES, "resilience.tiered=null"], "costs all steps", id="two-stages-two-nodes"),
+    pytest.param([STAGES], "costs the steps since the last checkpoint", id="with-tiers"),
+    pytest.param([STAGES, MORE_NODES], None, id="a-stage-has-two-nodes"),
+    pytest.param(["trainer.pipeline_parallel=1"], None, id="one-stage"),
+    pytest.param([STAGES, "trainer.num_nodes=1", "trainer.tensor_parallel=2",
+                  "resilience.tiered=null"], None, id="one-node-is-one-fate"),
+])  # fmt: skip
+def test_copies_of_a_shard_on_one_node_are_noted(overrides: list[str], cost: str | None) -> None:
+    recipe = "llama/llama3_70b_pretrain_tiered"
+    job = shipped_job(recipe, "slurm", [*SPREAD, "model=llama3_8b", *overrides])
+
+    said = [note for note in notes(job) if note.startswith("trainer.num_replicas 2 puts")]
+
+    assert len(said) == (cost is not None)
+    assert cost is None or cost in said[0]
+    assert cost is None or "trainer.num_nodes of at least 4, or" in said[0]
+    assert cost is None or "trainer.pipeline_parallel of at most 1" in said[0]
 
 
 ELASTIC_VALUES = ["resilience/elastic=default"]
@@ -142,18 +186,6 @@ def test_elastic_sizes_are_submitted_as_plain_jobs_that_recover() -> None:
 
     with pytest.raises(RecipeError, match=r"resilience\.elastic without resilience\.checkpointl"):
         check_runnable(shipped_job(TINY, "job", [*where, "resilience/elastic=default"]), "submit")
-
-
-def test_elastic_pods_need_a_folder_that_all_see() -> None:
-    job = shipped_job("llama/llama3_tiny_elastic", "job", [CLAIM, HOST_PATH, OF_EACH_NODE])
-
-    with pytest.raises(RecipeError) as caught:
-        check_runnable(job, "submit")
-
-    assert (
-        "resilience.elastic needs a folder that all pods see, and cluster.run_path "
-        "'/fsx/scratch/runs' is one of each node" in str(caught.value)
-    )
 
 
 # What fits every shipped recipe: an image of the team's, and a claim for inputs and results.

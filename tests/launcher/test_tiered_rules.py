@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 
@@ -16,6 +17,7 @@ from launcher.job import Job
 from launcher.job.parameters import count_parameters
 from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state_bytes
 from launcher.support import check_runnable
+from resilience.state.layout import make_layout
 from resilience.tiered.paths import check_namespace
 from tests.launcher.shipped import rendered, shipped_job, untiered_job
 
@@ -189,6 +191,26 @@ def test_nodes_part_of_the_state_is_each_different_shard_once() -> None:
     everywhere = shipped_job(TINY, "local")
     assert own_bytes(everywhere) == state_bytes(everywhere)
     assert num_writers(everywhere.trainer) == 2
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+def test_copies_are_counted_where_the_layout_has_them(num_devices: int) -> None:
+    """Over all divisions of worlds of up to 8 nodes into copies and stages."""
+    trainer = shipped_job(LARGE, "slurm").trainer
+    for num_nodes, stages, replicas in itertools.product(range(1, 9), (1, 2, 3, 4), (1, 2, 3, 4)):
+        if (world := num_nodes * num_devices) % (stages * replicas):
+            continue
+        layout = make_layout(
+            nodes=[str(node) for node in range(num_nodes)], num_local_ranks=num_devices,
+            num_shards=world // replicas, is_sharded=True, num_stages=stages,
+        )  # fmt: skip
+        nodes: dict[str, set[int]] = {}
+        for seat in map(layout.seat, range(world)):
+            nodes.setdefault(seat.shard, set()).add(seat.node_index)
+        changes = {"num_nodes": num_nodes, "num_devices": num_devices,
+                   "num_replicas": replicas, "pipeline_parallel": stages}  # fmt: skip
+
+        assert num_writers(trainer.model_copy(update=changes)) == min(map(len, nodes.values()))
 
 
 @pytest.mark.parametrize(("overrides", "num_held"), [

@@ -119,6 +119,9 @@ class TieredCheckpoints(CadencedCheckpoints):
             settings.copy_while == "auto" and plan_device_type(job) == "cpu"
         )
         self._store_tier = settings.store
+        self._domains_min = settings.ram.domains_min
+        self._num_domains: int | None = None
+        """The failure domains that were told of."""
         self._max_steps = job.trainer.max_steps
         name = f"{job.recipe.name} in {run_dir}"
         self._claim = Claim(run=client.job, name=name, run_dir=run_dir, max_steps=self._max_steps)
@@ -328,6 +331,20 @@ class TieredCheckpoints(CadencedCheckpoints):
         self._tell_saved(
             step, num_bytes=saved.num_bytes, seconds=saved.seconds, blocked_s=under_way.blocked_s
         )
+        self._tell_domains()
+
+    def _tell_domains(self) -> None:
+        """Tell of each other number of failure domains, and a person where that is too few."""
+        num, wanted = self._client.num_domains, self._domains_min
+        if not self._is_leader or num is None or num == self._num_domains:
+            return
+        self._num_domains = num
+        self._events.write("failure_domains", num=num, wanted=wanted)
+        if num < wanted:
+            self._tell_warning(
+                f"checkpoints in memory are in {num} of {wanted} failure domains "
+                "(resilience.tiered.ram.domains_min): the nodes that are there share them"
+            )
 
     # ---- loading
 
@@ -370,6 +387,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         loader = TierLoader(self._client, self._view, self._subject.group, self._refuse)
         loaded = loader.load_newest(newer_than=newer_than)
         self._newest = loader.newest_generation
+        self._tell_domains()
         if loaded is None and newer_than is None and (text := os.environ.get(BRANCH_VARIABLE)):
             return self._load_branch(BranchPoint.model_validate_json(text))
         if loaded is None:

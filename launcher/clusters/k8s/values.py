@@ -76,6 +76,7 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         # Those of an elastic run belong to several Jobs.
         "pod_label": JOB_LABEL if job.resilience.elastic else "job-name",
         "num_base_pods": num_base_pods(job, cluster),
+        "has_copies": _has_copies(job, cluster),
         "notes": told,
         "replica_name": REPLICA_NAME,
         **_metadata(job, cluster, told),
@@ -100,6 +101,12 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "elastic_policy": _elastic_policy(job),
         "log_rules": [_log_rule(rule) for rule in cluster.run_policy.log_monitoring],
     }
+
+
+def _has_copies(job: Job, cluster: K8sCluster) -> bool:
+    """Return whether pods of a plain Job keep copies for each other, so that they are spread."""
+    has_feature = bool(job.resilience.checkpointless or job.memoryd)
+    return cluster.job_kind == "job" and job.num_nodes_max > 1 and has_feature
 
 
 def _metadata(job: Job, cluster: K8sCluster, told: list[str]) -> dict[str, dict[str, str]]:

@@ -247,7 +247,7 @@ class Session:
             if meta.num_shards != num_shards:
                 raise ValueError(f"{meta.num_shards} shards, where {num_shards} were begun")
             writing.commit(meta)
-        return {}, ()
+        return {"num_domains": self._house.board.num_domains()}, ()
 
     def _abort(self, request: Mapping[str, Any]) -> Reply:
         writing, _ = self._writings.pop(_whole(request, "segment"), (None, 0))
@@ -265,7 +265,7 @@ class Session:
             }
             for each in self._house.offer.steps(self._own_namespace())
         ]
-        return {"steps": rows}, ()
+        return {"steps": rows, "num_domains": self._house.board.num_domains()}, ()
 
     def _known(self, request: Mapping[str, Any]) -> Reply:
         """Tell of unfinished steps, too: a save is not to be taken for one of those."""

@@ -143,6 +143,29 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
     assert size(opened, held, whole) == "4 nodes"
 
 
+@pytest.mark.parametrize(("phase", "num", "expected"), [
+    pytest.param(Phase.RUNNING, 1, "copies in 1 of 2 failure domains (ram.domains_min)",
+                 id="too-few"),
+    pytest.param(Phase.RUNNING, 2, None, id="enough"),
+    pytest.param(Phase.SUCCEEDED, 1, None, id="ended"),
+])  # fmt: skip
+def test_status_says_in_how_many_failure_domains_copies_are(
+    phase: Phase, num: int, expected: str | None
+) -> None:
+    job = shipped_job("llama/llama3_tiny_tiered", "slurm")
+    seen = Sight(
+        run=RunFolder(path=Path("r"), job=job),
+        standing=Standing(phase=phase, why=""),
+        state=state(("failure_domains", 0, {"num": num, "wanted": 2})),
+        time=NOW,
+        last_event=NOW,
+    )
+
+    (safe,) = [line[12:] for line in status_lines(seen) if line.startswith("  safe ")] or [None]
+
+    assert safe == expected
+
+
 Happened = tuple[str, int | None, str, dict[str, Any]]
 
 

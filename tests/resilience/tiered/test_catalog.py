@@ -15,6 +15,7 @@ from resilience.tiered.catalog import (
     StepAt,
     StepState,
     choose_source,
+    count_domains,
     find_only_copies,
     find_stale,
     judge_steps,
@@ -160,6 +161,16 @@ def test_inventories_of_nodes_that_are_gone_count_no_more() -> None:
 
     assert complete(copies) == [at(10)]
     assert complete(copies, {"a": "x", "d": "z"}) == []
+
+
+@pytest.mark.parametrize(("living", "keepers", "num"), [
+    pytest.param({"a": "m0", "b": "m1"}, 0, 2, id="a-machine-each"),
+    pytest.param({"a": "m0", "b": "m0"}, 0, 1, id="one-machine"),
+    pytest.param({"a": "m0", "b": "m1"}, 1, 1, id="peers-hold-instead"),
+    pytest.param({"a": "m0"}, 1, 1, id="no-peer-to-hold"),
+])  # fmt: skip
+def test_domains_that_there_are(living: dict[str, str], keepers: int, num: int) -> None:
+    assert count_domains(living, keepers=keepers) == num
 
 
 def test_fewer_domains_than_asked_for_are_enough() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from resilience.errors import BrokenError, CorruptionError
-from resilience.events import EventLog
+from resilience.events import EventLog, read_events
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
 from tests.resilience.state.nodes import PlainView
@@ -31,17 +31,23 @@ def client(tmp_path: Path) -> Iterator[TieredClient]:
 
 @pytest.fixture
 def saves(tmp_path: Path, client: TieredClient) -> TieredCheckpoints:
-    job = make_job(resilience={"tiered": tiered(every_n_steps=4)})
-    assert job.resilience.tiered is not None
-    saves = TieredCheckpoints(
-        client,
-        job,
-        job.resilience.tiered,
-        EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0),
-        run_dir=tmp_path,
-    )
+    saves = make_saves(tmp_path, client)
     bind(saves)
     return saves
+
+
+def make_saves(folder: Path, client: TieredClient, **changes: int) -> TieredCheckpoints:
+    """Return them, with `changes` of the settings of memory."""
+    job = make_job(resilience={"tiered": tiered(every_n_steps=4)})
+    settings = job.resilience.tiered
+    assert settings is not None
+    return TieredCheckpoints(
+        client,
+        job,
+        settings.model_copy(update={"ram": settings.ram.model_copy(update=changes)}),
+        EventLog(folder / "events.jsonl", node="n0", rank=0, generation=0),
+        run_dir=folder,
+    )
 
 
 def bind(saves: TieredCheckpoints, check: Any = go_on) -> None:
@@ -65,6 +71,29 @@ def test_save_is_visible_when_it_is_kept(saves: TieredCheckpoints, client: Tiere
     wait_until(lambda: [each.step for each in whole_steps(client)] == [4])
     saves.finish(5)
     assert whole_steps(client)[0].step == 5
+
+
+def test_too_few_failure_domains_are_told_before_the_first_save(
+    tmp_path: Path, client: TieredClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And once: here are two nodes on one machine, which is what fails together."""
+    saves = make_saves(tmp_path, client, domains_min=2)
+    bind(saves)
+
+    def told() -> list[object]:
+        return [(each.fields.get("num"), each.fields.get("wanted"))
+                for each in read_events(tmp_path / "events.jsonl")
+                if each.event == "failure_domains"]  # fmt: skip
+
+    assert saves.load_newest() is None
+    assert told() == [(1, 2)]
+    assert "checkpoints in memory are in 1 of 2 failure domains" in capsys.readouterr().err
+    saves.finish(4)
+    assert told() == [(1, 2)]
+    client.num_domains = 2  # as of another pod that has come
+    saves._tell_domains()
+    assert told() == [(1, 2), (2, 2)]
+    assert not capsys.readouterr().err
 
 
 def test_run_that_begins_has_the_memory_of_its_saves_made(
