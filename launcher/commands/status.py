@@ -19,6 +19,7 @@ from launcher.monitor.logs import plain
 from launcher.monitor.progress import render_recovery
 from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import JobStatus, Phase
+from launcher.monitor.standstill import standstill_text
 from launcher.monitor.storage import storage_text
 from resilience.run_record import RecordError, read_record, read_starts
 
@@ -42,7 +43,7 @@ def status_lines(sight: Sight) -> list[str]:
         "recipe": f"{state.recipe} version {state.version}",
         "began": _beginnings(run.path),
         "where": _where(sight),
-        "doing": _doing(sight),
+        "doing": ", ".join(filter(None, (_doing(sight), _standstill(sight)))),
         "size": _size(sight),
         "steps": _steps(sight),
         "faults": _faults(state, is_alive=standing.phase.is_alive),
@@ -90,6 +91,13 @@ def _doing(sight: Sight) -> str | None:
     return f"{state.phase} ({num_there} of {state.num_workers} workers)"
 
 
+def _standstill(sight: Sight) -> str | None:
+    """Return for how long a run that runs has taken no step, where that is longer than usual."""
+    if sight.standing.phase is not Phase.RUNNING:
+        return None
+    return standstill_text(sight.state.standstill_s(sight.time))
+
+
 def _size(sight: Sight) -> str | None:
     """Return how many nodes a run has that may change that, how many it is to have, and why not.
 
@@ -124,6 +132,7 @@ def _steps(sight: Sight) -> str:
     if state.num_steps and state.loss is not None:
         parts.append(f"loss {state.loss:.4f}")
     is_running = sight.standing.phase is Phase.RUNNING and not state.is_deserted
+    is_running = is_running and state.standstill_s(sight.time) is None
     if is_running and state.seconds_per_step is not None and state.seconds_left is not None:
         parts.append(f"{state.seconds_per_step:.3g} s a step")
         parts.append(f"{format_seconds(state.seconds_left)} left")
@@ -222,4 +231,5 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
         silent[kind] = said
     sight = sight_of(run, cluster, said)
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
-    return sight.standing.phase.value, steps, kind, sight.standing.why.partition("\n")[0]
+    why = sight.standing.why.partition("\n")[0] or _standstill(sight) or ""
+    return sight.standing.phase.value, steps, kind, why

@@ -133,8 +133,8 @@ usage: python -m launcher report RUN [--json]
 
   Make report.html of a run again from its events.jsonl, and print its path. With --json print what
   it tells instead, for programs: steps, rates, faults, and the seconds of all ranks in training,
-  start, data wait, checkpoint stall, detection, teardown, repair, lost work and stop. RUN is a
-  run's folder, or its name below ./runs.
+  start, data wait, checkpoint stall, detection, teardown, repair, lost work, standstill and stop.
+  RUN is a run's folder, or its name below ./runs.
 """,
     "runs": """\
 usage: python -m launcher runs [FOLDER]

@@ -20,6 +20,7 @@ from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import TRAINING, RunState
+from launcher.monitor.standstill import standstill_text
 from launcher.monitor.storage import storage_text
 
 LINE_PERIOD_S = 10.0
@@ -59,6 +60,7 @@ class Shown:
     num_steps: int
     time: float
     num_recoveries: int = 0
+    standstill_s: float = 0.0
 
 
 class LineDisplay:
@@ -78,7 +80,8 @@ class LineDisplay:
             self._print(f"{state.recipe}: {render_recovery(recovery)}")
         if is_line_due(self._last, state, now):
             self._print(render_line(state, now))
-            self._last = Shown(state.phase, state.num_steps, now, len(recoveries))
+            quiet_s = state.standstill_s(now) or 0.0
+            self._last = Shown(state.phase, state.num_steps, now, len(recoveries), quiet_s)
         elif self._last:
             self._last = replace(self._last, num_recoveries=len(recoveries))
 
@@ -93,6 +96,8 @@ def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
     """Return whether the state is worth a line after the one shown last."""
     if last is None or state.phase != last.phase:
         return True
+    if (quiet_s := state.standstill_s(now)) is not None and quiet_s >= 2 * last.standstill_s:
+        return True
     num_new = state.num_steps - last.num_steps
     is_first = last.num_steps == 0 and num_new > 0
     is_late = now - last.time >= LINE_PERIOD_S
@@ -102,9 +107,9 @@ def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
 def render_line(state: RunState, now: float) -> str:
     """Return the state in one line, at `now` in unix seconds."""
     if state.phase != TRAINING or not state.num_steps:
-        return (
-            f"{state.recipe}: {state.phase} ({len(state.workers)} of {state.num_workers} workers)"
-        )
+        text = f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
+        quiet = standstill_text(state.standstill_s(now))
+        return f"{state.recipe}: {', '.join(filter(None, (text, quiet)))}"
     return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state, now)}"
 
 
@@ -153,8 +158,9 @@ def _numbers(state: RunState, now: float) -> str:
     if state.lr is not None:
         parts.append(f"lr {state.lr:.3g}")
     if state.seconds_per_step is not None and state.seconds_left is not None:
+        quiet = standstill_text(state.standstill_s(now))
         parts.append(f"{state.seconds_per_step:.3g} s a step")
-        parts.append(f"{format_seconds(state.seconds_left)} left")
+        parts.append(quiet or f"{format_seconds(state.seconds_left)} left")
     if newest := newest_saved(state.tiers):
         parts.append(f"checkpoint of step {newest.step}")
     if stored := storage_text(state.storage, newest.step if newest else None, now):

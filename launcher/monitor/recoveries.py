@@ -7,6 +7,7 @@ two neighbours: the generation that ended and the one after it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,9 @@ _CONSEQUENCE = "group"
 _time = attrgetter("time")
 _ROOTS = ("died", "hung", "node lost", "corrupt", "health", "other shard")
 _ROOT_DELAY_S = 1.0
+_PROGRESS = {"step", "process_group_ready", "data_ready", "model_ready", "rank_recovered",
+             "rank_resumed", "checkpoint_started", "checkpoint_written", "checkpoint_loaded",
+             "checkpoint_saved", "worker_started"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class Generation:
     """When the first step was reported."""
     seen_at: float | None = None
     """When one of its ranks was heard of last."""
+    progress_at: float | None = None
+    """When one of its ranks last took a step, or got on in another way."""
     recovered: Mapping[int, Event] = field(default_factory=dict)
     """How each rank came by its state, by rank."""
     has_ended: bool = False
@@ -122,6 +128,8 @@ def next_generations(generations: Generations, event: Event) -> Generations:
     then = _after(now, event)
     if event.rank is not None:
         then = replace(then, seen_at=_later(then.seen_at, event))
+        if event.event in _PROGRESS:
+            then = replace(then, progress_at=_later(then.progress_at, event))
     return generations if then is now else {**generations, event.generation: then}
 
 
@@ -176,8 +184,14 @@ def _later(last: float | None, event: Event) -> float:
     return event.time if last is None else max(last, event.time)
 
 
-def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
-    """Return a recovery for each generation that a fault ended, in their order."""
+def list_recoveries(
+    generations: Generations, standstill_limit_s: float | None = None
+) -> tuple[Recovery, ...]:
+    """Return a recovery for each generation that a fault ended, in their order.
+
+    Where nobody has told how long the run had stood still when a fault was noticed, its last
+    progress tells it, if that was longer ago than the limit.
+    """
     numbers = sorted(generations)
     pairs = [*pairwise(numbers), *((number, None) for number in numbers[-1:])]
     found: list[Recovery] = []
@@ -191,7 +205,8 @@ def list_recoveries(generations: Generations) -> tuple[Recovery, ...]:
         if is_told or loss:
             ended = replace(ended, detected=(*ended.detected, *([loss] if loss else [])))
             steps = _num_steps(generations, number)
-            recovery = _recovery(len(found) + 1, number, ended, after, steps)
+            limit_s = math.inf if standstill_limit_s is None else standstill_limit_s
+            recovery = _recovery(len(found) + 1, number, ended, after, steps, limit_s)
             found.append(replace(recovery, detected_s=None) if loss else recovery)
     return tuple(found)
 
@@ -249,15 +264,31 @@ def seconds_lost(recoveries: Sequence[Recovery], end: float) -> float:
     )
 
 
+def _began(ended: Generation, cause: Event, noticed_at: float, limit_s: float) -> float:
+    """Return when a fault that nobody injected began: at the last progress before it."""
+    quiet_s = cause.fields.get("quiet_s")
+    began = cause.time - quiet_s if isinstance(quiet_s, (int, float)) else cause.time
+    last = noticed_at if ended.progress_at is None else ended.progress_at
+    if not quiet_s and noticed_at - last > limit_s:
+        began = last
+    # What a rank did before its generation was opened is of the one before.
+    return min(noticed_at, began if ended.opened_at is None else max(began, ended.opened_at))
+
+
 def _recovery(
-    number: int, generation: int, ended: Generation, after: Generation, num_steps: int
+    number: int,
+    generation: int,
+    ended: Generation,
+    after: Generation,
+    num_steps: int,
+    limit_s: float,
 ) -> Recovery:
     first = min(ended.detected, key=_time, default=None)
     noticed = first or ended.broken or ended.surrender
     assert noticed is not None
     cause = _cause(ended.detected, noticed)
     injected = _injected(ended, cause, noticed.time)
-    start = noticed.time if injected is None else injected.time
+    start = _began(ended, cause, noticed.time, limit_s) if injected is None else injected.time
     told = injected or cause
 
     def since(time: float | None) -> float | None:

@@ -19,6 +19,7 @@ from launcher.monitor.recoveries import (
     next_generations,
     seconds_lost,
 )
+from launcher.monitor.standstill import standstill_limit_s, usual_step_s
 from launcher.monitor.storage import Storage, lost_step, next_storage
 from resilience.events import Event
 
@@ -77,6 +78,7 @@ class RunState:
     """Workers that each start of the run begins with, as its job says now."""
     keeps_state: bool
     """A new generation goes on with the state and the workers of the one before."""
+    log_every_n_steps: int = 1
     started_at: float | None = None
     generation: int = 0
     workers: Mapping[int, Worker] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class RunState:
     lr: float | None = None
     recent: tuple[tuple[int, float], ...] = ()
     """(step number, seconds) of the newest steps that were reported."""
+    stepped_at: float | None = None
+    """When the newest step of this start was reported that was taken, in unix seconds."""
     failure: Event | None = None
     """The first worker_failed, of the newest generation where it begins with new workers: what
     failed later mostly failed because of it."""
@@ -139,7 +143,7 @@ class RunState:
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
         """Return a recovery for each generation that a fault ended."""
-        return list_recoveries(self.generations)
+        return list_recoveries(self.generations, self.standstill_limit_s)
 
     @property
     def death(self) -> tuple[Event, Worker] | None:
@@ -163,6 +167,22 @@ class RunState:
         recoveries = self.recoveries
         last = recoveries[-1].fault_at if recoveries else 0.0
         return seconds_lost(recoveries, last if self.finished_at is None else self.finished_at)
+
+    @property
+    def standstill_limit_s(self) -> float | None:
+        """Return the longest time between two reported steps that is usual; None without steps."""
+        step_s = usual_step_s(seconds for _, seconds in self.recent)
+        return None if step_s is None else standstill_limit_s(step_s, self.log_every_n_steps)
+
+    def standstill_s(self, now: float) -> float | None:
+        """Return how long a run that goes on has taken no step; None while that is usual."""
+        limit_s, has_ended = self.standstill_limit_s, self.exit_status is not None
+        if limit_s is None or self.stepped_at is None or has_ended:
+            return None
+        if self.num_steps >= self.max_steps:
+            return None
+        quiet_s = now - self.stepped_at
+        return quiet_s if quiet_s > limit_s else None
 
     @property
     def phase(self) -> str:
@@ -203,6 +223,7 @@ def start_state(job: Job, nodes: Sequence[str]) -> RunState:
         num_workers=job.trainer.world_size,
         num_workers_wanted=job.trainer.world_size,
         keeps_state=job.resilience.checkpointless is not None,
+        log_every_n_steps=job.trainer.log_every_n_steps,
     )
 
 
@@ -232,7 +253,7 @@ def _next_generation(state: RunState, generation: int) -> RunState:
     state = replace(state, generation=generation)
     if state.keeps_state:
         return state
-    return replace(state, workers={}, num_steps=0, recent=(), failure=None)
+    return replace(state, workers={}, num_steps=0, failure=None)
 
 
 def _after_node(state: RunState, event: Event) -> RunState:
@@ -302,6 +323,7 @@ def _begun_again(state: RunState, time: float) -> RunState:
         num_workers=state.num_workers_wanted,
         num_workers_wanted=state.num_workers_wanted,
         keeps_state=state.keeps_state,
+        log_every_n_steps=state.log_every_n_steps,
         started_at=time,
         num_steps=state.num_steps,
         first_loss=state.first_loss,
@@ -347,8 +369,9 @@ def _after_step(state: RunState, event: Event) -> RunState:
     loss = to_float(event.fields.get("loss"))
     seconds = to_float(event.fields.get("duration_s"))
     # The last step before a fault is written again after it, without a duration.
-    recent = state.recent
+    recent, stepped_at = state.recent, state.stepped_at
     if seconds is not None:
+        stepped_at = event.time
         recent = tuple(each for each in recent if each[0] != event.step)
         recent = (*recent, (event.step, seconds))
     return replace(
@@ -359,6 +382,7 @@ def _after_step(state: RunState, event: Event) -> RunState:
         loss=loss,
         lr=to_float(event.fields.get("lr")),
         recent=recent[-_NUM_RECENT:],
+        stepped_at=stepped_at,
     )
 
 

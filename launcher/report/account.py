@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from launcher.job import Job
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import CHECKPOINT, RECOVERY, STARTING, TRAINING
+from launcher.monitor.standstill import standstill_limit_s, usual_step_s
 from launcher.report.record import RunRecord, Size, Span, Step
 
 START = "start"
@@ -25,10 +27,11 @@ TEARDOWN = "teardown"
 REPAIR = "repair"
 LOST_WORK = "lost work"
 SMALLER = "smaller"
+STANDSTILL = "standstill"
 STOP = "stop"
 PARTS = (
     TRAINING, START, DATA_WAIT, CHECKPOINT_STALL, DETECTION, TEARDOWN, REPAIR, LOST_WORK,
-    SMALLER, STOP,
+    SMALLER, STANDSTILL, STOP,
 )  # fmt: skip
 _PART_OF_PHASE = {
     STARTING: START,
@@ -74,7 +77,7 @@ class _Window:
 def account_of(record: RunRecord) -> Account:
     """Return where the time of a run went."""
     recovery = list(_recovery_windows(record))
-    lost = list(_lost_windows(record.lines))
+    lost = [*_lost_windows(record.lines), *_still_windows(record)]
     by_rank: dict[int, dict[str, float]] = {}
     for span in record.spans:
         seconds = by_rank.setdefault(span.rank, dict.fromkeys(PARTS, 0.0))
@@ -146,6 +149,39 @@ def _lost_windows(lines: Sequence[Sequence[Step]]) -> Iterator[_Window]:
         kept = [step.time_s for step in before if step.step < after[0].step]
         first_s = before[0].time_s - (before[0].duration_s or 0.0)
         yield _Window(kept[-1] if kept else first_s, before[-1].time_s, LOST_WORK)
+
+
+def _still_windows(record: RunRecord) -> Iterator[_Window]:
+    """Yield when the run stood still and nobody noticed a fault.
+
+    Of the time between two reported steps, that is what is left without the waits that the rank
+    has told of, checkpoints, and the usual time of the steps.
+    """
+    steps = [step for line in record.lines for step in line]
+    saves = [span for span in record.spans if (span.phase, span.rank) == (CHECKPOINT, 0)]
+    for start in record.starts:
+        own = [step for step in steps if start.begin_s <= step.time_s <= start.end_s]
+        step_s = usual_step_s(step.duration_s for step in own if step.duration_s is not None)
+        for before, end_s, num_steps, waited_s in _gaps(own, start.end_s, record.job):
+            saved_s = sum(
+                max(0.0, min(each.end_s, end_s) - max(each.start_s, before.time_s))
+                for each in saves
+            )
+            trained_s = end_s - before.time_s - waited_s - saved_s
+            if step_s is not None and trained_s > standstill_limit_s(step_s, num_steps):
+                yield _Window(end_s - trained_s + step_s * num_steps, end_s, STANDSTILL)
+
+
+def _gaps(
+    steps: Sequence[Step], end_s: float, job: Job
+) -> Iterator[tuple[Step, float, int, float]]:
+    """Yield the steps of a start: each with its next one's time, number from there, and waits."""
+    for before, after in pairwise(steps):
+        if before.generation == after.generation and before.step < after.step:
+            waited_s = (after.data_wait_s or 0.0) + (after.blocked_s or 0.0)
+            yield before, after.time_s, after.step - before.step, waited_s
+    if steps and steps[-1].step + 1 < job.trainer.max_steps:
+        yield steps[-1], end_s, job.trainer.log_every_n_steps, 0.0
 
 
 def _parts_of(

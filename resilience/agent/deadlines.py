@@ -80,7 +80,7 @@ class Deadlines:
         hang = find_hang(slots, states, now_s, deadline_s)
         if hang is None:
             return
-        self._part.fail(hang.rank, "hung", hang.text)
+        self._part.fail(hang.rank, "hung", hang.text, hang.quiet_s)
         for rank in hang.stopped:
             workers[rank].condemn(signal.SIGKILL)
 

@@ -213,9 +213,11 @@ class NodePart:
             if not (self.holds_state and will_tell):
                 self.report_fresh(worker)
 
-    def fail(self, rank: int, reason: str, text: str) -> None:
+    def fail(self, rank: int, reason: str, text: str, quiet_s: float = 0.0) -> None:
         """Tell of a fault that no worker could tell of."""
-        failed = Failed(generation=self.generation, rank=rank, reason=reason, text=text)
+        failed = Failed(
+            generation=self.generation, rank=rank, reason=reason, text=text, quiet_s=quiet_s
+        )
         self.failures.note(failed)
         self._say(text)
         self._tell(failed)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict, StrictBool, StrictInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, StrictBool, StrictFloat, StrictInt, TypeAdapter, ValidationError
 
 from resilience.state.layout import Layout
 from resilience.validation import first_problem
@@ -60,6 +60,8 @@ class Failed(Message):
     """A traceback, where there is one."""
     status: StrictInt = 1
     """Exit status of a run that ends for this fault alone."""
+    quiet_s: StrictFloat = 0.0
+    """How long the rank had made no progress when the fault was noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

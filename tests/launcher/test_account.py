@@ -128,6 +128,63 @@ def test_time_in_which_all_nodes_were_lost_is_no_training() -> None:
     }
 
 
+STEPS = [
+    event("run_started", 100.0),
+    *all_ranks("worker_started", 101.0),
+    *all_ranks("model_ready", 102.0),
+    *(step_event(number, 103.0 + number, duration_s=1.0) for number in range(3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rest", "found"),
+    [
+        pytest.param(
+            [
+                event("fault_detected", 305.0, 1, reason="died", text="Timed out"),
+                event("run_finished", 306.0, exit_status=1, reason="failed"),
+            ],
+            {"start": 2.0, "training": 3.0, "detection": 200.0, "repair": 1.0},
+            id="failed-after-waiting-in-vain",
+        ),
+        pytest.param(
+            [event("run_finished", 306.0, exit_status=143, reason="stopped by SIGTERM")],
+            {"start": 2.0, "training": 4.0, "standstill": 200.0},
+            id="stopped-by-somebody",
+        ),
+        pytest.param(
+            [
+                step_event(3, 306.0, duration_s=201.0),
+                event("run_finished", 306.0, exit_status=0, reason="done"),
+            ],
+            {"start": 2.0, "training": 4.0, "standstill": 200.0},
+            id="went-on-by-itself",
+        ),
+        pytest.param(
+            [
+                event("checkpoint_started", 105.0, 0),
+                event("checkpoint_written", 205.0, 0, path="x"),
+                step_event(3, 306.0, duration_s=201.0, data_wait_s=99.0),
+                event("run_finished", 306.0, exit_status=0, reason="done"),
+            ],
+            {"start": 2.0, "training": 5.0, "checkpoint stall": 100.0, "data wait": 99.0},
+            id="waits-that-were-told",
+        ),
+        pytest.param(
+            [
+                step_event(3, 110.0, duration_s=4.9),
+                event("run_finished", 110.0, exit_status=0, reason="done"),
+            ],
+            {"start": 2.0, "training": 8.0},
+            id="slow-step",
+        ),
+    ],
+)
+def test_time_without_progress_is_no_training(rest: list[Event], found: dict[str, float]) -> None:
+    """No recovery is there to notice it: a step takes one second, and then none comes."""
+    assert of_a_rank([*STEPS, *rest]) == found
+
+
 def test_rank_that_nothing_came_of_after_its_fault_was_being_repaired_to_the_end() -> None:
     events = [each for each in went_back() if each.time < 110.2]
     events += [event("run_finished", 130.0, exit_status=1, reason="gave up")]

@@ -137,11 +137,26 @@ def test_when_a_plain_line_is_due(
     last: Shown | None, num_steps: int, now: float, is_due: bool
 ) -> None:
     start = start_state(local_job("trainer.max_steps=100"), ["node-0", "node-1"])
-    steps = [step_event(number, 0.0) for number in range(num_steps)]
+    steps = [step_event(number, now) for number in range(num_steps)]
 
     state = state_after([*all_ranks("model_ready", 0.0), *steps], start)
 
     assert is_line_due(last, state, now) == is_due
+
+
+@pytest.mark.parametrize(
+    ("after_s", "told_s", "is_due"),
+    [(4.0, 0.0, False), (6.0, 0.0, True), (9.0, 6.0, False), (12.0, 6.0, True)],
+)
+def test_standstill_is_told_when_it_begins_and_each_time_it_has_doubled(
+    after_s: float, told_s: float, is_due: bool
+) -> None:
+    steps = [step_event(number, 100.0 + number, duration_s=1.0) for number in range(3)]
+    state = state_after([*all_ranks("model_ready", 99.0), *steps])
+    now = 102.0 + after_s
+
+    assert is_line_due(Shown("training", 3, 102.0, 0, told_s), state, now) == is_due
+    assert ("no step for" in render_line(state, now)) == (after_s > 5.0)
 
 
 def test_console_that_is_no_terminal_gets_plain_lines() -> None:

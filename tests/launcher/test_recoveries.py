@@ -68,6 +68,39 @@ def test_run_without_faults_has_none() -> None:
     assert "faults" not in summary_text(state_after(whole_run()), None)
 
 
+def stood_still(fault: Event) -> list[Event]:
+    """Return a run that takes a step a second, the last at 109, and none until the fault."""
+    return [
+        on_node("generation_opened", 100.5, 0, world_size=4),
+        *all_ranks("model_ready", 104.0),
+        *(step_event(number, 105.0 + number, duration_s=1.0) for number in range(5)),
+        fault,
+        *recovery(fault.time, 0, 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told", "time", "began"),
+    [
+        pytest.param("hung", {"quiet_s": 30.0}, 140.0, 110.0, id="hang-that-its-agent-has-timed"),
+        pytest.param("hung", {"quiet_s": 600.0}, 140.0, 100.5, id="not-before-its-generation"),
+        pytest.param("died", {"quiet_s": 0.0}, 140.0, 109.0, id="ranks-gave-up-waiting"),
+        pytest.param("node lost", {}, 121.0, 109.0, id="silent-node-in-an-older-log"),
+        pytest.param("died", {"quiet_s": 0.0}, 110.5, 110.5, id="noticed-as-it-happened"),
+    ],
+)
+def test_fault_began_with_the_last_progress(
+    reason: str, told: dict[str, float], time: float, began: float
+) -> None:
+    fault = event("fault_detected", time, 2, reason=reason, text="x", **told)
+
+    (found,) = state_after(stood_still(fault)).recoveries
+
+    assert found.fault_at == began
+    assert seconds(found)[0] == time - began
+    assert seconds(found)[-1] == time - began + 2.0
+
+
 def test_each_fault_is_a_row_with_its_seconds() -> None:
     first, second = recoveries_of(faulty_run())
 

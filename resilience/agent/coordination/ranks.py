@@ -107,7 +107,7 @@ def stop(state: State, failed: Failed, now_s: float) -> Decision:
 
 
 def _detected(failed: Failed) -> Note:
-    fields = {"reason": failed.reason, "text": failed.text}
+    fields = {"reason": failed.reason, "text": failed.text, "quiet_s": failed.quiet_s}
     return Note(event="fault_detected", rank=failed.rank, fields=fields)
 
 

@@ -26,6 +26,8 @@ class Hang:
     rank: int
     """The rank that is farthest behind; a stopped one where there is one."""
     text: str
+    quiet_s: float
+    """How long that rank has made no progress."""
     stopped: tuple[int, ...]
     """Ranks whose process is stopped, to be replaced at once."""
 
@@ -71,7 +73,10 @@ def _describe(
         else f"is farthest behind, silent for {max(0.0, now_s - slot.beat_s):.1f} s"
     )
     text = f"{what}; rank {rank} {why}, in {slot.activity.name.lower()} of step {slot.step}"
-    return Hang(rank=rank, text=text, stopped=stopped)
+    # A rank that is under no deadline shows progress by its heartbeat alone.
+    is_free = slot.activity in (Activity.NOWHERE, Activity.WAITING)
+    quiet_s = max(0.0, now_s - (slot.beat_s if is_free else slot.progress_s))
+    return Hang(rank=rank, text=text, quiet_s=quiet_s, stopped=stopped)
 
 
 def _progress(slot: Slot, rank: int) -> tuple[int, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,42 @@ def doing_and_size(happened: Sequence[Happened]) -> list[str]:
     )
     lines = [line.split(maxsplit=1) for line in status_lines(seen)]
     return [text for name, text in lines if name in ("doing", "size")]
+
+
+@pytest.mark.parametrize("recipe", ["llama3_tiny_pretrain", "llama3_tiny_checkpointless"])
+@pytest.mark.parametrize(
+    ("every", "after_s", "told"),
+    [
+        pytest.param(1, 240.0, "no step for 4 min 00 s", id="long"),
+        pytest.param(1, 6.5, "no step for 6.5 s", id="three-times-the-usual"),
+        pytest.param(1, 5.5, None, id="less"),
+        pytest.param(10, 59.0, None, id="ten-steps-are-reported-at-once"),
+        pytest.param(10, 61.0, "no step for 1 min 01 s", id="ten-steps-late"),
+    ],
+)
+def test_status_says_that_no_step_comes(
+    recipe: str, every: int, after_s: float, told: str | None
+) -> None:
+    """Instead of the time left; the one step that stood still before is not the usual one."""
+    job = shipped_job(f"llama/{recipe}", "local")
+    start = replace(start_state(job, ()), log_every_n_steps=every)
+    steps = [
+        Event(time=NOW - after_s, node="node-0", rank=0, generation=0, step=number, event="step",
+              fields={"loss": 2.0, "duration_s": 900.0 if number == 1 else 2.0})
+        for number in range(5)
+    ]  # fmt: skip
+    seen = Sight(
+        run=RunFolder(path=Path("run"), job=job),
+        standing=Standing(phase=Phase.RUNNING, why=""),
+        state=reduce(next_state, steps, start),
+        time=NOW,
+        last_event=NOW,
+    )
+
+    text = "\n".join(status_lines(seen))
+
+    assert ("no step for" in text) == (told is not None) == (" left" not in text)
+    assert told is None or f"workers), {told}\n" in text
 
 
 def test_status_names_silent_nodes_that_the_run_waits_for() -> None:

@@ -62,6 +62,7 @@ def test_block_that_ends_well_on_some_ranks_leaves_the_others_waiting_until_they
     assert run.wait() == 0, run.show()
     first, *others = [each for each in run.events() if each.event == "fault_detected"]
     assert (first.rank, first.fields["reason"]) == (1, "hung")
+    assert first.fields["quiet_s"] >= 2, "the run stood still for the whole deadline"
     # A rank that waits may tell of connections that end with the generation.
     assert {each.fields["reason"] for each in others} <= {"group"}
     assert [each.event for each in run.events()].count("generation_opened") == 2

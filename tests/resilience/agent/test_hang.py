@@ -130,6 +130,26 @@ def test_text_says_where_and_why(state: str, text: str) -> None:
     assert hang.text == f"no progress for 12.0 s; rank 0 {text}"
 
 
+@pytest.mark.parametrize(
+    ("slots", "states", "quiet_s"),
+    [
+        pytest.param({0: slot(3, Activity.GATE, 60), 1: slot(3, Activity.FORWARD, 50)}, {}, 50.0,
+                     id="the-slowest-counts"),
+        pytest.param({0: slot(3, Activity.FORWARD, 50, beat_s=85)}, {0: "T"}, 50.0,
+                     id="stopped-after-its-last-progress"),
+        pytest.param({0: slot(3, Activity.NOWHERE, 0, beat_s=80)}, {0: "T"}, 20.0,
+                     id="stopped-where-it-shows-no-progress"),
+    ],
+)  # fmt: skip
+def test_hang_began_with_the_last_progress_of_its_rank(
+    slots: dict[int, Slot], states: dict[int, str], quiet_s: float
+) -> None:
+    hang = find_hang(slots, states, NOW_S, 10.0)
+
+    assert hang
+    assert hang.quiet_s == quiet_s
+
+
 def test_text_of_a_stopped_one_says_how_long_it_is_silent() -> None:
     slots = {0: slot(3, Activity.FORWARD, 99), 1: slot(4, Activity.NOWHERE, 99, beat_s=88)}
 
