@@ -17,7 +17,7 @@ What workers write:
                   non_finite (outcome, loss, grad_norm, ranks, text),
                   checkpoint_started, checkpoint_written (path, num_bytes)
     with batches in shared memory, every rank
-                  batches_ready (num_batches), batch_damaged (reason)
+                  batches_ready (num_batches), batch_damaged (reason), batch_late (text)
     with checkpointless recovery, every rank
                   rank_stopped (phase), rank_recovered (role, reason, source, num_bytes),
                   rank_resumed, recovery_fallback (reason, source),
@@ -28,8 +28,8 @@ What workers write:
                   checkpoint_loaded (source, num_bytes, seconds, num_bad)
     and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s), failure_domains (num, wanted)
 What a node agent writes:
-    agent_started (start), node_leaving, node_joined, node_lost, node_ended (node, reason),
-    state_saved (saved_step, place),
+    agent_started (start), node_leaving, node_left, node_joined, node_lost,
+    node_ended (node, reason), state_saved (saved_step, place),
     generation_opened (number, world_size), nodes_wait (reason, seconds), worker_replaced (pid),
     fault_detected (reason, text, quiet_s), generation_broken (reason), generation_left (reason),
     giving_up (reason), gave_up (reason),

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import find_run, see_run
+from launcher.commands.status import doing_text, size_text
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.runstate import RunState
 from launcher.monitor.standing import Phase
@@ -18,6 +19,8 @@ from launcher.monitor.standing import Phase
 WAIT_S = 300.0
 """How long `--wait` waits: nodes start, and are there for a while before the run grows by them."""
 _PAUSE_S = 0.5
+_TELL_S = 15.0
+"""How often `--wait` says what the run is doing."""
 
 
 def scale_run(arguments: Sequence[str], start: Path) -> int:
@@ -63,6 +66,7 @@ def _read_size(text: str, run: RunFolder) -> int:
 def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) -> None:
     """Return once the run trains with so many nodes. Raises OutsideError where it does not."""
     end_s = time.monotonic() + WAIT_S
+    tell_s, text = time.monotonic() + _TELL_S, ""
     while time.monotonic() < end_s:
         sight = see_run(run, cluster)
         if not sight.standing.phase.is_alive:
@@ -75,8 +79,14 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) ->
                 f"{run.job.name} does not come to {num_nodes} nodes: {lost}; another scale starts "
                 "nodes in the place of those"
             )
+        text = "; ".join(filter(None, (doing_text(sight), size_text(sight))))
+        if time.monotonic() >= tell_s:
+            tell_s += _TELL_S
+            sys.stderr.write(f"{run.job.name} is not there yet: {text}\n")
         time.sleep(_PAUSE_S)
-    raise OutsideError(f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s")
+    raise OutsideError(
+        f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s: {text}"
+    )
 
 
 def nodes_lost(before: RunState, now: RunState, num_nodes: int) -> str:
@@ -91,6 +101,10 @@ def nodes_lost(before: RunState, now: RunState, num_nodes: int) -> str:
 
 
 def trains_with(state: RunState, num_nodes: int) -> bool:
-    """Return whether so many nodes have opened a generation, with all workers there. Pure."""
+    """Return whether so many nodes train, with all workers there and none of those to leave. Pure.
+
+    A node to leave that does not train holds nobody up: it may have ended with the run.
+    """
     has_size = state.has_opened and state.num_workers == num_nodes * state.num_devices
-    return has_size and len(state.workers) == state.num_workers and not state.nodes_to_leave
+    is_whole = has_size and len(state.workers) == state.num_workers
+    return is_whole and not state.nodes_to_leave & state.training_nodes

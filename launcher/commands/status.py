@@ -43,8 +43,8 @@ def status_lines(sight: Sight) -> list[str]:
         "recipe": f"{state.recipe} version {state.version}",
         "began": _beginnings(run.path),
         "where": _where(sight),
-        "doing": ", ".join(filter(None, (_doing(sight), _standstill(sight)))),
-        "size": _size(sight),
+        "doing": doing_text(sight),
+        "size": size_text(sight),
         "steps": _steps(sight),
         "faults": _faults(state, is_alive=standing.phase.is_alive),
         "safe": _safe(sight),
@@ -78,6 +78,11 @@ def _where(sight: Sight) -> str:
     return f"{kind}{f', job {job_id}' if job_id else ''}{place}"
 
 
+def doing_text(sight: Sight) -> str:
+    """Return what a run that runs is doing, and whom it waits for; nothing of another one."""
+    return ", ".join(filter(None, (_doing(sight), _standstill(sight))))
+
+
 def _doing(sight: Sight) -> str | None:
     if sight.standing.phase is not Phase.RUNNING:
         return None
@@ -88,7 +93,8 @@ def _doing(sight: Sight) -> str | None:
         return f"waiting for {', '.join(sorted(state.silent_nodes))}: not heard from"
     # Of a node that was killed nobody else may be left to tell.
     num_there = sum(each.node not in state.gone_nodes for each in state.workers.values())
-    return f"{state.phase} ({num_there} of {state.num_workers} workers)"
+    late = "".join(f", {text}" for _, text in sorted(state.late_batches.items())[:1])
+    return f"{state.phase} ({num_there} of {state.num_workers} workers){late}"
 
 
 def _standstill(sight: Sight) -> str | None:
@@ -98,7 +104,7 @@ def _standstill(sight: Sight) -> str | None:
     return standstill_text(sight.state.standstill_s(sight.time))
 
 
-def _size(sight: Sight) -> str | None:
+def size_text(sight: Sight) -> str | None:
     """Return how many nodes a run has that may change that, how many it is to have, and why not.
 
     None for a run of one size, and for one that does not run.

@@ -87,7 +87,7 @@ class RunConsole:
                 if text := lost_step(self.state.storage, event):
                     warnings.append(replace(event, fields={"text": text}))
                 self.state = next_state(self.state, event)
-                if event.event == "warning":
+                if event.event in ("warning", "batch_late"):
                     warnings.append(event)
                 elif event.event == "run_started":
                     # What was wrong with starts before this one has been said.

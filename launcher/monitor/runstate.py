@@ -80,6 +80,8 @@ class RunState:
     """A new generation goes on with the state and the workers of the one before."""
     log_every_n_steps: int = 1
     started_at: float | None = None
+    starts: tuple[str, ...] = ()
+    """Names of the starts that agents have told of; a scheduler starts a run again by itself."""
     generation: int = 0
     workers: Mapping[int, Worker] = field(default_factory=dict)
     """By rank, of the newest generation."""
@@ -90,6 +92,8 @@ class RunState:
     """Nodes whose newest agent was asked to leave the run."""
     gone_nodes: Mapping[str, str] = field(default_factory=dict)
     """How nodes ended without which the run goes on, as this machine's launcher saw it."""
+    late_batches: Mapping[int, str] = field(default_factory=dict)
+    """By rank, a batch that its rank waits for, and why."""
     waits: tuple[str, float | None] = ("", None)
     """Why nodes wait that are there, and until when, in unix seconds, where time changes that."""
     generations: Mapping[int, Generation] = field(default_factory=dict)
@@ -231,6 +235,10 @@ def next_state(state: RunState, event: Event) -> RunState:
     """Return the state after an event; one that means nothing here changes nothing."""
     if event.node == LAUNCHER_NODE and event.rank is None:
         return _after_launcher(state, event)
+    start = event.fields.get("start") if event.event == "agent_started" else None
+    if isinstance(start, str) and start not in state.starts:
+        again = _begun_again(state, event.time) if state.starts else state
+        state = replace(again, starts=(*state.starts, start))
     generations = next_generations(state.generations, event)
     text = lost_step(state.storage, event)
     state = replace(
@@ -271,6 +279,8 @@ def _after_node(state: RunState, event: Event) -> RunState:
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
         return replace(state, losses=(*state.losses, text))
+    if event.event == "node_left":
+        return replace(state, leaving_nodes=state.leaving_nodes - {event.node})
     if event.event == "node_leaving":
         return replace(state, leaving_nodes=state.leaving_nodes | {event.node})
     if event.event == "agent_started":
@@ -291,6 +301,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
             num_workers=num_workers,
             workers=workers,
             silent_nodes=frozenset(),
+            late_batches={},
             waits=("", None),
         )
     return state
@@ -337,6 +348,9 @@ def _begun_again(state: RunState, time: float) -> RunState:
 def _after_worker(state: RunState, event: Event, rank: int) -> RunState:
     if event.event == "step":
         return _after_step(state, event)
+    if event.event == "batch_late":
+        late = {**state.late_batches, rank: str(event.fields.get("text", ""))}
+        return replace(state, late_batches=late)
     if event.event == "failure_domains":
         domains = int(event.fields.get("num", 0)), int(event.fields.get("wanted", 0))
         return replace(state, domains=domains)
@@ -377,6 +391,7 @@ def _after_step(state: RunState, event: Event) -> RunState:
     return replace(
         state,
         silent_nodes=frozenset(),
+        late_batches={},
         num_steps=event.step + 1,
         first_loss=loss if state.first_loss is None or event.step == 0 else state.first_loss,
         loss=loss,

@@ -256,6 +256,8 @@ class Agent(ABC):
 
     def leave(self) -> None:
         """Say goodbye to the others, once the workers have ended."""
+        if self._departure.signal is not None:
+            self._events.write("node_left")
         self._party.leave("the agent has ended")
         self._transport.close()
         self._node_states.close()

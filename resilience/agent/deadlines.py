@@ -5,13 +5,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
-from resilience.agent.processes.hang import find_hang, is_silent
+from resilience.agent.processes.hang import find_hang, is_silent, next_stopped
 from resilience.agent.processes.worker import Worker
 from resilience.comm.page import Page
+
+_STOPPED_S = 5.0
+"""How long a process without a rank may be stopped before another one is made."""
+_LOOK_S = 1.0
+_ZYGOTE = -1
 
 
 class Deadlines:
@@ -35,7 +41,9 @@ class Deadlines:
         self._pause_s = options.coordinator.lease_s / 2
         """An agent that has checked nothing for so long has stood still."""
         self._checked_s = float("inf")
-        self._spared_until_s = float("-inf")
+        self._spared_until_s = self._looked_s = float("-inf")
+        self._stopped_s: dict[int, float] = {}
+        """Since when processes without a rank have been stopped, by their numbers."""
         self._say, self._leave = say, leave
 
     def note_ready(self, worker: Worker) -> None:
@@ -60,6 +68,7 @@ class Deadlines:
         self._check_progress(now_s)
         self._check_stopping(now_s)
         self._check_starting(now_s)
+        self.check_idle(now_s)
         self.check_ending()
 
     def _check_progress(self, now_s: float) -> None:
@@ -122,6 +131,36 @@ class Deadlines:
                     f"process {worker.pid} was not ready within {deadline_s:.3g} s of its start"
                 )
                 worker.condemn(signal.SIGKILL)
+
+    def check_idle(self, now_s: float) -> None:
+        """Replace who is stopped and has no rank: it would be missed once a rank needs it."""
+        gap_s, before = now_s - self._looked_s, self._stopped_s
+        if gap_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        if gap_s > _LOOK_S + self._pause_s:
+            before = {}  # this agent was stopped with them
+        pool, is_member = self._crew.pool, self._part.is_member
+        idle = {
+            number: worker
+            for number, worker in pool.workers.items()
+            if not (worker.is_condemned or (is_member and self._crew.owns(worker)))
+        }
+        states = {number: worker.state() for number, worker in idle.items()}
+        states[_ZYGOTE] = pool.zygote_state()
+        self._stopped_s = next_stopped(before, states, now_s)
+        for number, since_s in self._stopped_s.items():
+            if now_s - since_s < _STOPPED_S:
+                continue
+            name, kill = "the process that forks workers", pool.kill_zygote
+            if worker := idle.get(number):
+                name = f"process {worker.pid}, which has no rank,"
+                kill = partial(worker.condemn, signal.SIGKILL)
+            self._part.warn(
+                f"{name} has been stopped (state {states[number]}) for {now_s - since_s:.0f} s; "
+                "another one takes its place"
+            )
+            kill()
 
     def check_ending(self) -> None:
         """Have the node leave the run where one that is in a rank's place cannot be ended.

@@ -115,6 +115,7 @@ class RestartingAgent(Agent):
 
     def _check_workers(self, now_s: float) -> None:
         self._deadlines.check_ending()
+        self._deadlines.check_idle(now_s)
         for due_s, failed in self._consequences:
             if now_s >= due_s and not self._part.is_broken:
                 self._party.tell(failed)

@@ -132,7 +132,9 @@ class CachedLoader:
             )
             self._store.refresh()
             self._segment: SegmentReader | None = self._store.find(self._next)
-            self._connection = ProducerConnection(spec, deadline_s=deadline_s, on_wait=on_wait)
+            self._connection = ProducerConnection(
+                spec, deadline_s=deadline_s, on_wait=on_wait, on_late=self._tell_late
+            )
             with suppress(DataCacheError):  # who waits for a batch hears why there is no producer
                 self._connection.open(self._next)
         except BaseException:
@@ -325,6 +327,12 @@ class CachedLoader:
         with suppress(DataCacheError):
             if self._connection.open(number):
                 self._connection.tell("at", number)
+
+    def _tell_late(self, number: int, text: str) -> None:
+        text = f"batch {number} of position {self._spec.rank} has not come yet: {text}"
+        sys.stderr.write(f"{text}\n")
+        if self._events is not None:
+            self._events.write("batch_late", step=number, text=text)
 
     def _check_open(self) -> None:
         if self._is_closed:

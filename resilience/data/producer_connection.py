@@ -24,6 +24,8 @@ _DEATHS_MAX = 5
 """So many producers in a row may end without an answer."""
 _EXPLAIN_S = 1.0
 """How long a producer may take to say why it is late."""
+LATE_S = 10.0
+"""A batch that is waited for longer is told of, with what its producer does meanwhile."""
 _PULSE_S = 0.2
 """How often `on_wait` is called while a batch is waited for."""
 _END_S = 10.0
@@ -35,11 +37,21 @@ class ProducerConnection:
     """A consumer's connection to its cache's producer, whichever process that is. One thread."""
 
     def __init__(
-        self, spec: ProducerSpec, *, deadline_s: float, on_wait: Callable[[], None] | None = None
+        self,
+        spec: ProducerSpec,
+        *,
+        deadline_s: float,
+        on_wait: Callable[[], None] | None = None,
+        on_late: Callable[[int, str], None] = lambda number, text: None,
     ) -> None:
-        """`on_wait` is called now and then while a batch is waited for, and may raise to end it."""
+        """`on_wait` is called now and then while a batch is waited for, and may raise to end it.
+
+        `on_late` is called once with a batch that is waited for longer than LATE_S, and why.
+        """
         self._spec = spec
-        self._on_wait = on_wait or (lambda: None)
+        self._on_wait, self._on_late = on_wait or (lambda: None), on_late
+        self._ask_why_s = self._silent_s = float("inf")
+        """When the producer is asked why a batch is late, and when it counts as silent then."""
         self._folder = Path(spec.folder)
         self._deadline_s = deadline_s
         self._socket: socket.socket | None = None
@@ -95,6 +107,7 @@ class ProducerConnection:
         end_s = time.monotonic() + self._deadline_s
         # Those that have ended since the last answer were no failure to make this batch.
         self._num_deaths = 0
+        self._ask_why_s, self._silent_s = time.monotonic() + LATE_S, float("inf")
         while True:
             self._connect(number, end_s)
             if is_damaged:
@@ -158,9 +171,10 @@ class ProducerConnection:
             # Somebody has the lock and not yet, or no longer, the socket: for that there is
             # nothing to wait on. It lasts some microseconds, or until a killed process is gone.
             rest_s = end_s - time.monotonic()
+            text = "a process holds the producer's lock and does not listen"
             if rest_s <= 0:
-                raise self._late(number, "a process holds the producer's lock and does not listen")
-            self._on_wait()
+                raise self._late(number, text)
+            self._pulse(number, text)
             time.sleep(min(_RETRY_S, rest_s))
 
     def _receive(self, number: int, end_s: float) -> ProducerMessage | None:
@@ -171,13 +185,29 @@ class ProducerConnection:
             except TimeoutError:
                 if time.monotonic() >= end_s:
                     raise self._late(number, self.explain(number)) from None
-                self._on_wait()
+                self._pulse(number, "the producer does not answer")
                 continue
             if message is None:
                 return None
+            if message.verb == "doing":
+                self._tell_late(number, f"the producer {message.text}")
             is_answer = message.verb in ("published", "failed") and message.number == number
             if is_answer or (message.verb == "end" and message.number <= number):
                 return message
+
+    def _pulse(self, number: int, text: str) -> None:
+        """Show that this consumer waits; `text` says why where the producer does not."""
+        self._on_wait()
+        now_s = time.monotonic()
+        if now_s >= self._ask_why_s:
+            self._ask_why_s, self._silent_s = float("inf"), now_s + _EXPLAIN_S
+            self.tell("why", number)
+        elif now_s >= self._silent_s:
+            self._tell_late(number, text)
+
+    def _tell_late(self, number: int, text: str) -> None:
+        self._silent_s = float("inf")
+        self._on_late(number, text)
 
     def _late(self, number: int, text: str) -> LateBatchError:
         return LateBatchError(

@@ -58,6 +58,17 @@ def find_hang(
     return _describe(slots, rank, stopped, f"no progress for {quiet_s:.1f} s", now_s)
 
 
+def next_stopped(
+    since: Mapping[int, float], states: Mapping[int, str], now_s: float
+) -> dict[int, float]:
+    """Return since when each process that is stopped has been, as far as it was seen.
+
+    `since` is what was returned before; `states` are letters of /proc/PID/stat.
+    """
+    stopped = (each for each, state in states.items() if state in STOPPED_STATES)
+    return {each: since.get(each, now_s) for each in stopped}
+
+
 def is_silent(slot: Slot, now_s: float, deadline_s: float) -> bool:
     """Return whether a heartbeat that was there has been missing for the deadline."""
     return 0 < slot.beat_s <= now_s - deadline_s

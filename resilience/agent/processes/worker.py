@@ -136,7 +136,7 @@ class Worker:
         found = set()
         with suppress(OSError):
             for thread in Path(f"/proc/{self.pid}/task").iterdir():
-                state = _state_of(thread)
+                state = state_of(thread)
                 if state and state not in _ENDED_STATES:
                     place = (thread / "wchan").read_text().strip()
                     is_known = place not in ("", "0")
@@ -190,7 +190,7 @@ class Worker:
 
     def state(self) -> str:
         """Return the letter of the process's state (T is stopped), empty for one that is gone."""
-        return _state_of(Path(f"/proc/{self.pid}"))
+        return state_of(Path(f"/proc/{self.pid}"))
 
     def condemn(self, number: int) -> None:
         """End the worker on purpose: its death is no fault of its own."""
@@ -228,7 +228,7 @@ class Worker:
         return f"{how}{when or ''}{words}"
 
 
-def _state_of(folder: Path) -> str:
+def state_of(folder: Path) -> str:
     """Return the letter of a process's or a thread's state, empty for one that is gone."""
     try:
         return (folder / "stat").read_text().rpartition(")")[2].split()[0]

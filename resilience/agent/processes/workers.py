@@ -76,6 +76,14 @@ class WorkerPool:
         """Return whether the zygote has imported everything, and has but to fork."""
         return self._zygote.is_ready
 
+    def zygote_state(self) -> str:
+        """Return the letter of the zygote's state, empty for one that is gone."""
+        return self._zygote.state()
+
+    def kill_zygote(self) -> None:
+        """Kill the zygote; what `read` raises then has it renewed."""
+        self._zygote.kill()
+
     @property
     def newest(self) -> int:
         """Return the number of the worker that was asked for last."""

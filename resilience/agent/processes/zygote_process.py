@@ -12,9 +12,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from resilience.agent.processes.worker import describe_status
+from resilience.agent.processes.worker import describe_status, state_of
 from resilience.inprocess.handles import AGENT_PID, WorkerHandles
 
 _ZYGOTE = "resilience.agent.processes.zygote"
@@ -108,6 +109,14 @@ class ZygoteProcess:
         with suppress(subprocess.TimeoutExpired):
             return describe_status(self._process.wait(timeout=1))
         return "is gone"
+
+    def state(self) -> str:
+        """Return the letter of the process's state, empty for one that is gone."""
+        return state_of(Path(f"/proc/{self._process.pid}"))
+
+    def kill(self) -> None:
+        """Kill it; `hear` tells of that."""
+        self._process.kill()
 
     def close(self) -> None:
         """End it."""

@@ -51,6 +51,13 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
     events = read_events(tmp_path / "runs" / "elastic" / "events.jsonl")
     sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
     assert (max(sizes), sizes[-1]) == (4, 2)
+    # Each by its own word, whoever of the others lives to tell of it.
+    asked, left = (
+        {each.node for each in events if each.event == name}
+        for name in ("node_leaving", "node_left")
+    )
+    assert len(asked) == 2
+    assert asked <= left
     assert not [each for each in events if each.event == "recovery_fallback"]
     # It was cancelled, and keeps its checkpoints for another start.
     assert launch("clean", "elastic", folder=tmp_path).status == 0
@@ -221,6 +228,7 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
         ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
         ("n0", 0, "worker_started", {}),
         ("n1", 1, "worker_started", {}),
+        ("n3", None, "node_leaving", {}),  # it ended with the start before, or stands by
         ("n1", None, "node_leaving", {}),
     ):
         event = Event(time=1.0, node=node, rank=rank, generation=0, step=None, event=name,
@@ -229,7 +237,7 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
         seen.append((trains_with(state, 2), trains_with(state, 3)))
 
     no = (False, False)
-    assert seen == [no, no, no, no, (True, False), no]
+    assert seen == [no, no, no, no, (True, False), (True, False), no]
 
 
 def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> None:

@@ -250,6 +250,20 @@ def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
     assert doing(lost("n1", is_dead=True)) == goes_on
 
 
+def test_status_names_the_batch_that_is_waited_for() -> None:
+    """Until a step is taken, or the size has changed: then it is told of anew."""
+    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})
+    started: Happened = ("n0", 0, "worker_started", {})
+    late: Happened = ("n0", 0, "batch_late", {"step": 7, "text": "batch 7 has not come yet"})
+    stepped: Happened = ("n0", 0, "step", {"step": 7, "loss": 1.0, "duration_s": 0.1})
+
+    def doing(*events: Happened) -> str:
+        return doing_and_size([opened, started, *events])[0]
+
+    assert doing(late) == "process group (1 of 1 workers), batch 7 has not come yet"
+    assert doing(late, stepped) == doing(late, opened) == "process group (1 of 1 workers)"
+
+
 def test_status_tells_of_nodes_that_have_ended() -> None:
     """Of the last one that trained no other can, and its workers are in the events still."""
     happened: list[Happened] = [
@@ -282,6 +296,45 @@ def test_status_counts_no_workers_of_nodes_that_were_killed() -> None:
 
     assert doing_and_size(trained)[0] == "process group (2 of 2 workers)"
     assert doing_and_size([*trained, killed])[0] == "process group (1 of 2 workers)"
+
+
+def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None:
+    """Nodes that were to leave ended with it; no launcher writes that the run begins again."""
+    job = shipped_job("llama/llama3_tiny_elastic", "slurm")
+    before: list[Happened] = [
+        *((name, None, "agent_started", {"start": "7-0"}) for name in ("n0", "n1", "n2")),
+        ("n0", None, "generation_opened", {"number": 4, "world_size": 3}),
+        *((f"n{rank}", rank, "worker_started", {}) for rank in range(3)),
+        ("n0", 0, "step", {"step": 9, "loss": 1.0, "duration_s": 0.1}),
+        ("n1", None, "node_lost", {"node": "n1", "is_dead": False}),
+        ("n2", None, "node_leaving", {}),
+    ]
+    again: list[Happened] = [
+        ("n0", None, "agent_started", {"start": "7-1"}),
+        ("n1", None, "agent_started", {"start": "7-1"}),
+        ("n2", None, "agent_started", {"start": "7-0"}),  # a word of before that comes late
+    ]
+
+    def seen(happened: Sequence[Happened]) -> RunState:
+        found = (
+            Event(time=NOW, node=node, rank=rank, generation=1, step=fields.get("step"),
+                  event=name, fields=fields)
+            for node, rank, name, fields in happened
+        )  # fmt: skip
+        return reduce(next_state, found, start_state(job, ()))
+
+    old, new = seen(before), seen([*before, *again])
+
+    assert (old.nodes_to_leave, old.silent_nodes) == ({"n2"}, {"n1"})
+    assert not (new.nodes_to_leave | new.silent_nodes | new.lost_nodes | new.training_nodes)
+    assert (new.num_steps, new.has_opened) == (10, False)
+
+
+def test_a_node_that_has_left_is_not_to_leave_any_more() -> None:
+    """Where the run ends with it, nobody else tells of that."""
+    left = state(("node_leaving", None, {}), ("node_left", None, {}))
+
+    assert not left.nodes_to_leave
 
 
 def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:

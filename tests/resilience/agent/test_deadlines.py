@@ -44,9 +44,20 @@ def check(
 ) -> list[str]:
     """Return what is said of a worker whose generation ended so long ago."""
     said: list[str] = []
-    crew = SimpleNamespace(ranks={0: worker}, is_whole=True, coming=[])
+    crew = make_crew(ranks={0: worker})
     make(crew, said, is_member=is_member, reports=reports).check(waited_s)
     return said
+
+
+def make_crew(**changes: object) -> SimpleNamespace:
+    """Return a node's processes, of which none is without a rank."""
+    content = {"ranks": {}, "is_whole": True, "coming": [], "pool": make_pool()} | changes
+    return SimpleNamespace(**content)
+
+
+def make_pool(**changes: object) -> SimpleNamespace:
+    content = {"workers": {}, "zygote_state": lambda: "S", "kill_zygote": lambda: None} | changes
+    return SimpleNamespace(**content)
 
 
 def make(
@@ -63,6 +74,7 @@ def make(
         broken_s=0.0,
         rank=lambda local_rank: local_rank,
         reports=reports,
+        warn=said.append,
     )
     options = SimpleNamespace(
         hang_deadline_s=300.0, coordinator=Options(num_nodes=1, num_local_ranks=1)
@@ -131,7 +143,7 @@ def test_start_that_a_rank_waits_for_has_a_deadline(
 ) -> None:
     """The default of 120 s to join, and 15 s to stop."""
     said: list[str] = []
-    deadlines = make(SimpleNamespace(ranks={0: None}, is_whole=False, coming=[worker]), said)
+    deadlines = make(make_crew(ranks={0: None}, is_whole=False, coming=[worker]), said)
     if slowest_s is not None:
         clock = SimpleNamespace(monotonic=lambda: 1000.0 + slowest_s)
         monkeypatch.setattr(deadlines_module, "time", clock)
@@ -146,3 +158,54 @@ def test_start_that_a_rank_waits_for_has_a_deadline(
 
     assert said == [f"process -1 was not ready within {deadline_s:g} s of its start"]
     assert worker.is_condemned
+
+
+@pytest.mark.parametrize(("is_member", "owns", "is_replaced"), [
+    pytest.param(True, False, True, id="spare"),
+    pytest.param(False, True, True, id="of-a-standby-node"),
+    pytest.param(True, True, False, id="a-rank-has-a-longer-deadline"),
+])  # fmt: skip
+def test_process_without_a_rank_that_is_stopped_is_replaced(
+    is_member: bool, owns: bool, is_replaced: bool
+) -> None:
+    said: list[str] = []
+    process = SimpleNamespace(pid=7, is_condemned=False, state=lambda: "T")
+    process.condemn = lambda number: setattr(process, "is_condemned", True)
+    crew = make_crew(pool=make_pool(workers={1: process}), owns=lambda worker: owns)
+    deadlines = make(crew, said, is_member=is_member)
+
+    seen = [(second, process.is_condemned) for second in range(10)
+            if deadlines.check_idle(float(second)) is None]  # fmt: skip
+
+    assert [second for second, is_gone in seen if is_gone] == ([5, 6, 7, 8, 9] * is_replaced)
+    text = "process 7, which has no rank, has been stopped (state T) for 5 s; another one takes "
+    assert said == [f"{text}its place"] * is_replaced
+
+
+def test_stopped_process_that_forks_workers_is_replaced_too() -> None:
+    said: list[str] = []
+    killed: list[str] = []
+    state = {"letter": "T"}
+
+    def kill() -> None:
+        killed.append("zygote")
+        state["letter"] = "Z"
+
+    pool = make_pool(zygote_state=lambda: state["letter"], kill_zygote=kill)
+    deadlines = make(make_crew(pool=pool), said)
+
+    for second in range(10):
+        deadlines.check_idle(float(second))
+
+    assert (killed, len(said)) == (["zygote"], 1)
+    assert said[0].startswith("the process that forks workers has been stopped (state T) for 5 s")
+
+
+def test_processes_that_were_stopped_with_their_agent_get_their_time() -> None:
+    said: list[str] = []
+    deadlines = make(make_crew(pool=make_pool(zygote_state=lambda: "T")), said)
+
+    for second in (0, 1, 2, 3, 60, 61, 64):
+        deadlines.check_idle(float(second))
+
+    assert said == []

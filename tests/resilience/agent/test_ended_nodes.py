@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from tests.processes import stop
+import pytest
+
+from tests.processes import stop, wait_for_end
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import Run, fault, plan
 
@@ -72,6 +74,36 @@ def test_agent_that_stands_still_has_not_ended(run: Run, undisturbed: Undisturbe
 
     assert run.wait("n0") == 128 + signal.SIGTERM, run.show()
     assert not [event for event in run.events() if event.event == "node_ended"]
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_stopped_processes_without_a_rank_are_replaced_before_a_rank_needs_them(
+    run: Run, undisturbed: Undisturbed
+) -> None:
+    """A spare, the process that forks workers, and a worker of a standby node."""
+    job = (*JOB[:2], "--spares", "1", *JOB[4:], *TIMES)
+    for node in ("n0", "n1"):
+        run.start(node, *job, variables=plan(fault("wait", "forward", 0, 2), NOTE=run.note))
+        run.wait_for(lambda event, node=node: event.fields.get("node") == node)  # type: ignore[misc]
+    run.wait_for_note()
+    zygote, _, spare = run.children("n0")
+    idle = run.children("n1")[1]
+
+    for pid in (zygote, spare, idle):
+        stop(pid)
+    for words in (
+        f"process {spare},",
+        "the process that forks workers has been",
+        f"process {idle},",
+    ):
+        run.wait_for(lambda event, words=words: words in str(event.fields.get("text")))  # type: ignore[misc]
+    for pid in (zygote, spare, idle):
+        wait_for_end(pid)
+    kill(run, "n0")
+
+    assert run.wait("n1") == 0, run.show()
+    assert set(run.digests().values()) == {undisturbed(1, 6)}
     run.assert_nothing_left()
 
 

@@ -19,6 +19,7 @@ from resilience.data.errors import (
     LateBatchError,
     ProducerError,
 )
+from resilience.events import EventLog, read_events
 from tests.processes import stopped
 from tests.resilience.data.scene import (
     LIMIT_S,
@@ -206,13 +207,16 @@ def spoil(path: Path, damage: str) -> None:
 
 
 def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
-    scene: Scene, tmp_path: Path
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And before its deadline it is told of, once, with the same words."""
+    monkeypatch.setattr(producer_connection, "LATE_S", 0.1)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     options = {"number": 3, "gate": str(gate)}
     read(scene.open(hold_at, options), 0, 1, 2)
-    loader = scene.open(hold_at, options, deadline_s=2)
+    events = EventLog(tmp_path / "events", node="n0", rank=2, generation=0)
+    loader = scene.open(hold_at, options, deadline_s=2, events=events)
 
     with pytest.raises(
         LateBatchError,
@@ -220,13 +224,27 @@ def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
         "if the data are that slow, raise resilience.mmap.deadline_s",
     ):
         loader.read(3)
+    assert late_batches(tmp_path / "events") == [
+        (3, "batch 3 of position 0 has not come yet: the producer waits for the source's batch 3")
+    ]
     gate.write_bytes(b"go on")
+    events.close()
     read(scene.open(hold_at, options), 3, 4)
 
 
-def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene) -> None:
+def late_batches(path: Path) -> list[tuple[int | None, str]]:
+    found = [event for event in read_events(path) if event.event == "batch_late"]
+    return [(event.step, event.fields["text"]) for event in found]
+
+
+def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before that it is told of, once."""
+    monkeypatch.setattr(producer_connection, "LATE_S", 0.1)
     read(scene.open(), 0)
-    loader = scene.open(deadline_s=1)
+    events = EventLog(tmp_path / "events", node="n0", rank=2, generation=0)
+    loader = scene.open(deadline_s=2, events=events)
     (pid,) = scene.producers()
 
     with (
@@ -234,6 +252,10 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(scene: Scene
         pytest.raises(LateBatchError, match="the producer does not answer"),
     ):
         loader.read(1_000)
+    assert late_batches(tmp_path / "events") == [
+        (1_000, "batch 1000 of position 0 has not come yet: the producer does not answer")
+    ]
+    events.close()
     read(scene.open(), 1_000)
     read(loader, 1_000)
 
