@@ -20,6 +20,7 @@ from tempfile import TemporaryFile
 
 from launcher.composition.frozen import is_frozen
 from launcher.errors import OutsideError, RecipeError
+from resilience.event_files import event_files
 from resilience.run_record import RECORD_FOLDER
 from resilience.whole_files import write_first
 
@@ -93,8 +94,9 @@ def choose_run_dir(given: str | None, name: str, start: Path) -> Path:
 
 def _holds_run(folder: Path) -> bool:
     # Unlike Path.exists, which lets a name that is too long for a file be its caller's problem.
-    names = (EVENTS_FILE, SUBMITTED_FILE, RECORD_FOLDER)
-    return any(os.path.lexists(folder / name) for name in names)
+    names = (SUBMITTED_FILE, RECORD_FOLDER)
+    is_there = any(os.path.lexists(folder / name) for name in names)
+    return is_there or bool(event_files(folder / EVENTS_FILE))
 
 
 def write_files(folder: Path, files: Mapping[str, str], claim: str | None = None) -> None:

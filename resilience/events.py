@@ -1,8 +1,9 @@
 """The event log: the one record of a run, one JSON object a line.
 
-The launcher, each node's agent and workers without an agent append to the same
-file; an agent writes for its workers. A process may die within a line; the next
-write by anybody then begins on a line of its own, and readers pass over what was
+Each node appends to a file of its own beside that of the launcher: file systems such as NFS lose
+lines of a file to which several machines append. On a node its agent writes for its workers;
+workers without an agent append themselves. A process may die within a line; the next
+write on that node then begins on a line of its own, and readers pass over what was
 cut short. Nothing here imports torch or a feature.
 
 A float that JSON has no number for is written as the text NaN, Infinity or
@@ -48,14 +49,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from heapq import merge
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
-EVENTS_NAME = "events.jsonl"
-"""Of the log in a run's folder."""
+from resilience.event_files import event_files
+
 _LINE_START = b'{"time":'
 
 
@@ -226,63 +230,127 @@ class EventLog:
 
 
 class EventReader:
-    """Reads a log while others append to it.
+    """Reads the files of a log while others append to them."""
 
-    `num_torn` counts the lines passed over because their writer died within them.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.num_torn = 0
-        self._path = path
-        self._offset = 0
-        self._num_lines = 0
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._files: dict[Path, _FileReader] = {}
 
     def read_new(self) -> list[Event]:
         """Return the events appended since the last call; none while there is no file.
 
-        An unfinished last line waits for the next call. A whole line that is no
-        event raises ValueError with the file and line, after the events before it
-        have been returned; the next call goes on behind it.
+        An unfinished last line waits for the next call. What is no event is passed over.
         """
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                *lines, _unfinished = file.read().split(b"\n")
-        except FileNotFoundError:
-            return []
-        events: list[Event] = []
-        for line in lines:
-            try:
-                event = _parse_line(line)
-            except ValueError as error:
-                if events:
-                    break
-                self._pass(line)
-                raise ValueError(f"{self._path}, line {self._num_lines}: {error}") from error
-            self._pass(line)
-            if event is not None:
-                events.append(event)
-            elif line:
-                self.num_torn += 1
-        return events
+        for path in event_files(self._log):
+            self._files.setdefault(path, _FileReader(path))
+        return merge_events([each.read_new() for each in self._files.values()])
 
-    def _pass(self, line: bytes) -> None:
+    @property
+    def foreign(self) -> list[str]:
+        """Say for each file that has lines which are no events where the first of them is."""
+        return [each.first_foreign for each in self._files.values() if each.first_foreign]
+
+    def left_out(self, *, is_over: bool) -> list[str]:
+        """Say what was passed over of each file; of a run that is over, unfinished ends as well."""
+        return [text for each in self._files.values() for text in each.left_out(is_over=is_over)]
+
+
+class _FileReader:
+    """Reads one file of a log."""
+
+    def __init__(self, path: Path) -> None:
+        self.first_foreign = ""
+        self._path = path
+        self._offset = self._num_lines = self._num_torn = self._num_foreign = 0
+        self._has_open_end = False
+        self._problem = ""
+
+    def read_new(self) -> list[Event]:
+        """Return the events appended since the last call, in their order."""
+        try:
+            with open_events_file(self._path) as file:
+                file.seek(self._offset)
+                *lines, unfinished = file.read().split(b"\n")
+        except OSError as error:
+            self._problem = f"{self._path.name} cannot be read: {error.strerror or error}"
+            return []
+        self._problem, self._has_open_end = "", bool(unfinished)
+        return [event for line in lines if (event := self._take(line)) is not None]
+
+    def left_out(self, *, is_over: bool) -> list[str]:
+        """Return a line for each kind of what was passed over."""
+        name, more = self._path.name, self._num_foreign - 1
+        kinds = {
+            self._problem: bool(self._problem),
+            f"{self.first_foreign}{f', and {more} more lines' * (more > 0)}": more >= 0,
+            f"{self._num_torn} lines of {name} whose writer died within them": self._num_torn > 0,
+            f"the end of {name}, which no newline closes": is_over and self._has_open_end,
+        }
+        return [text for text, is_so in kinds.items() if is_so]
+
+    def _take(self, line: bytes) -> Event | None:
         self._offset += len(line) + 1
         self._num_lines += 1
+        try:
+            event = _parse_line(line)
+        except ValueError as error:
+            self._num_foreign += 1
+            where = f"{self._path.name}, line {self._num_lines}: {error}"
+            self.first_foreign = self.first_foreign or where
+            return None
+        self._num_torn += bool(line) and event is None
+        return event
 
 
-def read_events(path: Path) -> list[Event]:
+def open_events_file(path: Path) -> BinaryIO:
+    """Open a file of a log to read it."""
+    return path.open("rb")
+
+
+def merge_events(files: Sequence[Sequence[Event]]) -> list[Event]:
+    """Return the events of several files in one order.
+
+    Those of one file keep theirs. Between files the generation counts first, since clocks of nodes
+    differ, and then the time. What an agent writes before its first generation belongs to that
+    one, or where none came to the one that was the newest at the time.
+    """
+    if sum(map(bool, files)) < 2:
+        return [event for events in files for event in events]
+    numbered = sorted(
+        (event.time, event.generation)
+        for events in files
+        for event in events
+        if event.generation >= 0
+    )
+    times = [time for time, _ in numbered]
+    newest = [-1, *accumulate((number for _, number in numbered), max)]
+    placed = []
+    for events in files:
+        numbers = []
+        following = None
+        for event in reversed(events):
+            if event.generation >= 0:
+                following = event.generation
+            numbers.append(
+                newest[bisect_right(times, event.time)] if following is None else following
+            )
+        placed.append(zip(accumulate(reversed(numbers), max), events, strict=True))
+    merged = merge(*placed, key=lambda each: (each[0], each[1].time))
+    return [event for _, event in merged]
+
+
+def read_events(log: Path) -> list[Event]:
     """Return all events of a log.
 
     Raises ValueError that names the first line that is no event, and
     FileNotFoundError where there is no log.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"no event log at {path}")
-    reader = EventReader(path)
-    events: list[Event] = []
-    while new := reader.read_new():
-        events += new
+    if not event_files(log):
+        raise FileNotFoundError(f"no event log at {log}")
+    reader = EventReader(log)
+    events = reader.read_new()
+    if reader.foreign:
+        raise ValueError(f"{log.parent}: {reader.foreign[0]}")
     return events
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from resilience.event_files import event_files
 from resilience.events import read_events
 from tests.launcher.command import launch
 
@@ -19,6 +21,16 @@ def test_the_first_run_learns_and_leaves_a_model_and_a_report(tmp_path: Path) ->
               if event.event == "step"]  # fmt: skip
     assert len(losses) == 200
     assert losses[-1] < 0.7 * losses[0]
+    writers = {
+        file.name: {json.loads(line)["node"] for line in file.read_text().splitlines()}
+        for file in event_files(run / "events.jsonl")
+    }
+    # Of a file to which two nodes append, NFS loses lines.
+    assert writers == {
+        "events.jsonl": {"launcher"},
+        "events-node-0.jsonl": {"node-0"},
+        "events-node-1.jsonl": {"node-1"},
+    }
     assert (run / "checkpoint" / "model.safetensors").is_file()
     assert str(run / "report.html") in ended.out
     assert "src=" not in (run / "report.html").read_text().partition("<body")[0]

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 
 from launcher.job import Job, read_job
 from resilience.arguments import Parser
-from resilience.events import EVENTS_NAME, EventLog, EventLogError
+from resilience.event_files import EVENTS_NAME
+from resilience.events import EventLog, EventLogError
 from resilience.inprocess.event_pipe import open_events
 from resilience.node_config import UNSTORED_STATUS
 from resilience.validation import first_problem

@@ -22,6 +22,7 @@ from launcher.clusters.local import endpoints, num_peer_ports
 from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
+from launcher.clusters.running.folder_logs import newest_generation
 from launcher.clusters.running.lock import held_lock
 from launcher.clusters.running.memory import remove_arenas
 from launcher.clusters.running.requests import forget_size, read_size
@@ -200,14 +201,15 @@ def run_nodes(
     signal.signal(SCALE_SIGNAL, lambda number, frame: None)
     names = [node_name(index) for index in range(job.num_nodes_started)]
     nodes = LocalNodes(run_dir, names, grace_s=node_grace_s(job) if grace_s is None else grace_s)
+    log = run_dir / EVENTS_FILE
     with (
         held_lock(run_dir, nodes.run_id),
-        EventLog(run_dir / EVENTS_FILE, node=LAUNCHER_NODE, rank=None, generation=0) as events,
+        EventLog(log, node=LAUNCHER_NODE, rank=None, generation=newest_generation(log)) as events,
         ExitStack() as stack,
     ):
         forget_size(run_dir)
         logs = {name: log_path(run_dir, name) for name in names}
-        shown = stack.enter_context(RunConsole(job, run_dir / EVENTS_FILE, logs, console))
+        shown = stack.enter_context(RunConsole(job, log, logs, console))
         _write_started(events, job)
         outcome = Outcome(1, "the launcher failed")
         try:
@@ -220,7 +222,7 @@ def run_nodes(
                 exit_status=outcome.exit_status,
                 reason=outcome.reason,
             )
-        if outcome.exit_status == 0 and not (run_dir / EVENTS_FILE).exists():
+        if outcome.exit_status == 0 and not log.exists():
             outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
             shown.say(outcome.reason)
         if outcome.exit_status == 0:
@@ -246,6 +248,8 @@ def _write_started(events: EventLog, job: Job) -> None:
 
 
 def _write_event(events: EventLog, shown: RunConsole, event: str, **fields: Any) -> None:
+    shown.read_events()
+    events.enter(max(events.generation, shown.generation))
     try:
         events.write(event, **fields)
     except EventLogError as error:

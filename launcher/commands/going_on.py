@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import Cluster, RunFolder
+from launcher.clusters.running.folder_logs import newest_generation
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import find_run, see_run
 from launcher.composition.changing import ChangedJob, change_job
@@ -26,6 +27,7 @@ from launcher.render import render
 from launcher.rundir import EVENTS_FILE, held_folder, next_job_number, replace_job, write_submission
 from launcher.support import check_runnable, check_trainer_installed
 from launcher.templates import read_templates
+from resilience.event_files import event_files
 from resilience.events import EventLog
 
 _ACTIONS = {True: "run", False: "submit"}
@@ -64,7 +66,7 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         )
         replace_job(run.path, files, number)
         sys.stdout.write(f"{run.job.name} goes on in {run.path}\n")
-        has_events = (run.path / EVENTS_FILE).exists()
+        has_events = bool(event_files(run.path / EVENTS_FILE))
         tell_changes(run, changed, "run_continued", {}, is_claimed=has_events)
         return start_run(
             RunFolder(path=run.path, job=changed.job), cluster, is_detached=is_detached
@@ -165,7 +167,8 @@ def tell_changes(
     sys.stdout.flush()
     if is_claimed:
         path = run.path / EVENTS_FILE
-        with EventLog(path, node=LAUNCHER_NODE, rank=None, generation=0) as events:
+        newest = newest_generation(path)
+        with EventLog(path, node=LAUNCHER_NODE, rank=None, generation=newest) as events:
             events.write(event, changes=told, **fields)
 
 

@@ -10,13 +10,14 @@ from functools import reduce
 from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder, read_run_folder
-from launcher.clusters.running.folder_logs import read_all
 from launcher.clusters.running.requests import read_request
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
 from launcher.monitor.runstate import LAUNCHER_NODE, RunState, next_state, start_state
 from launcher.monitor.standing import JobStatus, Standing, decide_standing
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
+from resilience.event_files import event_files
+from resilience.events import EventReader
 
 RUNS_FOLDER = "runs"
 
@@ -32,6 +33,8 @@ class Sight:
     """Unix seconds of the moment."""
     last_event: float | None
     """Unix seconds; None where no event can be read."""
+    left_out: tuple[str, ...] = ()
+    """What of the events could not be read."""
 
 
 def see_run(run: RunFolder, cluster: Cluster) -> Sight:
@@ -42,16 +45,19 @@ def see_run(run: RunFolder, cluster: Cluster) -> Sight:
 def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     """Return what is seen of a run of which its cluster has said something."""
     # Behind the status: what the run has said of its end is then there.
-    events = read_all(cluster.events(run))
+    reader = EventReader(cluster.events(run))
+    events = reader.read_new()
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
     state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
     now = time.time()
+    standing = decide_standing(said, state, read_request(run), now)
     return Sight(
         run=run,
-        standing=decide_standing(said, state, read_request(run), now),
+        standing=standing,
         state=state,
         time=now,
         last_event=max((event.time for event in events), default=None),
+        left_out=tuple(reader.left_out(is_over=not standing.phase.is_alive)),
     )
 
 
@@ -80,5 +86,5 @@ def run_folders(parent: Path) -> Iterator[Path]:
         folders.sort()
         if JOB_FILE in files:
             folders.clear()
-            if EVENTS_FILE in files or SUBMITTED_FILE in files:
+            if SUBMITTED_FILE in files or event_files(Path(place, EVENTS_FILE)):
                 yield Path(place)

@@ -49,7 +49,7 @@ def status_lines(sight: Sight) -> list[str]:
         "faults": _faults(state, is_alive=standing.phase.is_alive),
         "safe": _safe(sight),
         "lost": "; ".join(state.losses),
-        "events": _events_text(sight),
+        "events": "; left out: ".join([_events_text(sight), *sight.left_out]),
         "left": _left(sight),
         "folder": str(run.path),
     }

@@ -23,7 +23,7 @@ from launcher.monitor.logs import (
     worker_log,
 )
 from launcher.monitor.progress import open_display
-from launcher.monitor.runstate import FAILED, next_state, start_state
+from launcher.monitor.runstate import FAILED, LAUNCHER_NODE, next_state, start_state
 from launcher.monitor.storage import lost_step
 from resilience.events import Event, EventReader
 
@@ -35,6 +35,8 @@ class RunConsole:
         self, job: Job, events: Path, logs: Mapping[str, Path], console: Console | None
     ) -> None:
         self.state = start_state(job, tuple(logs))
+        self.generation = 0
+        """The newest of which there are events."""
         self._console = console or Console(highlight=False)
         self._display = open_display(self._console)
         self._events = EventReader(events)
@@ -67,7 +69,7 @@ class RunConsole:
     def refresh(self) -> None:
         """Read what is new and show it."""
         self._read_logs()
-        self._read_events()
+        self.read_events()
         self._display.show(self.state, time.time())
 
     def finish(self, failed_node: str | None) -> None:
@@ -80,20 +82,21 @@ class RunConsole:
         if failed_node:
             self._say_failure(failed_node)
 
-    def _read_events(self) -> None:
+    def read_events(self) -> None:
+        """Take in what is new of the log."""
         warnings: list[Event] = []
-        try:
-            for event in self._events.read_new():
-                if text := lost_step(self.state.storage, event):
-                    warnings.append(replace(event, fields={"text": text}))
-                self.state = next_state(self.state, event)
-                if event.event in ("warning", "batch_late"):
-                    warnings.append(event)
-                elif event.event == "run_started":
-                    # What was wrong with starts before this one has been said.
-                    warnings.clear()
-        except ValueError as error:
-            self.say(f"the event log has a line that is no event: {error}")
+        for event in self._events.read_new():
+            if text := lost_step(self.state.storage, event):
+                warnings.append(replace(event, fields={"text": text}))
+            self.state = next_state(self.state, event)
+            self.generation = max(self.generation, event.generation)
+            if event.event in ("warning", "batch_late"):
+                warnings.append(event)
+            elif event.event == "run_started":
+                # What was wrong with starts before this one has been said.
+                warnings.clear()
+        for text in self._events.foreign:
+            self._warn(LAUNCHER_NODE, f"the event log has a line that is no event: {text}")
         for each in warnings:
             self._warn(each.node, str(each.fields.get("text", "")))
 

@@ -19,6 +19,7 @@ from launcher.report.page import build_page
 from launcher.report.record import RunRecord, build_record
 from launcher.report.summary import summary_text
 from launcher.rundir import EVENTS_FILE, JOB_FILE, RECIPE_FILE, read_command, write_whole
+from resilience.event_files import event_files
 from resilience.events import Event, EventReader
 
 __all__ = ["REPORT_FILE", "Report", "read_report", "summary_text", "write_page", "write_report"]
@@ -123,19 +124,10 @@ def _read_job(run_dir: Path) -> Job:
 
 def _read_events(path: Path) -> tuple[list[Event], list[str]]:
     """Return the events, and what a reader of the report has to know about the log."""
-    if not path.exists():
+    if not event_files(path):
         raise RecipeError(f"no run in {path.parent}: it has no {path.name}")
-    reader, events, notes = EventReader(path), [], []
-    while True:
-        try:
-            new = reader.read_new()
-        except ValueError as error:
-            notes.append(f"left out: {error}")
-            continue
-        if not new:
-            break
-        events += new
-    if reader.num_torn:
-        notes.append(f"left out: {reader.num_torn} lines whose writer died within them")
-    more = [f"left out: {len(notes) - _NUM_NOTES_MAX} more lines"]
+    reader = EventReader(path)
+    events = reader.read_new()
+    notes = [f"left out: {text}" for text in reader.left_out(is_over=True)]
+    more = [f"left out: {len(notes) - _NUM_NOTES_MAX} more parts of the log"]
     return events, notes[:_NUM_NOTES_MAX] + more * (len(notes) > _NUM_NOTES_MAX)

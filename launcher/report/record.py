@@ -123,20 +123,19 @@ class RunRecord:
 
 
 def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
-    """Return the record of a run; one without any event is empty."""
-    # Processes append in turn but take the time before that.
-    ordered = sorted(events, key=lambda event: event.time)
-    nodes = list(dict.fromkeys(event.node for event in ordered if event.rank is not None))
-    state = reduce(next_state, ordered, start_state(job, nodes))
+    """Return the record of a run from its events as their log is read; without any it is empty."""
+    nodes = list(dict.fromkeys(event.node for event in events if event.rank is not None))
+    state = reduce(next_state, events, start_state(job, nodes))
     starts: list[Start] = []
     spans: list[Span] = []
     recoveries: list[Recovery] = []
     sizes: list[Size] = []
     lost_s = 0.0
-    begin = ordered[0].time if ordered else 0.0
-    for own in cut_starts(ordered) if ordered else ():
-        end_s = own[-1].time - begin
-        start = Start(own[0].time - begin, end_s, _wanted(own) or job.trainer.world_size)
+    begin = min((event.time for event in events), default=0.0)
+    for own in cut_starts(events) if events else ():
+        times = [event.time for event in own]
+        begin_s, last = min(times) - begin, max(times)
+        start = Start(begin_s, last - begin, _wanted(own) or job.trainer.world_size)
         starts.append(start)
         spans += _spans(own, begin, start)
         sizes += _sizes(own, begin, start)
@@ -145,18 +144,18 @@ def build_record(job: Job, events: Sequence[Event]) -> RunRecord:
             replace(each, number=number)
             for number, each in enumerate(found, start=len(recoveries) + 1)
         ]
-        lost_s += seconds_lost(found, own[-1].time)
+        lost_s += seconds_lost(found, last)
     return RunRecord(
         job=job,
         state=state,
         start=begin,
         starts=tuple(starts),
-        lines=_lines(_steps(ordered, begin)),
+        lines=_lines(_steps(events, begin)),
         recoveries=tuple(recoveries),
         lost_s=lost_s,
         spans=tuple(sorted(spans, key=lambda span: (span.rank, span.start_s))),
         sizes=tuple(sizes),
-        failures=tuple(_failures(ordered)),
+        failures=tuple(_failures(sorted(events, key=lambda event: event.time))),
     )
 
 
@@ -247,7 +246,9 @@ class _Timeline:
         """Begin a phase of a rank, and so end the one before."""
         spans = self._spans.setdefault(rank, [])
         if not spans or (spans[-1].phase, spans[-1].node) != (phase, node):
-            new = Span(rank=rank, node=node, phase=phase, start_s=time_s, end_s=math.inf)
+            # Processes append in turn but take the time before that, and clocks of nodes differ.
+            start_s = max(time_s, spans[-1].start_s) if spans else time_s
+            new = Span(rank=rank, node=node, phase=phase, start_s=start_s, end_s=math.inf)
             spans.append(new)
 
     def begin(self, rank: int, node: str, phase: str, time_s: float) -> None:

@@ -22,7 +22,7 @@ class Start:
 
 
 def cut_starts(events: Iterable[Event]) -> list[list[Event]]:
-    """Cut a run's events, which stand in the order of their times, where it was started again.
+    """Cut a run's events, in the order of their log, where it was started again.
 
     A start begins with the launcher's word, where the launcher runs it, and with that of its first
     agent, which knows the start by a name.

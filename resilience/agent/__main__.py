@@ -33,7 +33,7 @@ from resilience.agent.services.services import Service, Services
 from resilience.comm.messages import GAVE_UP_STATUS
 from resilience.comm.page import Page, create_page
 from resilience.elastic.policy import Policy
-from resilience.events import EVENTS_NAME
+from resilience.event_files import EVENTS_NAME, node_events
 from resilience.inprocess.handles import WorkerHandles
 from resilience.inprocess.variables import (
     GLOO_INTERFACE,
@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_folder = options.run_dir / "logs" / options.node_name
     try:
         services = _services(options, log_folder)
-        output = Output(options.run_dir / EVENTS_NAME, log_folder, options.node_name)
+        events = node_events(options.run_dir / EVENTS_NAME, options.node_name)
+        output = Output(events, log_folder, options.node_name)
         told = _note_start(options)
     except RecordError as error:
         return _complain(str(error))

@@ -40,7 +40,7 @@ One agent runs on every node. Together they start the program on every rank,
 replace the processes that die or hang, and keep the others going. PROGRAM is
 `-m MODULE ARGUMENTS` or `SCRIPT ARGUMENTS`.
 """
-_NAME_BYTES_MAX = 255
+_NAME_BYTES_MAX = 240
 _SIZE = {
     "sizes": (),
     "hold_s": 5.0,

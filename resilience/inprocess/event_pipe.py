@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from resilience.event_files import node_events
 from resilience.events import EventLog
 from resilience.inprocess.handles import read_handles
 
@@ -70,7 +71,7 @@ def open_events(
     generation: int,
     complain: Callable[[str], None] | None = None,
 ) -> EventLog:
-    """Open a run's log in a worker: through its agent where that writes the same file.
+    """Open the node's file of a run's log in a worker: through its agent where that writes it.
 
     Raises OSError where there is no such agent and the file cannot be opened.
     """
@@ -81,4 +82,5 @@ def open_events(
         sink = EventPipe(os.dup(handles.events_file))
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
-    return EventLog(path, node=node, rank=rank, generation=generation, complain=complain, sink=sink)
+    own = node_events(path, node)
+    return EventLog(own, node=node, rank=rank, generation=generation, complain=complain, sink=sink)

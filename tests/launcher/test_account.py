@@ -17,7 +17,7 @@ from launcher.report.account import PARTS, Account, account_of, account_text
 from launcher.report.page import build_page, summary_rows
 from launcher.report.record import build_record
 from launcher.report.summary import summary_text
-from resilience.events import Event, EventLog
+from resilience.events import Event, EventLog, read_events
 from tests.launcher.command import launch, refuse
 from tests.launcher.local_job import local_job
 from tests.launcher.run_events import (
@@ -440,13 +440,12 @@ def test_time_of_a_run_with_ten_faults_is_told_as_its_events_tell_it(tmp_path: P
 
     told = json.loads(launch("report", "run", "--json", folder=tmp_path).out)
 
-    lines = (tmp_path / "run/events.jsonl").read_text().splitlines()
-    events = [json.loads(each) for each in lines]
-    injected = [each["time"] for each in events if each["event"] == "fault_injected"]
+    events = read_events(tmp_path / "run/events.jsonl")
+    injected = [each.time for each in events if each.event == "fault_injected"]
     resumed: dict[int, float] = {}
     for each in events:
-        if each["event"] == "rank_resumed":
-            resumed[each["generation"]] = each["time"]
+        if each.event == "rank_resumed":
+            resumed[each.generation] = each.time
     assert (len(injected), len(resumed)) == (10, 10)
     seconds = told["seconds"]
     assert sum(seconds.values()) == pytest.approx(told["wall_s"] * 4, rel=0.01)
@@ -454,10 +453,10 @@ def test_time_of_a_run_with_ten_faults_is_told_as_its_events_tell_it(tmp_path: P
     spent_s = seconds["detection"] + seconds["teardown"] + seconds["repair"]
     assert spent_s == pytest.approx(4 * recoveries_s, rel=0.01)
     steps = {
-        each["step"]: each["fields"]
+        each.step: each.fields
         for each in events
         # What a generation repeats of the one before has no duration.
-        if each["event"] == "step" and each["fields"]["duration_s"] is not None
+        if each.event == "step" and each.fields["duration_s"] is not None
     }
     assert len(steps) == 120
     waited_s = sum(each["data_wait_s"] for each in steps.values())

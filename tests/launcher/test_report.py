@@ -274,8 +274,9 @@ def test_report_says_what_it_left_out(tmp_path: Path) -> None:
 
     page = write_report(tmp_path).read_text("utf-8")
 
-    assert "events.jsonl, line 2: " in page
-    assert "left out: 1 lines whose writer died within them" in page
+    assert "left out: events.jsonl, line 2: " in page
+    assert "left out: 1 lines of events.jsonl whose writer died within them" in page
+    assert "left out: the end of events.jsonl, which no newline closes" in page
 
 
 @pytest.mark.parametrize(

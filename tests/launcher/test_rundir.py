@@ -92,7 +92,7 @@ def test_files_that_no_rendering_has_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == {"job.json", "node.json", "job.sbatch", "node-7.sh"}
 
 
-@pytest.mark.parametrize("mark", ["events.jsonl", "submitted.json"])
+@pytest.mark.parametrize("mark", ["events.jsonl", "events-n0.jsonl", "submitted.json"])
 def test_without_a_folder_given_the_next_free_one_is_taken(tmp_path: Path, mark: str) -> None:
     assert choose_run_dir(None, "a", tmp_path) == tmp_path / "runs/a"
     for number in ("a", "a-2"):

@@ -463,7 +463,7 @@ def test_run_that_every_rank_finished_has_succeeded(
                 log.write(event, message='no "event":"worker_finished", at all')
     text = script(FAULTY, **STANDBY)
     assert "\nstep=$!\n" in text
-    appending = "touch new && cat new >>events.jsonl"
+    appending = "touch new && split -n r/2 --additional-suffix=.jsonl new events-"
 
     done = run_script(
         text.replace("step=$!\n", f"step=$!; {appending}\n"), tmp_path, "a,b,c", SRUN_STATUS="9"

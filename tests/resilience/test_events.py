@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
 
-from resilience.events import Event, EventLog, EventReader, read_events
+from resilience.event_files import event_files, node_events
+from resilience.events import Event, EventLog, EventReader, merge_events, read_events
 
 
 def open_log(path: Path, *, rank: int | None = 0) -> EventLog:
@@ -115,7 +117,8 @@ def test_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path, num_bytes_le
 
     reader = EventReader(path)
     assert [event.step for event in reader.read_new()] == [None, 2, 3]
-    assert reader.num_torn == 1
+    words = "1 lines of events.jsonl whose writer died within them"
+    assert reader.left_out(is_over=False) == [words]
 
 
 def test_line_cut_short_while_others_have_the_log_open_costs_only_itself(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_reader_returns_each_event_once_and_waits_for_the_end_of_a_line(tmp_path
     assert reader.read_new() == []
     path.write_bytes(content)
     assert [event.step for event in reader.read_new()] == [2]
-    assert reader.num_torn == 0
+    assert reader.left_out(is_over=True) == []
 
 
 @pytest.mark.parametrize(
@@ -175,12 +178,71 @@ def test_line_that_is_no_event_is_named_and_the_rest_still_readable(
     with pytest.raises(ValueError, match=rf"events\.jsonl, line 2: {message}"):
         read_events(path)
 
-    assert [event.step for event in reader.read_new()] == [1]
-    with pytest.raises(ValueError, match="line 2"):
-        reader.read_new()
-    assert [event.step for event in reader.read_new()] == [3]
+    assert [event.step for event in reader.read_new()] == [1, 3]
+    assert reader.foreign == reader.left_out(is_over=False)
+    assert re.match(rf"events\.jsonl, line 2: {message}", reader.foreign[0])
 
 
 def test_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no event log at .*events\.jsonl"):
         read_events(tmp_path / "events.jsonl")
+
+
+def at(generation: int, time: float, name: str = "x") -> Event:
+    return Event(
+        time=time, node="n", rank=None, generation=generation, step=None, event=name, fields={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "merged"),
+    [
+        pytest.param([[at(0, 1, "a"), at(0, 3, "c")], [at(0, 2, "b")]], "abc", id="by-time"),
+        pytest.param([[at(0, 9, "a"), at(0, 1, "b")], [at(0, 5, "c")]], "cab",
+                     id="each-file-in-its-own-order"),
+        pytest.param([[at(0, 900, "a"), at(1, 901, "c")], [at(0, 2, "b"), at(1, 3, "d")]], "badc",
+                     id="by-generation-where-a-clock-is-ahead"),
+        pytest.param([[at(0, 1, "a"), at(3, 9, "c"), at(2, 10, "d")], [at(2, 8, "b")]], "abcd",
+                     id="late-word-of-an-older-generation-stays-where-it-is"),
+        pytest.param([[at(-1, 50, "b"), at(4, 51, "c")], [at(3, 60, "a"), at(4, 70, "d")]], "abcd",
+                     id="agent-that-begins-belongs-to-its-first-generation"),
+        pytest.param([[at(-1, 5, "b")], [at(0, 1, "a"), at(1, 9, "c")]], "abc",
+                     id="agent-without-a-generation-goes-by-time"),
+        pytest.param([[at(5, 5, "a"), at(0, 1, "b")], []], "ab", id="run-of-one-file-as-it-is"),
+        pytest.param([], "", id="nothing"),
+    ],
+)  # fmt: skip
+def test_files_of_nodes_are_read_in_one_order(files: list[list[Event]], merged: str) -> None:
+    assert "".join(each.event for each in merge_events(files)) == merged
+
+
+def test_ends_that_are_torn_or_foreign_are_left_out_and_said(tmp_path: Path) -> None:
+    """Each in a file of its own, beside the one file of a run of an older version."""
+    log = tmp_path / "events.jsonl"
+    with EventLog(log, node="n0", rank=0, generation=0) as old:
+        old.write("step", step=0)
+    (tmp_path / "events.copy.jsonl").write_text("of another log\n")
+    for step, (node, end) in enumerate(
+        {"torn": b'{"time":1.0,"no', "holes": b"\0\0\n\0\n", "taken": b"oops", "n 1": b""}.items()
+    ):
+        path = node_events(log, node)
+        with EventLog(path, node=node, rank=0, generation=0) as new:
+            new.write("step", step=step + 1)
+        with path.open("ab") as file:
+            file.write(end)
+    node_events(log, "folder").mkdir()
+    reader = EventReader(log)
+
+    assert {event.step for event in reader.read_new()} == {0, 1, 2, 3, 4}
+    assert reader.read_new() == []
+    assert len(event_files(log)) == 6
+
+    said = [
+        "events-folder.jsonl cannot be read: Is a directory",
+        "events-holes.jsonl, line 2: Expecting value: line 1 column 1 (char 0), and 1 more lines",
+    ]
+    ends = [
+        f"the end of events-{node}.jsonl, which no newline closes" for node in ("taken", "torn")
+    ]
+    assert reader.left_out(is_over=False) == said
+    assert sorted(reader.left_out(is_over=True)) == sorted([*said, *ends])

@@ -36,7 +36,7 @@ if does == "outlast the limit":
     if os.environ["SLURM_NODEID"] == "0":
         record = {"time": 1.0, "node": node, "rank": 0, "generation": 1, "step": 10}
         record |= {"event": "checkpoint_saved", "fields": {}}
-        with Path("events.jsonl").open("a") as file:
+        with Path(f"events-{node}.jsonl").open("a") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
     if restart:
         sys.exit(0)
@@ -55,7 +55,7 @@ if does == "die on the second node":
     for number in (rank, rank + 1):
         record = {"time": 1.0, "node": node, "rank": number, "generation": 1, "step": None}
         record |= {"event": "worker_finished", "fields": {}}
-        with Path("events.jsonl").open("a") as file:
+        with Path(f"events-{node}.jsonl").open("a") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
     sys.exit(0)
 if does == "count how often it is asked":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.event_files import event_files
 from tests.launcher.command import Ended, launch
 from tests.processes import command_of, parents
 from tests.slurm.cluster import wait_until
@@ -192,5 +193,5 @@ def test_nothing_is_left_of_a_job_of_which_everything_was_killed(
     assert not any(path.exists() for path in folders.values())
     assert [pid for pid in parents() if str(run).encode() in command_of(pid)] == []
     assert slurm.ask("squeue", "--noheader") == ""
-    assert (run / "events.jsonl").is_file()
+    assert event_files(run / "events.jsonl")
     assert list(run.glob("logs/*.log"))

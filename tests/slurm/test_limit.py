@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resilience.event_files import event_files
 from resilience.events import read_events
 from tests.launcher.shipped import shipped_job
 from tests.slurm.cluster import wait_until
@@ -26,7 +27,7 @@ def starts(run_dir: Path) -> list[Losses]:
     """Return the steps of each start of a job, with their losses."""
     found: list[Losses] = []
     path = run_dir / "events.jsonl"
-    for each in read_events(path) if path.exists() else []:
+    for each in read_events(path) if event_files(path) else []:
         if each.event == "worker_started" and each.rank == 0:
             found.append([])
         elif each.event == "step" and each.step is not None:

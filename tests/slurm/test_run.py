@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.events import read_events
 from tests.launcher.command import launch
 from tests.slurm.jobs import Slurm
 
@@ -18,11 +19,10 @@ RECIPE = ("recipe=llama/llama3_tiny_pretrain", "trainer.max_steps=10")
 def losses(run_dir: Path) -> dict[int, float]:
     """Return the loss of each step, which every rank has to agree on."""
     found: dict[int, float] = {}
-    for line in (run_dir / "events.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["event"] == "step":
-            loss = found.setdefault(event["step"], event["fields"]["loss"])
-            assert event["fields"]["loss"] == loss
+    for event in read_events(run_dir / "events.jsonl"):
+        if event.event == "step" and event.step is not None:
+            loss = found.setdefault(event.step, event.fields["loss"])
+            assert event.fields["loss"] == loss
     return found
 
 

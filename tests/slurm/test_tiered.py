@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.events import read_events
+from resilience.events import Event, EventReader, read_events
 from tests.launcher.command import launch
 from tests.slurm.jobs import Slurm
 
@@ -47,13 +47,14 @@ def arenas(folder: Path) -> dict[str, Path]:
 
 
 def wait_for_checkpoints(slurm: Slurm, run_dir: Path, number: int) -> None:
-    events = run_dir / "events.jsonl"
     slurm.wait_until(
-        lambda: (
-            events.exists() and events.read_text().count('"event":"checkpoint_saved"') >= number
-        ),
-        f"{number} checkpoints",
+        lambda: len(named(run_dir, "checkpoint_saved")) >= number, f"{number} checkpoints"
     )
+
+
+def named(run_dir: Path, event: str) -> list[Event]:
+    events = EventReader(run_dir / "events.jsonl").read_new()
+    return [each for each in events if each.event == event]
 
 
 @pytest.mark.slow
@@ -69,8 +70,7 @@ def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
     assert len(arenas(run_dir)) == 2, logs(run_dir)
     assert all(path.parent == SHM and not path.exists() for path in arenas(run_dir).values())
     assert (run_dir / "run.token").stat().st_mode & 0o777 == 0o600
-    events = (run_dir / "events.jsonl").read_text()
-    assert '"event":"checkpoint_saved"' in events, logs(run_dir)
+    assert named(run_dir, "checkpoint_saved"), logs(run_dir)
 
 
 @pytest.mark.slow
@@ -79,22 +79,14 @@ def test_job_that_is_queued_again_goes_on_from_the_memory_of_its_nodes(
 ):
     run_dir = tmp_path / "run"
     job_id = submit(run_dir, "trainer.max_steps=150")
-    events = run_dir / "events.jsonl"
     wait_for_checkpoints(slurm, run_dir, 3)
 
     slurm.ask("scontrol", "requeue", job_id)
-    slurm.wait_until(
-        lambda: '"event":"checkpoint_loaded"' in events.read_text(), "a checkpoint is loaded"
-    )
+    slurm.wait_until(lambda: bool(named(run_dir, "checkpoint_loaded")), "a checkpoint is loaded")
     state = slurm.wait_for_end(job_id)
 
     assert state == "COMPLETED", logs(run_dir)
-    (loaded, *_) = (
-        json.loads(line)
-        for line in events.read_text().splitlines()
-        if '"event":"checkpoint_loaded"' in line
-    )
-    assert loaded["step"] >= 20
+    assert (named(run_dir, "checkpoint_loaded")[0].step or 0) >= 20
     assert not any(path.exists() for path in arenas(run_dir).values())
 
 

@@ -117,13 +117,14 @@ def test_gradients_that_are_not_finite_end_all_workers(workers, tmp_path):
 
 
 def test_full_disk_is_one_line(workers, tmp_path):
-    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    (tmp_path / "events-node-0.jsonl").symlink_to("/dev/full")
 
     outcome = workers.run(make_job(), tmp_path, is_success_expected=False)
 
     assert outcome.statuses == [1]
     assert outcome.log() == (
-        f"training: cannot write events to {tmp_path}/events.jsonl: No space left on device\n"
+        f"training: cannot write events to {tmp_path}/events-node-0.jsonl: "
+        "No space left on device\n"
     )
 
 

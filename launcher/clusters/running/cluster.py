@@ -15,6 +15,7 @@ from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
+from resilience.event_files import event_files
 
 ASK_TIMEOUT_S = 30.0
 """How long a scheduler may take for an answer."""
@@ -36,7 +37,10 @@ class RunFolder:
 
     @property
     def events(self) -> Path:
-        """Return the run's log of events, where the folder is that of its nodes."""
+        """Return the run's log of events, where the folder is that of its nodes.
+
+        Beside that file each node has one of its own.
+        """
         return self.path / EVENTS_FILE
 
 
@@ -81,7 +85,7 @@ class Cluster(Protocol):
         ...
 
     def events(self, run: RunFolder) -> Path:
-        """Return the file of the run's events, with what can be had of them now; never raises."""
+        """Return the log of the run's events, with what can be had of them now; never raises."""
         ...
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
@@ -130,7 +134,7 @@ def read_run_folder(path: Path) -> RunFolder:
         ) from error
     submitted = path / SUBMITTED_FILE
     if not submitted.exists():
-        if not (path / EVENTS_FILE).exists():
+        if not event_files(path / EVENTS_FILE):
             raise RecipeError(f"{path} holds files of a run that was never started")
         return RunFolder(path=path, job=job)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.running.lines import FolderTail
@@ -46,10 +45,9 @@ def _read_beginnings(events: Path) -> dict[tuple[int | None, int], float]:
 
 def read_all(events: Path) -> list[Event]:
     """Return the events of a run so far; lines that are none are left out."""
-    reader, found = EventReader(events), list[Event]()
-    while True:
-        with suppress(ValueError):
-            new = reader.read_new()
-            if not new:
-                return found
-            found += new
+    return EventReader(events).read_new()
+
+
+def newest_generation(events: Path) -> int:
+    """Return the newest generation of which a run has events; the launcher's belong to that one."""
+    return max((event.generation for event in read_all(events)), default=0)

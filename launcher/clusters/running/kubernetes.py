@@ -6,6 +6,7 @@ An elastic run has a Job for each further node beside it.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,7 @@ from launcher.job.cluster_rules import growth_name
 from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE
+from resilience.event_files import event_files
 
 # What a Job and HyperPod's operator call the ends of a job.
 _SUCCEEDED = {"Complete", "Completed", "Succeeded"}
@@ -48,6 +50,18 @@ _LINES_MAX = 10_000
 """Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
 
 _EVENTS_COPY = "events.copy.jsonl"
+_FILE_LINE = re.compile(r"^==> events((?:-[^/\n]+)?\.jsonl)\n", re.MULTILINE)
+"""Names the file of the lines behind it; no event begins so."""
+_TELL_NEW = """cd -- "$0" || exit
+for file in events.jsonl events-*.jsonl; do
+  [ -f "$file" ] || continue
+  begin=1
+  for known; do case $known in "$file="*) begin=${known##*=} ;; esac; done
+  echo "==> $file"
+  tail -c "+$begin" -- "$file"
+  echo
+done"""
+"""Prints each file of the log in a folder from the given byte on, and closes its last line."""
 _GONE_S = 90.0
 """How long objects may take to go: pods have their grace period."""
 _PAUSE_S = 0.5
@@ -73,14 +87,14 @@ class KubernetesRuns:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
 
     def events(self, run: RunFolder) -> Path:
-        """Return the pods' file where this machine has their folder, else a copy in the run's.
+        """Return the pods' log where this machine has their folder, else a copy in the run's.
 
         What is new is fetched from a pod that runs; without one the copy stays as it is.
         """
         cluster = run.job.cluster
         assert isinstance(cluster, K8sCluster)
         there = Path(run_path(run.job, cluster)) / EVENTS_FILE
-        if found := next((path for path in (run.events, there) if path.exists()), None):
+        if found := next(filter(event_files, (run.events, there)), None):
             return found
         copy = run.path / _EVENTS_COPY
         with suppress(OutsideError, OSError):
@@ -92,13 +106,18 @@ class KubernetesRuns:
         pods = self.ask(run, "get", "pods", _selector(run), running, "--output=name").split()
         if not pods:
             return
-        begin = copy.stat().st_size + 1 if copy.exists() else 1
-        # Events are ASCII, and a line that is still being written is left for the next time.
-        words = ("--container=node", "--", "tail", "-c", f"+{begin}", str(there))
-        lines, _, _ = self.ask(run, "exec", pods[0], *words).rpartition("\n")
-        if lines:
-            with copy.open("a", encoding="ascii") as file:
-                file.write(f"{lines}\n")
+        begins = [
+            f"{each.name.replace('.copy', '', 1)}={each.stat().st_size + 1}"
+            for each in event_files(copy)
+        ]
+        words = ("--container=node", "--", "sh", "-c", _TELL_NEW, str(there.parent), *begins)
+        _, *parts = _FILE_LINE.split(self.ask(run, "exec", pods[0], *words))
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            # Events are ASCII, and a line that is still being written is left for the next time.
+            lines, _, _ = text.removesuffix("\n").rpartition("\n")
+            if lines:
+                with copy.with_name(f"events.copy{name}").open("a", encoding="ascii") as file:
+                    file.write(f"{lines}\n")
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the pods print; one rank's lines are in its node's alone."""

@@ -20,6 +20,7 @@ import pytest
 from launcher.clusters.k8s.check import read_job
 from launcher.clusters.k8s.growth import growth_job
 from launcher.job import Job
+from resilience.event_files import event_files
 from resilience.events import Event, read_events
 from tests.launcher.k8s_job import documents, manifest
 from tests.launcher.shipped import untiered_job
@@ -63,7 +64,7 @@ class Pods:
 
     def events(self) -> list[Event]:
         path = self.run_dir / "events.jsonl"
-        return read_events(path) if path.exists() else []
+        return read_events(path) if event_files(path) else []
 
     def sizes(self) -> list[int]:
         opened = [each for each in self.events() if each.event == "generation_opened"]

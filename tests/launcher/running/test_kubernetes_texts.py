@@ -13,6 +13,7 @@ from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines, read_objects
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
+from resilience.event_files import event_files
 from tests.launcher.k8s_job import k8s_job
 
 UNSCHEDULABLE = {
@@ -148,9 +149,10 @@ esac
 EXEC = """#!/bin/sh
 case "$*" in
   *"get pods"*phase=Running*) cat pods ;;
-  *"exec pod/a-0 --container=node -- tail -c "*)
-    for word; do before=$offset; offset=$word path=$word; done
-    tail -c "$before" there ;;
+  *"exec pod/a-0 --container=node -- sh -c "*)
+    while [ "$1" != -- ]; do shift; done
+    script=$4; shift 5
+    exec sh -c "$script" there "$@" ;;
 esac
 """
 
@@ -166,15 +168,24 @@ def test_events_that_are_new_are_fetched_from_a_pod(
     run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
     pods, there = tmp_path / "pods", tmp_path / "there"
     pods.write_text("")
-    assert not KubernetesRuns().events(run).exists()
+    there.mkdir()
 
+    def copied(**lines: str) -> list[str]:
+        """Return the lines of each copy after some were written to the pods' files."""
+        for name, text in lines.items():
+            with (there / f"events{name.replace('_', '-')}.jsonl").open("a") as file:
+                file.write(text)
+        return [each.read_text() for each in event_files(KubernetesRuns().events(run))]
+
+    assert copied() == []
     pods.write_text("pod/a-0\n")
-    there.write_text('{"event": 1}\n{"event": 2')
-    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n'
-    there.write_text('{"event": 1}\n{"event": 2}\n')
-    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n{"event": 2}\n'
+    assert copied(_a='{"event": 1}\n{"event": 2', _b='{"even') == ['{"event": 1}\n']
+    (there / "events-d.jsonl").mkdir()
+    assert copied(_a="}\n", _b='t": 3}\n') == ['{"event": 1}\n{"event": 2}\n', '{"event": 3}\n']
+    assert copied(**{"": '{"event": 4}\n'})[0] == '{"event": 4}\n'
     pods.write_text("")
-    assert KubernetesRuns().events(run).read_text() == '{"event": 1}\n{"event": 2}\n'
+    assert len(copied(_a='{"event": 5}\n')) == 3
+    assert not list(tmp_path.glob("events*5*"))
 
 
 def test_lines_of_pods_are_merged_by_the_times_of_their_nodes(

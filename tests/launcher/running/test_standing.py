@@ -225,6 +225,20 @@ def test_status_says_that_no_step_comes(
     assert told is None or f"workers), {told}\n" in text
 
 
+def test_status_says_what_of_the_events_was_left_out() -> None:
+    seen = Sight(
+        run=RunFolder(path=Path("run"), job=shipped_job("llama/llama3_tiny_pretrain", "local")),
+        standing=Standing(phase=Phase.RUNNING, why=""),
+        state=NOTHING,
+        time=NOW,
+        last_event=NOW - 3,
+        left_out=("events-n1.jsonl, line 2: no event", "events-n2.jsonl cannot be read"),
+    )
+
+    left_out = "left out: events-n1.jsonl, line 2: no event; left out: events-n2.jsonl cannot be"
+    assert f"the last 3.0 s ago; {left_out} read" in "\n".join(status_lines(seen))
+
+
 def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
     opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})
     started: Happened = ("n0", 0, "worker_started", {})

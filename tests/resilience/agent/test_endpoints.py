@@ -38,9 +38,9 @@ class RunApart(Run):
     def events(self) -> list[Event]:
         """Return the events in all folders."""
         found = []
-        for path in self.folder.glob("of-*/events.jsonl"):
+        for folder in self.folder.glob("of-*"):
             with suppress(FileNotFoundError):
-                found += read_events(path)
+                found += read_events(folder / "events.jsonl")
         return sorted(found, key=lambda event: event.time)
 
     def lose(self, node: str) -> None:

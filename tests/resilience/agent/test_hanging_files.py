@@ -127,8 +127,8 @@ def test_agent_whose_folder_never_answers_ends_and_says_what_is_lost(run: Run) -
     """A pipe that nobody reads stands in the place of the log."""
     folder = run.folder / "run"
     folder.mkdir()
-    os.mkfifo(folder / "events.jsonl")
-    file = os.open(folder / "events.jsonl", os.O_RDWR)
+    os.mkfifo(folder / "events-n0.jsonl")
+    file = os.open(folder / "events-n0.jsonl", os.O_RDWR)
     os.write(file, b"\n" * (1 << 16))
     told = plan(fault("tell", "gate", 0, 3), NOTE=run.note, ORDERLY=1, STEPS=1_000_000)
     agent = run.start("n0", variables=told)

@@ -170,7 +170,7 @@ def test_without_checkpoint_none_is_written(workers, tmp_path):
 
     assert not outcome.named("checkpoint_started")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "events.jsonl",
+        "events-node-0.jsonl",
         "job.json",
         "worker-0.log",
     ]
