@@ -7,6 +7,7 @@ in a folder.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -304,6 +305,26 @@ class Follower:
                 place = self._workdir / target / rest / Path(path).relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / path, place)
+
+
+def test_the_project_is_compiled_once_for_any_time_stamps(tmp_path: Path) -> None:
+    """Also where PYTHONDONTWRITEBYTECODE has no start keep what it compiles."""
+    (line,) = (each for each in dockerfile() if "compileall" in each.value)
+    packages = tmp_path / "opt" / "venv" / "lib" / "python3.99" / "site-packages"
+    modules = [packages / name / "__init__.py" for name in ("launcher", "resilience", "training")]
+    for path in modules:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    (tmp_path / "opt" / "venv" / "bin").mkdir()
+    (tmp_path / "opt" / "venv" / "bin" / "python").symlink_to(sys.executable)
+    image = Follower(tmp_path, {})
+    image.env["PYTHONDONTWRITEBYTECODE"] = "1"
+
+    image.follow(line)
+
+    for path in modules:
+        compiled = Path(importlib.util.cache_from_source(str(path))).read_bytes()
+        assert compiled[4:8] == (1).to_bytes(4, "little"), "it is checked against its source"
 
 
 @pytest.mark.slow

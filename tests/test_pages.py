@@ -5,6 +5,7 @@ What the pages import, and the files that they name, are there.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -18,6 +19,8 @@ import pytest
 import yaml
 
 from launcher.clusters.k8s.check import read_documents
+from launcher.job import Job
+from launcher.support import refusals
 from resilience.agent.options import parse_options
 from tests.launcher.command import launch
 from tests.ports import free_ports
@@ -95,8 +98,13 @@ def test_a_recipe_of_ones_own_comes_to_be_as_the_page_says(repository: Path) -> 
     pod = read_documents(manifest.read_text())[-1]["spec"]["template"]["spec"]
     assert pod["schedulerName"] == "gang-scheduler"
     resolved = yaml.safe_load((repository / "experiments/lr/resolved.yaml").read_text())
-    assert resolved["trainer"]["context_parallel"] == 2
+    assert resolved["trainer"]["pipeline_parallel"] == 8
     assert "ours/llama3_70b_long " in done.stdout
+    # On the cluster that it names nothing keeps it from running, and it fits AWS's machine alike.
+    assert refusals(Job.model_validate(longer)) == []
+    planned = launch("plan", "recipe=ours/llama3_70b_long", "instance=ml.p5.48xlarge",
+                     folder=repository)  # fmt: skip
+    assert "\nmemory of a device: fits\n" in planned.out
 
 
 def test_a_repository_begins_as_the_page_says(repository: Path) -> None:
@@ -128,17 +136,17 @@ def test_versions_are_kept_as_the_page_says(repository: Path) -> None:
     assert "status 1\n" in done.stdout
     long, longer = "ours/llama3_70b_long", "ours/llama3_70b_longer"
     assert f"{long} is version 2 now\n{longer} is version 2 now\n" in done.stdout
-    assert done.stderr.count("  data.seq_length: 8192 -> 4096\n") == 2
+    assert done.stderr.count("  data.seq_length: 3072 -> 2048\n") == 2
     history = re.findall(rf"^{long}@(\d)  .*  (.*)$", done.stdout, re.MULTILINE)
     assert history == [("1", "as they began"), ("2", "shorter sequences")]
     jobs = {
         name: json.loads((repository / "runs" / name / "job.json").read_text())
         for name in ("as-in-january", "short")
     }
-    assert jobs["as-in-january"]["data"]["seq_length"] == 8192
+    assert jobs["as-in-january"]["data"]["seq_length"] == 3072
     assert jobs["as-in-january"]["recipe"]["version"] == 1
     assert (jobs["short"]["data"]["seq_length"], jobs["short"]["trainer"]["max_steps"]) == (
-        4096,
+        2048,
         1000,
     )
     assert (repository / "recipes/.versions" / f"{long}@1.yaml").is_file()
@@ -303,3 +311,83 @@ def test_the_table_of_settings_on_recovery_has_every_default() -> None:
     options = parse_options(["--", "python", __file__])
     # The agent's program checks itself, or does not.
     assert {name: getattr(options, name, None) for name in settings} == settings
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def test_architecture_names_all_that_the_launcher_takes_of_resilience() -> None:
+    taken = set()
+    for path in (ROOT / "launcher").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("resilience"):
+                taken.add(str(node.module).removeprefix("resilience.").replace(".", "/"))
+    sentence = ARCHITECTURE.partition("Of `resilience` the launcher takes")[2].partition("Nothing")[
+        0
+    ]
+
+    assert set(re.findall(r"`([\w/]+)`", sentence)) == taken
+
+
+def test_architecture_maps_each_package() -> None:
+    table = ARCHITECTURE.partition("\n## Map\n")[2].partition("\n## ")[0]
+    packages = {
+        f"{path.parent.relative_to(ROOT)}/"
+        for name in ("launcher", "resilience", "training")
+        for path in (ROOT / name).glob("*/__init__.py")
+    }
+
+    assert packages - set(re.findall(r"`([\w/]+/)`", table)) == set()
+
+
+def test_counts_of_architecture_are_those_of_the_tree() -> None:
+    mutants = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text("utf-8"))
+    num_mutants = sum(len(each["mutants"]) for each in mutants.values())
+    num_lines = len((ROOT / "tests" / "training" / "toy.py").read_text("utf-8").splitlines())
+    (parts,) = re.findall(r"^PARTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    rows = ARCHITECTURE.partition("| part | what it holds |")[2].partition("\n\n")[0]
+
+    (told,) = re.findall(r"lists more than (\d+) ways", ARCHITECTURE)
+    assert int(told) < num_mutants <= int(told) + 100
+    (told,) = re.findall(r"is a whole trainer: some (\d+) lines", ARCHITECTURE)
+    assert abs(num_lines - int(told)) < 20
+    assert re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE) == parts.split()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_no_page_says_of_now_what_is_past(page: Path) -> None:
+    """Such a sentence is true on the day that it is written."""
+    text = " ".join(page.read_text("utf-8").split())
+    past = r"has(?: been)? run yet|has been run on GPUs|on CPUs so far|this version does not run"
+
+    assert re.findall(past, text) == []
+
+
+def test_only_the_page_on_clusters_says_which_kubernetes_is_needed() -> None:
+    """So that no two places say two versions."""
+    folders = [path for name in ("conf", "templates") for path in (ROOT / name).rglob("*.*")]
+    places = [ROOT / "CHANGELOG.md", *PAGES, *folders]
+    found = {path.stem for path in places
+             if re.search(r"(?:Kubernetes|from) 1\.[23]\d\b", path.read_text("utf-8"))}  # fmt: skip
+
+    assert found == {"clusters"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_recipe_that_a_page_shows_resolves(page: Path, tmp_path: Path) -> None:
+    """Of each command in a block; other tests type the tutorial's own, and those with answers."""
+    blocks = "\n".join(_blocks(page.read_text("utf-8"), "(?:sh)?")).replace("\\\n", " ")
+    commands = re.findall(
+        r"^(?:\S*python -m )?launcher (.*recipe=\w+/\w+ .*)$", blocks, re.MULTILINE
+    )
+
+    for command in commands:
+        words = shlex.split(command.partition(" >")[0], comments=True)
+        if "ours" in command or "-m" in words:
+            continue
+        given = [each for each in words if not each.startswith(("action=", "run.detach="))]
+
+        ended = launch(*given, folder=tmp_path)
+
+        assert ended.status == 0, (words, ended.err)

@@ -300,13 +300,13 @@ class RunPolicy(Section):
 
 
 class K8sCluster(Section):
-    """A Kubernetes cluster from 1.26, or HyperPod on EKS."""
+    """A Kubernetes cluster, or HyperPod on EKS."""
 
     kind: Literal["k8s"]
     """k8s: the job runs on a Kubernetes cluster."""
     job_kind: Literal["hyperpod", "job"]
     """hyperpod renders a HyperPodPyTorchJob for HyperPod's training operator; job renders an
-    Indexed Job for any cluster from 1.26."""
+    Indexed Job for any cluster."""
     namespace: DnsLabel
     """Namespace of everything in the manifest."""
     image: Image
