@@ -44,7 +44,7 @@ from launcher.rundir import (
     write_run_dir,
     write_submission,
 )
-from launcher.support import check_runnable, check_trainer_installed, notes
+from launcher.support import check_runnable, check_trainer_installed, printed_notes
 from launcher.templates import read_templates
 from launcher.versions.folder import find_kept_sum
 from launcher.versions.resolved import freeze_config, own_overrides
@@ -171,8 +171,8 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
     for name in files:
         sys.stdout.write(f"  {run_dir / name}\n")
     sys.stdout.flush()
-    is_submitted = request.beside.action == "submit"
-    for note in notes(job, has_default_image=request.has_default_image, is_submitted=is_submitted):
+    action, is_default = request.beside.action, request.has_default_image
+    for note in printed_notes(job, action, has_default_image=is_default):
         sys.stderr.write(f"note: {note}\n")
     for reason in misfits(job):
         sys.stderr.write(f"note: {reason}\n")

@@ -28,28 +28,41 @@ def check_runnable(job: Job, action: str, *, has_default_image: bool = False) ->
 
     `has_default_image`: nobody named the image. Raises RecipeError that says what to change.
     """
-    problems = refusals(job)
-    if has_default_image and (problem := unpublished_image(job)):
-        problems.append(problem)
-    if problems:
+    if problems := _problems(job, has_default_image=has_default_image):
         advice = "\nuse action=render, or change that"
         raise RecipeError("\n".join(f"action {action!r}: {line}" for line in problems) + advice)
 
 
-def notes(job: Job, *, has_default_image: bool = True, is_submitted: bool = False) -> list[str]:
+def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
     """Return what a person who applies the rendered files by hand has to know, a line each.
 
     Whatever `check_runnable` refuses is among the lines.
     """
     told = [
         unmounted_inputs(job),
-        None if is_submitted else awaited_secret(job),
+        awaited_secret(job),
         idle_note(job),
         shared_fate_note(job),
     ]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]
+
+
+def printed_notes(job: Job, action: str, *, has_default_image: bool) -> list[str]:
+    """Return the notes that the launcher prints: the Secret's only where it is the next step.
+
+    action=submit makes the Secret itself, and a job that lacks more cannot be applied yet.
+    """
+    found = notes(job, has_default_image=has_default_image)
+    if action == "submit" or _problems(job, has_default_image=has_default_image):
+        return [note for note in found if note != awaited_secret(job)]
+    return found
+
+
+def _problems(job: Job, *, has_default_image: bool) -> list[str]:
+    image = unpublished_image(job) if has_default_image else None
+    return [*refusals(job), *([image] if image else [])]
 
 
 def refusals(job: Job) -> list[str]:

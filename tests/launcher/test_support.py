@@ -17,6 +17,7 @@ from launcher.support import (
     is_installed,
     lost_results,
     notes,
+    printed_notes,
     unmounted_inputs,
 )
 from tests.launcher.command import launch
@@ -296,8 +297,9 @@ def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:
 def test_a_job_that_lacks_nothing_has_one_note_for_whoever_applies_it_by_hand() -> None:
     job = shipped_job(FAULTY[0], "job", PREPARED)
 
-    assert notes(job, is_submitted=True) == []
-    (note,) = notes(job)
+    assert printed_notes(job, "submit", has_default_image=False) == []
+    (note,) = printed_notes(job, "render", has_default_image=False)
+    assert [note] == notes(job)
     assert note.startswith("the pods wait for the Secret 'llama3-tiny-checkpointless-token'")
 
 
@@ -333,11 +335,11 @@ def test_the_default_image_may_be_given_by_its_name(tmp_path: Path, given: str) 
     if given == "profile":
         (tmp_path / "conf" / "cluster").mkdir(parents=True)
         (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(
-            f"defaults: [k8s, _self_]\nimage: {image}\njob_kind: job\n"
+            f"defaults: [k8s, _self_]\nimage: {image}\n"
         )
         arguments = ["cluster=ours"]
     else:
-        arguments = ["cluster=k8s", "cluster.job_kind=job", f"cluster.image={image}"]
+        arguments = ["cluster=k8s", f"cluster.image={image}"]
 
     ended = launch(f"recipe={TINY}", *arguments, *PREPARED[1:], "action=submit", folder=tmp_path,
                    env={"PATH": str(tmp_path)})  # fmt: skip
@@ -349,9 +351,7 @@ def test_the_default_image_may_be_given_by_its_name(tmp_path: Path, given: str) 
 
 def test_a_profile_that_does_not_name_an_image_has_the_default_one(tmp_path: Path) -> None:
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(
-        "defaults: [k8s, _self_]\njob_kind: job\n"
-    )
+    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text("defaults: [k8s, _self_]\n")
 
     ended = launch(f"recipe={TINY}", "cluster=ours", *PREPARED[1:], "action=submit",
                    folder=tmp_path)  # fmt: skip

@@ -30,8 +30,6 @@ defaults:
   - k8s
   - _self_
 
-# A plain Job runs everywhere; hyperpod is HyperPod's own kind.
-job_kind: job
 # namespace: research
 # queue: research
 # image: registry.example/training-recipes:0.1.0

@@ -157,7 +157,8 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path: Path) -> None:
     assert json.loads(others[2])["recipe"] == "llama/llama3_tiny_tiered"
     said = refuse(
         tmp_path, "recipe=gpt_oss/gpt_oss_120b_full_checkpointless", "cluster=slurm",
-        "cluster.checkpoint_store_url=s3://bucket/runs", "action=submit",
+        "trainer.expert_parallel=4", "cluster.checkpoint_store_url=s3://bucket/runs",
+        "action=submit",
     )  # fmt: skip
     begin, _, end = " ".join(refusal.split()).partition("(...)")
     assert said.startswith(begin)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# node-11 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 2, digest 592648f41024517cbd00acaac404b5fb4f1a7a5646c6ff590b75a70ae5afcd66.
+# node-11 of 16 of gpt_oss/gpt_oss_120b_full_checkpointless version 3, digest f863adb90358722f9de7188080f258ca6db7ed4f1ae465a76f4dce7641d0fb8c.
 # GPT-OSS 120B from given weights, all of them trained, recovering from replicas in memory
 # Change the recipe and render it again instead of this file. By hand: start every node's
 # script, all with the same LAUNCHER_RDZV_ENDPOINT (a free port of this machine for each node, as
