@@ -16,7 +16,7 @@ from resilience.inprocess.handles import AGENT_PID
 from resilience.inprocess.variables import RUN_ID, rank_variables
 from resilience.state.layout import make_layout
 from tests.launcher.command import launch, refuse
-from tests.launcher.shipped import ASKED_FOR, shipped_job
+from tests.launcher.shipped import ASKED_FOR, CLUSTERS, shipped_job
 
 LARGE = "llama/llama3_70b_pretrain_checkpointless"
 TINY = "llama/llama3_tiny_pretrain"
