@@ -189,7 +189,7 @@ class ProducerConnection:
                 continue
             if message is None:
                 return None
-            if message.verb == "doing":
+            if message.verb == "doing" and self._silent_s < float("inf"):
                 self._tell_late(number, f"the producer {message.text}")
             is_answer = message.verb in ("published", "failed") and message.number == number
             if is_answer or (message.verb == "end" and message.number <= number):

@@ -252,12 +252,16 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(
         pytest.raises(LateBatchError, match="the producer does not answer"),
     ):
         loader.read(1_000)
-    assert late_batches(tmp_path / "events") == [
+    told = late_batches(tmp_path / "events")
+    assert told == [
         (1_000, "batch 1000 of position 0 has not come yet: the producer does not answer")
     ]
-    events.close()
+    read(loader, 2_000)
     read(scene.open(), 1_000)
     read(loader, 1_000)
+    # It says now what it does, which nobody asks any more.
+    assert late_batches(tmp_path / "events") == told
+    events.close()
 
 
 def test_a_batch_beyond_the_budget_is_an_error_each_time(scene: Scene) -> None:
