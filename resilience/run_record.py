@@ -119,7 +119,7 @@ def note_start(run_dir: Path, config: RunConfig, *, name: str, now: float) -> Ru
             digest=config.digest,
             began_at=now,
         )
-        path = run_dir / RECORD_FOLDER / f"{_START}{own.number}.json"
+        path = _start_file(run_dir, own.number)
         if write_first(path, own.model_dump(mode="json"), secrets.token_hex(8)):
             return own
 
@@ -137,6 +137,17 @@ def read_starts(run_dir: Path) -> tuple[RunStart, ...]:
     return tuple(_read_whole(sorted(_start_files(run_dir))))
 
 
+def read_starts_after(run_dir: Path, number: int) -> tuple[RunStart, ...]:
+    """Return the starts of a run since the one of this number. Raises OSError, RecordError.
+
+    Costs one look at a file that is not there, so that every node of a large run may ask often.
+    """
+    found: list[RunStart] = []
+    while (path := _start_file(run_dir, number + 1 + len(found))).exists():
+        found.append(_read(path, RunStart))
+    return tuple(found)
+
+
 def mark_stored(run_dir: Path) -> None:
     """Note that a step of the run is whole in its store. Raises OSError."""
     write_first(run_dir / RECORD_FOLDER / _STORED_FILE, {}, secrets.token_hex(8))
@@ -151,6 +162,10 @@ def _read_whole(files: Sequence[tuple[int, Path]]) -> Iterator[RunStart]:
     for _, path in files:
         with suppress(RecordError):
             yield _read(path, RunStart)
+
+
+def _start_file(run_dir: Path, number: int) -> Path:
+    return run_dir / RECORD_FOLDER / f"{_START}{number}.json"
 
 
 def _start_files(run_dir: Path) -> Iterator[tuple[int, Path]]:

@@ -22,7 +22,8 @@ from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import attempt_name
 from resilience.agent.coordination.membership import Options
-from resilience.agent.evidence.folder import RunFolder
+from resilience.agent.evidence.earlier import await_earlier
+from resilience.agent.evidence.folder import RunFolder, find_words
 from resilience.agent.options import AgentOptions, parse_options
 from resilience.agent.processes.output import Console, Output
 from resilience.agent.processes.workers import WorkerPool
@@ -98,6 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), 2)
     except OSError as error:
         return _complain(f"cannot write to --run-dir {options.run_dir}: {error}")
+    name = attempt_name(options.rdzv_id, options.rdzv_attempt)
+    # Before it listens: an agent that was on this node has its address.
+    if problem := await_earlier(name, find_words(options.run_dir), output.console.say):
+        return _complain(problem)
     try:
         listener, endpoint = listen_at(host, options.rdzv_endpoint)
     except OSError as error:
@@ -127,7 +132,7 @@ def _run(
         handles = _make_handles(options)
     except (OSError, OverflowError) as error:
         return _complain(_no_memory(options, error))
-    folder = _open_folder(options)
+    folder = _open_folder(options, told)
     if options.further_node and (ended := folder.find_end()) is not None:
         folder.close()
         return _complain(f"the run has ended with exit status {ended} without this node", ended)
@@ -176,12 +181,13 @@ def _run(
     return status or (0 if is_done else UNSTORED_STATUS)
 
 
-def _open_folder(options: argparse.Namespace) -> RunFolder:
+def _open_folder(options: argparse.Namespace, told: Mapping[str, str]) -> RunFolder:
     return RunFolder(
         options.run_dir,
         run=options.rdzv_id,
         attempt=options.rdzv_attempt,
         begins_anew=not options.further_node,
+        number=int(told[START_VARIABLE]) if told else None,
     )
 
 

@@ -22,6 +22,7 @@ from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.departure import DEPARTED, Departure
 from resilience.agent.ending import Ending
+from resilience.agent.evidence.earlier import LOOK_S, StartedAgain
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.node_states import NodeStates
 from resilience.agent.options import AgentOptions
@@ -123,6 +124,8 @@ class Agent(ABC):
         self._folder_s = time.monotonic()
         """When the folder had answered all questions for the last time."""
         self._is_folder_named = False
+        self._looked_s = self._folder_s
+        """When it was looked for a later start of the run."""
 
     def _make_party(self) -> Party:
         options = self._options
@@ -225,6 +228,9 @@ class Agent(ABC):
 
     def _check_folder(self, now_s: float) -> None:
         """Let others know of this agent once its word is in the run's folder: they look for it."""
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._folder.look_for_later()
         if self._folder.is_known:
             self._folder_s, self._is_folder_named = now_s, False
             if not self._is_out:
@@ -243,7 +249,10 @@ class Agent(ABC):
         """Take in what the folder of the run says, and the platform of silent nodes."""
         was_shared = self._folder.is_shared
         for answer in (*self._folder.answers(), *self._node_states.answers()):
-            self._party.answer(answer)
+            if isinstance(answer, StartedAgain):
+                self._ending.void(f"the scheduler has started the run again, as {answer.name}")
+            else:
+                self._party.answer(answer)
         is_news = self._is_joined and was_shared != self._folder.is_shared
         is_late = not self._is_joined and self._part.opening is None and self._folder.is_known
         if is_late or (is_news and not self._part.is_member):

@@ -93,6 +93,13 @@ class Ending:
         self.finish(End(status=status, reason=text), "this node leaves the run")
         self._party.leave(text)
 
+    def void(self, text: str) -> None:
+        """End this node's part at once, and save nothing of it: the run goes on elsewhere."""
+        self._part.warn(text)
+        self.finish(End(status=LEFT_STATUS, reason=text), "this node's part ends")
+        self._kill_all()
+        self._party.leave(text)
+
     def check(self, now_s: float) -> None:
         """Do what is due about the end."""
         self._check_meeting(now_s)

@@ -122,3 +122,11 @@ def note_agents(
 def attempt_name(run: str, attempt: int) -> str:
     """Return the name under which agents of one attempt find each other, and no others."""
     return f"{run}-{attempt}"
+
+
+def is_earlier(name: str, other: str) -> bool:
+    """Return whether two attempts' names are of one run, and the first is of an earlier attempt."""
+    run, _, attempt = name.rpartition("-")
+    other_run, _, other_attempt = other.rpartition("-")
+    are_numbers = attempt.isdecimal() and other_attempt.isdecimal()
+    return run == other_run and are_numbers and int(attempt) < int(other_attempt)

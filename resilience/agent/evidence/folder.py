@@ -29,8 +29,9 @@ from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
 from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
+from resilience.agent.evidence.earlier import StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
-from resilience.run_record import mark_stored
+from resilience.run_record import mark_stored, read_starts_after
 from resilience.state.layout import Layout
 from resilience.whole_files import draft_of, write_first, write_whole
 
@@ -41,7 +42,7 @@ _RECORD = TypeAdapter(Record)
 _RECORD_NAME = re.compile(rf"run-(\d+)(?:{_END}\d+)?")
 
 
-Answer = Claimed | Judged | NodeEnded | Recorded
+Answer = Claimed | Judged | NodeEnded | Recorded | StartedAgain
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +62,26 @@ class _TornError(ValueError):
 class RunFolder:
     """One agent's view of the folder. Its methods are for the agent's thread and never wait."""
 
-    def __init__(self, path: Path, *, run: str, attempt: int = 0, begins_anew: bool = True) -> None:
-        """`begins_anew`: whether this agent begins a run once more that has ended."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: str,
+        attempt: int = 0,
+        begins_anew: bool = True,
+        number: int | None = None,
+    ) -> None:
+        """`begins_anew`: whether this agent begins a run once more that has ended.
+
+        `number` is that of its start in the run's record, None where it has none.
+        """
         self.start = secrets.token_hex(8)
         """Name of this start of the agent."""
         self.is_shared = False
         """Whether the coordinator that was followed last sees the same folder."""
         self._path = path
         self._run, self._attempt = run, attempt
-        self._begins_anew = begins_anew
+        self._begins_anew, self._number = begins_anew, number
         self._name = attempt_name(run, attempt)
         self._record: Record | None = None
         """Under which the run goes on that this agent coordinates."""
@@ -86,6 +98,8 @@ class RunFolder:
         """Whether an answer about silent agents is still to come."""
         self._is_looking = False
         """Whether one about the end of the run is."""
+        self._is_seeking = False
+        """Whether one about later starts is."""
         self._is_ending = False
         """Whether the folder was asked to say that the run has ended."""
         self._num_open = 0
@@ -261,6 +275,26 @@ class RunFolder:
                 is_over=found.is_over,
                 status=found.status,
             )
+
+        self._questions.put(look)
+
+    def look_for_later(self) -> None:
+        """Look whether the scheduler has started the run again; `StartedAgain` follows if so."""
+        if self._is_seeking:
+            return
+        self._is_seeking = True
+
+        def look() -> StartedAgain | None:
+            try:
+                newest, number = self._newest_record(), self._number
+                names = [attempt_name(newest.run, newest.attempt)] if newest else []
+                if number is not None:
+                    names += [each.name for each in read_starts_after(self._path, number)]
+            except _FAILURES:
+                return None
+            finally:
+                self._is_seeking = False
+            return find_later(self._name, names)
 
         self._questions.put(look)
 
@@ -457,7 +491,7 @@ def find_last_end(path: Path) -> int | None:
 
 
 def find_words(path: Path) -> list[dict[str, str]]:
-    """Return what agents have left in a run's folder, the newest first: `node`, `address` and more.
+    """Return what agents have left in a run's folder, the newest first: `node`, `path` and more.
 
     An agent that was killed has not taken its word back. Waits for the disk.
     """
@@ -466,7 +500,7 @@ def find_words(path: Path) -> list[dict[str, str]]:
         for each in (path / _AGENTS).iterdir():
             word = _read_word(each)
             if word.keys() >= {"node", "address"}:
-                found.append((each.stat().st_mtime, word))
+                found.append((each.stat().st_mtime, {**word, "path": str(each)}))
     return [word for _, word in sorted(found, key=lambda each: each[0], reverse=True)]
 
 

@@ -1,0 +1,109 @@
+"""Agents of an earlier attempt of a run, which may live on where its scheduler does not reach them.
+
+A scheduler that loses the daemon of a node starts the run again elsewhere, while the agent on that
+node trains on. So each agent looks from time to time whether the scheduler has started its run
+again, and then ends its workers at once. A new start waits for that before it begins. It kills what
+is left on its own machine, which may stand still.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from resilience.agent.coordination.founding import is_earlier
+from resilience.agent.evidence.locks import is_lock_free, read_boot_id
+
+LOOK_S = 5.0
+"""How often an agent looks whether its run was started again."""
+PATIENCE_S = 3 * LOOK_S
+"""How long a new start waits for agents of earlier ones that may live."""
+_PAUSE_S = 0.1
+_KILL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedAgain:
+    """The scheduler has started the run again, so that this agent's part of it is over."""
+
+    name: str
+    """Of the later attempt."""
+
+
+def find_later(name: str, others: Sequence[str]) -> StartedAgain | None:
+    """Return the last of the other attempts that is a later one of the same run. Pure."""
+    later = [each for each in others if is_earlier(name, each)]
+    return StartedAgain(name=later[-1]) if later else None
+
+
+def await_earlier(
+    name: str,
+    words: Iterable[Mapping[str, str]],
+    say: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> str:
+    """Wait until the agents of earlier attempts have ended; returns which has not, or nothing.
+
+    `words` are what agents have left in the run's folder. After the patience the processes on this
+    machine are killed, and agents of other machines count as ended: they have seen this start, or
+    stand still and see it first when they go on. Then their files are removed.
+    """
+    earlier = [each for each in words if is_earlier(each.get("run", ""), name)]
+    here, end_s = read_boot_id(), time.monotonic() + patience_s
+    left = [Path(each["path"]) for each in earlier if _may_live(each, here)]
+    if left:
+        say(f"waits up to {patience_s:g} s for agents of an earlier start of the run to end")
+    while left and time.monotonic() < end_s:
+        time.sleep(_PAUSE_S)
+        left = [Path(each["path"]) for each in earlier if _may_live(each, here)]
+    for path in left:
+        if holders := _kill_holders(path):
+            return (
+                f"processes {holders} of an earlier start of the run do not end; {path} is theirs"
+            )
+    for each in earlier:
+        with suppress(OSError):
+            Path(each["path"]).unlink()
+    return ""
+
+
+def _may_live(word: Mapping[str, str], here: str) -> bool:
+    """Return whether an agent has neither taken its file along nor let go of the file's lock."""
+    path = Path(word["path"])
+    with suppress(OSError):
+        return not is_lock_free(path) if here and word.get("boot") == here else path.exists()
+    return False
+
+
+def _kill_holders(path: Path) -> list[int]:
+    """Kill the processes of this machine that have a file open; returns those that are left."""
+    end_s = time.monotonic() + _KILL_S
+    while (holders := _find_holders(path)) and time.monotonic() < end_s:
+        for pid in holders:
+            with suppress(OSError), os.fdopen(os.pidfd_open(pid)) as file:
+                signal.pidfd_send_signal(file.fileno(), signal.SIGKILL)
+                select.select([file], [], [], max(0.0, end_s - time.monotonic()))
+    return holders
+
+
+def _find_holders(path: Path) -> list[int]:
+    """Return the processes that have a file open, as far as this one may see them."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):
+            for each in folder.iterdir():
+                if _is_same(each, path):
+                    found.add(int(folder.parent.name))
+    return sorted(found)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    with suppress(OSError):
+        return one.samefile(other)
+    return False
