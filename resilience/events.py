@@ -31,7 +31,8 @@ What workers write:
 What a node agent writes:
     agent_started (start), node_leaving, node_left, node_joined, node_lost,
     node_ended (node, reason), state_saved (saved_step, place),
-    generation_opened (number, world_size), nodes_wait (reason, seconds), worker_replaced (pid),
+    generation_opened (number, world_size), nodes_wait (reason, seconds),
+    node_awaited (reason, seconds), worker_replaced (pid),
     fault_detected (reason, text, quiet_s), generation_broken (reason), generation_left (reason),
     giving_up (reason), gave_up (reason),
     coordinator_replaced (node, lost), warning (text),

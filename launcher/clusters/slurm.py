@@ -45,6 +45,8 @@ _FILES = 1024
 _FILES_OF_RANK = 8
 # Exit status of a run that was asked to end, by SIGTERM, and has.
 _ASKED_STATUS = 143
+_GAVE_UP_STATUS = 75
+"""Exit status of a run that gave up, for whatever starts jobs again."""
 _PEER_WORDS = (
     '--peer-listen="$peer_listen"',
     '--peers-file="$peers_file"',
@@ -83,6 +85,7 @@ def render_slurm(
         "secrets": sorted(cluster.secrets.items()),
         "sizes": _node_counts(job),
         "is_checkpointless": job.resilience.checkpointless is not None,
+        "gave_up_status": _GAVE_UP_STATUS,
         "elastic": _elastic_values(job),
         "num_standby": job.resilience.standby_nodes,
         "num_cpus": job.resources.num_cpus,

@@ -89,12 +89,13 @@ def _doing(sight: Sight) -> str | None:
     state = sight.state
     if state.is_deserted:
         return "waiting for a node: none that trained is left"
-    if state.silent_nodes:
+    waits = state.awaited_text(sight.time)
+    if state.silent_nodes and not waits:
         return f"waiting for {', '.join(sorted(state.silent_nodes))}: not heard from"
-    # Of a node that was killed nobody else may be left to tell.
-    num_there = sum(each.node not in state.gone_nodes for each in state.workers.values())
     late = "".join(f", {text}" for _, text in sorted(state.late_batches.items())[:1])
-    return f"{state.phase} ({num_there} of {state.num_workers} workers){late}"
+    # Of a node that was killed nobody else may be left to tell.
+    text = f"{state.phase} ({state.num_here} of {state.num_workers} workers){late}"
+    return ", ".join(filter(None, (text, waits)))
 
 
 def _standstill(sight: Sight) -> str | None:

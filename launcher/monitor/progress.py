@@ -107,9 +107,9 @@ def is_line_due(last: Shown | None, state: RunState, now: float) -> bool:
 def render_line(state: RunState, now: float) -> str:
     """Return the state in one line, at `now` in unix seconds."""
     if state.phase != TRAINING or not state.num_steps:
-        text = f"{state.phase} ({len(state.workers)} of {state.num_workers} workers)"
-        quiet = standstill_text(state.standstill_s(now))
-        return f"{state.recipe}: {', '.join(filter(None, (text, quiet)))}"
+        text = f"{state.phase} ({state.num_here} of {state.num_workers} workers)"
+        more = (state.awaited_text(now), standstill_text(state.standstill_s(now)))
+        return f"{state.recipe}: {', '.join(filter(None, (text, *more)))}"
     return f"{state.recipe}: step {state.num_steps} of {state.max_steps}, {_numbers(state, now)}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.job import Job
 from launcher.monitor.checkpoints import Checkpoint, next_checkpoints
+from launcher.monitor.duration import format_seconds
 from launcher.monitor.recoveries import (
     Generation,
     Recovery,
@@ -128,6 +129,19 @@ class RunState:
     def nodes_to_leave(self) -> frozenset[str]:
         """Return those that were asked to leave the run and are still there."""
         return self.leaving_nodes - self.lost_nodes
+
+    def awaited_text(self, now: float) -> str:
+        """Return which nodes a broken run waits for, and for how long; empty where for none."""
+        reason, until = self.waits
+        if self.phase != RECOVERY or not reason or until is None:
+            return ""
+        return f"waiting for {reason}, {format_seconds(max(0.0, until - now))} more"
+
+    @property
+    def num_here(self) -> int:
+        """Return how many workers have not gone with their node."""
+        away = self.lost_nodes | self.gone_nodes.keys()
+        return sum(each.node not in away for each in self.workers.values())
 
     @property
     def has_opened(self) -> bool:
@@ -287,7 +301,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
         gone = {name: text for name, text in state.gone_nodes.items() if name != event.node}
         leaving = state.leaving_nodes - {event.node}
         return replace(state, leaving_nodes=leaving, gone_nodes=gone)
-    if event.event == "nodes_wait":
+    if event.event in ("nodes_wait", "node_awaited"):
         seconds = to_float(event.fields.get("seconds"))
         until = None if seconds is None else event.time + seconds
         return replace(state, waits=(str(event.fields.get("reason", "")), until))

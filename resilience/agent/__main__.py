@@ -23,7 +23,8 @@ from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import attempt_name
 from resilience.agent.coordination.membership import Options
 from resilience.agent.evidence.earlier import await_earlier
-from resilience.agent.evidence.folder import RunFolder, find_words
+from resilience.agent.evidence.folder import RunFolder
+from resilience.agent.evidence.words import find_words
 from resilience.agent.options import AgentOptions, parse_options
 from resilience.agent.processes.output import Console, Output
 from resilience.agent.processes.workers import WorkerPool
@@ -215,8 +216,8 @@ def _noting(write: Callable[..., None], folder: RunFolder) -> Callable[..., None
 
 def _no_memory(options: argparse.Namespace, error: Exception) -> str:
     return (
-        f"no memory for --transfer-buffer-mib {options.transfer_buffer_mib} "
-        f"x {options.workers_per_node} workers: {error}"
+        "no memory for resilience.checkpointless.transfer_buffer_mib "
+        f"{options.transfer_buffer_mib} x {options.workers_per_node} workers: {error}"
     )
 
 

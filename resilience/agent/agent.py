@@ -22,7 +22,7 @@ from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.departure import DEPARTED, Departure
 from resilience.agent.ending import Ending
-from resilience.agent.evidence.earlier import LOOK_S, StartedAgain
+from resilience.agent.evidence.earlier import StartedAgain
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.node_states import NodeStates
 from resilience.agent.options import AgentOptions
@@ -124,8 +124,6 @@ class Agent(ABC):
         self._folder_s = time.monotonic()
         """When the folder had answered all questions for the last time."""
         self._is_folder_named = False
-        self._looked_s = self._folder_s
-        """When it was looked for a later start of the run."""
 
     def _make_party(self) -> Party:
         options = self._options
@@ -228,9 +226,7 @@ class Agent(ABC):
 
     def _check_folder(self, now_s: float) -> None:
         """Let others know of this agent once its word is in the run's folder: they look for it."""
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
-            self._folder.look_for_later()
+        self._folder.look_for_later(now_s)
         if self._folder.is_known:
             self._folder_s, self._is_folder_named = now_s, False
             if not self._is_out:

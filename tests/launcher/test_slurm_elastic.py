@@ -264,7 +264,7 @@ fi
 def test_limit_that_slurm_tells_the_script_queues_the_job_again(
     tmp_path: Path, left_s: int, words: tuple[str, ...], is_queued: bool
 ) -> None:
-    saved = '{"event":"checkpoint_saved"}'
+    saved = '{"step":3,"event":"checkpoint_saved"}'
     text = script(ELASTIC, time_limit="01:00:00")
     text = text.replace("step=$!\n", f"step=$!; echo '{saved}' >>events.jsonl; kill -TERM $$\n")
     job_id = "18" if words else OWN

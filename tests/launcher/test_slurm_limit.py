@@ -38,13 +38,20 @@ def end(
     left_s: float = 100,
     state: str = "RUNNING",
     saves: str = "now",
+    loads: int | None = None,
+    gives_up: bool = False,
     refused: int = 0,
+    ends_with: int | None = None,
     **values: object,
 ) -> tuple[bool, str]:
     """Run the script of a job whose step ends so; returns whether it is queued again, and why."""
     text = script(TIERED, **{"resilience.tiered.store": STORE, **values})
     with EventLog(folder / "saved", node="a", rank=0, generation=1) as log:
+        if loads is not None:
+            log.write("checkpoint_loaded", step=loads)
         log.write("checkpoint_saved", step=10)
+        if gives_up:
+            log.write("gave_up", reason="no node took the place of lost b")
     if saves == "before":
         (folder / "saved").rename(folder / "events.jsonl")
     elif saves == "now":
@@ -60,7 +67,7 @@ def end(
         END="Unknown" if left_s < 0 else str(int(time.time() + left_s)),
         REFUSED=str(refused),
     )
-    assert done.returncode == status, done.stderr
+    assert done.returncode == (status if ends_with is None else ends_with), done.stderr
     return (folder / "requeued").exists(), done.stderr
 
 
@@ -98,6 +105,46 @@ def test_start_that_saved_nothing_is_the_last(tmp_path: Path, saves: str) -> Non
 
     assert not is_queued
     assert "before it had saved a step, so it is not queued again; raise time_limit" in said
+
+
+@pytest.mark.parametrize("loads", [10, 11])
+@pytest.mark.parametrize("status", [ASKED, 75])
+def test_start_that_saved_no_newer_step_than_it_had_is_the_last(
+    tmp_path: Path, loads: int, status: int
+) -> None:
+    """What fails at each start would be queued again for ever."""
+    is_queued, said = end(tmp_path, loads=loads, status=status)
+
+    assert not is_queued
+    assert "before it had saved a step, so it is not queued again" in said
+
+
+@pytest.mark.parametrize("status", [137, 75])
+def test_run_that_gave_up_is_queued_again_where_it_has_saved_a_step(
+    tmp_path: Path, status: int
+) -> None:
+    """A node that was lost has another status than the run."""
+    is_queued, said = end(
+        tmp_path, status=status, left_s=3600, loads=9, gives_up=True, ends_with=75
+    )
+
+    assert (is_queued, said) == (
+        True,
+        "job.sbatch: the run gave up with status 75; it is queued again\n",
+    )
+
+
+@pytest.mark.parametrize("recipe", ["llama/llama3_tiny_tiered", "llama/llama3_tiny_elastic"])
+def test_run_that_gave_up_has_that_status_where_it_keeps_nothing(
+    tmp_path: Path, recipe: str
+) -> None:
+    text = script(recipe).replace("step=$!\n", "step=$!; cat saved >>events.jsonl\n")
+    with EventLog(tmp_path / "saved", node="a", rank=None, generation=1) as log:
+        log.write("gave_up", reason="no node took the place of lost b")
+
+    done = run_script(text, tmp_path, "a,b", scontrol=LIMITED + SCONTROL, SRUN_STATUS="137")
+
+    assert done.returncode == 75, done.stderr
 
 
 def test_memory_alone_keeps_the_state_where_somebody_says_so(tmp_path: Path) -> None:

@@ -42,8 +42,14 @@ def stopped_daemon(slurm: Slurm, node: str) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-        state = ("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
-        slurm.wait_until(lambda: slurm.ask(*state).split()[0] in USABLE, f"{node} is back")
+        slurm.wait_until(lambda: is_usable(slurm, node), f"{node} is back")
+
+
+def is_usable(slurm: Slurm, node: str) -> bool:
+    """Return whether a node takes jobs; one that is back is asked to."""
+    slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
+    state = slurm.ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
+    return state.split()[0] in USABLE
 
 
 def agents(job_id: str, node: str) -> list[int]:

@@ -148,7 +148,7 @@ def find_end(state: State) -> End | None:
         restarts, are = (
             ("the 1 restart", "is") if allowed == 1 else (f"the {allowed} restarts", "are")
         )
-        text += f"; {restarts} that --max-restarts allows {are} used up"
+        text += f"; {restarts} that trainer.max_restarts allows {are} used up"
     return End(status=failed.status if failed else 1, reason=text)
 
 

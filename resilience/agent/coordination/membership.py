@@ -165,6 +165,8 @@ class State:
     """How long is waited for what was missing last."""
     shortened_s: float = float("-inf")
     """Since when that is not as long as it was before."""
+    told_away: tuple[int | str, ...] = ()
+    """After which generation it was said which nodes are waited for, and these."""
     claimed_s: float = float("-inf")
     """Since when the folder is asked which members come next."""
     answered_s: float = float("-inf")
@@ -343,6 +345,8 @@ class Note:
             case "node_lost":
                 is_dead = self.fields["is_dead"]
                 return f"node {self.fields['node']} {'has left' if is_dead else 'is silent'}"
+            case "node_awaited":
+                return f"waits {self.fields['seconds']:g} s at most for {self.fields['reason']}"
             case "coordinator_replaced":
                 return f"coordinates now, since node {self.fields['lost']} is not heard"
             case "node_ended":

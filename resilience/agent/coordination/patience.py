@@ -12,6 +12,7 @@ from resilience.agent.coordination.membership import (
     STOPPING,
     Action,
     Decision,
+    Note,
     State,
     after,
 )
@@ -36,12 +37,31 @@ def wait(state: State, now_s: float) -> Decision:
         limit_s = state.options.partition_patience_s if _may_not_go_on(state) else patience_s
         if waited_s >= limit_s:
             state, actions = begin_save(state, now_s)
+    if patience_s > waited_s >= state.options.lease_s:
+        state, more = _tell_wait(state, patience_s - waited_s)
+        actions += more
     state, more = check_save(state, now_s)
     actions += more
     if waited_s < patience_s or is_saving(state):
         return state, actions
     reason = _missing(state) + say_where(state) + say_problem(state)
     return after(actions, end_run(state, GAVE_UP_STATUS, reason))
+
+
+def _tell_wait(state: State, left_s: float) -> Decision:
+    """Say which nodes are waited for, each time that they have become others."""
+    if state.stage != STOPPING:
+        return state, []
+    away = [name for name in state.members.nodes if name not in state.nodes]
+    told: tuple[int | str, ...] = (state.generation, *away)
+    if not away or told == state.told_away:
+        return state, []
+    names = ", ".join(away)
+    reason = f"{names} or another node for each" if len(away) > 1 else f"{names} or another node"
+    if find_verdict(state) == WAITS:
+        reason = f"{names}, which may go on elsewhere"
+    fields = {"reason": reason, "seconds": round(left_s, 1)}
+    return replace(state, told_away=told), [Note(event="node_awaited", fields=fields)]
 
 
 def _may_not_go_on(state: State) -> bool:
@@ -94,13 +114,12 @@ def _missing(state: State) -> str:
     if _lacks_record(state):
         what = "which half of the nodes goes on"
         return f"the run's folder did not say within {waited_s:g} s {what}: {_refusal(state)}"
-    places = [str(place) for place, node in enumerate(state.nodes) if node is None]
-    if places:
-        advice = "start more with --standby-nodes" if options.recovers else "start it again"
-        return (
-            f"no node took the place of lost node {', '.join(places)} within "
-            f"{waited_s:g} s; {advice}"
+    lost = [name for name, node in zip(state.members.nodes, state.nodes, strict=True) if not node]
+    if lost:
+        advice = (
+            "set resilience.checkpointless.standby_nodes" if options.recovers else "start it again"
         )
+        return f"no node took the place of lost {', '.join(lost)} within {waited_s:g} s; {advice}"
     if state.stage == AGREEING:
         return f"{', '.join(sorted(state.asked))} did not agree to the next generation"
     ranks = [rank for rank in range(state.members.world_size) if rank not in state.reports]

@@ -11,7 +11,6 @@ A file server may stand still: only a thread of its own waits for it, and answer
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -29,13 +28,13 @@ from pydantic import TypeAdapter
 
 from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
 from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
-from resilience.agent.evidence.earlier import StartedAgain, find_later
+from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
+from resilience.agent.evidence.words import AGENTS_FOLDER, find_words, read_word
 from resilience.run_record import mark_stored, read_starts_after
 from resilience.state.layout import Layout
 from resilience.whole_files import draft_of, write_first, write_whole
 
-_AGENTS = "agents"
 _RECORDS = "generations"
 _END = "-ended-"
 _RECORD = TypeAdapter(Record)
@@ -88,7 +87,7 @@ class RunFolder:
         self._seen: Record | None = None
         self._seen_s = time.monotonic()
         """Since when the newest record has been as it is."""
-        self._draft = draft_of(self._path / _AGENTS / self.start, self.start)
+        self._draft = draft_of(self._path / AGENTS_FOLDER / self.start, self.start)
         """What the agent's file is called before it has its name."""
         self._lock = -1
         self._boot = read_boot_id()
@@ -98,8 +97,8 @@ class RunFolder:
         """Whether an answer about silent agents is still to come."""
         self._is_looking = False
         """Whether one about the end of the run is."""
-        self._is_seeking = False
-        """Whether one about later starts is."""
+        self._look_s = float("-inf")
+        """When it is time to look for later starts; never while an answer is to come."""
         self._is_ending = False
         """Whether the folder was asked to say that the run has ended."""
         self._num_open = 0
@@ -121,7 +120,7 @@ class RunFolder:
         takes no file. Waits for the disk.
         """
         try:
-            (self._path / _AGENTS).mkdir(exist_ok=True)
+            (self._path / AGENTS_FOLDER).mkdir(exist_ok=True)
             self._lock = hold_lock(self._draft)
         except OSError:
             self._lock = -1
@@ -134,7 +133,7 @@ class RunFolder:
         word = {"run": self._name, "address": address, "node": node, "boot": boot}
 
         def write() -> bool:
-            folder = self._path / _AGENTS
+            folder = self._path / AGENTS_FOLDER
             folder.mkdir(exist_ok=True)
             # A mount that cannot link gives no record to anybody: it is nobody's common folder.
             probe = folder / f".{self.start}.probe"
@@ -149,7 +148,7 @@ class RunFolder:
 
     def look(self, start: str) -> None:
         """Find out whether another agent sees this folder; `is_shared` follows."""
-        self._find_out((self._path / _AGENTS / start).is_file)
+        self._find_out((self._path / AGENTS_FOLDER / start).is_file)
 
     def _find_out(self, is_shared: Callable[[], bool]) -> None:
         def ask() -> _Common:
@@ -278,11 +277,14 @@ class RunFolder:
 
         self._questions.put(look)
 
-    def look_for_later(self) -> None:
-        """Look whether the scheduler has started the run again; `StartedAgain` follows if so."""
-        if self._is_seeking:
+    def look_for_later(self, now_s: float) -> None:
+        """Look from time to time whether the scheduler has started the run again.
+
+        `StartedAgain` follows if so.
+        """
+        if now_s < self._look_s:
             return
-        self._is_seeking = True
+        self._look_s = float("inf")
 
         def look() -> StartedAgain | None:
             try:
@@ -293,7 +295,7 @@ class RunFolder:
             except _FAILURES:
                 return None
             finally:
-                self._is_seeking = False
+                self._look_s = now_s + LOOK_S
             return find_later(self._name, names)
 
         self._questions.put(look)
@@ -350,18 +352,18 @@ class RunFolder:
         """
         starts: dict[str, set[str]] = {}
         with suppress(OSError):
-            for path in (self._path / _AGENTS).iterdir():
-                word = _read_word(path)
+            for path in (self._path / AGENTS_FOLDER).iterdir():
+                word = read_word(path)
                 if word.get("run") == run and word.get("node") in names:
                     starts.setdefault(word["node"], set()).add(path.name)
         return {name: found for name, found in starts.items() if all(map(self._has_ended, found))}
 
     def _has_ended(self, start: str) -> bool:
         """Return whether no process lives of what an agent's start has been on this machine."""
-        path = self._path / _AGENTS / start
+        path = self._path / AGENTS_FOLDER / start
         # An agent that ends in order takes its file along, and says so itself.
         with suppress(OSError):
-            is_here = bool(self._boot) and _read_word(path).get("boot") == self._boot
+            is_here = bool(self._boot) and read_word(path).get("boot") == self._boot
             return is_here and is_lock_free(path)
         return False
 
@@ -432,7 +434,7 @@ class RunFolder:
             os.close(self._wake)
 
     def _remove(self) -> bool:
-        (self._path / _AGENTS / self.start).unlink(missing_ok=True)
+        (self._path / AGENTS_FOLDER / self.start).unlink(missing_ok=True)
         self._draft.unlink(missing_ok=True)
         return False
 
@@ -488,26 +490,3 @@ def find_last_end(path: Path) -> int | None:
         return None
     name = attempt_name(record.run, record.attempt)
     return record.status if all(each.get("run") == name for each in find_words(path)) else None
-
-
-def find_words(path: Path) -> list[dict[str, str]]:
-    """Return what agents have left in a run's folder, the newest first: `node`, `path` and more.
-
-    An agent that was killed has not taken its word back. Waits for the disk.
-    """
-    found: list[tuple[float, dict[str, str]]] = []
-    with suppress(OSError):
-        for each in (path / _AGENTS).iterdir():
-            word = _read_word(each)
-            if word.keys() >= {"node", "address"}:
-                found.append((each.stat().st_mtime, {**word, "path": str(each)}))
-    return [word for _, word in sorted(found, key=lambda each: each[0], reverse=True)]
-
-
-def _read_word(path: Path) -> dict[str, str]:
-    """Return what an agent has left in a file; nothing where that is no such file."""
-    with suppress(OSError, ValueError, RecursionError):
-        word = json.loads(path.read_bytes())
-        if isinstance(word, dict):
-            return {str(key): str(value) for key, value in word.items()}
-    return {}

@@ -264,6 +264,24 @@ def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
     assert doing(lost("n1", is_dead=True)) == goes_on
 
 
+def test_status_says_which_lost_node_is_waited_for_and_until_when() -> None:
+    """By the scheduler's name; the workers that went with the node are not there."""
+    awaited = {"reason": "n1 or another node", "seconds": 132.0}
+    ranks = [(f"n{rank // 2}", rank) for rank in range(3)]
+    happened = [
+        *((node, rank, "worker_started", {}) for node, rank in ranks),
+        *(("n0", rank, "rank_stopped", {}) for rank in (0, 1)),
+        ("n0", None, "node_lost", {"node": "n1", "is_dead": False}),
+        ("n0", None, "node_awaited", awaited),
+    ]
+
+    assert doing_and_size(happened)[0] == (
+        "recovery (2 of 3 workers), waiting for n1 or another node, 2 min 12 s more"
+    )
+    opened = ("n0", None, "generation_opened", {"number": 1, "world_size": 3})
+    assert "waiting" not in doing_and_size([*happened, opened])[0]
+
+
 def test_status_names_the_batch_that_is_waited_for() -> None:
     """Until a step is taken, or the size has changed: then it is told of anew."""
     opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})

@@ -300,15 +300,22 @@ def test_node_lost_while_its_generation_stops_gives_its_place_away() -> None:
 def test_without_a_standby_the_run_says_what_to_do() -> None:
     state, _ = play(running(), lost("n1"), stopped("n0", 0), stopped("n0", 1))
 
+    state, early = play(state, Tick(), now_s=2.9)
+    state, told = play(state, Tick(), now_s=3.0)
     state, actions = play(state, Tick(), now_s=134.9)
-    assert ends(actions) == []
+    assert (early, ends(actions)) == ([], [])
+    fields = {"reason": "n1 or another node", "seconds": 132.0}
+    assert [*told, *actions] == [Note(event="node_awaited", fields=fields)]
+    assert Note(event="node_awaited", fields=fields).words == (
+        "waits 132 s at most for n1 or another node"
+    )
     state, actions = play(state, Tick(), now_s=135.0)
 
     assert ends(actions) == [
         End(
             status=GAVE_UP_STATUS,
-            reason="no node took the place of lost node 1 within 135 s; start more with "
-            "--standby-nodes",
+            reason="no node took the place of lost n1 within 135 s; "
+            "set resilience.checkpointless.standby_nodes",
         )
     ]
 

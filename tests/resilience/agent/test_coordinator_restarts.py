@@ -32,8 +32,8 @@ from tests.resilience.agent.decisions import (
 )
 
 NO_RECOVERY = replace(OPTIONS, recovers=False, restarts_max=2)
-AGAIN = "; the 2 restarts that --max-restarts allows are used up"
-ONCE = "; the 1 restart that --max-restarts allows is used up"
+AGAIN = "; the 2 restarts that trainer.max_restarts allows are used up"
+ONCE = "; the 1 restart that trainer.max_restarts allows is used up"
 
 
 def died(rank: int, generation: int = 0, status: int = 7) -> Said:
@@ -95,7 +95,7 @@ def test_lost_node_that_does_not_come_back_ends_the_run() -> None:
     assert ends(actions) == [
         End(
             status=GAVE_UP_STATUS,
-            reason="no node took the place of lost node 1 within 135 s; start it again",
+            reason="no node took the place of lost n1 within 135 s; start it again",
         )
     ]
 

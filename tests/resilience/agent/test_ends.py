@@ -293,7 +293,7 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
     [
         pytest.param(
             ("--transfer-buffer-mib", "100000000"),
-            "no memory for --transfer-buffer-mib 100000000 x 2 workers",
+            "no memory for resilience.checkpointless.transfer_buffer_mib 100000000 x 2 workers",
             id="buffer",
         ),
         pytest.param(("--run-dir", "n0.txt"), "cannot write to --run-dir n0.txt", id="run-dir"),

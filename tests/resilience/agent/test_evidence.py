@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from resilience.agent.coordination.founding import SLACK
-from resilience.agent.coordination.membership import NodeEnded, Recorded, Tick
+from resilience.agent.coordination.membership import NodeEnded, Note, Recorded, Tick
 from resilience.agent.coordination.votes import WAITS, find_doubted, find_ended, find_verdict
 from tests.resilience.agent.decisions import (
     OPTIONS,
@@ -18,6 +18,7 @@ from tests.resilience.agent.decisions import (
     play,
     proposed,
     running,
+    stopped,
 )
 
 ONE = replace(OPTIONS, num_nodes=1)
@@ -87,3 +88,14 @@ def test_folder_that_does_not_say_who_else_goes_on_is_named_at_the_end() -> None
     _, actions = hear(state, Tick(), now_s=1000.0)
 
     assert "the run's folder did not say within 20 s whether others go on" in str(ends(actions))
+
+
+def test_nodes_that_are_waited_for_are_named_anew_as_they_become_others() -> None:
+    state, _ = play(running(), lost("n1", is_dead=False), stopped("n0", 0), stopped("n0", 1))
+    state, first = play(state, Tick(), now_s=3.0)
+    state, _ = play(state, lost("n0", is_dead=False))
+    state, second = play(state, Tick(), now_s=4.0)
+
+    reasons = [each.fields["reason"] for each in (*first, *second) if isinstance(each, Note)]
+
+    assert reasons == ["n1 or another node", "n0, n1, which may go on elsewhere"]

@@ -129,8 +129,8 @@ def test_run_without_a_node_for_a_place_says_where_its_state_lies() -> None:
     _, actions = play(state, Tick(), now_s=135.0)
 
     assert reason(actions) == (
-        "no node took the place of lost node 1 within 135 s; start more with --standby-nodes"
-        + WHERE
+        "no node took the place of lost n1 within 135 s; "
+        "set resilience.checkpointless.standby_nodes" + WHERE
     )
 
 

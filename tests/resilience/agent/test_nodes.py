@@ -121,7 +121,10 @@ def test_without_a_standby_the_rest_says_so_and_gives_up(run: Run) -> None:
 
     assert run.wait(found["rank-1"]) == 75, run.show()
     silent.close()
-    assert "start more with --standby-nodes" in run.text(found["rank-1"]).splitlines()[-1]
+    text, lost = run.text(found["rank-1"]), found["rank-0"]
+    assert f"at most for {lost} or another node" in text
+    assert f"took the place of lost {lost} within" in text.splitlines()[-1]
+    assert "set resilience.checkpointless.standby_nodes" in text.splitlines()[-1]
     run.agents[found["rank-0"]].wait()
     run.assert_nothing_left()
 

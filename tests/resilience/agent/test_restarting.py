@@ -100,8 +100,8 @@ def test_restarts_are_counted_once_for_all_nodes(run: Run) -> None:
     for node in run.agents:
         assert reason(run, node) == (
             f"resilience.agent {node}: the run ends with exit status 1: rank 0 ended with exit "
-            "status 1: ValueError: a planned fault; the 2 restarts that --max-restarts allows are "
-            "used up"
+            "status 1: ValueError: a planned fault; the 2 restarts that trainer.max_restarts "
+            "allows are used up"
         )
     run.assert_nothing_left()
 

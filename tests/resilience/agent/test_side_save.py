@@ -177,7 +177,7 @@ def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
     state, actions = play(state, saved(order, "n1", part="the tiers"), Tick(), now_s=26.0)
 
     assert state.stage == ENDED
-    assert "no node took the place of lost node 0" in reason(actions)
+    assert "no node took the place of lost n0" in reason(actions)
     assert reason(actions).endswith("that of step 5 in the tiers")
 
 

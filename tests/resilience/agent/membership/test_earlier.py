@@ -13,7 +13,8 @@ import pytest
 
 from resilience.agent.coordination.founding import is_earlier
 from resilience.agent.evidence.earlier import StartedAgain, await_earlier
-from resilience.agent.evidence.folder import Answer, RunFolder, find_words
+from resilience.agent.evidence.folder import Answer, RunFolder
+from resilience.agent.evidence.words import find_words
 from resilience.node_config import RunConfig
 from resilience.run_record import note_start
 
@@ -76,7 +77,7 @@ def test_agent_learns_from_the_runs_record_that_it_was_started_again(
         note_start(tmp_path, CONFIG, name=name, now=1.0)
     folder = RunFolder(tmp_path, run="7", number=0)
 
-    folder.look_for_later()
+    folder.look_for_later(0.0)
 
     assert answer(folder) == ([StartedAgain(name=told)] if told else [])
     assert not folder.is_shared
@@ -89,7 +90,7 @@ def test_agent_without_a_record_learns_it_from_that_of_the_generations(tmp_path:
     answer(later)
     folder = RunFolder(tmp_path, run="7")
 
-    folder.look_for_later()
+    folder.look_for_later(0.0)
 
     assert answer(folder) == [StartedAgain(name="7-1")]
     for each in (later, folder):
@@ -103,7 +104,7 @@ def test_folder_that_cannot_be_read_says_nothing_of_later_starts(tmp_path: Path)
     folder.announce("n0:1", "n0")
     answer(folder)
 
-    folder.look_for_later()
+    folder.look_for_later(0.0)
 
     assert answer(folder) == []
     assert folder.is_shared
