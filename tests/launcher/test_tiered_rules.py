@@ -193,6 +193,15 @@ def test_nodes_part_of_the_state_is_each_different_shard_once() -> None:
     assert num_writers(everywhere.trainer) == 2
 
 
+def test_copies_on_one_node_are_one_failure_domain() -> None:
+    """Each of two pipeline stages has the ranks of one node, and both copies with them."""
+    overrides = ["trainer.num_nodes=2", "trainer.tensor_parallel=4", "trainer.pipeline_parallel=2",
+                 "trainer.global_batch_size=64", "resilience.tiered.ram.replicas=0"]  # fmt: skip
+
+    with pytest.raises(RecipeError, match=r"domains_min 2 is more than the 1 nodes that have a sh"):
+        shipped_job(LARGE, "slurm", [*overrides, "model=llama3_8b"])
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
 def test_copies_are_counted_where_the_layout_has_them(num_devices: int) -> None:
     """Over all divisions of worlds of up to 8 nodes into copies and stages."""
