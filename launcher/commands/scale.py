@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.commands.sight import find_run, see_run
+from launcher.commands.sight import Sight, find_run, see_run
 from launcher.commands.status import doing_text, size_text
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.runstate import RunState
@@ -79,7 +79,7 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) ->
                 f"{run.job.name} does not come to {num_nodes} nodes: {lost}; another scale starts "
                 "nodes in the place of those"
             )
-        text = "; ".join(filter(None, (doing_text(sight), size_text(sight))))
+        text = waited_for(sight)
         if time.monotonic() >= tell_s:
             tell_s += _TELL_S
             sys.stderr.write(f"{run.job.name} is not there yet: {text}\n")
@@ -87,6 +87,13 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) ->
     raise OutsideError(
         f"{run.job.name} has not come to {num_nodes} nodes within {WAIT_S:g} s: {text}"
     )
+
+
+def waited_for(sight: Sight) -> str:
+    """Return what a run does that has not its size yet, in the words of `status`. Pure."""
+    standing = sight.standing
+    text = "; ".join(filter(None, (doing_text(sight), size_text(sight))))
+    return text or ": ".join(filter(None, (standing.phase.value, standing.why)))
 
 
 def nodes_lost(before: RunState, now: RunState, num_nodes: int) -> str:

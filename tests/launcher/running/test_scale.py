@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import held_lock, read_lock
-from launcher.commands.scale import nodes_lost, trains_with
+from launcher.commands.scale import nodes_lost, trains_with, waited_for
+from launcher.commands.sight import Sight
 from launcher.errors import RecipeError
 from launcher.monitor.runstate import RunState, next_state, start_state
+from launcher.monitor.standing import Phase, Standing
 from resilience.events import Event, read_events
 from tests.launcher.command import launch
 from tests.launcher.shipped import shipped_job
@@ -238,6 +241,35 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
 
     no = (False, False)
     assert seen == [no, no, no, no, (True, False), (True, False), no]
+
+
+def test_what_a_change_of_size_waits_for_is_named() -> None:
+    """Whatever that is: producers of batches, a node that is to leave, or the cluster's queue."""
+    job = shipped_job("llama/llama3_tiny_elastic", "slurm")
+    found = [
+        Event(time=1.0, node=node, rank=rank, generation=0, step=None, event=name, fields=fields)
+        for node, rank, name, fields in (
+            ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
+            ("n0", 0, "worker_started", {}),
+            ("n1", 1, "worker_started", {}),
+            ("n1", None, "node_leaving", {}),
+            ("n0", 0, "batch_late", {"text": "batch 7 has not come yet"}),
+        )
+    ]
+
+    def told(phase: Phase, why: str, events: list[Event]) -> str:
+        return waited_for(
+            Sight(
+                run=RunFolder(path=Path("r"), job=job), time=1.0, last_event=1.0,
+                standing=Standing(phase=phase, why=why),
+                state=reduce(next_state, events, start_state(job, ())),
+            )
+        )  # fmt: skip
+
+    assert told(Phase.QUEUED, "Resources", []) == "queued: Resources"
+    assert told(Phase.RUNNING, "", found) == (
+        "process group (2 of 2 workers), batch 7 has not come yet; 2 nodes, n1 to leave"
+    )
 
 
 def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> None:
