@@ -38,7 +38,6 @@ NUM_OFF_RANKS = 2
 FOREIGN_WHEN_OFF = (
     "resilience.checkpointless",
     "resilience.comm.gate",
-    "resilience.comm.reducer",
     "resilience.inprocess.block",
     "resilience.tiered",
 )

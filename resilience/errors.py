@@ -8,6 +8,7 @@ ResilienceError
 |   |-- CorruptionError this rank's own state is not what its last update left
 |   `-- GroupOpenError  the members of a generation did not meet in time
 |-- StateError          a state that cannot be kept in replicas; says what to change
+|-- StateLostError      no rank holds a whole state, and the program has made none; ends the run
 `-- DeviceLostError     what this process holds on its device is gone; it has to be replaced
 """
 
@@ -44,6 +45,10 @@ class GroupOpenError(FaultError):
 
 class StateError(ResilienceError):
     """The state cannot be kept in replicas; the message says what to change."""
+
+
+class StateLostError(ResilienceError):
+    """No rank holds a whole state, and `start` has neither made nor loaded one."""
 
 
 class DeviceLostError(ResilienceError):

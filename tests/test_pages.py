@@ -228,7 +228,7 @@ def test_the_readmes_table_names_commands_that_there_are(tmp_path: Path) -> None
         assert ended.status == 0, (row, ended.err)
 
 
-def _train(folder: Path, program: str) -> tuple[list[str], str]:
+def _train(folder: Path, program: str, status: int = 0) -> tuple[list[str], str]:
     """Run a program as the page on recovery does; returns what workers print, and all of it."""
     folder.mkdir()
     (folder / "train.py").write_text(program)
@@ -241,7 +241,7 @@ def _train(folder: Path, program: str) -> tuple[list[str], str]:
     with (folder / "console").open("wb") as output:
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         agent = start(words, folder=folder, environment=variables, output=output)
-        assert agent.wait(timeout=120) == 0, (folder / "console").read_text()
+        assert agent.wait(timeout=120) == status, (folder / "console").read_text()
     log = (folder / "console").read_text()
     return re.findall(r"rank \d\] (loss .*)", log), log
 
@@ -273,6 +273,20 @@ def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path:
     assert len(said) == 2
     assert sorted(again) == sorted(said)
     assert "killed by SIGKILL" in log, log
+
+
+@pytest.mark.slow
+def test_the_program_on_recovery_ends_with_an_error_that_all_ranks_have_behind_the_gate(
+    tmp_path: Path,
+) -> None:
+    """No rank holds a whole state then, and the page's `start` makes none."""
+    update = "            optimizer.step()\n"
+    bug = "            if step == 50: raise ValueError('a bug in a scheduler')\n"
+
+    said, log = _train(tmp_path / "bug", _replaced(_program(), update, update + bug), status=1)
+
+    assert said == []
+    assert "the last update raised ValueError: a bug in a scheduler" in log
 
 
 def test_gradients_of_two_tries_are_added_up_where_nothing_clears_them(tmp_path: Path) -> None:

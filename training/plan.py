@@ -203,7 +203,7 @@ class MeshPlan:
 
 
 def plan_mesh(trainer: TorchTrainer, world_size: int) -> MeshPlan | None:
-    """Return the mesh that parameters are sharded over; None means DDP."""
+    """Return the mesh that parameters are sharded over; None means whole copies."""
     if trainer.sharding == "none":
         return None
     if trainer.sharding == "full":

@@ -23,7 +23,7 @@ from resilience.checkpointless.resize import plan_resize
 from resilience.comm.forbid import forbid_collectives
 from resilience.comm.gate import Gate
 from resilience.comm.page import Activity
-from resilience.errors import CorruptionError
+from resilience.errors import CorruptionError, StateLostError
 from resilience.state.device import await_kernels, check_readable, on_devices
 from resilience.state.digest import digest_state
 from resilience.state.layout import Layout
@@ -147,6 +147,9 @@ class Recovery:
         self._digest: str | None = None
         self._is_healthy = True
         self._is_guarded = False
+        self._has_trained = False
+        """An update has written to the state that this process has made or loaded."""
+        self._update_error = ""
 
     @property
     def step(self) -> int:
@@ -218,7 +221,8 @@ class Recovery:
 
         Called by every rank. `start` makes the first state, or loads one, in
         place, where no replica can help; it returns the step and is called on
-        every rank or none.
+        every rank or none. Raises StateLostError, which ends the run, where a trained state
+        is after `start` what it was before.
         """
         assert self._view is not None
         members.mark(Activity.RECOVERY, self.mark.step)
@@ -242,11 +246,25 @@ class Recovery:
         self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
         # Not emptied: a save that is under way may hold them.
         self.rest, self.pending = {}, {}
-        step = start(fallback)
+        step = self._make_state(fallback, start)
         if self._shared is not None and self._view is not None:
             self._shared.adopt(self._view, local_rank)
         self._settle(step, step_generation=-1)
         return Resumed(step=step, role="started", reason=fallback.reason)
+
+    def _make_state(self, fallback: Fallback, start: Callable[[Fallback], int]) -> int:
+        """Have `start` make the state; returns its step."""
+        assert self._view is not None
+        before = digest_state(self._view) if self._has_trained else None
+        step = start(fallback)
+        if before is not None and digest_state(self._view) == before:
+            cause = f"; the last update raised {self._update_error}" if self._update_error else ""
+            raise StateLostError(
+                f"{fallback.reason}, and `start` returned step {step} without writing to the "
+                f"trained tensors; have it make or load the state of that step{cause}"
+            )
+        self._has_trained, self._update_error = False, ""
+        return step
 
     def _carry_out(self, plan: RecoveryPlan, members: Members, view: StateView) -> Resumed:
         rank = members.rank
@@ -270,6 +288,7 @@ class Recovery:
         if plan.transfers:
             num_bytes = self._move(plan, members, view)
         if role == "repaired":
+            self._has_trained = True
             self._settle(plan.step, step_generation=plan.step_generation)
             self._is_prepared = self._shared is None
         self._prepare()
@@ -355,9 +374,13 @@ class Recovery:
         guard = nullcontext() if self._is_guarded else forbid_collectives()
         torn = replace(self.mark, phase=Phase.TORN_UPDATE)
         with _without_signals():
-            before, self.mark = self.mark, torn
-            with guard:
-                yield
+            before, self.mark, self._has_trained = self.mark, torn, True
+            try:
+                with guard:
+                    yield
+            except Exception as error:
+                self._update_error = f"{type(error).__name__}: {error}"
+                raise
             self._is_guarded = True
             self._note_digest(step + 1)
             self.rest, self.pending = {**self.rest, **self.pending}, {}

@@ -6,12 +6,13 @@ all-gather of two ranks, where a rank waits for its send first). Such a send wou
 time-out of the group. So the training thread waits in slices, and looks between them whether its
 generation still goes on. A slice that ends harms no collective: the work goes on.
 
-In a send or receive between two ranks a slice that ends would close their connection, and torch has
-no other way to give one up. They mostly end with their connection, but not always (seen on torch
-2.13 about once in fifty breaks between the stages of a pipeline, in a send and in a receive). So a
-thread of its own waits for each, and the training thread for that one, in slices again. A broken
-generation leaves such a thread behind; it ends with the work that it waits for, by the group's
-time-out at the latest.
+Some works take no slices. In a send or receive between two ranks a slice that ends would close
+their connection, and torch has no other way to give one up. They mostly end with their connection,
+but not always (seen on torch 2.13 about once in fifty breaks between the stages of a pipeline, in a
+send and in a receive). The work of a reduce-scatter heeds no limit, and never says that it is
+completed: its error would pass for the end of a slice. So a thread of its own waits for each of
+them, and the training thread for that one, in slices again. A broken generation leaves such a
+thread behind; it ends with the work that it waits for, by the group's time-out at the latest.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from resilience.errors import BrokenError
 SLICE = timedelta(milliseconds=100)
 """How long a wait may outlive its generation; all but the rare ones end at once."""
 
-_BETWEEN_TWO = frozenset({12, 13, 14})  # c10d's OpType: SEND, RECV, RECVANYSOURCE
+_WITHOUT_SLICES = frozenset({12, 13, 14, 100})
+"""Of c10d's OpType: SEND, RECV, RECVANYSOURCE; UNKNOWN, which gloo's reduce-scatters are."""
 _NO_LIMIT = timedelta(0)
 _torch_wait: Callable[..., bool] = Work.wait
 _is_broken: Callable[[], bool] | None = None
@@ -93,8 +95,8 @@ class _Waiter:
 _waiter: _Waiter | None = None
 
 
-def wait_for_peer(work: Work, is_broken: Callable[[], bool]) -> bool:
-    """Wait until a send or receive is done; raises BrokenError once the generation is broken.
+def wait_in_thread(work: Work, is_broken: Callable[[], bool]) -> bool:
+    """Wait for a work that takes no slices; raises BrokenError once the generation is broken.
 
     Raises torch's RuntimeError where the work itself failed.
     """
@@ -125,5 +127,5 @@ def slice_waits(is_broken: Callable[[], bool] | None) -> None:
 def _wait(work: Work, timeout: timedelta = _NO_LIMIT) -> bool:
     if timeout != _NO_LIMIT or _is_broken is None:
         return _torch_wait(work, timeout)
-    is_between_two = work._get_op_type() in _BETWEEN_TWO  # type: ignore[attr-defined]  # noqa: SLF001
-    return (wait_for_peer if is_between_two else wait_in_slices)(work, _is_broken)
+    takes_slices = work._get_op_type() not in _WITHOUT_SLICES  # type: ignore[attr-defined]  # noqa: SLF001
+    return (wait_in_slices if takes_slices else wait_in_thread)(work, _is_broken)

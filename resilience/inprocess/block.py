@@ -42,6 +42,7 @@ from resilience.errors import (
     GroupOpenError,
     PlannedError,
     ResilienceError,
+    StateLostError,
 )
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import WorkerHandles, read_handles
@@ -253,7 +254,8 @@ class _Loop(Generic[T]):
         """Return whether the error would come again, or is an orderly end."""
         if generation.broken is not None:
             return False
-        return isinstance(error, (SystemExit, KeyboardInterrupt, *self.options.fatal))
+        ends = (SystemExit, KeyboardInterrupt, StateLostError)
+        return isinstance(error, (*ends, *self.options.fatal))
 
     def _finish(self, generation: Generation, error: BaseException | None) -> bool:
         """Report that this rank has finished; False where another rank needs it once more."""

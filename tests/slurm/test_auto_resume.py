@@ -80,10 +80,6 @@ def test_daemons_of_the_nodes_of_now_have_what_the_lost_node_had(
     loaded = {each.rank: each for each in events if each.event == "checkpoint_loaded"}
     assert sorted(rank for rank in loaded if rank is not None) == [0, 1, 2, 3]
     assert {(each.step or 0) >= 20 for each in loaded.values()} == {True}
-    if more:
-        # Torch's DDP adds in another order in the first step of a process.
-        assert losses(run_dir) == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
-    else:
-        assert losses(run_dir) == losses(tmp_path / "here")
-        assert weights(run_dir) == weights(tmp_path / "here") != {}
+    assert losses(run_dir) == losses(tmp_path / "here")
+    assert weights(run_dir) == weights(tmp_path / "here") != {}
     assert not any(path.exists() for path in arenas(run_dir).values())

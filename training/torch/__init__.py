@@ -1,1 +1,1 @@
-"""The torch trainer: Hugging Face models under DDP or FSDP2."""
+"""The torch trainer: Hugging Face models in whole copies or under FSDP2."""

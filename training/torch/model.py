@@ -7,7 +7,6 @@ worker never holds more than its shard and one block.
 from __future__ import annotations
 
 import math
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -44,7 +42,7 @@ class SpreadModel:
     num_shards: int | None
     """How many workers hold one copy together; None where each holds a whole one."""
     reducer: GradientReducer | TreeReducer | None = None
-    """Set where whole copies outlive their process groups, or have one order of sums."""
+    """Set where each worker holds a whole copy."""
     tree: TreeReducer | None = None
     """The reducer, where sums have one order at any number of workers."""
     sums: list[Tensor] = field(default_factory=list)
@@ -64,13 +62,9 @@ class SpreadModel:
         """
         if self.reducer is not None:
             return self.reducer.micro_batch(is_last=is_last)
-        if isinstance(self.run, FSDPModule):
-            self.run.set_requires_all_reduce(is_last)
-            return nullcontext()
-        assert isinstance(self.run, DistributedDataParallel)
-        if is_last:
-            return nullcontext()
-        return self.run.no_sync()
+        assert isinstance(self.run, FSDPModule)
+        self.run.set_requires_all_reduce(is_last)
+        return nullcontext()
 
 
 def build_core(job: Job, trainer: TorchTrainer) -> nn.Module:
@@ -107,37 +101,26 @@ def spread_core(
         _shard(core, mesh, trainer)
         num_shards = mesh_plan.sizes[-1]
     give_memory(core, model, group.device)
+    sums: list[Tensor] = []
+    reducer: GradientReducer | TreeReducer | None = None
+    tree: TreeReducer | None = None
     if trainer.order_of_sums == "fixed":
         from resilience.comm.tree_reducer import TreeReducer
 
-        sums: list[Tensor] = []
-        tree = TreeReducer(core, num_terms=trainer.num_micro_batches, on_sum=sums.append)
-        return SpreadModel(
-            run=core.train(),
-            core=core,
-            num_shards=None,
-            reducer=tree,
-            tree=tree,
-            sums=sums,
-        )
-    if is_restartable:
+        reducer = tree = TreeReducer(core, num_terms=trainer.num_micro_batches, on_sum=sums.append)
+    elif mesh_plan is None:
         from resilience.comm.reducer import GradientReducer
+
+        reducer = GradientReducer(core, on_sum=sums.append)
+    elif is_restartable and group.device.type == "cpu":
         from training.torch.reduce_scatter import end_waits
 
-        sums = []
-        if group.device.type == "cpu":
-            end_waits(core, sums.append)
-
-        return SpreadModel(
-            run=core.train(),
-            core=core,
-            num_shards=num_shards,
-            reducer=None if mesh_plan else GradientReducer(core, on_sum=sums.append),
-            sums=sums,
-        )
-    run = core if mesh_plan else _replicate(core, group.device)
-    keep(run)
-    return SpreadModel(run=run.train(), core=core, num_shards=num_shards)
+        end_waits(core, sums.append)
+    if not is_restartable:
+        keep((core, reducer))
+    return SpreadModel(
+        run=core.train(), core=core, num_shards=num_shards, reducer=reducer, tree=tree, sums=sums
+    )
 
 
 def give_memory(core: nn.Module, model: Model, device: torch.device) -> None:
@@ -204,15 +187,3 @@ def _restore_ties_and_buffers(core: Any, model: Model, device: torch.device) -> 
     core.model.rotary_emb = type(rotary)(config=core.config).to(device)
     strays = [name for name, _ in core.named_buffers() if ".rotary_emb." not in f".{name}"]
     assert not strays, strays
-
-
-def _replicate(core: nn.Module, device: torch.device) -> nn.Module:
-    with warnings.catch_warnings():
-        # torch 2.13 has a new name for broadcast_buffers that older versions lack.
-        warnings.simplefilter("ignore", FutureWarning)
-        return DistributedDataParallel(
-            core,
-            device_ids=[device] if device.type == "cuda" else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )

@@ -23,7 +23,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from resilience.comm.world import drop_groups, open_axes
-from resilience.errors import ResilienceError
 from training.torch.model import SpreadModel
 
 
@@ -36,11 +35,7 @@ def take_groups(model: SpreadModel) -> None:
     if model.reducer is not None:
         model.reducer.take_group()
         return
-    if not isinstance(model.run, FSDPModule):
-        raise ResilienceError(
-            "DistributedDataParallel cannot be bound to another group; "
-            "spread the model with is_restartable=True"
-        )
+    assert isinstance(model.run, FSDPModule)
     _leave_step(model.run)
     _swap_groups(model.run)
 

@@ -1,4 +1,4 @@
-"""Plain PyTorch behind the loop: DDP, or FSDP2 with full or hybrid sharding."""
+"""Plain PyTorch behind the loop: whole copies, or FSDP2 with full or hybrid sharding."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from training.weights.export import write_model
 class TorchTrainer:
     """One rank's model and optimizer; a `training.trainer.Trainer`.
 
-    One that `is_restartable` can take the groups of further generations, and reduces
-    gradients by itself; any other one uses torch's DDP as it comes.
+    One that `is_restartable` can take the groups of further generations. The bits of a step are
+    the same with and without.
     """
 
     def __init__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> None:
@@ -139,7 +139,7 @@ class TorchTrainer:
         clear_step(self._model)
 
     def settle(self) -> None:
-        """Return, as DDP and FSDP2 need no collective after an update; a fault may strike."""
+        """Return: no collective follows an update here. A fault may strike."""
         self._watch.reach("settle")
 
     def export(self, folder: Path) -> None:

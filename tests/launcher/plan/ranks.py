@@ -52,7 +52,7 @@ def train_once(job: Job, group: WorkerGroup, *, is_tracked: bool) -> tuple[nn.Mo
     assert isinstance(trainer, TorchTrainer)
     core = build_core(job, trainer)
     if is_tracked and trainer.sharding == "none":
-        # DDP's reducer is in C++, where the tracker does not see it: it keeps gradients alone.
+        # Buckets of the reducer become the gradients, which stay from the first time.
         give_memory(core, job.model, CPU)
         reducer: Any = SimpleNamespace(micro_batch=lambda **_: nullcontext())
         model = SpreadModel(run=core.train(), core=core, num_shards=None, reducer=reducer)

@@ -77,10 +77,10 @@ def test_weights_optimizer_and_replica_are_those_of_torch_on_meta(
     slow((GPT_OSS, *HYBRID), id="hybrid-gpt-oss"),
 ])  # fmt: skip
 def test_gradients_are_those_that_torch_makes(overrides: tuple[str, ...]) -> None:
-    """Real tensors and a backward pass, through DDP itself and FSDP2 itself."""
+    """Real tensors and a backward pass, through our reducer and FSDP2 itself."""
     job = job_of(*overrides, "data.seq_length=16", "trainer.micro_batch_size=1")
 
-    # DDP's reducer asks its group for results; a world of one has as many bytes.
+    # The reducer asks its group for results; a world of one has as many bytes.
     assert isinstance(job.trainer, TorchTrainer)
     backend = "gloo" if job.trainer.sharding == "none" else "fake"
     with world_of(job, backend) as group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from resilience.checkpointless.recovery import Recovery
 from resilience.comm.gate import Gate
-from resilience.errors import BrokenError, CorruptionError
+from resilience.errors import BrokenError, CorruptionError, StateLostError
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.state.nodes import PlainView
@@ -112,6 +113,38 @@ def test_rank_whose_start_breaks_off_holds_parts_of_two_states():
         recovery.resume(Members(held(0, shard="0"), held(1, Phase.FRESH, shard="1")), start)
 
     assert said(recovery)[0] is Phase.TORN_REPAIR
+
+
+def torn(state):
+    """Return a rank whose update of STEP has raised after it had written to the state."""
+    recovery = begun(state=state)
+    recovery.begin()
+    with suppress(ValueError), recovery.commit(Members(held(0), held(1))):
+        state += 1
+        raise ValueError("a bug in a scheduler")
+    return recovery
+
+
+def test_trained_state_that_nobody_makes_anew_ends_the_run_with_the_update_s_error():
+    recovery = torn(torch.zeros(4))
+    members = Members(held(0, Phase.TORN_UPDATE), held(1, Phase.TORN_UPDATE))
+
+    with pytest.raises(StateLostError, match=r"step 0 without .*ValueError: a bug in a scheduler"):
+        recovery.resume(members, lambda fallback: 0)
+
+
+def test_state_that_start_makes_anew_is_trained_on():
+    state = torch.zeros(4)
+    recovery = torn(state)
+    members = Members(held(0, Phase.TORN_UPDATE), held(1, Phase.TORN_UPDATE))
+
+    def start(fallback):
+        state.zero_()
+        return 0
+
+    assert recovery.resume(members, start).step == 0
+    # Nothing was trained since: `start` may leave it as it is.
+    assert recovery.resume(members, lambda fallback: 0).step == 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore, Work  # type: ignore[attr-defined]
 
 from resilience.comm import waits
-from resilience.comm.waits import slice_waits, wait_for_peer, wait_in_slices
+from resilience.comm.waits import slice_waits, wait_in_slices, wait_in_thread
 from resilience.errors import BrokenError
 from tests.resilience.rank_processes import run_ranks
 
@@ -75,6 +77,70 @@ def test_an_error_of_the_work_itself_passes() -> None:
     assert run_ranks(fail, 2, server.port) == ["RuntimeError", "left"]
 
 
+def start_all_kinds(rank: int) -> dict[str, Work]:
+    """Start a work of each kind that rank 1 takes no part in, each in a group of its own."""
+    peer = 1
+    one, two = torch.ones(2), torch.ones(4)
+    kinds: dict[str, Callable[[dist.ProcessGroup], Any]] = {
+        "all_reduce": lambda group: dist.all_reduce(one, group=group, async_op=True),
+        "broadcast": lambda group: dist.broadcast(one, peer, group=group, async_op=True),
+        "reduce": lambda group: dist.reduce(one, 0, group=group, async_op=True),
+        "gather": lambda group: dist.gather(one, [one, one], 0, group=group, async_op=True),
+        "scatter": lambda group: dist.scatter(one, None, peer, group=group, async_op=True),
+        "all_gather": lambda group: dist.all_gather([one, one], one, group=group, async_op=True),
+        "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(
+            two, one, group=group, async_op=True
+        ),
+        "reduce_scatter": lambda group: dist.reduce_scatter(
+            one, [one, one], group=group, async_op=True
+        ),
+        "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(
+            one, two, group=group, async_op=True
+        ),
+        "all_to_all": lambda group: dist.all_to_all(
+            [one, one], [one, one], group=group, async_op=True
+        ),
+        "all_to_all_single": lambda group: dist.all_to_all_single(
+            two, two.clone(), group=group, async_op=True
+        ),
+        "barrier": lambda group: dist.barrier(group=group, async_op=True),
+        "send": lambda group: dist.isend(torch.ones(1 << 22), peer, group=group),
+        "receive": lambda group: dist.irecv(one, peer, group=group),
+    }
+    groups = {name: dist.new_group() for name in kinds}
+    if rank == peer:
+        return {}
+    return {name: start(groups[name]) for name, start in kinds.items()}
+
+
+def fail_in_all_kinds(rank: int, world_size: int, port: int) -> dict[str, str]:
+    store = open_group(rank, world_size, port)
+    works = start_all_kinds(rank)
+    if rank == 1:
+        store.wait(["started"])
+        return {}
+    store.set("started", "")
+    slice_waits(lambda: False)
+    found = {}
+    for name, work in works.items():
+        try:
+            found[name] = f"returned {work.wait()}"
+        except RuntimeError as error:
+            found[name] = "its error" if "Connection closed by peer" in str(error) else str(error)
+    slice_waits(None)
+    return found
+
+
+def test_no_kind_of_work_loses_its_error() -> None:
+    """Each that a peer leaves ends with torch's own error, though the generation goes on."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    found, _ = run_ranks(fail_in_all_kinds, 2, server.port)
+
+    assert len(found) == 14
+    assert found == dict.fromkeys(found, "its error")
+
+
 def exchange(rank: int, world_size: int, port: int) -> list[str]:
     """Two ranks send and receive; then one waits for a message that is never sent."""
     store = open_group(rank, world_size, port)
@@ -133,11 +199,11 @@ def test_a_wait_that_was_left_answers_no_later_one() -> None:
     """Whatever ended it: else a later receive would be taken for done, and its bits for right."""
     left, later = Sent(RuntimeError("of the one that was left")), Sent()
     with pytest.raises(KeyboardInterrupt):
-        wait_for_peer(left, interrupt)  # type: ignore[arg-type]
+        wait_in_thread(left, interrupt)  # type: ignore[arg-type]
     left.may_end.set()
     later.may_end.set()
 
-    assert wait_for_peer(later, lambda: False)  # type: ignore[arg-type]
+    assert wait_in_thread(later, lambda: False)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("works")
@@ -145,7 +211,7 @@ def test_a_thread_that_was_left_ends_with_its_work() -> None:
     before = set(threading.enumerate())
     left = Sent()
     with pytest.raises(BrokenError):
-        wait_for_peer(left, lambda: True)  # type: ignore[arg-type]
+        wait_in_thread(left, lambda: True)  # type: ignore[arg-type]
     (thread,) = set(threading.enumerate()) - before
 
     left.may_end.set()
@@ -161,5 +227,5 @@ def test_an_error_of_a_send_itself_passes_and_the_next_is_waited_for() -> None:
     later.may_end.set()
 
     with pytest.raises(RuntimeError, match="closed by peer"):
-        wait_for_peer(failed, lambda: False)  # type: ignore[arg-type]
-    assert wait_for_peer(later, lambda: False)  # type: ignore[arg-type]
+        wait_in_thread(failed, lambda: False)  # type: ignore[arg-type]
+    assert wait_in_thread(later, lambda: False)  # type: ignore[arg-type]

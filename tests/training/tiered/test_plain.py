@@ -38,23 +38,6 @@ def train(workers: Workers, nodes: Nodes, folder: Path, job: Job, **options: Any
     return workers.run(job, folder, variables=nodes.variables("n0"), **options)
 
 
-def test_run_goes_on_where_the_one_before_it_has_saved(tmp_path: Path, workers: Workers) -> None:
-    undisturbed = workers.run(
-        plain_job(14).model_copy(update={"resilience": make_job().resilience}), tmp_path / "calm"
-    )
-
-    with start_nodes(tmp_path / "nodes") as nodes:
-        first = train(workers, nodes, tmp_path / "run", plain_job(10))
-        second = train(workers, nodes, tmp_path / "run", plain_job(14))
-
-    assert saved_steps(first)[:3] == [4, 8, 10]
-    assert loads(second) == [(0, 10, "ram"), (1, 10, "ram")]
-    assert saved_steps(second) == [4, 8, 10, 12, 14]
-    assert second.weights() == undisturbed.weights()
-    assert [each["step"] for each in second.steps] == [*range(10), *range(9, 14)]
-    assert not second.named("checkpoint_failed")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 4])
 def test_run_goes_on_with_other_workers(tmp_path: Path, workers: Workers, num_devices: int) -> None:
