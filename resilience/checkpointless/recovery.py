@@ -374,7 +374,8 @@ class Recovery:
         guard = nullcontext() if self._is_guarded else forbid_collectives()
         torn = replace(self.mark, phase=Phase.TORN_UPDATE)
         with _without_signals():
-            before, self.mark, self._has_trained = self.mark, torn, True
+            before, self.mark = self.mark, torn
+            self._has_trained = True
             try:
                 with guard:
                     yield

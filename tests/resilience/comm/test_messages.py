@@ -47,6 +47,7 @@ LAYOUTS = st.builds(
 VALUES = {
     "StrictInt": st.integers(),
     "StrictBool": st.booleans(),
+    "StrictFloat": st.floats(allow_nan=False, allow_infinity=False),
     "str": st.text(),
     "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),
     "Mapping[str, Any]": OBJECTS,
