@@ -147,12 +147,12 @@ class Deadlines:
             if not (worker.is_condemned or (is_member and self._crew.owns(worker)))
         }
         states = {number: worker.state() for number, worker in idle.items()}
-        states[_ZYGOTE] = pool.zygote_state()
+        states[_ZYGOTE] = pool.zygote.state()
         self._stopped_s = next_stopped(before, states, now_s)
         for number, since_s in self._stopped_s.items():
             if now_s - since_s < _STOPPED_S:
                 continue
-            name, kill = "the process that forks workers", pool.kill_zygote
+            name, kill = "the process that forks workers", pool.zygote.kill
             if worker := idle.get(number):
                 name = f"process {worker.pid}, which has no rank,"
                 kill = partial(worker.condemn, signal.SIGKILL)

@@ -76,13 +76,10 @@ class WorkerPool:
         """Return whether the zygote has imported everything, and has but to fork."""
         return self._zygote.is_ready
 
-    def zygote_state(self) -> str:
-        """Return the letter of the zygote's state, empty for one that is gone."""
-        return self._zygote.state()
-
-    def kill_zygote(self) -> None:
-        """Kill the zygote; what `read` raises then has it renewed."""
-        self._zygote.kill()
+    @property
+    def zygote(self) -> ZygoteProcess:
+        """Return the process that forks now; where it is killed, `read` has it renewed."""
+        return self._zygote
 
     @property
     def newest(self) -> int:

@@ -14,15 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
-from resilience.tiered.catalog import (
-    Catalog,
-    Copy,
-    LowerTier,
-    StepAt,
-    count_domains,
-    judge_steps,
-    step_of,
-)
+from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, judge_steps, step_of
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
 from resilience.tiered.memoryd.peering import NoPeers, Peers, copy_in_memory
 from resilience.tiered.memoryd.shelf import Clock, Shelf
@@ -144,10 +136,6 @@ class Board:
     def living(self) -> dict[str, str]:
         """Return the failure domain of each node that is there, this one included."""
         return {**self.peers.living(), self.own.name: self.own.domain}
-
-    def num_domains(self) -> int:
-        """Return in how many failure domains a shard can be now, whatever it is to be in."""
-        return count_domains(self.living(), keepers=self.settings.keepers)
 
     def copies(self, namespace: str, *, intact_only: bool = False) -> list[Copy]:
         """Return all copies of a namespace."""

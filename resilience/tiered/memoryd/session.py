@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resilience.tiered.attempts import encode_known
-from resilience.tiered.catalog import StepAt
+from resilience.tiered.catalog import StepAt, count_domains
 from resilience.tiered.errors import RefusedError, TieredError, VaultFullError
 from resilience.tiered.frames import describe_error
 from resilience.tiered.memoryd.board import Board
@@ -247,7 +247,12 @@ class Session:
             if meta.num_shards != num_shards:
                 raise ValueError(f"{meta.num_shards} shards, where {num_shards} were begun")
             writing.commit(meta)
-        return {"num_domains": self._house.board.num_domains()}, ()
+        return {"num_domains": self._num_domains()}, ()
+
+    def _num_domains(self) -> int:
+        """Return in how many failure domains a shard can be now, whatever it is to be in."""
+        board = self._house.board
+        return count_domains(board.living(), keepers=board.settings.keepers)
 
     def _abort(self, request: Mapping[str, Any]) -> Reply:
         writing, _ = self._writings.pop(_whole(request, "segment"), (None, 0))
@@ -265,7 +270,7 @@ class Session:
             }
             for each in self._house.offer.steps(self._own_namespace())
         ]
-        return {"steps": rows, "num_domains": self._house.board.num_domains()}, ()
+        return {"steps": rows, "num_domains": self._num_domains()}, ()
 
     def _known(self, request: Mapping[str, Any]) -> Reply:
         """Tell of unfinished steps, too: a save is not to be taken for one of those."""

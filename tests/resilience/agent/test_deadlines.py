@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -55,9 +55,12 @@ def make_crew(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**content)
 
 
-def make_pool(**changes: object) -> SimpleNamespace:
-    content = {"workers": {}, "zygote_state": lambda: "S", "kill_zygote": lambda: None} | changes
-    return SimpleNamespace(**content)
+def make_pool(
+    workers: Mapping[int, object] = EMPTY,
+    state: Callable[[], str] = lambda: "S",
+    kill: Callable[[], None] = lambda: None,
+) -> SimpleNamespace:
+    return SimpleNamespace(workers=workers, zygote=SimpleNamespace(state=state, kill=kill))
 
 
 def make(
@@ -191,7 +194,7 @@ def test_stopped_process_that_forks_workers_is_replaced_too() -> None:
         killed.append("zygote")
         state["letter"] = "Z"
 
-    pool = make_pool(zygote_state=lambda: state["letter"], kill_zygote=kill)
+    pool = make_pool(state=lambda: state["letter"], kill=kill)
     deadlines = make(make_crew(pool=pool), said)
 
     for second in range(10):
@@ -203,7 +206,7 @@ def test_stopped_process_that_forks_workers_is_replaced_too() -> None:
 
 def test_processes_that_were_stopped_with_their_agent_get_their_time() -> None:
     said: list[str] = []
-    deadlines = make(make_crew(pool=make_pool(zygote_state=lambda: "T")), said)
+    deadlines = make(make_crew(pool=make_pool(state=lambda: "T")), said)
 
     for second in (0, 1, 2, 3, 60, 61, 64):
         deadlines.check_idle(float(second))
