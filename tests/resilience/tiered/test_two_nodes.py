@@ -99,3 +99,26 @@ def test_what_only_a_node_that_ends_has_in_memory_is_named(tmp_path: Path, repli
 
     word = "only this node has shard 0 of run's newest step 4 of generation 0"
     assert (word in cluster["a"].outputs[0]) == (replicas == 0)
+
+
+@pytest.mark.parametrize(("domains", "num"), [
+    pytest.param((), 2, id="a-machine-each", marks=pytest.mark.slow),
+    pytest.param(("--domain", "machine-0"), 1, id="two-pods-of-one-machine"),
+])  # fmt: skip
+def test_a_daemon_says_in_how_many_failure_domains_a_shard_can_be(
+    tmp_path: Path, domains: tuple[str, ...], num: int
+) -> None:
+    """When it is asked for steps, and with each shard that it takes."""
+    with make_cluster(tmp_path, options=("--peer-gone-s=1", *domains)) as cluster:
+        cluster.start()
+        client = cluster["a"].client()
+
+        assert client.steps() == []
+        assert client.num_domains == num
+        save(client, make_id(1), make_content(MIB))
+        assert client.num_domains == num
+        cluster["b"].kill()
+        wait_until(lambda: len(client.status()["nodes"]) == 1)
+        save(client, make_id(2), make_content(MIB))
+
+        assert client.num_domains == 1
