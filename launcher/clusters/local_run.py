@@ -203,6 +203,8 @@ def run_nodes(
     nodes = LocalNodes(run_dir, names, grace_s=node_grace_s(job) if grace_s is None else grace_s)
     log = run_dir / EVENTS_FILE
     with (
+        # From here on a signal ends the run in order, and its end is on record.
+        _caught_signals() as signals,
         held_lock(run_dir, nodes.run_id),
         EventLog(log, node=LAUNCHER_NODE, rank=None, generation=newest_generation(log)) as events,
         ExitStack() as stack,
@@ -213,7 +215,7 @@ def run_nodes(
         _write_started(events, job)
         outcome = Outcome(1, "the launcher failed")
         try:
-            outcome = _watch(job, nodes, shown, events, on_started)
+            outcome = _watch(job, nodes, signals, shown, events, on_started)
         finally:
             _write_event(
                 events,
@@ -272,12 +274,12 @@ def _write_report(run_dir: Path, shown: RunConsole) -> tuple[Path | None, Accoun
 def _watch(
     job: Job,
     nodes: LocalNodes,
+    signals: int,
     shown: RunConsole,
     events: EventLog,
     on_started: Callable[[], None],
 ) -> Outcome:
     with (
-        _caught_signals() as signals,
         selectors.DefaultSelector() as selector,
         hold_ports(job.num_nodes_max) as ports,
         hold_ports(num_peer_ports(job)) as peer_ports,
@@ -356,7 +358,11 @@ class _Watch:
         if self.lost and not outcome:
             names = ", ".join(sorted(self.lost))
             return Outcome(0, f"all nodes succeeded but {names}, without which the run went on")
-        return outcome or Outcome(0, "all nodes succeeded")
+        if outcome:
+            self.shown.read_events()
+            unkept = f"; {self.shown.state.unkept}" if self.shown.state.unkept else ""
+            return replace(outcome, reason=outcome.reason + unkept)
+        return Outcome(0, "all nodes succeeded")
 
     def _explain(self, outcome: Outcome) -> Outcome:
         """Name a folder that is full, whichever rank saw that: others see only what it led to."""

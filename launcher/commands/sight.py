@@ -57,7 +57,7 @@ def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
         state=state,
         time=now,
         last_event=max((event.time for event in events), default=None),
-        left_out=tuple(reader.left_out(is_over=not standing.phase.is_alive)),
+        left_out=tuple(reader.left_out(is_over=standing.phase.has_ended)),
     )
 
 

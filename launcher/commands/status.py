@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,11 +47,12 @@ def status_lines(sight: Sight) -> list[str]:
         "doing": doing_text(sight),
         "size": size_text(sight),
         "steps": _steps(sight),
-        "faults": _faults(state, is_alive=standing.phase.is_alive),
+        "faults": _faults(state, has_ended=standing.phase.has_ended),
         "safe": _safe(sight),
         "lost": "; ".join(state.losses),
         "events": "; left out: ".join([_events_text(sight), *sight.left_out]),
         "left": _left(sight),
+        "next": _next(sight),
         "folder": str(run.path),
     }
     lines = [f"{run.job.name}: {standing.phase.value}{why}"]
@@ -146,11 +148,11 @@ def _steps(sight: Sight) -> str:
     return ", ".join(parts)
 
 
-def _faults(state: RunState, *, is_alive: bool) -> str | None:
+def _faults(state: RunState, *, has_ended: bool) -> str | None:
     recoveries = state.recoveries
     if not recoveries:
         return None
-    last = render_recovery(recoveries[-1], has_ended=not is_alive)
+    last = render_recovery(recoveries[-1], has_ended=has_ended)
     return f"{len(recoveries)}, the last: {last}"
 
 
@@ -158,7 +160,7 @@ def _safe(sight: Sight) -> str | None:
     """Return the newest step that is kept, and where; None where nothing is."""
     state, newest = sight.state, newest_saved(sight.state.tiers)
     parts = []
-    if newest and sight.standing.phase.is_alive:
+    if newest and not sight.standing.phase.has_ended:
         parts.append(f"checkpoint of step {newest.step}")
     elif newest and sight.run.job.cluster.kind != "local":
         # The memory of other machines is not seen from here.
@@ -202,8 +204,17 @@ def _events_text(sight: Sight) -> str:
 
 def _left(sight: Sight) -> str | None:
     """Return what a run that has ended holds in the memory of this machine."""
-    found = [] if sight.standing.phase.is_alive else find_memory(sight.run)
+    found = find_memory(sight.run) if sight.standing.phase.has_ended else []
     return f"{', '.join(map(str, found))}, which `clean` removes" if found else None
+
+
+def _next(sight: Sight) -> str | None:
+    """Return what goes on with a run that did not come to its end, and has kept a state."""
+    standing, state = sight.standing, sight.state
+    has_state = newest_saved(state.tiers) or state.storage.stored_step is not None
+    if not has_state or standing.phase not in (Phase.CANCELLED, Phase.FAILED):
+        return None
+    return f"launcher continue {shlex.quote(str(sight.run.path))}"
 
 
 def print_runs(arguments: Sequence[str], start: Path) -> int:

@@ -58,10 +58,13 @@ def worker_log(node_log: Path, event: Event) -> Path:
     return node_log.with_suffix("") / name
 
 
+_SHOWN = {"\t": " ", "\n": "\\n"}
+
+
 def plain(text: str) -> str:
     """Return text that a terminal shows and does not obey."""
     return "".join(
-        char if char.isprintable() else " " if char == "\t" else "?" for char in text.rstrip("\r")
+        char if char.isprintable() else _SHOWN.get(char, "?") for char in text.rstrip("\r")
     )
 
 

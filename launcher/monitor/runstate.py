@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.job import Job
-from launcher.monitor.checkpoints import Checkpoint, next_checkpoints
+from launcher.monitor.checkpoints import Checkpoint, newest_saved, next_checkpoints
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.recoveries import (
     Generation,
@@ -136,6 +136,14 @@ class RunState:
         if self.phase != RECOVERY or not reason or until is None:
             return ""
         return f"waiting for {reason}, {format_seconds(max(0.0, until - now))} more"
+
+    @property
+    def unkept(self) -> str:
+        """Return in words that the last step of a run that was stopped is in no checkpoint."""
+        newest = newest_saved(self.tiers)
+        if newest is None or newest.step >= self.num_steps:
+            return ""
+        return f"step {self.num_steps} is in no checkpoint; the newest is of step {newest.step}"
 
     @property
     def num_here(self) -> int:

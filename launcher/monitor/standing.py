@@ -30,6 +30,11 @@ class Phase(Enum):
         """Return whether the run waits or goes on."""
         return self in (Phase.QUEUED, Phase.RUNNING)
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the run is over, as far as anybody knows."""
+        return not self.is_alive and self is not Phase.UNREACHABLE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
@@ -72,16 +77,21 @@ def decide_standing(
     phase, why = said.phase, said.why
     if phase in (Phase.FORGOTTEN, Phase.UNREACHABLE) and (ended := _end_by_events(said, seen)):
         phase, why = ended
-    if phase is Phase.CANCELLED and asked is None:
-        why = f"not by this launcher; {why}" if why else "not by this launcher"
-    elif asked is not None and phase in (Phase.FAILED, Phase.CANCELLED, Phase.FORGOTTEN):
-        # What a run ends with that is asked to end is the answer to that.
-        phase, why = Phase.CANCELLED, "; ".join(filter(None, (_asked_text(asked, now), why)))
-    elif asked is not None and phase is Phase.RUNNING:
-        why = "; ".join(filter(None, (f"{_asked_text(asked, now)}, and is ending", why)))
+    told = "" if asked is None else _asked_text(asked, now)
+    if phase is Phase.CANCELLED and not told and not why.startswith(STOPPED_BY):
+        told = "not by this launcher"
+    elif told and phase in (Phase.CANCELLED, Phase.FORGOTTEN):
+        phase = Phase.CANCELLED
+    elif told and phase is Phase.RUNNING:
+        told += ", and is ending"
     elif phase is Phase.FAILED:
-        why = "; ".join(dict.fromkeys(filter(None, (why, first_error(seen)))))
-    return Standing(phase=phase, why=why, place=said.place)
+        # A failure stays one, whoever asked for the end of the run meanwhile.
+        why, told = "; ".join(filter(None, (why, first_error(seen)))), ""
+    else:
+        told = ""
+    unkept = seen.unkept if phase in (Phase.CANCELLED, Phase.FAILED) else ""
+    parts = dict.fromkeys(filter(None, (told, why, "" if unkept in why else unkept)))
+    return Standing(phase=phase, why="; ".join(parts), place=said.place)
 
 
 def first_error(seen: RunState) -> str | None:

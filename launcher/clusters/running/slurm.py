@@ -13,6 +13,7 @@ from launcher.clusters.running.slurm_size import added_name, find_added, scale_j
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.clusters.submission import Submission, run_program
 from launcher.errors import OutsideError
+from launcher.job.cluster import SlurmCluster
 from launcher.monitor.standing import JobStatus, Phase
 
 _PHASES: Mapping[str, Phase] = {
@@ -26,9 +27,12 @@ _PHASES: Mapping[str, Phase] = {
 """By Slurm's word; a job in any other state has its nodes."""
 _ASKED_CODE = "143:0"
 """Of a job whose agents were asked to end, and have ended."""
+_EARLY_S = 60
+"""So much before the warning time Slurm may send its signal."""
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that ended some minutes ago, and of one that never was."""
-_SACCT_FIELDS = ("JobName", "State", "ExitCode", "NodeList")
+_SACCT_FIELDS = ("JobName", "State", "ExitCode", "NodeList", "Elapsed", "Timelimit")
 
 
 class SlurmRuns:
@@ -52,9 +56,12 @@ class SlurmRuns:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error), place=said.place)
 
     def _status_of_job(self, run: RunFolder) -> JobStatus:
+        cluster = run.job.cluster
+        warned_s = (isinstance(cluster, SlurmCluster) and cluster.signal_before_end_s) or 0
         show = ("scontrol", "show", "job", "--oneliner", run.job_id)
         try:
-            return read_job(run_program(show, run.path, timeout_s=ASK_TIMEOUT_S), run.job.name)
+            text = run_program(show, run.path, timeout_s=ASK_TIMEOUT_S)
+            return read_job(text, run.job.name, warned_s)
         except OutsideError as error:
             if _FORGOTTEN not in str(error):
                 return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
@@ -63,9 +70,8 @@ class SlurmRuns:
             *(f"--format={','.join(_SACCT_FIELDS)}", f"--jobs={run.job_id}"),
         )
         try:
-            return read_account(
-                run_program(account, run.path, timeout_s=ASK_TIMEOUT_S), run.job.name
-            )
+            text = run_program(account, run.path, timeout_s=ASK_TIMEOUT_S)
+            return read_account(text, run.job.name, warned_s)
         except OutsideError:
             # Many clusters keep no accounts.
             return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {run.job_id} any more")
@@ -112,10 +118,11 @@ class SlurmRuns:
         return Cleaned(removed=(*removed, *memory.removed), left=memory.left)
 
 
-def read_job(text: str, name: str) -> JobStatus:
+def read_job(text: str, name: str, warned_s: int = 0) -> JobStatus:
     """Return what a line of `scontrol show job --oneliner` says of a job that has this name.
 
-    Raises OutsideError where it is no such line.
+    Its agents are asked to end `warned_s` before its time limit. Raises OutsideError where it is
+    no such line.
     """
     fields: dict[str, str] = {}
     for field, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", text):
@@ -126,19 +133,37 @@ def read_job(text: str, name: str) -> JobStatus:
         raise OutsideError(f"scontrol printed no job but {text.strip()!r}")
     if fields.get("JobName") != name:
         return _other_job(fields.get("JobName", ""))
-    return _judge(state, fields.get("Reason", ""), fields.get("ExitCode", ""), nodes)
+    end = ""
+    if fields.get("PreemptTime", "None") not in ("None", "Unknown", "N/A"):
+        end = f"Slurm preempted it at {fields['PreemptTime']}, and does not queue it again"
+    elif _reached(fields.get("RunTime", ""), fields.get("TimeLimit", ""), warned_s):
+        end = f"its time limit of {fields['TimeLimit']} ended it"
+    return _judge(state, fields.get("Reason", ""), fields.get("ExitCode", ""), nodes, end)
 
 
-def read_account(text: str, name: str) -> JobStatus:
+def read_account(text: str, name: str, warned_s: int = 0) -> JobStatus:
     """Return what sacct says of a job that has this name: its last start counts."""
-    lines = [line.split("|") for line in text.splitlines() if line.count("|") == 3]
+    lines = [line.split("|") for line in text.splitlines() if line.count("|") == 5]
     if not lines:
         return JobStatus(phase=Phase.FORGOTTEN, why="Slurm's accounting has no such job")
-    found, state, code, nodes = lines[-1]
+    found, state, code, nodes, elapsed, limit = lines[-1]
     if found != name:
         return _other_job(found)
     word, _, by = state.partition(" ")
-    return _judge(word, f"cancelled {by.replace('by', 'by user')}" if by else "", code, nodes)
+    end = f"its time limit of {limit} ended it" if _reached(elapsed, limit, warned_s) else ""
+    by = f"cancelled {by.replace('by', 'by user')}" if by else ""
+    return _judge(word, by, code, nodes, end)
+
+
+def _reached(elapsed: str, limit: str, warned_s: int) -> bool:
+    """Return whether a job has run for as long as it takes until its limit has it end."""
+    times = [_TIME.fullmatch(each) for each in (elapsed, limit)]
+    seconds = [
+        ((int(each[1] or 0) * 24 + int(each[2])) * 60 + int(each[3])) * 60 + int(each[4])
+        for each in times
+        if each
+    ]
+    return len(seconds) == 2 and seconds[0] >= seconds[1] - warned_s - _EARLY_S
 
 
 def _other_job(name: str) -> JobStatus:
@@ -147,9 +172,13 @@ def _other_job(name: str) -> JobStatus:
     )
 
 
-def _judge(state: str, reason: str, code: str, nodes: str) -> JobStatus:
+def _judge(state: str, reason: str, code: str, nodes: str, end: str) -> JobStatus:
+    """Return how a job stands; `end` says what has ended it where its agents were asked to."""
     phase = _PHASES.get(state, Phase.RUNNING)
-    if state == "FAILED" and code == _ASKED_CODE:
+    was_asked = state == "FAILED" and code == _ASKED_CODE
+    if end and (was_asked or state == "PREEMPTED"):
+        return JobStatus(phase=Phase.FAILED, why=end, place=nodes)
+    if was_asked:
         return JobStatus(phase=Phase.CANCELLED, why="its processes got SIGTERM", place=nodes)
     parts = [] if reason in ("", "None") else [reason]
     place = "" if nodes in ("(null)", "None assigned") else nodes

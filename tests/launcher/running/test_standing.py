@@ -31,7 +31,7 @@ def state(*events: tuple[str, int | None, Mapping[str, Any]]) -> RunState:
             node="launcher" if rank is None and event.startswith("run_") else "node-0",
             rank=rank,
             generation=0,
-            step=None,
+            step=fields.get("step"),
             event=event,
             fields=fields,
         )
@@ -47,6 +47,14 @@ def finished(status: int, reason: str) -> tuple[str, None, dict[str, Any]]:
 REFUSED = {"service": "memoryd", "text": "refused to start: no room", "node": "node-0"}
 NOTHING = state()
 FAILED = state(("worker_failed", 1, {"message": "ValueError: no\nmore"}))
+UNKEPT = state(("checkpoint_saved", 0, {"step": 5}), ("step", 0, {"step": 6}))
+UNKEPT_TEXT = "step 7 is in no checkpoint; the newest is of step 5"
+UNKEPT_HERE = state(
+    ("checkpoint_saved", 0, {"step": 5}),
+    ("step", 0, {"step": 6}),
+    finished(130, f"stopped by SIGINT; {UNKEPT_TEXT}"),
+)
+KEPT = state(("step", 0, {"step": 6}), ("checkpoint_saved", 0, {"step": 7}))
 ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
 
 
@@ -69,8 +77,25 @@ ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
         pytest.param((Phase.FAILED, "exit status 1"),
                      state(("generation_opened", None, {}), ("service_lost", None, REFUSED)), None,
                      (Phase.FAILED, "exit status 1"), id="lost-on-the-way"),
-        pytest.param((Phase.FAILED, "exit status 5"), NOTHING, ASKED,
-                     (Phase.CANCELLED, f"{ASKED_TEXT}; exit status 5"), id="ended-as-we-asked"),
+        pytest.param((Phase.CANCELLED, ""), NOTHING, ASKED, (Phase.CANCELLED, ASKED_TEXT),
+                     id="ended-as-we-asked"),
+        pytest.param((Phase.FAILED, "exit status 1"), FAILED, ASKED,
+                     (Phase.FAILED, "exit status 1; rank 1 on node-0: ValueError: no"),
+                     id="was-failing-when-we-asked"),
+        pytest.param((Phase.FORGOTTEN, "gone"), state(finished(1, "node-0 failed")), ASKED,
+                     (Phase.FAILED, "node-0 failed"), id="was-failing-here-when-we-asked"),
+        pytest.param((Phase.FORGOTTEN, "gone"), state(finished(130, "stopped by SIGINT")), ASKED,
+                     (Phase.CANCELLED, f"{ASKED_TEXT}; stopped by SIGINT"),
+                     id="stopped-as-we-asked"),
+        pytest.param((Phase.CANCELLED, "its processes got SIGTERM"), UNKEPT, None,
+                     (Phase.CANCELLED, ("not by this launcher; its processes got SIGTERM; "
+                      f"{UNKEPT_TEXT}")), id="last-step-in-no-checkpoint"),
+        pytest.param((Phase.FORGOTTEN, ""), UNKEPT_HERE, None,
+                     (Phase.CANCELLED, f"stopped by SIGINT; {UNKEPT_TEXT}"),
+                     id="last-step-in-no-checkpoint-told-once"),
+        pytest.param((Phase.CANCELLED, ""), KEPT, ASKED, (Phase.CANCELLED, ASKED_TEXT),
+                     id="last-step-kept"),
+        pytest.param((Phase.RUNNING, ""), UNKEPT, None, (Phase.RUNNING, ""), id="steps-on"),
         pytest.param((Phase.SUCCEEDED, ""), NOTHING, ASKED, (Phase.SUCCEEDED, ""),
                      id="was-faster-than-we"),
         pytest.param((Phase.CANCELLED, ""), NOTHING, None,
@@ -89,8 +114,7 @@ ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
         pytest.param((Phase.FORGOTTEN, "gone"), state(finished(7, "node-0 failed")), None,
                      (Phase.FAILED, "node-0 failed"), id="local-failure"),
         pytest.param((Phase.FORGOTTEN, "gone"), state(finished(130, "stopped by SIGINT")), None,
-                     (Phase.CANCELLED, "not by this launcher; stopped by SIGINT"),
-                     id="local-interrupt"),
+                     (Phase.CANCELLED, "stopped by SIGINT"), id="local-interrupt"),
         pytest.param((Phase.UNREACHABLE, "refused"), ALL_DONE, None,
                      (Phase.UNREACHABLE, "refused"), id="unreachable"),
         pytest.param((Phase.UNREACHABLE, "far"), state(finished(0, "well")), None,
@@ -280,6 +304,41 @@ def test_status_says_which_lost_node_is_waited_for_and_until_when() -> None:
     )
     opened = ("n0", None, "generation_opened", {"number": 1, "world_size": 3})
     assert "waiting" not in doing_and_size([*happened, opened])[0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "kept", "left", "next_"),
+    [
+        (Phase.RUNNING, "checkpoint of step 5", False, False),
+        (Phase.UNREACHABLE, "checkpoint of step 5", False, False),
+        (Phase.FAILED, "checkpoint of step 5 when it ended", True, True),
+        (Phase.CANCELLED, "checkpoint of step 5 when it ended", True, True),
+        (Phase.SUCCEEDED, "checkpoint of step 5 when it ended", True, False),
+    ],
+)
+def test_only_of_a_run_that_has_ended_status_says_what_it_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: Phase,
+    kept: str,
+    left: bool,
+    next_: bool,
+) -> None:
+    """A scheduler that gives no answer says nothing of an end."""
+    monkeypatch.setattr("launcher.commands.status.find_memory", lambda run: [Path("/dev/shm/m")])
+    seen = Sight(
+        run=RunFolder(path=tmp_path, job=shipped_job("llama/llama3_tiny_tiered", "slurm")),
+        standing=Standing(phase=phase, why=""),
+        state=UNKEPT,
+        time=NOW,
+        last_event=NOW,
+    )
+
+    lines = {line[2:12].strip(): line[12:] for line in status_lines(seen)[1:]}
+
+    assert lines["safe"] == kept
+    assert lines.get("left") == ("/dev/shm/m, which `clean` removes" if left else None)
+    assert lines.get("next") == (f"launcher continue {tmp_path}" if next_ else None)
 
 
 def test_status_names_the_batch_that_is_waited_for() -> None:
