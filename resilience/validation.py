@@ -1,8 +1,13 @@
-"""What pydantic finds wrong with data from outside, in words."""
+"""What is wrong with data from outside, in words."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import ValidationError
+
+_LISTED_MAX = 8
+"""More names than this make a reason no clearer."""
 
 
 def first_problem(error: ValidationError, *, whole: str = "all of it") -> str:
@@ -12,3 +17,10 @@ def first_problem(error: ValidationError, *, whole: str = "all of it") -> str:
     has_value = first["type"] not in {"missing", "json_invalid"}
     value = f" {first['input']!r:.80}" if has_value else ""
     return f"{where}{value}: {first['msg']}"
+
+
+def list_some(texts: Sequence[str]) -> str:
+    """Return the first of many words, and how many more there are."""
+    listed = ", ".join(texts[:_LISTED_MAX])
+    more = len(texts) - _LISTED_MAX
+    return f"{listed} and {more} more" if more > 0 else listed

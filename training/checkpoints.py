@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.job import Job
 from launcher.job.lineage import explain_misfit, fixed_values
 from resilience.events import EventLog
-from resilience.state.view import StateView
+from resilience.state.view import StateView, leaves_out
 from training.group import WorkerGroup
 from training.plan import Placement
 from training.progress import Progress
@@ -161,6 +161,10 @@ class SameLineage:
         self.read_rest = view.read_rest
         self._view = view
         self._lineage = lineage
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether the view leaves it out."""
+        return leaves_out(self._view, name)
 
     def check_rest(self, rest: Mapping[str, Any]) -> None:
         """Raise ValueError that names what differs, and TypeError for no state of a run."""

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from resilience.state.report import Phase, Report
+from resilience.validation import list_some
 
-_LISTED_MAX = 8
-"""More names than this make a reason no clearer."""
 _NO_BASE = -2
 _AFTER_ENTRY = (Phase.ENTERED, Phase.PASSED)
 _LOST = {
@@ -328,7 +327,7 @@ def _describe_causes(reports: Iterable[Report], version: _Version | None, trust:
         f"{_name_ranks(ranks)} ({cause})"
         for cause, ranks in sorted(by_cause.items(), key=lambda item: (-len(item[1]), item[1]))
     ]
-    return _join(texts)
+    return list_some(texts)
 
 
 def _give_up(ranks: Sequence[Report], trust: _Trust) -> Fallback:
@@ -352,7 +351,7 @@ def _give_up(ranks: Sequence[Report], trust: _Trust) -> Fallback:
             f"of generation {newest[shard].step_generation}"
             for shard in sorted(newest)
         ]
-        reason = f"no step is held for every shard: newest are {_join(held)}"
+        reason = f"no step is held for every shard: newest are {list_some(held)}"
     return Fallback(reason=reason, missing_shards=tuple(sorted(missing)))
 
 
@@ -369,7 +368,7 @@ def _give_up_disputed(reach: _Reach, trust: _Trust, missing: set[str]) -> Fallba
 
 
 def _name_shards(shards: Iterable[str]) -> str:
-    return _join([f"shard {shard}" if shard else "the whole state" for shard in sorted(shards)])
+    return list_some([f"shard {shard}" if shard else "the whole state" for shard in sorted(shards)])
 
 
 def _name_ranks(ranks: Iterable[int], *, of: int = 0) -> str:
@@ -384,10 +383,4 @@ def _name_ranks(ranks: Iterable[int], *, of: int = 0) -> str:
         else:
             spans.append([rank])
     texts = ["-".join(map(str, span)) for span in spans]
-    return f"rank{'s' if len(numbers) > 1 else ''} {_join(texts)}"
-
-
-def _join(texts: Sequence[str]) -> str:
-    listed = ", ".join(texts[:_LISTED_MAX])
-    more = len(texts) - _LISTED_MAX
-    return f"{listed} and {more} more" if more > 0 else listed
+    return f"rank{'s' if len(numbers) > 1 else ''} {list_some(texts)}"

@@ -73,6 +73,22 @@ class Selective(Protocol):
         """Raise ValueError or TypeError where a state with this rest does not fit."""
 
 
+@runtime_checkable
+class Partial(Protocol):
+    """What a view offers beside, if a step may hold tensors that it does not list."""
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether the tensor is left to the views of other ranks, or to nobody on purpose.
+
+        A step with any other tensor that the view does not list is not loaded.
+        """
+
+
+def leaves_out(view: StateView, name: str) -> bool:
+    """Return whether a view leaves out a tensor that it does not list."""
+    return isinstance(view, Partial) and view.leaves_out(name)
+
+
 class HasRest(Protocol):
     """Who keeps small data beside a state."""
 
@@ -91,6 +107,10 @@ class ViewWithRest:
         self.tensors = view.tensors
         self._view = view
         self._keeper = keeper
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether the view leaves it out."""
+        return leaves_out(self._view, name)
 
     def read_rest(self) -> Mapping[str, Any]:
         """Return both."""

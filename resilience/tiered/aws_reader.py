@@ -39,6 +39,9 @@ class AwsReader(StepReader[StorageInfo]):
     What is no tensor is stored as bytes that DCP's own planner unpickles: they are looked
     through first, and what is more than plain data is refused. `allow_pickle` hands them
     over as they are: for checkpoints that only trusted people can have written.
+
+    A tensor or item of the step that no rank's state dict has is a FormatError too;
+    `allow_partial` leaves it out.
     """
 
     def __init__(
@@ -47,9 +50,10 @@ class AwsReader(StepReader[StorageInfo]):
         *,
         step: int | None = None,
         allow_pickle: bool = False,
+        allow_partial: bool = False,
         metadata_bytes_max: int = METADATA_BYTES_MAX,
     ) -> None:
-        super().__init__()
+        super().__init__(allow_partial=allow_partial)
         self._sources = tuple(sources)
         self._step = step
         self._allow_pickle = allow_pickle

@@ -24,14 +24,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from resilience.tiered.shard import ShardId
+from resilience.validation import list_some
 
 Tier = Literal["ram", "s3", "folder"]
 LowerTier = Literal["s3", "folder"]
 LOWER_TIERS: tuple[LowerTier, ...] = ("s3", "folder")
 """The tiers that outlive all nodes, the nearer one first."""
-
-_LISTED_MAX = 8
-"""More names than this make a reason no clearer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +195,7 @@ def find_only_copies(catalog: Catalog, place: str) -> tuple[StepAt, str] | None:
         for shard, held in (whole[0].copies.items() if whole else ())
         if {(copy.tier, copy.place) for copy in held} == {("ram", place)}
     ]
-    return (whole[0].at, _join(shards)) if shards else None
+    return (whole[0].at, list_some(shards)) if shards else None
 
 
 def _keep_living(copies: Iterable[Copy], living: Mapping[str, str]) -> list[Copy]:
@@ -299,7 +297,7 @@ def _describe(
         text = f"{len(shards)} of {num_shards} shards"
     elif unsafe:
         listed = [f"{_name(shard)} in {num}" for shard, num in sorted(unsafe.items())]
-        text = f"{_join(listed)} of {num_domains} failure domains"
+        text = f"{list_some(listed)} of {num_domains} failure domains"
     else:
         text = f"complete: all {num_shards} shards are safe"
     return f"stale, as a newer generation went over it; {text}" if is_stale else text
@@ -333,9 +331,3 @@ def _name_source(copy: Copy, living: Mapping[str, str], own: str) -> str:
 
 def _name(shard: str) -> str:
     return f"shard {shard}" if shard else "the whole state"
-
-
-def _join(texts: Sequence[str]) -> str:
-    listed = ", ".join(texts[:_LISTED_MAX])
-    more = len(texts) - _LISTED_MAX
-    return f"{listed} and {more} more" if more > 0 else listed

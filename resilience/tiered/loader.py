@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from resilience.state.view import NamedTensor, Selective, StateView
+from resilience.state.view import NamedTensor, Selective, StateView, leaves_out
 from resilience.tiered.client import StepOnOffer, TieredClient
 from resilience.tiered.errors import LostError, TierError
 from resilience.tiered.lending import Check
 from resilience.tiered.packing import place_tensors, unpack, unpack_parts
 from resilience.tiered.resharding import Lack, lack_all, order_shards, plan_parts
 from resilience.tiered.shard import ShardMeta, TensorPlace
+from resilience.validation import list_some
 
 COPIES_MAX = 8
 """How many copies of a shard are tried before it counts as lost."""
@@ -122,7 +123,8 @@ def load(
     Raises LostError where no copy is intact, after which the tensors hold parts of several
     states; ValueError where the state that was saved is of other tensors, with those of
     the view as they were if one shard is all; and what a Selective view raises, with its
-    tensors as they were.
+    tensors as they were. A saved tensor that the view does not list is such an error as well,
+    unless a Partial view leaves it out.
     """
     own = view.shard or "0"
     taking = _Taking(client, view, step, generation, timeout_s, check or (lambda: None))
@@ -201,6 +203,7 @@ class _Taking:
             self._note(loan, [], loan.meta.num_bytes)
             return True
         parts, lacking = plan_parts(loan.meta.tensors, self.lacking)
+        self._check_asked(loan.meta)
         if is_last and lacking:
             raise ValueError(f"step {self.step} has no {lacking[0].target.name}, or not all of it")
         num_bytes = unpack_parts(memory, loan.meta, parts, self.tensors, on_piece=self.check)
@@ -208,6 +211,17 @@ class _Taking:
             return False
         self._note(loan, lacking, num_bytes)
         return True
+
+    def _check_asked(self, meta: ShardMeta) -> None:
+        """Refuse a shard with a tensor that no view asks for: it would be dropped."""
+        known = {each.name for each in self.targets}
+        others = [each.name for each in meta.tensors if each.name not in known]
+        names = [name for name in others if not leaves_out(self.view, name)]
+        if names:
+            raise ValueError(
+                f"step {self.step} has {list_some(names)}, which the state that it is loaded into "
+                "does not have"
+            )
 
     def _note(self, loan: Lent, lacking: list[Lack], num_bytes: int) -> None:
         self.lacking = lacking

@@ -22,6 +22,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -30,6 +32,7 @@ from launcher.job.lineage import checkpoints_namespace
 from resilience.events import EventLog
 from resilience.settings import TieredSettings
 from resilience.state.view import Distributed, StateView
+from resilience.tiered.dcp.step_reader import check_asked
 from resilience.tiered.uploads import Cadence, decide_save
 from training.backends.aws_library import PACKAGE, find_steps, open_library
 from training.checkpoints import Begun, CadencedCheckpoints, Subject
@@ -355,7 +358,12 @@ class AwsCheckpoints(CadencedCheckpoints):
             return told
         content = self._content()
         try:
-            load(content, storage_reader=reader, process_group=self._gloo)
+            load(
+                content,
+                storage_reader=reader,
+                planner=_WholePlanner(),
+                process_group=self._gloo,
+            )
             self._view.write_rest(json.loads(content["rest"]))
         except (Exception, CheckpointException) as error:  # noqa: BLE001 - likewise
             problem = _describe(error)
@@ -367,6 +375,15 @@ class AwsCheckpoints(CadencedCheckpoints):
     @property
     def _group(self) -> WorkerGroup:
         return self._subject.group
+
+
+class _WholePlanner(DefaultLoadPlanner):
+    """Loads steps that have nothing but what the workers ask for."""
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        assert self.metadata is not None
+        check_asked(self.metadata, global_plan)
+        return super().create_global_plan(global_plan)
 
 
 def _entries(state: StateView) -> Mapping[str, Tensor]:

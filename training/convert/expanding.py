@@ -40,10 +40,16 @@ def plan_expansion(folder: Path, dtype: torch.dtype | None) -> Output:
         raise ConversionError(f"{folder} is quantised as {packing!r}; allowed: {PACKED!r}")
     del config.quantization_config
     dtype = dtype or torch.bfloat16
-    weights, known = WeightsFolder(folder, key=_KEY), _shapes(config, folder)
+    weights, known = (
+        WeightsFolder(folder, key=_KEY, is_tied=config.tie_word_embeddings),
+        _shapes(config, folder),
+    )
+    asked: set[str] = set()
     for name in known:
         if name not in weights and _blocks(name) not in weights:
             raise WeightsError(f"{_KEY} {folder} has no parameter {name!r}")
+        asked |= {name} if name in weights else {_blocks(name), f"{name}_scales"}
+    weights.check_asked(asked)
 
     def gather(name: str) -> Tensor:
         if name in weights:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -38,14 +39,16 @@ from resilience.tiered.shard import (
 from resilience.tiered.stores.choice import open_as
 from resilience.tiered.stores.reader import StoreReader
 from resilience.tiered.stores.store import Store
-from resilience.validation import first_problem
+from resilience.validation import first_problem, list_some
 from training.convert.output import Output
 from training.errors import CheckpointError, ConversionError
 from training.megatron.names import Piece, Place, pieces
 from training.weights.export import make_config
-from training.weights.tensors import find_gap
+from training.weights.tensors import count_values, find_gap
 
 _PIECES_KEPT = 8
+Sources = dict[str, list[tuple[str, Piece]]]
+"""By name of Hugging Face's tensor: what is stored, and which part of it that is."""
 _OF_MEGATRON = re.compile(r"pp(\d+)-(tp|ep)(\d+)/(.+)/parameter")
 
 
@@ -70,6 +73,7 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
     parts = {name: [piece.index for _, piece in found] for name, found in sources.items()}
     if gap := find_gap(parts, known):
         raise CheckpointError(f"{stored.title} has {gap}")
+    _check_sources(sources, known, stored)
     if dtype is None:
         is_bf16 = job.trainer.kind == "megatron" and job.trainer.precision == "bf16"
         dtype = torch.bfloat16 if is_bf16 else torch.float32
@@ -110,18 +114,44 @@ def _find_store(job: Job, run_dir: Path) -> StoreTier:
     return tiered.store
 
 
-def _find_sources(job: Job, stored: StoredStep) -> dict[str, list[tuple[str, Piece]]]:
+def _find_sources(job: Job, stored: StoredStep) -> Sources:
     """Return what of the checkpoint makes up each of Hugging Face's tensors."""
-    sources: dict[str, list[tuple[str, Piece]]] = {}
+    sources: Sources = {}
     for name in stored.names:
         if not isinstance(job.trainer, MegatronTrainer):
             kind, _, source = name.partition("/")
             if kind == "parameter":
                 sources[source] = [(name, Piece(source=source, index=()))]
         elif (found := _parse_name(name, job.model, job.trainer)) is not None:
-            for piece in pieces(found[0], job.model, found[1]):
+            try:
+                made_of = pieces(found[0], job.model, found[1])
+            except KeyError:
+                made_of = (Piece(source=found[0], index=()),)
+            for piece in made_of:
                 sources.setdefault(piece.source, []).append((name, piece))
     return sources
+
+
+def _check_sources(
+    sources: Sources, known: Mapping[str, tuple[int, ...]], stored: StoredStep
+) -> None:
+    """Refuse a step of another model: it has other tensors, or some of another shape."""
+    if others := sorted(sources.keys() - known.keys()):
+        listed = list_some(others)
+        raise CheckpointError(f"{stored.title} has {listed}, which the run's model does not have")
+    sizes: Counter[str] = Counter()
+    whole: dict[str, tuple[int, ...]] = {}
+    for source, found in sources.items():
+        for name, piece in found:
+            sizes[name] += count_values(piece.index, known[source])
+            if not piece.index:
+                whole[name] = known[source]
+    for name, size in sizes.items():
+        if (shape := stored.shape(name)) not in ((size,), whole.get(name)):
+            raise CheckpointError(
+                f"{stored.title} has {name} as {list(shape)}, the run's model as "
+                f"{list(whole.get(name, (size,)))}"
+            )
 
 
 def _parse_name(name: str, model: Model, trainer: MegatronTrainer) -> tuple[str, Place] | None:
@@ -179,6 +209,10 @@ class StoredStep:
     def names(self) -> Iterator[str]:
         """Return the names of all tensors."""
         return iter(self._parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._parts[name][0].place.full_shape
 
     def read(self, name: str) -> Tensor:
         """Return a whole tensor; what is not as its checksums say is a TierError."""

@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from resilience.state.view import NamedTensor
-from training.megatron.model import MegatronModel, Shard
+from training.megatron.model import MegatronModel, Shard, is_expert
 
 
 class MegatronState:
@@ -24,14 +24,24 @@ class MegatronState:
         self.replica = replica
         self.shard = shard
         self._entries = [
-            (f"{_prefix(each)}/{each.name}/{kind}", each, tensor)
+            (f"{_prefix(is_of_expert=each.is_expert)}/{each.name}/{kind}", each, tensor)
             for each in model.shards
             for kind, tensor in _contents(each)
         ]
+        self._own_names = {
+            f"{_prefix(is_of_expert=is_expert(each))}/{name}"
+            for name, each in model.core.named_parameters()
+        }
+        self._other_prefixes = _all_prefixes() - {name.split("/")[0] for name in self._own_names}
 
     def tensors(self) -> list[NamedTensor]:
         """Return the same tensors each time, by parameter."""
         return [_named(*each) for each in self._entries]
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether the tensor is another rank's, as most are with a distributed optimizer."""
+        prefix, *rest = name.split("/")
+        return prefix in self._other_prefixes or "/".join([prefix, *rest[:1]]) in self._own_names
 
     def owners(self) -> list[Tensor]:
         """Return them as the optimizer has them: whoever sets their `data` moves them."""
@@ -61,8 +71,23 @@ def _named(name: str, shard: Shard, tensor: Tensor) -> NamedTensor:
     )
 
 
-def _prefix(shard: Shard) -> str:
+def _all_prefixes() -> set[str]:
+    """Return the prefixes of the names that the ranks of all stages and parts have."""
+    sizes = {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+    }
+    stages = range(parallel_state.get_pipeline_model_parallel_world_size())
+    return {
+        f"pp{stage}-{kind}{rank}"
+        for stage in stages
+        for kind, size in sizes.items()
+        for rank in range(size)
+    }
+
+
+def _prefix(*, is_of_expert: bool) -> str:
     stage = parallel_state.get_pipeline_model_parallel_rank()
-    if shard.is_expert:
+    if is_of_expert:
         return f"pp{stage}-ep{parallel_state.get_expert_model_parallel_rank()}"
     return f"pp{stage}-tp{parallel_state.get_tensor_model_parallel_rank()}"

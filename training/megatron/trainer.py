@@ -24,9 +24,9 @@ from training.megatron.plan import plan_megatron
 from training.megatron.state import MegatronState
 from training.megatron.step import MegatronStepper
 from training.megatron.weights import export_model, fill_model
-from training.plan import plan_device_type, plan_model_config, plan_placement
+from training.plan import plan_device_type, plan_placement
 from training.trainer import StepWatch
-from training.weights.folder import check_config
+from training.weights.folder import check_weights
 
 
 class MegatronTrainer:
@@ -50,8 +50,7 @@ class MegatronTrainer:
         self._hooks: tuple[RemovableHandle, ...] = ()
         adapt(device_type=plan_device_type(job))
         if job.model.weights:
-            expected = plan_model_config(job.model)
-            check_config(Path(job.model.weights), expected, job.model.architecture)
+            check_weights(Path(job.model.weights), job.model)
 
     @property
     def num_parameters(self) -> int:

@@ -20,7 +20,7 @@ from training.megatron.model import MegatronModel, is_expert
 from training.megatron.names import Piece, blocks, pieces
 from training.weights.draw import draw_part
 from training.weights.export import make_config, write_model
-from training.weights.folder import WeightsFolder
+from training.weights.folder import open_weights
 from training.weights.tensors import Index, Part, find_gap
 
 _Read = Callable[[str, Part], Tensor]
@@ -50,7 +50,7 @@ def _make_reader(job: Job) -> _Read:
     known, seed, std = shapes(job.model), job.trainer.seed, job.model.init_std
     if not job.model.weights:
         return lambda name, part: draw_part(name, known[name], part, seed=seed, std=std)
-    weights = WeightsFolder(Path(job.model.weights))
+    weights = open_weights(Path(job.model.weights), job.model)
     return lambda name, part: weights.read(name, known[name], part)
 
 

@@ -26,7 +26,7 @@ from training.group import WorkerGroup, keep
 from training.plan import MeshPlan, plan_mesh, plan_model_config
 from training.torch.initial import fill_parameters
 from training.torch.weights import load_parameters
-from training.weights.folder import check_config
+from training.weights.folder import check_weights, open_weights
 
 if TYPE_CHECKING:  # a run without the feature imports nothing of it
     from resilience.comm.reducer import GradientReducer
@@ -74,7 +74,7 @@ def build_core(job: Job, trainer: TorchTrainer) -> nn.Module:
     """
     config = plan_model_config(job.model)
     if job.model.weights:
-        check_config(Path(job.model.weights), config, job.model.architecture)
+        check_weights(Path(job.model.weights), job.model)
     core = _build_empty(job.model, config)
     if trainer.activation_checkpointing:
         _checkpoint_layers(core)
@@ -133,7 +133,7 @@ def give_memory(core: nn.Module, model: Model, device: torch.device) -> None:
 def fill_core(job: Job, core: nn.Module) -> None:
     """Set every parameter to what it is before the first step."""
     if job.model.weights:
-        load_parameters(core, Path(job.model.weights))
+        load_parameters(core, open_weights(Path(job.model.weights), job.model))
     else:
         fill_parameters(core, seed=job.trainer.seed, std=job.model.init_std)
 

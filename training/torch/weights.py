@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -11,9 +9,8 @@ from training.torch.initial import local_part, local_rows
 from training.weights.folder import WeightsFolder
 
 
-def load_parameters(model: nn.Module, folder: Path) -> None:
+def load_parameters(model: nn.Module, weights: WeightsFolder) -> None:
     """Set every parameter, or this worker's shard of it, to what the folder holds."""
-    weights = WeightsFolder(folder)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             rows = local_rows(parameter)

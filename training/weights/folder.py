@@ -7,18 +7,24 @@ expands them beforehand.
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from resilience.validation import first_problem
+from launcher.job.parameters import shapes
+from launcher.job.workload import Model
+from resilience.validation import first_problem, list_some
 from training.errors import WeightsError
+from training.plan import plan_model_config
+from training.weights.export import make_config
 from training.weights.tensors import Part
 
 PACKED = "mxfp4"
@@ -26,7 +32,8 @@ PACKED = "mxfp4"
 _CONFIG_NAME = "config.json"
 _INDEX_NAME = "model.safetensors.index.json"
 _SINGLE_NAME = "model.safetensors"
-# What may differ between the run that made the weights and the one that takes them.
+# What may differ between the run that made the weights and the one that takes them. All other keys
+# of transformers' config are compared, also those of a later version.
 _FREE_KEYS = frozenset(
     {
         "initializer_range",
@@ -35,8 +42,16 @@ _FREE_KEYS = frozenset(
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
+        # What says who made the weights, and what else a forward returns.
+        *("_name_or_path", "architectures", "dtype", "transformers_version", "problem_type"),
+        *("id2label", "label2id", "output_attentions", "output_hidden_states"),
+        *("output_router_logits", "return_dict", "use_cache"),
     }
 )
+_TWINS = {"model.embed_tokens.weight": "lm_head.weight"}
+"""Tensors that are one in a model with tied embeddings; some folders hold both."""
+_DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Tensors that older versions of transformers wrote, and that follow from the config."""
 _REASON_MAX = 300
 _MAPPED_MAX = 32 << 20
 """Bytes of a file that are read before it is opened anew."""
@@ -55,8 +70,9 @@ class _Config(BaseModel):
 class WeightsFolder:
     """The tensors of a folder by name; raises WeightsError for what it has not, or cannot read."""
 
-    def __init__(self, folder: Path, *, key: str = "model.weights") -> None:
-        """`key` is by what a person has named the folder."""
+    def __init__(self, folder: Path, *, key: str = "model.weights", is_tied: bool = False) -> None:
+        """`key` is by what a person has named the folder; `is_tied` as its model's embeddings."""
+        self._twins = _TWINS if is_tied else {}
         self._title = f"{key} {folder}"
         self._files = _read_index(folder, self._title)
         self._opened: tuple[Path, Any] | None = None
@@ -64,6 +80,15 @@ class WeightsFolder:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def check_asked(self, names: Collection[str]) -> None:
+        """Refuse a folder with a tensor that no model of these names asks for."""
+        known = {*names, *self._twins.values()}
+        others = [each for each in self._files if each not in known and not _DERIVED.search(each)]
+        if others:
+            raise WeightsError(
+                f"{self._title} has {list_some(others)}, which the model does not have"
+            )
 
     def read(self, name: str, shape: Sequence[int], part: Part = (slice(None),)) -> Tensor:
         """Return a part of a tensor, which has to have the shape."""
@@ -79,6 +104,12 @@ class WeightsFolder:
         if values is None:
             raise WeightsError(f"{name!r} in {path} has the shape {own}, the model {tuple(shape)}")
         self._num_mapped += values.nbytes
+        twin = self._twins.get(name)
+        if twin in self._files and not torch.equal(values, self.read(twin, shape, part)):
+            raise WeightsError(
+                f"{self._title} has other values in {twin!r} than in {name!r}, and the model has "
+                "one tensor for both; set model.tie_embeddings to false"
+            )
         return values
 
     def _open(self, path: Path) -> Any:
@@ -92,7 +123,7 @@ class WeightsFolder:
         return self._opened[1]
 
 
-def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> None:
+def check_weights(folder: Path, model: Model) -> None:
     """Refuse weights of a model that computes something else than the job's."""
     config = read_config(folder)
     if (packing := find_packing(config)) is not None:
@@ -100,17 +131,29 @@ def check_config(folder: Path, expected: dict[str, Any], architecture: str) -> N
             f"model.weights {folder} is quantised ({packing}), and training needs plain weights; "
             + _tell_remedy(folder, packing)
         )
-    if config.model_type != architecture:
+    if config.model_type != model.architecture:
         raise WeightsError(
             f"model.weights {folder} is of architecture {config.model_type!r}, "
-            f"model.architecture is {architecture!r}"
+            f"model.architecture is {model.architecture!r}"
         )
-    for key in expected.keys() - _FREE_KEYS:
-        if (found := getattr(config, key)) != expected[key]:
+    expected = {**make_config(model).to_dict(), "auto_map": None}
+    settable = plan_model_config(model)
+    for key in sorted(expected.keys() - _FREE_KEYS, key=lambda each: (each not in settable, each)):
+        if (found := getattr(config, key, None)) != expected[key]:
+            advice = "set the job's model to that of the weights"
+            if key not in settable:
+                advice = "no setting of a job changes that, so these weights cannot be trained"
             raise WeightsError(
-                f"model.weights {folder} has {key} {found!r}, the job {expected[key]!r}; "
-                "set the job's model to that of the weights"
+                f"model.weights {folder} has {key} {found!r}, the job {expected[key]!r}; {advice}"
             )
+    open_weights(folder, model)
+
+
+def open_weights(folder: Path, model: Model) -> WeightsFolder:
+    """Return the tensors of a folder that has none but those of the model."""
+    weights = WeightsFolder(folder, is_tied=model.tie_embeddings)
+    weights.check_asked(shapes(model))
+    return weights
 
 
 def read_config(folder: Path, *, key: str = "model.weights") -> Any:

@@ -41,6 +41,11 @@ def find_gap(parts: Mapping[str, Iterable[Index]], known: Mapping[str, tuple[int
     return ""
 
 
+def count_values(index: Index, shape: tuple[int, ...]) -> int:
+    """Return how many values an index takes of a tensor."""
+    return math.prod(map(len, _box(index, shape)))
+
+
 def _box(index: Index, shape: tuple[int, ...]) -> tuple[range, ...]:
     whole = [range(size) for size in shape]
     own = [

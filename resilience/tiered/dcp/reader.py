@@ -64,6 +64,9 @@ class TieredReader(StepReader[ItemPlace]):
     Items that are no tensors are pickles, which DCP's own planner unpickles. They are looked
     through first, and what is more than plain data is refused with FormatError: `allow_pickle`
     hands them over as they are, for checkpoints that only trusted people can have written.
+
+    A tensor or item of the step that no rank's state dict has is a FormatError too;
+    `allow_partial` leaves it out.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class TieredReader(StepReader[ItemPlace]):
         step: int | None = None,
         generation: int | None = None,
         allow_pickle: bool = False,
+        allow_partial: bool = False,
         process_group: dist.ProcessGroup | None = None,
         no_dist: bool = False,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> None:
-        super().__init__()
+        super().__init__(allow_partial=allow_partial)
         self._client = client
         self._step = step
         self._wanted = generation
@@ -125,12 +129,12 @@ class TieredReader(StepReader[ItemPlace]):
         return dataclasses.replace(plan, storage_data=(self._step, self._generation))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Check that all ranks read the same; LostError where they do not."""
+        """Check that all ranks read the same, and together all of it; LostError or FormatError."""
         found = sorted({each.storage_data for each in plans})
         if len(found) > 1:
             listed = " and ".join(f"step {step} of generation {number}" for step, number in found)
             raise LostError(f"ranks would load different states, {listed}; load again")
-        return plans
+        return super().prepare_global_plan(plans)
 
     def shard_of(self, place: ItemPlace) -> str:
         """Return the shard's name."""

@@ -161,6 +161,21 @@ def test_each_failure_has_its_error(door: OpenDoor) -> None:
         AwsReader([DoorSource("http://{}:{}".format(*door.door.address), "none")]).read_metadata()
 
 
+def test_what_nobody_asks_for_is_an_error_but_for_those_who_say_so(door: OpenDoor) -> None:
+    put(door, 1, make_checkpoint(1))
+
+    for asked, left in (("rows", "rest"), ("rest", "rows")):
+        state = {"rows": torch.zeros(2 * NUM_RANKS, 3), "rest": {}}
+        part = {asked: state[asked]}
+        with pytest.raises(dcp.api.CheckpointException) as caught:
+            dcp.load(part, storage_reader=AwsReader([source(door)]), no_dist=True)
+        ((error, _),) = caught.value.failures.values()
+        assert isinstance(error, FormatError)
+        assert f"the step has {left}" in str(error)
+        reader = AwsReader([source(door)], allow_partial=True)
+        dcp.load(part, storage_reader=reader, no_dist=True)
+
+
 def test_too_long_a_metadata_is_not_read(door: OpenDoor) -> None:
     put(door, 1, make_checkpoint())
 

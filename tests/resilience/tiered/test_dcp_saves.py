@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 
 from resilience.tiered.client import TieredClient
 from resilience.tiered.dcp import TieredReader, TieredWriter
+from resilience.tiered.dcp.step_reader import check_asked
 from resilience.tiered.errors import FormatError, HeldError, StaleError
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.cluster import make_cluster
@@ -242,6 +244,28 @@ def test_ranks_that_would_load_two_attempts_of_a_step_load_none(
 
     histories = "step 1 of generation 0 and step 1 of generation 8"
     assert found == [f"ranks would load different states, {histories}; load again"] * 2
+
+
+def test_what_no_rank_asks_for_is_an_error(daemon: Daemon) -> None:
+    """A tensor that one rank asks for is enough; what nobody asks for would be dropped."""
+    client = daemon.client()
+    saved = {"a": torch.ones(4), "b": torch.ones(4), "empty": torch.empty(0)}
+    dcp.save(saved, storage_writer=TieredWriter(client, step=1), no_dist=True)
+    state = {"a": torch.zeros(4)}
+
+    with pytest.raises(dcp.api.CheckpointException) as caught:
+        dcp.load(dict(state), storage_reader=TieredReader(client), no_dist=True)
+    reader = TieredReader(client, allow_partial=True)
+    dcp.load(state, storage_reader=reader, no_dist=True)
+
+    told = "the step has b, which the state dict that it is loaded into does not have"
+    assert str(error_of(caught)) == f"{told}; allow_partial=True of the reader leaves that out"
+    assert state["a"].tolist() == [1.0] * 4
+    metadata = reader.read_metadata()
+    own, other = (create_default_local_load_plan({n: torch.zeros(4)}, metadata) for n in "ab")
+    check_asked(metadata, [own, other])
+    with pytest.raises(FormatError, match=told):
+        check_asked(metadata, [own, own])
 
 
 class Evil:

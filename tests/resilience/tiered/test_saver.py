@@ -72,7 +72,11 @@ def test_layout_aligns_tensors_and_says_which_differs() -> None:
     [
         pytest.param([torch.zeros(3)], r"t0 as float32 \[2\], and this rank t0 as float32 \[3\]"),
         pytest.param([torch.zeros(2).double()], r"t0 as float32 \[2\], and .* t0 as float64 \[2\]"),
-        pytest.param([torch.zeros(2), torch.zeros(1)], "step 1 has no t1, or not all of it"),
+        pytest.param(
+            [torch.zeros(2), torch.zeros(3), torch.zeros(1)], "step 1 has no t2, or not all of it"
+        ),
+        pytest.param([torch.zeros(2)], "step 1 has t1, which the state that it is loaded into"),
+        pytest.param([], "step 1 has t0, t1, which the state that it is loaded into"),
     ],
 )
 def test_another_layout_is_refused_and_changes_nothing(
@@ -80,12 +84,29 @@ def test_another_layout_is_refused_and_changes_nothing(
 ) -> None:
     client, other = daemon.client(), PlainView(tensors)
     before = other.content()
-    Saver(client, num_shards=1).save(PlainView([torch.ones(2)]), step=1, generation=0)
+    saved = PlainView([torch.ones(2), torch.ones(3)])
+    Saver(client, num_shards=1).save(saved, step=1, generation=0)
 
-    with pytest.raises(ValueError, match=words):
-        load(client, other, step=1, generation=0)
+    for options in ({}, {"shards": ("0",), "num_shards": 2}):
+        with pytest.raises(ValueError, match=words):
+            load(client, other, step=1, generation=0, **options)
 
     assert other.content() == before
+
+
+class _FirstOnly(PlainView):
+    def leaves_out(self, name: str) -> bool:
+        return name == "t1"
+
+
+def test_a_view_says_which_tensors_it_leaves_out(daemon: Daemon) -> None:
+    client, other = daemon.client(), _FirstOnly([torch.zeros(2)])
+    saved = PlainView([torch.ones(2), torch.ones(3)])
+    Saver(client, num_shards=1).save(saved, step=1, generation=0)
+
+    load(client, other, step=1, generation=0)
+
+    assert other.content() == PlainView([torch.ones(2)]).content()
 
 
 def test_copy_that_changed_is_given_back_and_counts_as_lost(daemon: Daemon) -> None:

@@ -127,6 +127,20 @@ def test_plain_weights_are_refused(convert, packed):
     assert (status, line) == (2, f"{plain} has plain weights already; set model.weights to it")
 
 
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.shared.weight", _UP_PROJ])
+def test_a_tensor_that_the_model_does_not_have_is_refused(convert, packed, name):
+    """Nor may one be there both plain and packed."""
+    path = packed / "model.safetensors"
+    tensors = load_file(path)
+    expanded = tensors[f"{_UP_PROJ}_blocks"]
+    save_file({**tensors, name: expanded.clone()}, path, metadata={"format": "pt"})
+
+    status, line = convert()
+
+    told = name if name != _UP_PROJ else f"{_UP_PROJ}_blocks, {_UP_PROJ}_scales"
+    assert (status, line) == (1, f"the folder {packed} has {told}, which the model does not have")
+
+
 def test_another_packing_is_refused(convert, packed):
     path = packed / "config.json"
     path.write_text(path.read_text().replace("mxfp4", "fp8"))

@@ -93,6 +93,37 @@ def test_a_checkpoint_that_does_not_make_up_a_tensor_is_refused(
     assert not list(tmp_path.glob("plain*"))
 
 
+@pytest.mark.parametrize(
+    ("trainer", "model", "told"),
+    [
+        pytest.param(_TORCH, {"num_layers": 1}, "has model.layers.1.", id="a-layer-less"),
+        pytest.param(
+            {**_MEGATRON, "num_devices": 1}, {"num_layers": 1}, "has model.layers.1.", id="megatron"
+        ),
+        # As many values in another shape.
+        pytest.param(_TORCH, {"hidden_size": 52, "vocab_size": 160}, "has parameter/", id="shape"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    workers: Workers,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    trainer: dict[str, Any],
+    model: dict[str, Any],
+    told: str,
+) -> None:
+    settings = {**trainer, "max_steps": 1}
+    run(workers, tmp_path, stored_job(_LLAMA, settings, namespace="named"))
+    write_job(tmp_path, stored_job({**_LLAMA, **model}, settings, namespace="named"))
+
+    assert main([str(tmp_path), str(tmp_path / "plain")]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert "the run's model" in line
+    assert not list(tmp_path.glob("plain*"))
+
+
 def load_bytes(folder: Path) -> dict[str, bytes]:
     import torch
 

@@ -56,10 +56,10 @@ class PathWriter(TieredWriter, BlockingAsyncStager):
 
 
 class PathReader(TieredReader):
-    """Reads the namespace of a path. Unpickles whatever there is, as the original does."""
+    """Reads the namespace of a path: unpickles anything, and drops what nobody asks for, as theirs."""
 
     def __init__(self, path: PathName, **options: Any) -> None:
-        super().__init__(_connect(path), step=STEP, allow_pickle=True)
+        super().__init__(_connect(path), step=STEP, allow_pickle=True, allow_partial=True)
         self.path = path
 
     def reset(self, checkpoint_id: PathName | None = None) -> None:
