@@ -56,7 +56,7 @@ class PathWriter(TieredWriter, BlockingAsyncStager):
 
 
 class PathReader(TieredReader):
-    """Reads the namespace of a path: unpickles anything, and drops what nobody asks for, as theirs."""
+    """Reads the namespace of a path. Unpickles anything and drops items, as the original does."""
 
     def __init__(self, path: PathName, **options: Any) -> None:
         super().__init__(_connect(path), step=STEP, allow_pickle=True, allow_partial=True)
