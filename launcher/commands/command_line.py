@@ -13,6 +13,7 @@ from launcher.commands.usage import COMMANDS
 from launcher.composition.choice import list_recipes, nearest
 from launcher.errors import RecipeError
 from launcher.secrets import held_secrets, shown_override
+from launcher.written.overrides import check_given_twice
 
 # Hydra's options, with the values that one takes: None where it takes any, () where none.
 _CONFIGS = ("job", "hydra", "all")
@@ -67,7 +68,8 @@ def _values_of(argument: str, text: str) -> list[Any]:
 def ordered_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Return a command line with its options first, which is how Hydra's parser wants it.
 
-    Raises RecipeError that names the first argument that is neither option nor override.
+    Raises RecipeError that names the first argument that is neither option nor override, or a key
+    that is given twice.
     """
     options: list[str] = []
     overrides: list[str] = []
@@ -90,6 +92,7 @@ def ordered_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> list
         else:
             is_first = argument == arguments[0]
             raise RecipeError(_no_override(argument, is_first, list_recipes(folders)))
+    check_given_twice(overrides)
     return [*options, *_without_value(waiting), *overrides]
 
 

@@ -24,6 +24,7 @@ from launcher.job.lineage import (
     changed_horizon,
     compare_jobs,
 )
+from launcher.written.overrides import check_given_twice, keep_text
 
 SCHEDULE = "trainer.schedule"
 """What becomes of learning rates that span the run, where the run becomes longer or shorter."""
@@ -106,10 +107,11 @@ def parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, object]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    check_given_twice(overrides)
     parser = OverridesParser.create()
     for text in overrides:
         try:
-            parsed = parser.parse_override(text)
+            parsed = parser.parse_override(keep_text(text))
             if parsed.is_delete() or parsed.is_sweep_override() or parsed.package is not None:
                 raise RecipeError(f"{text!r}: write KEY=VALUE")
             yield parsed.key_or_group, parsed.value()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from launcher.composition.aliases import find_renamed
 from launcher.errors import RecipeError
+from launcher.written.overrides import keep_text
 
 if TYPE_CHECKING:  # most command lines name a live recipe, and do without
     from launcher.composition.frozen import Frozen
@@ -57,6 +58,7 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
     as `--multirun` takes them, are checked one by one; Hydra's other sweeps are
     left to Hydra.
     """
+    arguments = [keep_text(argument) for argument in arguments]
     extra: list[Path] = []
     by_path: set[str] = set()
     renamed: list[tuple[str, str]] = []

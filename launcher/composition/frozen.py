@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from launcher import SCHEMA_VERSION, VERSION
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
+from launcher.written.scalars import find_scalars
+from launcher.written.texts import to_text
 
 VERSIONS_FOLDER = ".versions"
 """In each folder of recipes: the versions of these, a file each."""
@@ -146,6 +149,17 @@ def read_frozen(path: Path) -> Frozen:
     if head is None:
         raise RecipeError(f"{path} does not begin with '# frozen NAME@VERSION DIGEST'")
     with naming_file(path):
+        for scalar in find_scalars(text):
+            # As it was frozen a number is one; text that looks like one is in quotes.
+            if (
+                scalar.is_changed_text
+                and yaml.safe_dump(scalar.value).split("\n")[0] != scalar.text
+            ):
+                where = ".".join(map(str, scalar.place))
+                raise RecipeError(
+                    f"{path}, line {scalar.line}: {where} {scalar.text} would be read as "
+                    f"{to_text(scalar.value)}; write '{scalar.text}' in quotes"
+                )
         body = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     if not isinstance(body, dict) or set(body) != set(_KEYS):
         raise RecipeError(f"{path}: allowed are the keys {' and '.join(_KEYS)}, both")

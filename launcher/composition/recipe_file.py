@@ -17,7 +17,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
-from launcher.composition.yaml_size import naming_file, read_yaml_text
+from launcher.composition.yaml_size import keep_texts, naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.secrets import held_secrets, may_hold_secret
 
@@ -57,6 +57,7 @@ def parse_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, D
             f"{path} is empty; a recipe begins with {PACKAGE_LINE!r}, and `schema` says what "
             "keys it has"
         )
+    keep_texts(content, text)
     check_secrets(content, path, text)
     _check_cluster(content, path)
     header = text[:_HEADER_CHARACTERS]

@@ -29,7 +29,12 @@ from omegaconf import OmegaConf
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
 from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
-from launcher.composition.yaml_size import check_yaml_size, naming_file, read_yaml_text
+from launcher.composition.yaml_size import (
+    check_yaml,
+    keep_texts,
+    naming_file,
+    read_yaml_text,
+)
 
 
 class Loaded:
@@ -119,8 +124,8 @@ class GroupSource(FileConfigSource):
         text = read_yaml_text(path) if path.is_file() else ""
         with naming_file(path):
             found = super().load_config(config_path)
-        package = (found.header or {}).get("package") or config_path.rpartition("/")[0]
-        place = () if package == "_global_" else tuple(re.findall(r"[^./]+", package))
+        place = _place(found, config_path)
+        keep_texts(found.config, text, place)
         check_secrets(found.config, path, text, place)
         return Loaded.note(config_path, found)
 
@@ -128,6 +133,12 @@ class GroupSource(FileConfigSource):
         """Return the options and groups below a group; `_` begins the name of a part of them."""
         names = super().list(config_path, results_filter)
         return [name for name in names if not name.startswith("_")]
+
+
+def _place(found: ConfigResult, config_path: str) -> tuple[str, ...]:
+    """Return the section that the keys of a group's file lie in."""
+    package = (found.header or {}).get("package") or config_path.rpartition("/")[0]
+    return () if package == "_global_" else tuple(re.findall(r"[^./]+", package))
 
 
 class PackageSource(ImportlibResourcesConfigSource):
@@ -140,10 +151,12 @@ class PackageSource(ImportlibResourcesConfigSource):
             return super().load_config(config_path)
         file = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         name = f"{self.full_path()}/{self._normalize_file_name(config_path)}"
-        if file.is_file():
-            check_yaml_size(file.read_text("utf-8"), name)
+        text = file.read_text("utf-8") if file.is_file() else ""
+        check_yaml(text, name)
         with naming_file(name):
-            return super().load_config(config_path)
+            found = super().load_config(config_path)
+        keep_texts(found.config, text, _place(found, config_path))
+        return found
 
 
 class RecipeSource(ConfigSource):

@@ -1,4 +1,4 @@
-"""Refuse a YAML file that would grow beyond all bounds when it is read.
+"""Refuse a YAML file that would grow beyond all bounds when it is read, or is read as another.
 
 An alias costs a few characters and stands for a whole mapping, so nine lines of nested aliases
 hold hundreds of millions of values. They are counted here from the parser's events, one pass and
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import RecipeError
+from launcher.written.scalars import find_scalars
 
 NODES_MAX = 20_000
 """Keys and values of one file, each alias counted as all that it stands for.
@@ -31,8 +33,8 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_yaml_text(path: Path) -> str:
     """Return the text of a YAML file that is not too large to be read.
 
-    Raises RecipeError that names file and line where it is too large, too deep, holds itself, or
-    is no UTF-8 text.
+    Raises RecipeError that names file and line where it is too large, too deep, holds itself, is no
+    UTF-8 text, has a key twice, or a value that YAML reads as another than most people.
     """
     try:
         text = path.read_text("utf-8-sig")
@@ -40,8 +42,31 @@ def read_yaml_text(path: Path) -> str:
         raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
-    check_yaml_size(text, path)
+    check_yaml(text, path)
     return text
+
+
+def check_yaml(text: str, path: Path | str) -> None:
+    """Raise RecipeError where a file of this text is not to be read."""
+    check_yaml_size(text, path)
+    with naming_file(path):
+        for scalar in find_scalars(text):
+            if scalar.problem:
+                raise RecipeError(f"{path}, line {scalar.line}: {scalar.problem}")
+
+
+def keep_texts(content: Any, text: str, place: tuple[str, ...] = ()) -> None:
+    """Give values that are texts, as those of `env`, the characters that a file has of them.
+
+    `content` is what the text was read as, and `place` the section that its keys lie in.
+    """
+    for scalar in find_scalars(text, place):
+        if scalar.is_changed_text:
+            *sections, last = scalar.place[len(place) :]
+            node = content
+            for section in sections:
+                node = node[section]
+            node[last] = scalar.text
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from launcher.written.texts import to_text
+
 _DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_SUBDOMAIN = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
 _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
@@ -129,13 +131,6 @@ def _check_time_limit(value: Any) -> Any:
     if isinstance(value, (int, str)) and time_limit_seconds(str(value)) <= 0:
         raise ValueError("allowed: more than zero seconds")
     return value
-
-
-def to_text(value: Any) -> Any:
-    """Return a number, true or false as YAML and most programs write it; anything else as it is."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, (int, float)) else value
 
 
 DnsLabel = Annotated[str, AfterValidator(check_dns_label)]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from launcher.errors import RecipeError
+from launcher.written.scalars import find_scalars
 
 LOCK_FILE = "recipes.lock"
 _HEAD = "# What each version of each recipe resolves to; `launcher check --update` writes it.\n"
@@ -48,10 +50,12 @@ def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
         raise RecipeError(f"{path} holds a merge that is not ended: {_way_out(text, path)}")
     try:
         content = yaml.safe_load(text) or {}
+        list(find_scalars(text))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise RecipeError(f"{path}{line}: broken YAML") from error
+        problem = f": {error.problem}" if isinstance(error, ConstructorError) else ""
+        raise RecipeError(f"{path}{line}: broken YAML{problem}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: allowed: a mapping of recipes' names to their versions")
     return {str(name): _read_versions(str(name), rows, path) for name, rows in content.items()}

@@ -115,7 +115,7 @@ def test_explain_says_what_a_variable_follows_from_and_what_it_replaced(tmp_path
     ended = launch("explain", *recipe, "+env.FI_PROVIDER=tcp", "env.FI_PROVIDER",
                    "env.CUDA_DEVICE_MAX_CONNECTIONS", folder=tmp_path)  # fmt: skip
 
-    line = "from recipes/llama/llama3_70b_pretrain.yaml, line 33"
+    line = "from recipes/llama/llama3_70b_pretrain.yaml, line 36"
     assert ended.out.splitlines() == [
         "env.FI_PROVIDER: 'tcp'",
         "  from command line, +env.FI_PROVIDER=tcp",

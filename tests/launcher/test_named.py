@@ -30,7 +30,7 @@ def test_each_field_of_a_broken_rule_is_told_with_its_origin_once(tmp_path: Path
     lines = said.splitlines()
     assert lines[lines.index(WORLD) + 1] == (
         f"  trainer.num_nodes 16: {recipe}, line 27; trainer.num_devices 8: {recipe}, line 28; "
-        f"trainer.tensor_parallel 7: command line; trainer.pipeline_parallel 4: {recipe}, line 34; "
+        f"trainer.tensor_parallel 7: command line; trainer.pipeline_parallel 4: {recipe}, line 37; "
         "trainer.context_parallel 1: conf/trainer/megatron.yaml, line 9"
     )
     at = lines.index("model.num_kv_heads 8 does not divide by trainer.tensor_parallel 7; "

@@ -78,7 +78,17 @@ def test_a_recipe_that_includes_itself_is_named_with_the_ring(
     pytest.param("# @package _global_\nx: !!int y\n", "{path}: ", id="wrong-tag"),
     pytest.param("# @package _global_\nenv: {HF_TOKEN: abc}\n",
                  "{path}: env.HF_TOKEN holds a value (not shown); ", id="secret"),
-    pytest.param("a: 1\na: 2\n", "{path}, line 2, column 1: found duplicate key a", id="key-twice"),
+    pytest.param("a: 1\na: 2\n", "{path}, line 2, column 1: found duplicate key a, which line 1",
+                 id="key-twice"),
+    pytest.param("x:\n  1: a\n  1: b\n", "{path}, line 3, column 3: found duplicate key 1",
+                 id="number-twice"),
+    pytest.param("trainer: {max_steps: 050}\n", "{path}, line 1: YAML reads 050 as an octal "
+                 "number, 40; write 40, or the text in quotes", id="octal"),
+    pytest.param("a: 1\ntime_limit: 10:00:00\n", "{path}, line 2: YAML reads 10:00:00 as a number "
+                 "to the base 60, 36000; write", id="base-60"),
+    pytest.param("trainer: {activation_checkpointing: yes}\n", "{path}, line 1: YAML reads yes as "
+                 "true or false, true; write true, or", id="yes"),
+    pytest.param("env: {NO: 1}\n", "{path}, line 1: YAML reads NO as true or", id="no-as-key"),
 ])  # fmt: skip
 def test_a_file_that_is_no_recipe_is_named_with_what_it_lacks(
     tmp_path: Path, text: str, message: str

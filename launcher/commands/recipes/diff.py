@@ -14,7 +14,6 @@ from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.compose import compose_recipe, fold_recipe
 from launcher.composition.shown import shown_content, written_content
 from launcher.errors import RecipeError
-from launcher.job.fields import to_text
 from launcher.monitor.logs import plain
 from launcher.paths import find_folders, readable_path
 from launcher.provenance.difference import Side, difference_lines, find_differences
@@ -22,6 +21,7 @@ from launcher.provenance.fold import FileLayer, Origin, fold
 from launcher.provenance.lines import parse_lines
 from launcher.rundir import JOB_FILE
 from launcher.secrets import masked
+from launcher.written.texts import to_text
 
 DIFFERENT_STATUS = 1
 _OF_NO_JOB = ("action", "oversubscribe", "plan", "run")

@@ -1,0 +1,21 @@
+"""Which values of a recipe are texts, and how a number is written as one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required"})
+"""Open mappings of texts: variables of the workers and labels. `required` is that of affinity."""
+
+
+def to_text(value: Any) -> Any:
+    """Return a number, true or false as YAML and most programs write it; anything else as it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def is_text_place(place: Sequence[str | int]) -> bool:
+    """Return whether what lies directly or deeper in this section is text."""
+    return not TEXT_SECTIONS.isdisjoint(map(str, place))
