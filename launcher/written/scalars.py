@@ -113,7 +113,8 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
             continue
         value = _value(key)
-        first = seen.setdefault(key.value if value is None else value, key)
+        same = (key.tag, key.value if value is None else value)
+        first = seen.setdefault(same, key)
         if first is not key:
             raise yaml.constructor.ConstructorError(
                 None, None, f"found duplicate key {key.value}, which line "

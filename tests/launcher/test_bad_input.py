@@ -213,7 +213,7 @@ INCONSISTENT = [
                  id="standby-on-hyperpod"),
     pytest.param(["resources.memory_gib=4096"],
                  "is more than the 2048 GiB of instance 'ml.p5.48xlarge'", id="memory-too-large"),
-    pytest.param([f"run.name={'a' * 60}", "cluster=k8s"],
+    pytest.param([f"run.name={'a' * 62}", "cluster=k8s"],
                  "characters; allowed: 63", id="name-with-suffix"),
     pytest.param(["cluster=k8s", "cluster.num_spares=1"],
                  "cluster.num_spares needs cluster.job_kind 'hyperpod'", id="spares-of-plain-job"),
@@ -391,7 +391,7 @@ def test_a_value_that_aws_drops_reaches_the_manifest(tmp_path: Path) -> None:
     assert ended.status == 0
     assert "NCCL_DEBUG" in manifest
     assert "hostNetwork: true" in manifest
-    assert "null" not in manifest.split("kind: HyperPodPyTorchJob")[1]
+    assert "null" not in manifest.split("\nkind: Job\n")[1]
 
 
 @pytest.mark.parametrize("instance", ["ml.p6-b200.48xlarge", "ml.p5.48xlarge"])

@@ -29,7 +29,7 @@ def test_each_field_of_a_broken_rule_is_told_with_its_origin_once(tmp_path: Path
     recipe = "recipes/llama/llama3_70b_pretrain.yaml"
     lines = said.splitlines()
     assert lines[lines.index(WORLD) + 1] == (
-        f"  trainer.num_nodes 16: {recipe}, line 27; trainer.num_devices 8: {recipe}, line 28; "
+        f"  trainer.num_nodes 16: {recipe}, line 30; trainer.num_devices 8: {recipe}, line 31; "
         f"trainer.tensor_parallel 7: command line; trainer.pipeline_parallel 4: {recipe}, line 37; "
         "trainer.context_parallel 1: conf/trainer/megatron.yaml, line 9"
     )
