@@ -6,6 +6,7 @@ import fcntl
 import json
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
     job_id = json.loads((submitted / "submitted.json").read_text())["job_id"]
     # As its nodes' agents would: the newest step, and what the store has of it.
     for number, event in enumerate(("step", "checkpoint_saved", "step_stored")):
-        record = {"time": 1e9 + number, "node": "n1", "rank": 0, "generation": 0, "step": 4}
+        record = {"time": time.time() + number, "node": "n1", "rank": 0, "generation": 0, "step": 4}
         record |= {"event": event, "fields": {"loss": 2.5, "duration_s": 0.5, "num_bytes": 8}}
         if event == "step_stored":
             record["rank"] = None
@@ -91,6 +92,45 @@ def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_hea
     assert "Unable to contact slurm controller" in status.out
     assert "events    silent for " in status.out
     assert sys.executable not in status.out
+
+
+def test_second_job_in_the_runs_folder_is_named_and_ended_with_it(
+    submitted: Path, slurm: Slurm
+) -> None:
+    first = json.loads((submitted / "submitted.json").read_text())["job_id"]
+    second = slurm.ask("sbatch", "--parsable", "--hold", "job.sbatch", folder=submitted).strip()
+
+    both = ask(submitted, "status", submitted.name).out.splitlines()[0]
+    slurm.ask("scancel", first)
+    slurm.wait_for_end(first)
+    alone = ask(submitted, "status", submitted.name).out.splitlines()[0]
+    cancelled = ask(submitted, "cancel", submitted.name)
+
+    assert both == (f"llama3-tiny-pretrain: running: job {second} was submitted in the same folder")
+    assert alone == (
+        f"llama3-tiny-pretrain: queued: JobHeldUser; job {first} has ended, and job {second} was "
+        "submitted in the same folder"
+    )
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert slurm.field(second, "JobState") == "CANCELLED"
+
+
+def test_clean_names_a_node_that_is_down(submitted: Path, slurm: Slurm) -> None:
+    ask(submitted, "cancel", submitted.name)
+    slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=no power")
+    try:
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+        # The tests that follow have their jobs on the first nodes.
+        states = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
+        slurm.wait_until(lambda: set(slurm.ask(*states).split()) == {"idle"}, "all nodes are idle")
+
+    assert cleaned.status == 1
+    assert cleaned.err == (
+        "left: n2 was not reached, and may hold memory of the run: Slurm's state of it is down, "
+        "no power; `clean` the run again when the node is back\n"
+    )
 
 
 def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, LogTail, RunFolder, is_alive
@@ -49,16 +50,27 @@ class SlurmRuns:
         """
         if not run.job_id:
             return JobStatus(phase=Phase.FORGOTTEN, why="it was not submitted")
-        said = self._status_of_job(run)
+        said = self._status_of_job(run, run.job_id)
+        if said.phase is Phase.UNREACHABLE:
+            return said
         try:
-            return with_added(said, run.job_id, find_added(run))
+            said = with_added(said, run.job_id, find_added(run))
+            others = _find_others(run)
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error), place=said.place)
+        if not others:
+            return said
+        why = f"job {', '.join(others)} was submitted in the same folder"
+        if said.phase.has_ended:
+            # By hand, with the run's script: it is the run now.
+            why = f"job {run.job_id} has ended, and {why}"
+            said = self._status_of_job(run, others[0])
+        return replace(said, why="; ".join(filter(None, (said.why, why))))
 
-    def _status_of_job(self, run: RunFolder) -> JobStatus:
+    def _status_of_job(self, run: RunFolder, job_id: str) -> JobStatus:
         cluster = run.job.cluster
         warned_s = (isinstance(cluster, SlurmCluster) and cluster.signal_before_end_s) or 0
-        show = ("scontrol", "show", "job", "--oneliner", run.job_id)
+        show = ("scontrol", "show", "job", "--oneliner", job_id)
         try:
             text = run_program(show, run.path, timeout_s=ASK_TIMEOUT_S)
             return read_job(text, run.job.name, warned_s)
@@ -67,14 +79,14 @@ class SlurmRuns:
                 return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
         account = (
             *("sacct", "--allocations", "--parsable2", "--noheader", "--duplicates"),
-            *(f"--format={','.join(_SACCT_FIELDS)}", f"--jobs={run.job_id}"),
+            *(f"--format={','.join(_SACCT_FIELDS)}", f"--jobs={job_id}"),
         )
         try:
             text = run_program(account, run.path, timeout_s=ASK_TIMEOUT_S)
             return read_account(text, run.job.name, warned_s)
         except OutsideError:
             # Many clusters keep no accounts.
-            return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {run.job_id} any more")
+            return JobStatus(phase=Phase.FORGOTTEN, why=f"Slurm knows no job {job_id} any more")
 
     def events(self, run: RunFolder) -> Path:
         """Return the file in the run's folder."""
@@ -98,7 +110,8 @@ class SlurmRuns:
 
     def _end_jobs(self, run: RunFolder) -> list[str]:
         """End all jobs of the run that wait or run, and return their numbers."""
-        jobs = [run.job_id] if is_alive(self._status_of_job(run)) else []
+        jobs = [run.job_id] if is_alive(self._status_of_job(run, run.job_id)) else []
+        jobs += _find_others(run)
         jobs += [each.job_id for each in find_added(run) if each.is_alive]
         if jobs:
             run_program(("scancel", *jobs), run.path, timeout_s=ASK_TIMEOUT_S)
@@ -116,6 +129,16 @@ class SlurmRuns:
         removed = [f"job {job_id} from the queue" for job_id in self._end_jobs(run)]
         memory = clean_nodes(run)
         return Cleaned(removed=(*removed, *memory.removed), left=memory.left)
+
+
+def _find_others(run: RunFolder) -> list[str]:
+    """Return the jobs that wait or run in the run's folder beside its own. Raises OutsideError."""
+    which = (f"--name={run.job.name}", "--states=PENDING,RUNNING,SUSPENDED")
+    command = ("squeue", "--noheader", "--me", *which, "--format=%A %Z")
+    text = run_program(command, run.path, timeout_s=ASK_TIMEOUT_S)
+    found = [line.strip().partition(" ") for line in text.splitlines()]
+    ours = {job_id for job_id, _, folder in found if Path(folder) == run.path.resolve()}
+    return sorted(ours - {run.job_id}, key=int)
 
 
 def read_job(text: str, name: str, warned_s: int = 0) -> JobStatus:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from launcher.clusters.running.cluster import Cleaned, RunFolder
+from launcher.clusters.running.cluster import ASK_TIMEOUT_S, Cleaned, RunFolder
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix, batch_folder
 from launcher.clusters.submission import run_program
 from launcher.errors import OutsideError
@@ -18,6 +18,7 @@ _STEP_S = 60.0
 _IMMEDIATE_S = 30
 """How long a step waits for its node: one that is down, or another job's alone, is not reached."""
 _NUM_AT_ONCE = 8
+_TAKES_STEPS = {"allocated", "completing", "idle", "mixed"}
 # The lock is that of the daemon, or of those who use the batches: while somebody has it, the folder
 # is in use. Only what is this user's own, and no link, is looked at.
 _SCRIPT = r"""
@@ -79,10 +80,22 @@ def _clean_node(run: RunFolder, node: str) -> Cleaned:
         str(batch_folder(run) or ""),
     )
     try:
+        _check_node(run, node)
         return read_answer(run_program(command, run.path, timeout_s=_STEP_S).splitlines(), node)
     except OutsideError as error:
         words = str(error).splitlines()[-1]
-        return Cleaned(left=(f"{node} was not reached, and may hold memory of the run: {words}",))
+        text = f"{node} was not reached, and may hold memory of the run: {words}"
+        return Cleaned(left=(f"{text}; `clean` the run again when the node is back",))
+
+
+def _check_node(run: RunFolder, node: str) -> None:
+    """Raise OutsideError where a node takes no step: srun waits, and then calls it busy."""
+    command = ("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T %E")
+    lines = run_program(command, run.path, timeout_s=ASK_TIMEOUT_S).splitlines()
+    state, _, reason = lines[0].partition(" ") if lines else ("unknown", "", "none")
+    if state not in _TAKES_STEPS:
+        why = "" if reason == "none" else f", {reason}"
+        raise OutsideError(f"Slurm's state of it is {state}{why}")
 
 
 def read_answer(lines: Sequence[str], node: str) -> Cleaned:
