@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
@@ -17,5 +18,7 @@ def node_events(log: Path, node: str) -> Path:
 
 def event_files(log: Path) -> list[Path]:
     """Return the files of a log that are there; a run of an older version has one for all nodes."""
-    of_nodes = log.parent.glob(f"{escape(log.stem)}-*{escape(log.suffix)}")
-    return [*([log] if os.path.lexists(log) else []), *sorted(of_nodes)]
+    of_nodes: list[Path] = []
+    with suppress(OSError):  # the folder is being removed, or its name is too long for one
+        of_nodes = sorted(log.parent.glob(f"{escape(log.stem)}-*{escape(log.suffix)}"))
+    return [*([log] if os.path.lexists(log) else []), *of_nodes]

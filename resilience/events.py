@@ -52,7 +52,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from heapq import merge
 from itertools import accumulate
@@ -101,12 +101,18 @@ class EventFile:
     Nothing is buffered: what was appended survives the process.
     """
 
-    def __init__(self, path: Path, complain: Callable[[str], None] | None = None) -> None:
-        """Open the file; `complain` is told once of a line that was lost, instead of an error."""
+    def __init__(
+        self, path: Path, complain: Callable[[str], None] | None = None, *, is_there: bool = False
+    ) -> None:
+        """Open the file, or make it, unless it has to be there: a log that was removed stays so.
+
+        `complain` is told once of a line that was lost, instead of an error.
+        """
         self._path = path
         self._complain = complain
         self._has_complained = False
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (0 if is_there else os.O_CREAT)
+        self._file = os.open(path, flags, 0o644)
 
     def append(self, line: bytes) -> None:
         """Append a whole line.
@@ -201,7 +207,7 @@ class EventLog:
 
         It is there when this returns, whoever is killed next. Waits for the file.
         """
-        with closing(EventFile(self._path, self._complain)) as file:
+        with closing(EventFile(self._path, self._complain, is_there=True)) as file:
             file.append(self._compose(event, step, None, fields))
 
     def close(self) -> None:
@@ -233,8 +239,9 @@ class EventLog:
 class EventReader:
     """Reads the files of a log while others append to them."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, *, keeps_open: bool = False) -> None:
+        """`keeps_open`: read what is appended after the files were removed, too."""
+        self._log, self._keeps_open = log, keeps_open
         self._files: dict[Path, _FileReader] = {}
 
     def read_new(self) -> list[Event]:
@@ -243,8 +250,13 @@ class EventReader:
         An unfinished last line waits for the next call. What is no event is passed over.
         """
         for path in event_files(self._log):
-            self._files.setdefault(path, _FileReader(path))
+            self._files.setdefault(path, _FileReader(path, keeps_open=self._keeps_open))
         return merge_events([each.read_new() for each in self._files.values()])
+
+    def close(self) -> None:
+        """Close what was kept open; a second call does nothing."""
+        for each in self._files.values():
+            each.close()
 
     @property
     def foreign(self) -> list[str]:
@@ -259,9 +271,10 @@ class EventReader:
 class _FileReader:
     """Reads one file of a log."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keeps_open: bool) -> None:
         self.first_foreign = ""
-        self._path = path
+        self._path, self._keeps_open = path, keeps_open
+        self._file: BinaryIO | None = None
         self._offset = self._num_lines = self._num_torn = self._num_foreign = 0
         self._has_open_end = False
         self._problem = ""
@@ -269,14 +282,22 @@ class _FileReader:
     def read_new(self) -> list[Event]:
         """Return the events appended since the last call, in their order."""
         try:
-            with open_events_file(self._path) as file:
+            file = self._file or open_events_file(self._path)
+            with nullcontext() if self._keeps_open else file:
                 file.seek(self._offset)
                 *lines, unfinished = file.read().split(b"\n")
+            self._file = file if self._keeps_open else None
         except OSError as error:
             self._problem = f"{self._path.name} cannot be read: {error.strerror or error}"
             return []
         self._problem, self._has_open_end = "", bool(unfinished)
         return [event for line in lines if (event := self._take(line)) is not None]
+
+    def close(self) -> None:
+        """Close the file where it was kept open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def left_out(self, *, is_over: bool) -> list[str]:
         """Return a line for each kind of what was passed over."""

@@ -224,9 +224,10 @@ def run_nodes(
                 exit_status=outcome.exit_status,
                 reason=outcome.reason,
             )
-        if outcome.exit_status == 0 and not log.exists():
-            outcome = Outcome(1, f"the run's folder {run_dir} was removed while it ran")
-            shown.say(outcome.reason)
+        if not log.exists():
+            reason = f"the run's folder {run_dir} was removed while it ran"
+            outcome = Outcome(1, reason)
+            shown.say(reason)
         if outcome.exit_status == 0:
             # A node that had left, or was killed, keeps its own for a start that may follow.
             remove_arenas(run_dir)
@@ -366,7 +367,9 @@ class _Watch:
 
     def _explain(self, outcome: Outcome) -> Outcome:
         """Name a folder that is full, whichever rank saw that: others see only what it led to."""
-        if outcome.failed_node is None or not (problem := find_write_problem(self.nodes.run_dir)):
+        is_there = self.nodes.run_dir.exists()
+        problem = find_write_problem(self.nodes.run_dir) if is_there else None
+        if outcome.failed_node is None or not problem:
             return outcome
         reason = f"{outcome.reason}, and run.dir {self.nodes.run_dir} takes nothing more: {problem}"
         return replace(outcome, reason=f"{reason}; make room there, or choose another run.dir")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.lock import find_launchers
 from launcher.clusters.running.requests import withdraw_request, write_request
-from launcher.commands.sight import Sight, find_run, see_run
-from launcher.errors import OutsideError
+from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, see_run
+from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.standing import Phase
 
@@ -22,7 +27,12 @@ _PAUSE_MAX_S = 2.0
 
 def print_cancel(word: str, start: Path) -> int:
     """End a run and say what happened. Raises OutsideError where it goes on."""
-    run = find_run(word, start)
+    try:
+        run = find_run(word, start)
+    except RecipeError:
+        if not _cancel_removed(word, start):
+            raise
+        return 0
     cluster = cluster_of(run.job)
     began_s = time.monotonic()
     sight = see_run(run, cluster)
@@ -46,6 +56,28 @@ def print_cancel(word: str, start: Path) -> int:
         )
     sys.stdout.write(f"{run.job.name} has ended after {took}: {_text(sight)}\n")
     return 0
+
+
+def _cancel_removed(word: str, start: Path) -> bool:
+    """End the runs of this machine whose folder of that name was removed; False without any.
+
+    Raises OutsideError where one goes on.
+    """
+    folders = (start / word, start / RUNS_FOLDER / word)
+    pids = [(folder, pid) for folder in folders for pid in find_launchers(folder)]
+    for folder, pid in pids:
+        with suppress(ProcessLookupError):
+            file = os.pidfd_open(pid)
+            try:
+                # As long as it has the lock, the descriptor is of no later process.
+                if pid in find_launchers(folder):
+                    signal.pidfd_send_signal(file, signal.SIGINT)
+                if not select.select([file], [], [], END_S)[0]:
+                    raise OutsideError(f"process {pid} was asked to end and has not in {END_S:g} s")
+            finally:
+                os.close(file)
+        sys.stdout.write(f"{word} has ended: its folder {folder} was removed while it ran\n")
+    return bool(pids)
 
 
 def wait_for_end(run: RunFolder, cluster: Cluster, timeout_s: float) -> Sight:

@@ -39,7 +39,7 @@ class RunConsole:
         """The newest of which there are events."""
         self._console = console or Console(highlight=False)
         self._display = open_display(self._console)
-        self._events = EventReader(events)
+        self._events = EventReader(events, keeps_open=True)
         self._paths = dict(logs)
         self._logs = {name: LogReader(path) for name, path in logs.items()}
         self._warnings: set[str] = set()
@@ -54,6 +54,7 @@ class RunConsole:
 
     def __exit__(self, *error: object) -> None:
         self._display.close()
+        self._events.close()
 
     def add_node(self, name: str, log: Path) -> None:
         """Show a further node, which has just been started."""

@@ -346,6 +346,10 @@ def _agent_options(
         grace_s=options.grace_s,
         node_state_command=options.node_state_command,
         ends_run=options.ends_run,
+        made=(
+            node_events(options.run_dir / EVENTS_NAME, options.node_name),
+            options.run_dir / "logs" / options.node_name,
+        ),
         coordinator=Options(
             num_nodes=options.nnodes[0],
             num_standby_nodes=options.standby_nodes + options.nnodes[1] - options.nnodes[0],

@@ -21,10 +21,11 @@ from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
 from resilience.agent.departure import DEPARTED, Departure
-from resilience.agent.ending import Ending
+from resilience.agent.ending import ASKED, Ending
 from resilience.agent.evidence.earlier import StartedAgain
 from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.node_states import NodeStates
+from resilience.agent.evidence.removal import REMOVED, REMOVED_STATUS, FolderWatch
 from resilience.agent.options import AgentOptions
 from resilience.agent.part import NodePart
 from resilience.agent.processes.crew import Crew
@@ -82,7 +83,7 @@ class Agent(ABC):
         self._watch = Watch()
         self._say = console.say
         self._events = events
-        self._folder = folder
+        self._folder, self._removal = folder, FolderWatch(options.made)
         self._transport = transport
         self._node_states = NodeStates(
             options.node_state_command or (), patience_s=options.coordinator.partition_patience_s
@@ -169,7 +170,8 @@ class Agent(ABC):
             self._watch.serve(max(0.0, min(pause_s, due_s)))
             self._tick()
         assert self._ending.end
-        return self._ending.end.status
+        status = self._ending.end.status
+        return REMOVED_STATUS if self._removal.close() and status else status
 
     def stop(self, number: int) -> None:
         """End the node's part in the run: of an elastic one without the others, else with them."""
@@ -184,12 +186,12 @@ class Agent(ABC):
             return "its run ends"
         return self._departure.ask_alone(signal.SIGTERM)
 
-    def _stop_run(self, number: int) -> None:
+    def _stop_run(self, number: int, status: int | None = None, why: str = ASKED) -> None:
         """Pass the signal on to the workers, which end after a common step.
 
         From then on no worker is replaced; who ignores the signal is ended after a while.
         """
-        self._ending.ask(128 + number, self._options.grace_s)
+        self._ending.ask(status or 128 + number, self._options.grace_s, why)
         self._crew.close()
         for worker in self._pool.workers.values():
             self._page.ask_to_end(worker.slot)
@@ -227,6 +229,10 @@ class Agent(ABC):
     def _check_folder(self, now_s: float) -> None:
         """Let others know of this agent once its word is in the run's folder: they look for it."""
         self._folder.look_for_later(now_s)
+        is_asked = self._ending.end is not None or self._ending.stop_status is not None
+        if self._removal.is_removed and not is_asked:
+            self._say(f"{REMOVED}; the run saves its state to its tiers, and ends")
+            self._stop_run(signal.SIGTERM, REMOVED_STATUS, REMOVED)
         if self._folder.is_known:
             self._folder_s, self._is_folder_named = now_s, False
             if not self._is_out:

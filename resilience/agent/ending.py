@@ -21,7 +21,7 @@ LAST_WORDS_S = 5.0
 """How long workers may take to end by themselves once the run has failed, or nobody needs them."""
 GOOD_END_S = 60.0
 """How long they may take once it has ended well: what follows a block may still write."""
-_ASKED = "asked to end"
+ASKED = "asked to end"
 
 
 class Ending:
@@ -47,13 +47,14 @@ class Ending:
         self._end_workers = end_workers
         self._kill_deadline_s = min(LAST_WORDS_S, coordinator.stop_deadline_s)
         self.end: End | None = None
+        self._why = ASKED
         self.stop_status: int | None = None
         """Exit status once somebody has asked the agent to end."""
         self._limit_s = float("inf")
 
-    def ask(self, status: int, deadline_s: float) -> None:
+    def ask(self, status: int, deadline_s: float, why: str = ASKED) -> None:
         """Note that somebody has asked the agent to end, within the deadline."""
-        self.stop_status = status
+        self.stop_status, self._why = status, why
         if self.end is None:
             self._limit(deadline_s)
 
@@ -69,11 +70,12 @@ class Ending:
             self._part.failures.show(self._console)
             self._say(f"{what} with exit status {end.status}: {end.reason}")
 
-    def finish_as_asked(self, text: str = _ASKED) -> None:
+    def finish_as_asked(self, text: str = "") -> None:
         """End the run, or leave it where this node is no part of it."""
+        is_orderly, text = not text, text or self._why
         status = self.stop_status or 128 + signal.SIGTERM
         self._part.finish(status, text)
-        if self.end is None and not (self._part.is_member and text == _ASKED):
+        if self.end is None and not (self._part.is_member and is_orderly):
             self.finish(End(status=status, reason=text))
 
     def give_up(self, text: str, status: int = 1) -> None:

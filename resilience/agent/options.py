@@ -204,6 +204,8 @@ class AgentOptions:
     """Says whether a silent node is off, or has booted."""
     ends_run: bool = False
     """Whether the run stops where the agent was asked to end, whatever its sizes."""
+    made: tuple[Path, ...] = ()
+    """What the agent has made in the run's folder."""
     coordinator: Options
 
 

@@ -91,7 +91,7 @@ class Injector:
 
     def _claim(self, number: int) -> bool:
         """Take the right to fire a fault; False where it has been fired."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         try:
             (self._folder / str(number)).touch(exist_ok=False)
         except FileExistsError:
@@ -124,7 +124,8 @@ class Injector:
                 self._sleep(fault.seconds)
 
     def _sign_in(self, local_rank: int) -> None:
-        self._node_folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
+        self._node_folder.mkdir(exist_ok=True)
         pid = os.getpid()
         draft = self._node_folder / f".{pid}"
         draft.write_text(f"{pid} {_read_start(pid)}", "ascii")

@@ -76,6 +76,7 @@ def test_events_go_to_the_agent_where_it_writes_the_same_log(
 def test_event_that_is_written_through_is_in_the_file_at_once(tmp_path: Path) -> None:
     reader, end = os.pipe()
     path = tmp_path / "events.jsonl"
+    path.touch()
     with EventLog(path, node="n0", rank=1, generation=2, sink=EventPipe(end)) as log:
         log.write_through("fault_injected", step=3)
 

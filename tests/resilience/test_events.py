@@ -246,3 +246,21 @@ def test_ends_that_are_torn_or_foreign_are_left_out_and_said(tmp_path: Path) -> 
     ]
     assert reader.left_out(is_over=False) == said
     assert sorted(reader.left_out(is_over=True)) == sorted([*said, *ends])
+
+
+def test_log_that_was_removed_is_not_made_anew_and_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reader, later = EventReader(path, keeps_open=True), EventReader(path)
+    with open_log(path) as log:
+        log.write("step", step=1)
+        assert len(reader.read_new()) == len(later.read_new()) == 1
+        path.unlink()
+        log.write("step", step=2)
+
+        with pytest.raises(FileNotFoundError):
+            log.write_through("fault_injected")
+
+    assert [each.step for each in reader.read_new()] == [2]
+    assert later.read_new() == []
+    assert not path.exists()
+    reader.close()

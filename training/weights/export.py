@@ -130,7 +130,6 @@ def _lead(topic: str, group: WorkerGroup, path: Path) -> Iterator[None]:
 def _open_draft(path: Path) -> Path:
     """Return a marked folder beside `path` that nobody else has, with a new one in it."""
     clear_drafts(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT.format(name=path.name), dir=path.parent))
     (draft / _MARK).touch()
     (draft / _NEW).mkdir()

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -109,6 +109,26 @@ def read_lock(run_dir: Path) -> Holder | None:
         return Holder(pid=0, run_id="", host="", boot_id=read_boot_id(), is_held=is_held)
     finally:
         os.close(file)
+
+
+def find_launchers(run_dir: Path) -> list[int]:
+    """Return the launchers of this machine that hold the lock of a run whose folder was removed.
+
+    The kernel knows by which name they have opened it.
+    """
+    name, found = f"{run_dir.resolve() / LOCK_FILE} (deleted)", []
+    for process in (each for each in Path("/proc").iterdir() if each.name.isdecimal()):
+        with suppress(OSError):  # it has ended, or is another user's
+            if any(_target_of(link) == name for link in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found
+
+
+def _target_of(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:

@@ -185,7 +185,7 @@ class EventQueue:
             self._closing.wait(_RETRY_S)
             # What was opened before a file server's failover may be stale for ever.
             with suppress(OSError):
-                file = EventFile(self._path)
+                file = EventFile(self._path, is_there=True)
                 self._file.close()
                 self._file = file
 

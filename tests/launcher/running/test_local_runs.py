@@ -127,6 +127,22 @@ def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
     assert (again.status, "has ended before" in again.out) == (0, True)
 
 
+@pytest.mark.parametrize("word", ["llama3-tiny-pretrain", "runs/llama3-tiny-pretrain"])
+def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> None:
+    """By its launcher, which still has the lock open that was in the folder."""
+    run = start_run(team)
+    pid = launcher_of(run)
+    shutil.rmtree(run)
+
+    ended = launch("cancel", word, folder=team)
+
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
+    wait_for_end(pid)
+    assert not run.exists()
+    assert f"no run '{word}'" in refuse(team, "cancel", word)
+
+
 def test_run_that_somebody_else_ends_says_so(team: Path) -> None:
     run = start_run(team)
     pid = launcher_of(run)
