@@ -11,6 +11,9 @@ from launcher.monitor.runstate import RunState
 STOPPED_BY = "stopped by "
 """How the reason of a run on this machine begins that somebody has ended."""
 
+_OWN_SIGNALS = (f"{STOPPED_BY}SIGINT", f"{STOPPED_BY}SIGHUP")
+"""Ctrl-C, and the end of the terminal, which are that of whoever started the run there."""
+
 
 class Phase(Enum):
     """Where a run is on its way."""
@@ -78,7 +81,7 @@ def decide_standing(
     if phase in (Phase.FORGOTTEN, Phase.UNREACHABLE) and (ended := _end_by_events(said, seen)):
         phase, why = ended
     told = "" if asked is None else _asked_text(asked, now)
-    if phase is Phase.CANCELLED and not told and not why.startswith(STOPPED_BY):
+    if phase is Phase.CANCELLED and not told and not why.startswith(_OWN_SIGNALS):
         told = "not by this launcher"
     elif told and phase in (Phase.CANCELLED, Phase.FORGOTTEN):
         phase = Phase.CANCELLED
