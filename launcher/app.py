@@ -69,6 +69,7 @@ def launch(
     job, action = request.job, request.beside.action
     check_instance(job.instance, folders.conf, choice.frozen)
     _check_action(request)
+    _check_asked(action, choice)
     intent = Intent(takes_over=request.beside.run.take_over)
     files = render(job, read_templates(folders.templates, job.cluster.kind), intent)
     words = [word for word in HydraConfig.get().overrides.task if not word.startswith("recipe=")]
@@ -150,6 +151,15 @@ def _check_action(request: Request) -> None:
             check_machine(job, read_machine())
         check_inputs(job)
         check_trainer_installed(job)
+
+
+def _check_asked(action: str, choice: Choice) -> None:
+    """Refuse an action that a file asks for, so that who renders a recipe runs nothing of it."""
+    is_asked = any(re.match(r"\+{0,2}action=", word) for word in choice.arguments)
+    if action != "render" and not is_asked:
+        raise RecipeError(
+            f"action {action!r} stands in a file; allowed: on the command line, as action={action}"
+        )
 
 
 def _sweep_number() -> int | None:

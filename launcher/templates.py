@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.errors import RecipeError
 
@@ -60,7 +61,8 @@ def fill_template(templates: Mapping[str, str], name: str, values: Mapping[str, 
 def _environment(templates: frozenset[tuple[str, str]]) -> jinja2.Environment:
     """Return where the templates are: each is compiled once, however many nodes there are."""
     # HTML's escaping would be wrong here: the filters below quote for shells and manifests.
-    environment = jinja2.Environment(
+    # A template that came with somebody's recipes reaches nothing of this process.
+    environment = ImmutableSandboxedEnvironment(
         loader=jinja2.DictLoader(dict(templates)),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

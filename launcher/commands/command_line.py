@@ -23,7 +23,7 @@ _OPTIONS: dict[str, tuple[str, ...] | None] = {
     **dict.fromkeys(("--run", "-r", "--multirun", "-m"), ()),
     **dict.fromkeys(("--cfg", "-c"), _CONFIGS),
     **dict.fromkeys(("--info", "-i"), _INFOS),
-    **dict.fromkeys(("--package", "-p", "--config-dir", "-cd", "--experimental-rerun")),
+    **dict.fromkeys(("--package", "-p", "--config-dir", "-cd")),
 }
 
 

@@ -18,6 +18,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from launcher import SCHEMA_VERSION, VERSION
+from launcher.composition.recipe_file import HYDRA, check_hydra_words
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.written.scalars import find_scalars
@@ -170,7 +171,7 @@ def read_frozen(path: Path) -> Frozen:
         name=head["name"],
         version=int(head["version"]),
         digest=head["digest"],
-        files=dict(_read_files(files, path)),
+        files=dict(_read_files(files, path, text)),
         overrides=tuple(overrides),
         written_sum=head["sum"] or "",
         launcher=head["launcher"] or "",
@@ -204,7 +205,8 @@ def _may_be_frozen(word: object) -> bool:
     """Return whether a word may be among what a recipe was frozen with."""
     if not isinstance(word, str) or not re.match(r"(\+\+?|~)?[\w/]", word):
         return False
-    return word.partition("=")[0].lstrip("+~") != "recipe" and not says_how_it_is_run(word)
+    key = word.partition("=")[0].lstrip("+~")
+    return key != "recipe" and HYDRA not in key and not says_how_it_is_run(word)
 
 
 def says_how_it_is_run(override: str) -> bool:
@@ -212,13 +214,19 @@ def says_how_it_is_run(override: str) -> bool:
     return re.split(r"[.=/@]", override.lstrip("+~"), maxsplit=1)[0] in BESIDE
 
 
-def _read_files(files: object, path: Path) -> Iterator[tuple[str, File]]:
+def _read_files(files: object, path: Path, text: str) -> Iterator[tuple[str, File]]:
     if not isinstance(files, dict):
         raise RecipeError(f"{path}: files: allowed: a mapping of paths to what they hold")
     for name, entry in files.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), dict):
             raise RecipeError(f"{path}: files.{name}: allowed: a mapping with content")
-        yield str(name), File(content=entry["content"], package=entry.get("package"))
+        group, slash, _ = str(name).partition("/")
+        package = entry.get("package")
+        if not slash or group in BESIDE or HYDRA in str(package):
+            where = f" in package {package}" if package else ""
+            raise RecipeError(f"{path}: files.{name}{where}: allowed: a recipe, or a group of it")
+        check_hydra_words(entry["content"], path, text, place=("files", str(name), "content"))
+        yield str(name), File(content=entry["content"], package=package)
 
 
 def frozen_arguments(frozen: Frozen, given: Sequence[str]) -> list[str]:

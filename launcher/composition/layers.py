@@ -16,7 +16,7 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from launcher.composition.recipe_file import GROUP
+from launcher.composition.recipe_file import GROUP, HYDRA
 from launcher.composition.search import FrozenSource
 from launcher.composition.yaml_size import read_yaml_text
 from launcher.paths import readable_path
@@ -24,9 +24,6 @@ from launcher.provenance.fold import FileLayer, Origin, OverrideLayer
 from launcher.provenance.lines import Lines, parse_lines
 from launcher.provenance.place import is_same
 from launcher.secrets import NOT_SHOWN, masked, shown_override
-
-HYDRA = "hydra"
-"""The section of Hydra's own settings, of which a job has nothing."""
 
 
 def read_layers(

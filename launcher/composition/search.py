@@ -28,13 +28,14 @@ from omegaconf import OmegaConf
 
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
-from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
+from launcher.composition.recipe_file import GROUP, check_hydra_words, check_secrets, read_recipe
 from launcher.composition.yaml_size import (
     check_yaml,
     keep_texts,
     naming_file,
     read_yaml_text,
 )
+from launcher.paths import shipped_folder
 
 
 class Loaded:
@@ -127,6 +128,9 @@ class GroupSource(FileConfigSource):
         place = _place(found, config_path)
         keep_texts(found.config, text, place)
         check_secrets(found.config, path, text, place)
+        # What our own root tells Hydra is ours.
+        if path != shipped_folder() / "conf" / "launcher.yaml":
+            check_hydra_words(found.config, path, text, config_path)
         return Loaded.note(config_path, found)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
@@ -156,6 +160,7 @@ class PackageSource(ImportlibResourcesConfigSource):
         with naming_file(name):
             found = super().load_config(config_path)
         keep_texts(found.config, text, _place(found, config_path))
+        check_hydra_words(found.config, name, text, config_path)
         return found
 
 
