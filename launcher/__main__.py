@@ -23,6 +23,7 @@ from launcher.commands.usage import COMMANDS, USAGE
 from launcher.composition.choice import choose_recipe
 from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
 from launcher.paths import find_folders, shipped_folder
+from launcher.terminal import printing
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,17 +42,18 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     # The person is still typing, and the shell would print a message into the line.
     is_quiet = any(option in given for option in _COMPLETION)
-    with contextlib.redirect_stderr(io.StringIO()) if is_quiet else contextlib.nullcontext():
+    # Where a caller has closed it there is none; Hydra logs to it, too.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  the process's own
+    # A description may hold what a terminal's encoding does not.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    errors = io.StringIO() if is_quiet or sys.stderr is None else printing(sys.stderr)
+    with contextlib.redirect_stdout(printing(sys.stdout)), contextlib.redirect_stderr(errors):
         return _run(given)
 
 
 def _run(given: list[str]) -> int:
-    # Where a caller has closed it there is none; Hydra logs to it, too.
-    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  the process's own
     logging.raiseExceptions = False
-    # A description may hold what a terminal's encoding does not.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _answer(given)
         sys.stdout.flush()

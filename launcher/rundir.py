@@ -21,8 +21,9 @@ from tempfile import TemporaryFile
 from launcher.composition.frozen import is_frozen
 from launcher.errors import OutsideError, RecipeError
 from resilience.event_files import event_files
+from resilience.plain_files import read_plain, read_plain_text
 from resilience.run_record import RECORD_FOLDER
-from resilience.whole_files import write_first
+from resilience.whole_files import draft_of, write_first
 
 EVENTS_FILE = "events.jsonl"
 JOB_FILE = "job.json"
@@ -45,7 +46,7 @@ def command_comment(words: Sequence[str]) -> str:
 def read_command(folder: Path) -> str | None:
     """Return the command line that began a run; None where its folder does not say."""
     try:
-        last = (folder / RECIPE_FILE).read_text("utf-8").splitlines()[-1]
+        last = read_plain_text(folder / RECIPE_FILE).splitlines()[-1]
         command = json.loads(last.removeprefix(_COMMAND)) if last.startswith(_COMMAND) else None
     except (OSError, ValueError, IndexError):
         return None
@@ -180,12 +181,12 @@ def replace_job(folder: Path, files: Mapping[str, str], number: int) -> None:
         record.mkdir(exist_ok=True)
         if not write_first(
             record / f"job-{number}.json",
-            json.loads((folder / JOB_FILE).read_bytes()),
+            json.loads(read_plain(folder / JOB_FILE)),
             secrets.token_hex(8),
         ):
             raise OutsideError(f"another launcher goes on with {folder}")
         if (folder / SUBMITTED_FILE).exists():
-            text = (folder / SUBMITTED_FILE).read_text("utf-8")
+            text = read_plain_text(folder / SUBMITTED_FILE)
             write_whole(record / f"submitted-{number}.json", text)
         _replace_files(folder, files, kept=RECIPE_FILE)
     except OSError as error:
@@ -207,7 +208,7 @@ def free_run_dir(folder: Path) -> None:
 def _rendered_before(folder: Path) -> set[str]:
     """Return the files that the job.json in the folder was rendered into."""
     try:
-        content = json.loads((folder / JOB_FILE).read_bytes())
+        content = json.loads(read_plain(folder / JOB_FILE))
         kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
         manifests = {"manifest.yaml"}
         if elastic := content["resilience"]["elastic"]:
@@ -250,9 +251,10 @@ def find_write_problem(folder: Path) -> str | None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = draft_of(path, str(os.getpid()))
     try:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+        with partial.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
         partial.replace(path)
     finally:
         with contextlib.suppress(FileNotFoundError):

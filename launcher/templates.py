@@ -20,6 +20,7 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from launcher.errors import RecipeError
+from resilience.plain_files import read_plain_text
 
 # What JSON may hold as it is, but YAML may not, or takes for a line's end. (Written as two escapes
 # of 16 bits, as JSON does beyond them, a character is no YAML either.)
@@ -35,7 +36,7 @@ def read_templates(folders: Iterable[Path], kind: str) -> dict[str, str]:
     for folder in folders:
         for path in sorted((folder / kind).rglob("*.j2")):
             try:
-                text = path.read_text("utf-8")
+                text = read_plain_text(path)
             except (OSError, UnicodeDecodeError) as error:
                 raise RecipeError(f"template {path} cannot be read: {error}") from error
             texts.setdefault(path.relative_to(folder).as_posix(), text)

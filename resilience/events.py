@@ -60,6 +60,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from resilience.event_files import event_files
+from resilience.plain_files import open_linkless, open_plain
 
 _LINE_START = b'{"time":'
 
@@ -111,8 +112,8 @@ class EventFile:
         self._path = path
         self._complain = complain
         self._has_complained = False
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (0 if is_there else os.O_CREAT)
-        self._file = os.open(path, flags, 0o644)
+        flags = os.O_RDWR | os.O_APPEND | (0 if is_there else os.O_CREAT)
+        self._file = open_linkless(path, flags)
 
     def append(self, line: bytes) -> None:
         """Append a whole line.
@@ -326,7 +327,7 @@ class _FileReader:
 
 def open_events_file(path: Path) -> BinaryIO:
     """Open a file of a log to read it."""
-    return path.open("rb")
+    return open(path, "rb", opener=open_plain)
 
 
 def merge_events(files: Sequence[Sequence[Event]]) -> list[Event]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from resilience.arguments import Parser
+from resilience.plain_files import open_plain
 from resilience.settings import (
     CLOSE_TIMEOUT_S,
     DRAIN_S,
@@ -151,9 +151,7 @@ class NodeConfig(_Section):
 def read_node_config(path: Path) -> NodeConfig:
     """Return what a file says; raises ValueError with one message where it is wrong."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError(f"{str(path)!r} is no file; want node.json of a run's folder")
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             content = file.read(_BYTES_MAX)
         return NodeConfig.model_validate_json(content, strict=True)
     except OSError as error:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from resilience.node_config import BranchPoint, RunConfig
+from resilience.plain_files import read_plain
 from resilience.whole_files import write_first
 
 RECORD_FOLDER = "record"
@@ -177,7 +178,7 @@ def _start_files(run_dir: Path) -> Iterator[tuple[int, Path]]:
 
 def _read(path: Path, model: type[_Entry]) -> _Entry:
     try:
-        return model.model_validate_json(path.read_bytes(), strict=True)
+        return model.model_validate_json(read_plain(path), strict=True)
     except ValidationError as error:
         raise RecordError(
             f"{path} is torn or no record of ours; put it right from a copy, or take the run's "

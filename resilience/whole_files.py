@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from resilience.plain_files import open_plain
+
 
 def draft_of(path: Path, writer: str) -> Path:
-    """Return where one writer writes what gets that name when it is whole."""
-    return path.with_name(f".{path.name}.{writer}")
+    """Return where one writer writes what gets that name when it is whole.
+
+    Nobody can know the name before, and put a link to another file there.
+    """
+    return path.with_name(f".{path.name}.{writer}.{secrets.token_hex(8)}")
 
 
 def write_whole(path: Path, data: Mapping[str, object], writer: str) -> None:
@@ -47,9 +53,12 @@ def write_first(path: Path, data: Mapping[str, object], writer: str) -> bool:
     return True
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file and have the disk take it: a node that loses its power leaves no empty one."""
-    with path.open("w", encoding="utf-8") as file:
+def write_text(path: Path, text: str, mode: str = "x") -> None:
+    """Write a file and have the disk take it: a node that loses its power leaves no empty one.
+
+    The file has to be new, unless the mode is "w". Raises OSError.
+    """
+    with open(path, mode, encoding="utf-8", opener=open_plain) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

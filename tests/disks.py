@@ -7,6 +7,8 @@ that is gone.
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +39,14 @@ def open_disk(folder: Path, image: Path) -> Iterator[None]:
     finally:
         # Lazily: a process that a failed test has left may still look at it.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def make_full_file(path: Path) -> None:
+    """Make a file that takes nothing, as on a full disk; skips the test where only root may."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, Path("/dev/full").stat().st_rdev)
+    except PermissionError:
+        pytest.skip("no device can be made here")
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import launcher
 from launcher.clusters import keeper
 from launcher.clusters.local_files import log_path, script_name
 from launcher.errors import OutsideError
+from resilience.plain_files import open_plain
 
 _KEEPER = Path(keeper.__file__)
 _PACKAGE = Path(launcher.__file__).resolve().parent
@@ -81,7 +82,7 @@ class LocalNodes:
 
     def _start(self, name: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", str(_KEEPER), str(self.grace_s)]
-        with log_path(self.run_dir, name).open("ab") as log:
+        with open(log_path(self.run_dir, name), "ab", opener=open_plain) as log:
             return subprocess.Popen(
                 [*command, "bash", str(self.run_dir / script_name(name))],
                 stdin=subprocess.PIPE,

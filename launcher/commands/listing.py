@@ -26,6 +26,7 @@ from launcher.job.tiered_rules import STORE_URL, STORE_URL_FORM
 from launcher.job.workload import MegatronTrainer
 from launcher.monitor.logs import plain
 from launcher.paths import find_folders
+from launcher.terminal import drawing
 
 COLUMNS_MAX = 120
 _STORE_OF_ALL = "folder:checkpoints"
@@ -155,7 +156,7 @@ def _print_table(entries: Sequence[Entry]) -> None:
     from rich.text import Text
 
     width = None if sys.stdout.isatty() else COLUMNS_MAX
-    console = Console(width=width, highlight=False)
+    console = Console(width=width, highlight=False, file=drawing(sys.stdout))
     console.width = min(console.width, COLUMNS_MAX)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     # A name is never divided: it is copied from here.

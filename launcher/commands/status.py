@@ -13,7 +13,7 @@ from launcher.clusters.running.memory import find_memory
 from launcher.clusters.running.requests import read_size
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
 from launcher.commands.stored import stored_steps
-from launcher.errors import LauncherError, OutsideError, RecipeError
+from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
 from launcher.monitor.checkpoints import newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
@@ -240,14 +240,17 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     """Return state, steps, cluster and reason; a cluster that is silent is not asked again."""
     try:
         run = read_run_folder(path)
+        kind = run.job.cluster.kind
+        cluster = cluster_of(run.job)
+        said = silent.get(kind) or cluster.status(run)
+        if said.phase is Phase.UNREACHABLE and kind != "local":
+            silent[kind] = said
+        sight = sight_of(run, cluster, said)
     except LauncherError as error:
         return "?", "", "", str(error)
-    kind = run.job.cluster.kind
-    cluster = cluster_of(run.job)
-    said = silent.get(kind) or cluster.status(run)
-    if said.phase is Phase.UNREACHABLE and kind != "local":
-        silent[kind] = said
-    sight = sight_of(run, cluster, said)
+    except OSError as error:
+        # A file of the run that is none, or that nobody may read.
+        return "?", "", "", str(system_failure(error))
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
     why = sight.standing.why.partition("\n")[0] or _standstill(sight) or ""
-    return sight.standing.phase.value, steps, kind, why
+    return sight.standing.phase.value, steps, kind, "; ".join(filter(None, (why, *sight.left_out)))

@@ -18,11 +18,12 @@ import yaml
 from omegaconf import OmegaConf
 
 from launcher import SCHEMA_VERSION, VERSION
-from launcher.composition.recipe_file import HYDRA, check_hydra_words
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
+from launcher.hydra_words import HYDRA, check_hydra_words
 from launcher.written.scalars import find_scalars
 from launcher.written.texts import to_text
+from resilience.plain_files import open_plain
 
 VERSIONS_FOLDER = ".versions"
 """In each folder of recipes: the versions of these, a file each."""
@@ -113,7 +114,7 @@ def frozen_versions(name: str, folders: Iterable[Path]) -> list[int]:
 def is_frozen(path: Path) -> bool:
     """Return whether a recipe's file is one that was frozen."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             return file.read(len("# frozen ")) == b"# frozen "
     except OSError:
         return False
@@ -122,7 +123,7 @@ def is_frozen(path: Path) -> bool:
 def read_sum(path: Path) -> str | None:
     """Return what a frozen recipe's file says of its content, None where that says nothing."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=open_plain) as file:
             head = _HEAD.match("".join(file.readline(1000) for _ in range(2)))
     except (OSError, UnicodeDecodeError):
         return None

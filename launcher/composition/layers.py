@@ -16,9 +16,10 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 
-from launcher.composition.recipe_file import GROUP, HYDRA
+from launcher.composition.recipe_file import GROUP
 from launcher.composition.search import FrozenSource
 from launcher.composition.yaml_size import read_yaml_text
+from launcher.hydra_words import HYDRA
 from launcher.paths import readable_path
 from launcher.provenance.fold import FileLayer, Origin, OverrideLayer
 from launcher.provenance.lines import Lines, parse_lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,13 @@ from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.yaml_size import keep_texts, naming_file, read_yaml_text
 from launcher.errors import RecipeError
-from launcher.paths import shipped_folder
-from launcher.provenance.lines import parse_lines
+from launcher.hydra_words import check_hydra_words
 from launcher.secrets import held_secrets, may_hold_secret
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"
 _HEADER_CHARACTERS = 512
 """In so much of a file's beginning Hydra looks for the line with the package."""
-HYDRA = "hydra"
-"""The section of Hydra's own settings, of which a job has nothing."""
-_MODES = (("mode", "RUN"), ("mode", "MULTIRUN"))
-_FOR_HYDRA = (
-    "allowed in a file: hydra.mode, hydra.sweep and hydra.sweeper.params; Hydra's other settings "
-    "are taken from the command line alone"
-)
 # A group's key in a defaults list: [override|optional] GROUP[@PACKAGE].
 _GROUP_KEY = re.compile(r"(?P<word>(override|optional)\s+)?(?P<group>[^@\s]+)(?P<package>@\S+)?")
 
@@ -98,66 +90,6 @@ def check_secrets(content: Container, path: Path, text: str, place: tuple[str, .
         return
     if problems := list(held_secrets(OmegaConf.to_container(content, resolve=False), place)):
         raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
-
-
-def check_hydra_words(
-    content: Container | Mapping[str, Any],
-    path: object,
-    text: str,
-    name: str = "",
-    place: tuple[str, ...] = (),
-) -> None:
-    """Refuse what a file tells Hydra, but for a sweep: Hydra would import and call what it names.
-
-    `name` is the file's path below conf/. `text` is what was read, and holds the content at
-    `place`. Raises RecipeError with a line for each word.
-    """
-    if "hydra" not in f"{name}{text}" and "\\" not in text:
-        return
-    plain = OmegaConf.to_container(content) if isinstance(content, Container) else content
-    package = "\n".join(re.findall(r"#\s*(@package.*hydra.*)", text))
-    # A team's root may repeat what ours says.
-    root = shipped_folder() / "conf" / "launcher.yaml"
-    ours = OmegaConf.to_container(OmegaConf.load(root)) if name == root.stem else {}
-    found = list(_hydra_words(plain, ours)) if isinstance(plain, Mapping) else []
-    if package or HYDRA in name.split("/")[:-1]:
-        found.append(((), package or f"{name} among Hydra's own groups"))
-    problems = []
-    for words, shown in found:
-        lines = parse_lines(text)
-        for key in (*place, *words):
-            lines = lines.below(key)
-        problems.append(f"{path}, line {lines.line or 1}: {shown}; {_FOR_HYDRA}")
-    if problems:
-        raise RecipeError("\n".join(problems))
-
-
-def _hydra_words(
-    content: Mapping[Any, Any], taken: Any
-) -> Iterator[tuple[tuple[object, ...], str]]:
-    """Yield the place and the name of each word for Hydra that no file may hold, unless taken."""
-    said = content.get(HYDRA, {})
-    if not isinstance(said, Mapping):
-        yield (HYDRA,), HYDRA
-        said = {}
-    for key, value in said.items():
-        is_sweep = (key == "sweep" and isinstance(value, Mapping)) or (key, value) in _MODES
-        if is_sweep or (taken and taken[HYDRA].get(key) == value):
-            continue
-        is_params = key == "sweeper" and isinstance(value, Mapping) and set(value) == {"params"}
-        if is_params and isinstance(params := value["params"], Mapping):
-            # Each is an override.
-            named = [each for each in params if HYDRA in str(each)]
-            yield from (((HYDRA, key, "params", n), f"hydra.{key}.params.{n}") for n in named)
-        else:
-            yield (HYDRA, key), f"hydra.{key}"
-    entries = content.get("defaults")
-    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
-        # A group or a package, and behind an @ a package alone.
-        named_groups = " ".join(map(str, entry)) if isinstance(entry, Mapping) else ""
-        is_told = HYDRA in named_groups or re.search(f"@.*{HYDRA}", str(entry))
-        if is_told and not (taken and entry in taken["defaults"]):
-            yield ("defaults", index), f"{entry} in its defaults"
 
 
 def included_recipes(content: DictConfig) -> Iterator[str]:

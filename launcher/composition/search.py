@@ -28,13 +28,14 @@ from omegaconf import OmegaConf
 
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
-from launcher.composition.recipe_file import GROUP, check_hydra_words, check_secrets, read_recipe
+from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
 from launcher.composition.yaml_size import (
     check_yaml,
     keep_texts,
     naming_file,
     read_yaml_text,
 )
+from launcher.hydra_words import check_hydra_words
 from launcher.paths import shipped_folder
 
 
@@ -47,11 +48,11 @@ class Loaded:
     @contextmanager
     def record(cls) -> Iterator[dict[str, File]]:
         """Yield what is loaded within the block: by its path below conf/, without .yaml."""
-        cls.files = {}
+        before, cls.files = cls.files, {}
         try:
             yield cls.files
         finally:
-            cls.files = None
+            cls.files = before
 
     @classmethod
     def note(cls, config_path: str, result: ConfigResult) -> ConfigResult:

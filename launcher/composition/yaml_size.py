@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import RecipeError
 from launcher.written.scalars import find_scalars
+from resilience.plain_files import read_plain_text
 
 NODES_MAX = 20_000
 """Keys and values of one file, each alias counted as all that it stands for.
@@ -37,7 +38,7 @@ def read_yaml_text(path: Path) -> str:
     UTF-8 text, has a key twice, or a value that YAML reads as another than most people.
     """
     try:
-        text = path.read_text("utf-8-sig")
+        text = read_plain_text(path, "utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is no UTF-8 text: {error}") from error
     except OSError as error:

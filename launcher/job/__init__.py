@@ -14,6 +14,7 @@ from pydantic import model_validator
 
 from launcher.job.content import JobContent
 from launcher.job.rules import broken_rules
+from resilience.plain_files import read_plain
 
 
 class Job(JobContent):
@@ -40,4 +41,4 @@ def read_job(path: Path) -> Job:
 
     Raises OSError, or pydantic's ValidationError where the file is no valid job.
     """
-    return Job.model_validate_json(path.read_bytes(), strict=True)
+    return Job.model_validate_json(read_plain(path), strict=True)

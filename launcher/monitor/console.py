@@ -5,6 +5,7 @@ Reads the run's event log and the nodes' logs; decides nothing.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from launcher.monitor.logs import (
 from launcher.monitor.progress import open_display
 from launcher.monitor.runstate import FAILED, LAUNCHER_NODE, next_state, start_state
 from launcher.monitor.storage import lost_step
+from launcher.terminal import drawing
 from resilience.events import Event, EventReader
 
 
@@ -37,7 +39,7 @@ class RunConsole:
         self.state = start_state(job, tuple(logs))
         self.generation = 0
         """The newest of which there are events."""
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, file=drawing(sys.stdout))
         self._display = open_display(self._console)
         self._events = EventReader(events, keeps_open=True)
         self._paths = dict(logs)

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from launcher.terminal import printable
 from resilience.events import Event
+from resilience.plain_files import open_plain
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WARNING = re.compile(r"\bWARNING\b|Warning: ")
@@ -33,7 +35,7 @@ class LogReader:
     def read_new(self) -> list[str]:
         """Return the lines that ended since the last call; none while there is no file."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=open_plain) as file:
                 file.seek(self._offset)
                 *lines, _unfinished = file.read().split(b"\n")
         except FileNotFoundError:
@@ -45,7 +47,7 @@ class LogReader:
 def read_tail(path: Path) -> list[str]:
     """Return the lines of a log's last MiB; none where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             return [plain(line.decode("utf-8", "replace")) for line in file.read().splitlines()]
     except FileNotFoundError:
@@ -58,14 +60,9 @@ def worker_log(node_log: Path, event: Event) -> Path:
     return node_log.with_suffix("") / name
 
 
-_SHOWN = {"\t": " ", "\n": "\\n"}
-
-
 def plain(text: str) -> str:
-    """Return text that a terminal shows and does not obey."""
-    return "".join(
-        char if char.isprintable() else _SHOWN.get(char, "?") for char in text.rstrip("\r")
-    )
+    """Return text as one line that a terminal shows and does not obey."""
+    return printable(text.rstrip("\r").replace("\t", " ")).replace("\n", "\\n")
 
 
 def is_warning(line: str) -> bool:

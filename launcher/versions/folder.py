@@ -17,6 +17,7 @@ from launcher.composition.frozen import (
 )
 from launcher.errors import RecipeError
 from launcher.versions.lock import LOCK_FILE, Lock, Version, format_lock, parse_lock
+from resilience.plain_files import read_plain_text
 from resilience.whole_files import replace_text
 
 
@@ -24,7 +25,7 @@ def read_lock(folder: Path) -> dict[str, tuple[Version, ...]]:
     """Return the lock of a folder of recipes, empty where there is none. Raises RecipeError."""
     path = folder / LOCK_FILE
     try:
-        text = path.read_text("utf-8")
+        text = read_plain_text(path)
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
@@ -45,7 +46,7 @@ def write_frozen(folder: Path, frozen: Frozen) -> None:
 
 
 def find_unfit(folder: Path, name: str, version: Version) -> str | None:
-    """Return why a version's frozen file is not what the lock names, None where it is."""
+    """Return why a version's file does not say to be what the lock names, None where it does."""
     path = frozen_path(folder, name, version.version)
     if not path.is_file():
         return f"{path} is not there, and {LOCK_FILE} names it; get it back from your repository"

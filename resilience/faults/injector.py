@@ -16,6 +16,7 @@ from pathlib import Path
 from resilience.events import EventLog
 from resilience.settings import Fault
 from resilience.state.layout import Layout
+from resilience.whole_files import replace_text
 
 EXIT_STATUS = 13
 """With which a fault of kind exit ends the process."""
@@ -127,9 +128,8 @@ class Injector:
         self._folder.mkdir(exist_ok=True)
         self._node_folder.mkdir(exist_ok=True)
         pid = os.getpid()
-        draft = self._node_folder / f".{pid}"
-        draft.write_text(f"{pid} {_read_start(pid)}", "ascii")
-        draft.replace(self._node_folder / str(local_rank))
+        text = f"{pid} {_read_start(pid)}"
+        replace_text(self._node_folder / str(local_rank), text, str(pid))
 
     def _kill_siblings(self) -> None:
         """Kill the node's other workers, no process that got a dead one's number, and the agent."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from launcher.composition.recipe_file import check_hydra_words
 from launcher.errors import RecipeError
+from launcher.hydra_words import check_hydra_words
 from tests.launcher.command import launch, refuse
 
 TINY = "llama/llama3_tiny_pretrain"

@@ -78,7 +78,7 @@ def test_missing_log_has_no_lines(tmp_path: Path) -> None:
 
 
 def test_log_cannot_command_the_terminal() -> None:
-    assert plain("\x1b[2Ja\tb\x07\r") == "?[2Ja b?"
+    assert plain("\x1b[2Ja\tb\n\x07\r") == r"\x1b[2Ja b\n\x07"
 
 
 def test_warnings_are_told_from_other_lines() -> None:

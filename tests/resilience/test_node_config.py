@@ -107,7 +107,7 @@ def test_pipe_that_nobody_writes_to_is_refused(
     with pytest.raises(SystemExit, match="2"):
         parse(tmp_path / "pipe")
 
-    message = f"argument --config: '{tmp_path}/pipe' is no file; want node.json of a run's folder"
+    message = f"argument --config: '{tmp_path}/pipe' cannot be read: is no plain file"
     assert message in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.disks import make_full_file
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome, run_torchrun, run_two_agents
 from training.__main__ import choose_trainer
@@ -117,7 +118,7 @@ def test_gradients_that_are_not_finite_end_all_workers(workers, tmp_path):
 
 
 def test_full_disk_is_one_line(workers, tmp_path):
-    (tmp_path / "events-node-0.jsonl").symlink_to("/dev/full")
+    make_full_file(tmp_path / "events-node-0.jsonl")
 
     outcome = workers.run(make_job(), tmp_path, is_success_expected=False)
 

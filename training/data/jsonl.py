@@ -22,6 +22,8 @@ from typing import BinaryIO
 import numpy as np
 
 from launcher.job.workload import Jsonl, S3Jsonl
+from resilience.plain_files import read_plain_text
+from resilience.whole_files import replace_text
 from training.data.tokens import NUM_BYTE_TOKENS, Line, Tokens, encode_bytes
 from training.errors import DataError, first_line
 
@@ -51,7 +53,7 @@ def find_token_file(data: JsonLines, folder: Path) -> Path:
     """
     if isinstance(data, S3Jsonl):
         with suppress(FileNotFoundError):
-            path = folder / _note_of(data, folder).read_text()
+            path = folder / read_plain_text(_note_of(data, folder))
             if path.exists():
                 return path
     return token_file(data, folder)
@@ -100,14 +102,15 @@ def write_token_file(data: JsonLines, path: Path, *, node: str, encode: Encoder)
     unfinished = path.with_name(f"{path.name}.{node}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        # What a writer has left that was killed, and no link to another file.
+        unfinished.unlink(missing_ok=True)
+        with unfinished.open("xb") as file:
             _write_tokens(file, _read_texts(data), encode)
         if token_file(data, path.parent) != path:
             raise DataError(f"the data changed while it was read; {_UNCHANGED}")
         unfinished.replace(path)
         if isinstance(data, S3Jsonl):
-            unfinished.write_text(path.name)
-            unfinished.replace(_note_of(data, path.parent))
+            replace_text(_note_of(data, path.parent), path.name, node)
     except OSError as error:
         raise DataError(f"cannot write tokens to {unfinished}: {error.strerror}") from error
     finally:

@@ -17,6 +17,7 @@ from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster
+from resilience.plain_files import read_plain_text
 
 _KINDS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs.sagemaker.amazonaws.com"}
 
@@ -97,7 +98,7 @@ def create_growth(
     limit_s: int | None = None,
 ) -> None:
     """Create growth Jobs, made of the run's Job as it was submitted. Raises OutsideError."""
-    base = read_job((run_dir / MANIFEST).read_text("utf-8"))
+    base = read_job(read_plain_text(run_dir / MANIFEST))
     own = {"priority_class": cluster.growth_priority_class}
     jobs = [growth_job(base, index, owner_uid, limit_s=limit_s, **own) for index in indexes]
     run_program((*kubectl_command(cluster), "create", "--filename=-"), run_dir, growth_list(jobs))

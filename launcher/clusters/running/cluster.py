@@ -16,6 +16,7 @@ from launcher.job import Job, read_job
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files
+from resilience.plain_files import read_plain
 
 ASK_TIMEOUT_S = 30.0
 """How long a scheduler may take for an answer."""
@@ -139,7 +140,7 @@ def read_run_folder(path: Path) -> RunFolder:
         return RunFolder(path=path, job=job)
     try:
         # Empty while the submission goes on.
-        content = json.loads(submitted.read_text() or "{}")
+        content = json.loads(read_plain(submitted) or "{}")
     except (OSError, ValueError) as error:
         raise RecipeError(f"{submitted} cannot be read: {error}") from error
     return RunFolder(path=path, job=job, submitted=content if isinstance(content, dict) else {})

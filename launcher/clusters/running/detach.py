@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.clusters.local_run import run_nodes
 from launcher.errors import LauncherError, OutsideError
 from launcher.job import Job
+from resilience.plain_files import open_plain
 
 LOG_FILE = "launcher.log"
 """What the launcher would have shown, in the run's logs."""
@@ -61,7 +62,7 @@ def _run_in_background(job: Job, run_dir: Path, log: Path, writer: int) -> None:
     status = 1
     try:
         os.setsid()
-        with log.open("ab") as output:
+        with open(log, "ab", opener=open_plain) as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         nothing = os.open(os.devnull, os.O_RDONLY)

@@ -42,6 +42,7 @@ from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE
 from resilience.event_files import event_files
+from resilience.plain_files import open_plain
 
 # What a Job and HyperPod's operator call the ends of a job.
 _SUCCEEDED = {"Complete", "Completed", "Succeeded"}
@@ -116,7 +117,8 @@ class KubernetesRuns:
             # Events are ASCII, and a line that is still being written is left for the next time.
             lines, _, _ = text.removesuffix("\n").rpartition("\n")
             if lines:
-                with copy.with_name(f"events.copy{name}").open("a", encoding="ascii") as file:
+                path = copy.with_name(f"events.copy{name}")
+                with open(path, "a", encoding="ascii", opener=open_plain) as file:
                     file.write(f"{lines}\n")
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:

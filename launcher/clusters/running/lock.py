@@ -19,6 +19,7 @@ from pathlib import Path
 
 from launcher.errors import OutsideError
 from resilience.agent.evidence.locks import read_boot_id
+from resilience.plain_files import open_plain
 
 LOCK_FILE = "launcher.lock"
 _TAKE_S = 1.0
@@ -49,7 +50,7 @@ def held_lock(run_dir: Path, run_id: str) -> Iterator[None]:
     """Hold a run's lock within the block. Raises OutsideError where another launcher has it."""
     path = run_dir / LOCK_FILE
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        file = open_plain(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise OutsideError(f"cannot make {path}: {error.strerror}") from error
     try:
@@ -91,7 +92,7 @@ def read_lock(run_dir: Path) -> Holder | None:
     Raises OSError where the file cannot be read.
     """
     try:
-        file = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        file = open_plain(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:

@@ -13,6 +13,7 @@ from launcher.clusters.running.lock import read_lock
 from launcher.errors import OutsideError
 from launcher.monitor.standing import CancelRequest
 from launcher.rundir import write_whole
+from resilience.plain_files import read_plain
 
 CANCELLED_FILE = "cancelled.json"
 SIZE_FILE = "size.json"
@@ -43,7 +44,7 @@ def write_size(run: RunFolder, num_nodes: int) -> None:
 def read_size(run_dir: Path) -> int | None:
     """Return how many nodes a run is to have, None where nobody has said it."""
     try:
-        return int(json.loads((run_dir / SIZE_FILE).read_text())["nodes"])
+        return int(json.loads(read_plain(run_dir / SIZE_FILE))["nodes"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -64,7 +65,7 @@ def withdraw_request(run: RunFolder) -> None:
 def read_request(run: RunFolder) -> CancelRequest | None:
     """Return who has asked for the end of this start of the run, None where nobody has."""
     try:
-        content = json.loads((run.path / CANCELLED_FILE).read_text())
+        content = json.loads(read_plain(run.path / CANCELLED_FILE))
         if content["job_id"] != _start_of(run):
             return None
         return CancelRequest(user=str(content["user"]), time=float(content["time"]))

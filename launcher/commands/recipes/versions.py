@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
 from launcher.paths import find_folders, shipped_folder
+from launcher.terminal import drawing
 
 if TYPE_CHECKING:  # the other commands here do without
     from launcher.versions.checking import Checker
@@ -115,5 +116,5 @@ def print_frozen(arguments: Sequence[str], start: Path) -> int:
         raise RecipeError("freeze takes recipe=NAME and overrides, and no option")
     overrides = [word for word in arguments if word not in chosen]
     resolved = resolve_recipe(chosen[0].removeprefix("recipe="), overrides, start)
-    sys.stdout.write(frozen_text(resolved.frozen))
+    drawing(sys.stdout).write(frozen_text(resolved.frozen))
     return 0

@@ -11,6 +11,7 @@ A file server may stand still: only a thread of its own waits for it, and answer
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -31,9 +32,10 @@ from resilience.agent.coordination.membership import Claimed, Ended, Judged, Nod
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
 from resilience.agent.evidence.words import AGENTS_FOLDER, find_words, read_word
+from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
 from resilience.state.layout import Layout
-from resilience.whole_files import draft_of, write_first, write_whole
+from resilience.whole_files import draft_of, write_first, write_text, write_whole
 
 _RECORDS = "generations"
 _END = "-ended-"
@@ -141,7 +143,8 @@ class RunFolder:
             # A file server that fails over may do it twice.
             probe.unlink(missing_ok=True)
             # The file whose lock is held gets its name.
-            write_whole(folder / self.start, word, self.start)
+            write_text(self._draft, json.dumps(word), "w")
+            self._draft.replace(folder / self.start)
             return True
 
         self._find_out(write)
@@ -313,7 +316,7 @@ class RunFolder:
         def write() -> Claimed:
             try:
                 write_first(path, asdict(layout), self.start)
-                found = TypeAdapter(Layout).validate_json(path.read_bytes())
+                found = TypeAdapter(Layout).validate_json(read_plain(path))
             except OSError as error:
                 return Claimed(generation=generation, layout=None, reason=str(error))
             except ValueError:
@@ -457,7 +460,7 @@ _FAILURES = (OSError, ValueError, TypeError, RecursionError)
 def _read_record(path: Path) -> Record:
     """Return what a file says of the run; TornError for no record."""
     try:
-        return _RECORD.validate_json(path.read_bytes())
+        return _RECORD.validate_json(read_plain(path))
     except ValueError:
         raise _TornError(
             f"{path} is torn; remove it once no process of the run lives any more"

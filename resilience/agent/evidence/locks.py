@@ -13,6 +13,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from resilience.plain_files import open_plain
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """Types of file systems in which one kernel alone keeps the locks."""
@@ -45,7 +47,7 @@ def is_lock_free(path: Path) -> bool:
 
     Raises OSError where the file is not there, or cannot be read.
     """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_plain(path, os.O_RDONLY)
     try:
         if not _is_local(file):
             return False

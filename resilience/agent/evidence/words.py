@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.plain_files import read_plain
+
 AGENTS_FOLDER = "agents"
 
 
@@ -26,7 +28,7 @@ def find_words(path: Path) -> list[dict[str, str]]:
 def read_word(path: Path) -> dict[str, str]:
     """Return what an agent has left in a file; nothing where that is no such file."""
     with suppress(OSError, ValueError, RecursionError):
-        word = json.loads(path.read_bytes())
+        word = json.loads(read_plain(path))
         if isinstance(word, dict):
             return {str(key): str(value) for key, value in word.items()}
     return {}

@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 from resilience.agent.processes.writer import Piece, Writer
 from resilience.events import EventFile, EventLog, EventLogError
+from resilience.plain_files import open_linkless
+from resilience.whole_files import draft_of, write_first
 
 _CHUNK_BYTES = 1 << 16
 _LINE_BYTES_MAX = 1 << 20
@@ -94,8 +96,7 @@ class LogFolder:
     def prepare(self) -> None:
         """Make the folder; raises OSError where nothing can be written there."""
         self._path.mkdir(parents=True, exist_ok=True)
-        probe = self._path / f".probe-{os.getpid()}"
-        probe.write_bytes(b"")
+        write_first(probe := draft_of(self._path / "probe", str(os.getpid())), {}, "")
         probe.unlink()
 
     def error_path(self, number: int) -> Path:
@@ -134,7 +135,8 @@ class LogFolder:
         if name not in self._files:
             if len(self._files) >= 64:
                 self._close_files()
-            self._files[name] = (self._path / name).open("ab", buffering=0)
+            path = self._path / name
+            self._files[name] = open(path, "ab", buffering=0, opener=open_linkless)  # noqa: SIM115
         return self._files[name]
 
     def _close_files(self) -> None:

@@ -50,6 +50,7 @@ from resilience.agent.services.supervision import (
     decide,
 )
 from resilience.agent.watch import Watch
+from resilience.plain_files import open_linkless, open_plain
 from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.news import StoreNews, read_news
 from resilience.tiered.stores.deadline import Calls, DeadlineError, Hung
@@ -483,7 +484,7 @@ def lacks_text(news: StoreNews) -> str:
 
 def _open_end(path: Path) -> tuple[BinaryIO, int]:
     """Return a log and how long it is."""
-    log = path.open("ab")
+    log = open(path, "ab", opener=open_linkless)  # noqa: SIM115  its caller closes it
     try:
         return log, log.seek(0, os.SEEK_END)
     except OSError:
@@ -493,6 +494,6 @@ def _open_end(path: Path) -> tuple[BinaryIO, int]:
 
 def _read_end(path: Path, first: int) -> str:
     """Return the end of a log, from byte `first` on."""
-    with path.open("rb") as log:
+    with open(path, "rb", opener=open_plain) as log:
         log.seek(max(first, log.seek(0, os.SEEK_END) - _WORDS_BYTES))
         return log.read().decode(errors="replace").strip()

@@ -297,7 +297,7 @@ def test_connections_that_are_made_late_are_refused(
         ),
         pytest.param(
             ["--local-addr", "192.0.2.1", "--token-file", "/dev/null", *PROGRAM],
-            "argument --token-file: '/dev/null' holds no token",
+            "argument --token-file: '/dev/null' cannot be read: ",
             id="empty-token",
         ),
         pytest.param(
@@ -315,11 +315,13 @@ def test_connections_that_are_made_late_are_refused(
         ),
         pytest.param(
             ["--config", "/dev/null", *PROGRAM],
-            "argument --config: '/dev/null' is no file; want node.json of a run's folder",
+            "argument --config: '/dev/null' cannot be read: is no plain file",
             id="config-device",
         ),
         pytest.param(
-            ["--config", ".", *PROGRAM], "argument --config: '.' is no file", id="config-folder"
+            ["--config", ".", *PROGRAM],
+            "argument --config: '.' cannot be read: is no plain file",
+            id="config-folder",
         ),
         pytest.param(
             ["--", "python", "missing.py"],

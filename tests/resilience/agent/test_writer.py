@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from resilience.agent.processes.output import EventQueue, Output, WorkerStream
 from resilience.agent.processes.writer import Backlog, Piece, Writer
 from resilience.events import read_events
+from tests.disks import make_full_file
 
 LIMIT_BYTES = 40
 
@@ -204,7 +205,7 @@ def test_events_of_an_agent_are_written_in_their_order(tmp_path: Path):
 def test_events_wait_where_the_disk_is_full(is_mended: bool, tmp_path: Path):
     """Also for a file that is another one by then."""
     path, words, has_complained = tmp_path / "events.jsonl", [], threading.Event()
-    path.symlink_to("/dev/full")
+    make_full_file(path)
 
     def complain(text: str) -> None:
         words.append(text)
