@@ -120,11 +120,12 @@ def _launch(given: list[str], start: Path) -> int:
 
     # Hydra is imported once the recipe is known to be there.
     from launcher.app import launch
-    from launcher.composition.compose import call_once
+    from launcher.composition.compose import call_once, check_kept
     from launcher.composition.hydra_errors import composing_error, refused_search_path
     from launcher.composition.search import Loaded, add_search_path
     from launcher.sweep import SweepFolder
 
+    check_kept(choice, start)
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes, choice.frozen)
     statuses = [0]

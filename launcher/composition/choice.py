@@ -36,6 +36,8 @@ class Choice:
     """Names that were given as a file's path, and that of a frozen recipe."""
     frozen: Frozen | None = None
     """What the recipe is composed of, where it was chosen by its version or from a frozen file."""
+    locked: str | None = None
+    """The digest that the lock has of the frozen recipe, where it was chosen by its version."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Recipes that were asked for by an old name, with the new one."""
 
@@ -81,12 +83,12 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
         if re.match(r"\w+\(", value):
             continue
         parts = [part.strip("'\" ") for part in value.split(",")]
-        if path := next((p for part in parts if (p := _frozen(part, folders, start))), None):
+        if found := next((p for part in parts if (p := _frozen(part, folders, start))), None):
             if len(parts) > 1:
                 raise RecipeError(
                     f"recipe={value}: a sweep takes live recipes; choose a version alone"
                 )
-            return _choose_frozen(path, arguments, index, value)
+            return _choose_frozen(*found, arguments, index, value)
         names = [_name(part, folders, start, extra) for part in parts]
         renamed += [
             (part, name)
@@ -107,7 +109,9 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
     )
 
 
-def _choose_frozen(path: Path, arguments: Sequence[str], index: int, value: str) -> Choice:
+def _choose_frozen(
+    path: Path, locked: str | None, arguments: Sequence[str], index: int, value: str
+) -> Choice:
     """Put what the recipe was frozen with before what is given on the command line."""
     from launcher.composition.frozen import ROOT, frozen_arguments, read_frozen
 
@@ -118,15 +122,15 @@ def _choose_frozen(path: Path, arguments: Sequence[str], index: int, value: str)
     before = frozen_arguments(frozen, given)
     first = next((i for i, word in enumerate(arguments) if _is_override(word)), index)
     rewritten = (*given[:first], f"recipe={ROOT}", *before, *given[first:])
-    return Choice(rewritten, (), value, frozenset({ROOT}), frozen)
+    return Choice(rewritten, (), value, frozenset({ROOT}), frozen, locked)
 
 
 def _is_override(word: str) -> bool:
     return word.startswith("~") or (not word.startswith("-") and "=" in word)
 
 
-def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
-    """Return the file of a frozen recipe, None where the value names a live one.
+def _frozen(value: str, folders: Sequence[Path], start: Path) -> tuple[Path, str | None] | None:
+    """Return the file of a frozen recipe and its digest by the lock, None for a live one.
 
     Raises RecipeError that names the versions that there are.
     """
@@ -139,7 +143,7 @@ def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
 
     if value.endswith(_SUFFIXES):
         path = (start / value).resolve()
-        return path if is_frozen(path) else None
+        return (path, None) if is_frozen(path) else None
     versions = kept_versions(name, folders) if _NAME.fullmatch(name) else {}
     if number not in map(str, versions) and (new := find_renamed(name, folders)):
         # What it was before it was renamed is kept under its old name.
@@ -154,9 +158,9 @@ def _frozen(value: str, folders: Sequence[Path], start: Path) -> Path | None:
     folder = versions[int(number)]
     version = find_version(read_lock(folder).get(name, ()), int(number))
     problem = find_unfit(folder, name, version) if version else f"{LOCK_FILE} does not name it"
-    if problem:
+    if problem or version is None:
         raise RecipeError(f"recipe {value!r} cannot be used: {problem}")
-    return frozen_path(folder, name, int(number))
+    return frozen_path(folder, name, int(number)), version.digest
 
 
 def _name(value: str, folders: Sequence[Path], start: Path, extra: list[Path]) -> str:

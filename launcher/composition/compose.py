@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.composition.choice import Choice, choose_recipe
-from launcher.composition.frozen import File
+from launcher.composition.frozen import ROOT, File, Frozen
 from launcher.composition.hydra_errors import composing_error, refused_search_path
 from launcher.composition.layers import read_layers
 from launcher.composition.resolve import request_from_config
-from launcher.composition.search import add_search_path
+from launcher.composition.search import Loaded, add_search_path
+from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.paths import find_folders, shipped_folder
 from launcher.provenance.fold import Fold, fold
 from launcher.provenance.named import add_origins
+from launcher.versions.digest import chosen_cluster, recipe_digest, recipe_values
 
 CONFIG_NAME = "launcher"
 VERSION_BASE = "1.3"
@@ -47,6 +50,29 @@ def compose_choice(
     with _initialized(recipe, overrides, start or Path.cwd()) as choice:
         config = compose(CONFIG_NAME, list(choice.arguments))
     return config, choice
+
+
+def find_changed(frozen: Frozen, digest: str, start: Path) -> str | None:
+    """Return why what a frozen recipe resolves to has another digest, None where it has this one.
+
+    What its file says of itself proves nothing.
+    """
+    from hydra import compose
+
+    choice = Choice((), (), frozen.name, frozen=frozen)
+    try:
+        with Loaded.record() as loaded, _found(choice, start):
+            config = compose(CONFIG_NAME, [f"recipe={ROOT}", *frozen.overrides])
+        content: Any = OmegaConf.to_container(config, resolve=False)
+        found = recipe_digest(recipe_values(content, chosen_cluster(loaded)))
+    except RecipeError as error:
+        return str(error)
+    if found == digest:
+        return None
+    return (
+        f"{frozen.path} resolves to the digest {found[:12]}, and the lock names {digest[:12]}; get "
+        "the file back from your repository"
+    )
 
 
 def fold_recipe(recipe: str, overrides: Sequence[str] = (), start: Path | None = None) -> Fold:
@@ -105,16 +131,32 @@ def _speaks_to_hydra(name: str, file: File) -> bool:
 
 @contextmanager
 def _initialized(recipe: str, overrides: Sequence[str], start: Path) -> Iterator[Choice]:
+    """Choose a recipe, and have Hydra find what it needs."""
+    choice = choose_recipe([f"recipe={recipe}", *overrides], find_folders(start).recipes, start)
+    check_kept(choice, start)
+    with _found(choice, start):
+        yield choice
+
+
+def check_kept(choice: Choice, start: Path) -> None:
+    """Raise RecipeError where a kept version's file is no more what the lock names."""
+    if choice.frozen is None or choice.locked is None:
+        return
+    if problem := find_changed(choice.frozen, choice.locked, start):
+        raise RecipeError(f"recipe {choice.recipe!r} cannot be used: {problem}")
+
+
+@contextmanager
+def _found(choice: Choice, start: Path) -> Iterator[None]:
     """Have Hydra find what a recipe needs; what it raises within becomes an error of ours."""
     from hydra import initialize_config_dir
 
     folders = find_folders(start)
-    choice = choose_recipe([f"recipe={recipe}", *overrides], folders.recipes, start)
     recipes = (*choice.folders, *folders.recipes)
     add_search_path(folders.conf, recipes, choice.frozen)
     conf = str(shipped_folder() / "conf")
     try:
         with refused_search_path(), initialize_config_dir(conf, version_base=VERSION_BASE):
-            yield choice
+            yield
     except Exception as error:
-        raise composing_error(error, recipes, recipe) from error
+        raise composing_error(error, recipes, choice.recipe) from error

@@ -11,7 +11,8 @@ from pathlib import Path
 from launcher import SCHEMA_VERSION
 from launcher.composition.aliases import check_aliases
 from launcher.composition.choice import list_recipes
-from launcher.composition.frozen import Frozen, frozen_path, frozen_versions, read_sum
+from launcher.composition.compose import find_changed
+from launcher.composition.frozen import Frozen, frozen_path, frozen_versions, read_frozen, read_sum
 from launcher.composition.recipe_file import find_recipe
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
@@ -25,7 +26,12 @@ from launcher.versions.folder import (
     write_lock,
 )
 from launcher.versions.lock import LOCK_FILE, Version, find_version, with_version
-from launcher.versions.resolved import Resolved, raised_text, resolve_recipe, with_number
+from launcher.versions.resolved import (
+    Resolved,
+    raised_text,
+    resolve_recipe,
+    with_number,
+)
 from resilience.whole_files import replace_text
 
 _UNNAMED = f"{LOCK_FILE} does not name it; get the lock back from your repository"
@@ -59,7 +65,7 @@ class Checker:
         unfit = [
             (version, problem)
             for version in self.lock.get(name, ())
-            if (problem := find_unfit(self.folder, name, version))
+            if (problem := self._find_unfit(name, version))
         ]
         try:
             # By name: a recipe whose name is not its path is broken.
@@ -79,6 +85,12 @@ class Checker:
             return
         if lines := tuple(self._compare(name, now)):
             yield Finding(subject=name, lines=lines, is_mended_by_update=True)
+
+    def _find_unfit(self, name: str, version: Version) -> str | None:
+        if problem := find_unfit(self.folder, name, version):
+            return problem
+        frozen = read_frozen(frozen_path(self.folder, name, version.version))
+        return find_changed(frozen, version.digest, self._start)
 
     def _compare(self, name: str, now: Resolved) -> Iterator[str]:
         versions, number = self.lock.get(name, ()), now.frozen.version

@@ -14,13 +14,14 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from launcher.composition.frozen import BESIDE, canonical_json
+from launcher.composition.frozen import BESIDE, File, canonical_json
 from launcher.composition.messages import first_line
 from launcher.composition.references import foreign_resolvers
 from launcher.errors import RecipeError
 from launcher.provenance.difference import ABSENT, find_differences
 from launcher.provenance.place import key_of
 
+_CLUSTER_KEY = re.compile(r"override\s+/cluster(@\S+)?")
 _LEFT_OUT = "(left out)"
 _OPEN = re.compile(rf"\$\{{\s*(?:[\w.]+:\s*)?\.*(?:{'|'.join(BESIDE)})\b")
 
@@ -45,6 +46,17 @@ def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, A
         values["env"] = {**values.get("env", {}), **left_out}
     values.get("recipe", {}).pop("description", None)
     return {**values, "cluster": cluster} if cluster else values
+
+
+def chosen_cluster(files: Mapping[str, File]) -> str | None:
+    """Return the cluster that the recipe or one that it includes chooses; the outermost wins."""
+    for name, file in files.items():
+        entries = file.content.get("defaults") or () if name.startswith("recipe/") else ()
+        for entry in entries:
+            for key, option in entry.items() if isinstance(entry, dict) else ():
+                if _CLUSTER_KEY.fullmatch(str(key)):
+                    return str(option)
+    return None
 
 
 def recipe_digest(values: Mapping[str, Any]) -> str:

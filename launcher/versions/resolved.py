@@ -16,9 +16,7 @@ from launcher.composition.frozen import BESIDE, ROOT_FILE, File, Frozen, says_ho
 from launcher.composition.resolve import missing_keys, request_from_config
 from launcher.composition.search import Loaded
 from launcher.errors import RecipeError
-from launcher.versions.digest import recipe_digest, recipe_values
-
-_CLUSTER_KEY = re.compile(r"override\s+/cluster(@\S+)?")
+from launcher.versions.digest import chosen_cluster, recipe_digest, recipe_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ def freeze_config(
     if not isinstance(info, dict) or not isinstance(info.get("version"), int):
         raise RecipeError("the recipe has no recipe.version; allowed: a whole number")
     files = dict(_own_files(loaded, chosen))
-    values = recipe_values(content, _chosen_cluster(files))
+    values = recipe_values(content, chosen_cluster(files))
     frozen = Frozen(
         name=str(info.get("name")),
         version=info["version"],
@@ -88,17 +86,6 @@ def _own_files(loaded: Mapping[str, File], chosen: str) -> Iterator[tuple[str, F
             yield ROOT_FILE, file
         elif "/" in name and name.partition("/")[0] not in BESIDE:
             yield name, file
-
-
-def _chosen_cluster(files: Mapping[str, File]) -> str | None:
-    """Return the cluster that the recipe or one that it includes chooses; the outermost wins."""
-    for name, file in files.items():
-        entries = file.content.get("defaults") or () if name.startswith("recipe/") else ()
-        for entry in entries:
-            for key, option in entry.items() if isinstance(entry, dict) else ():
-                if _CLUSTER_KEY.fullmatch(str(key)):
-                    return str(option)
-    return None
 
 
 def with_number(resolved: Resolved, number: int) -> Resolved:
