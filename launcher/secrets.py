@@ -8,25 +8,50 @@ from typing import Any
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
 _WORDS = (
-    r"(?:(?<![A-Z0-9])(?:TOKEN|SECRET|CRED(?:ENTIAL)?S?|(?:PRIVATE|API|ACCESS)[_-]?KEY)"
+    r"(?:(?<![A-Z0-9])(?:TOKEN|SECRET|CRED(?:ENTIAL)?S?|(?:PRIVATE|API|ACCESS|SIGNING|WANDB|NGC"
+    r"|(?:EN|DE)CRYPTION|MASTER|DEPLOY|AUTH|ACCOUNT|SHARED|STORAGE|LICENSE|SSH|HMAC|OPENAI"
+    r"|ANTHROPIC|CLIENT|WEBHOOK)[_-]?KEYS?)"
     r"|PASSWORD|PASSWD|PASSPHRASE|PGPASS|SSHPASS|_PWD|_PASS(?!_))(?![A-Z0-9])"
 )
 _NAME = re.compile(rf"(?i){_WORDS}")
 # Whoever writes a path under such a name says where the secret is.
 _PATH_NAME = re.compile(r"(?i)(_FILE|_PATH|_DIR|APPLICATION_CREDENTIALS)$")
+# Of the workers' variables each key is a secret, but for these.
+_KEY_NAME = re.compile(
+    r"(?i)(?<!PUBLIC)(?<!PRIMARY)(?<!PARTITION)(?<!SORT)(?<!CACHE)(?<!TEXT)(?<!FOREIGN)_KEYS?$"
+)
 _SWITCH = re.compile(r"(?i)(true|false|null|none|\d)?")
 # Of a shell's or another text: no reference, path or option, and no switch.
 _VALUE = (
     r"""(?:\\?["'])?(?![\s"'`$/~.<>{(*=|&;\\-]|(?i:true|false|null|none|\d)?(?![^\s"',;&)}]))"""
 )
+# What follows an option in a sentence about it.
+_PROSE = r"(?!(?:[a-z]{1,4}|[tw]here|below|above|instead|options?|flags?|should|which)\b(?![-=]))"
+_FORMS = "|".join(
+    (
+        r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
+        r"\b(?:hf|api_org|npm|r8|gsk|ntn|lin_api|glsa|rubygems)_[A-Za-z0-9]{20,}",
+        r"\bdckr_pat_[\w-]{20,}|\bAGE-SECRET-KEY-1\w+",
+        r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}",
+        r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|imt|agent)-[\w.-]{16,}",
+        r"\bxox[a-z]-[\w-]{10,}|\bxapp-[\w-]{16,}|\bhooks\.slack\.com/services/\w+/\w+/\w+",
+        r"\bpypi-[\w-]{16,}|\bnvapi-[\w-]{16,}|\bxai-\w{20,}|\btskey-[\w-]{16,}",
+        r"\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bGOCSPX-[\w-]{16,}",
+        r"\bsk-[A-Za-z0-9_-]{20,}|\b[rs]k_(?:live|test)_\w{16,}|\bwhsec_\w{16,}",
+        r"\bdapi[0-9a-f]{32}|\bdo[opr]_v1_[0-9a-f]{32,}|\bhv[sb]\.[\w-]{20,}|\bshp[a-z]{2}_\w{20,}",
+        r"\bSG\.[\w-]{16,}\.[\w-]{16,}|\bATATT3[\w-]{20,}|\bwandb_v1_\w{16,}",
+        r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
+        r"\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{5,}",
+    )
+)
+_FORM = re.compile(_FORMS)
 _TEXT = re.compile(
-    r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}"
-    r"|\bgithub_pat_\w{20,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|\bsk-[A-Za-z0-9_-]{20,}"
-    r"|\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{5,}"
+    _FORMS
     # NAME=value, --name value, "name: value", and the header of a request.
-    rf"|(?i:{_WORDS})={_VALUE}|(?i:--[\w-]{{0,40}}{_WORDS})[ \t]+{_VALUE}"
+    + rf"|(?i:{_WORDS})={_VALUE}|(?i:--[\w-]{{0,40}}{_WORDS})[ \t]+{_PROSE}{_VALUE}"
     rf"""|["'](?i:[\w-]{{0,40}}{_WORDS})\\?["']?[ ]?:[ ]*{_VALUE}"""
     rf"|(?i:\bAuthorization\W{{1,4}}(?:Bearer|Basic|Token)[ ]+){_VALUE}"
+    r"|\b(?i:Bearer)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{8,}"
     # A URL's user with a password, or as long as a token; its signature.
     r"|://[^/?#\s:@]*:(?!\$)[^/?#\s@]+@|https?://(?!\$)[^/?#\s:@]{16,}@"
     rf"|[?&](?i:sig|X-\w+-Signature)={_VALUE}"
@@ -39,7 +64,7 @@ def held_secrets(content: object, place: tuple[Any, ...] = ()) -> Iterator[str]:
 
     A text that refers to another value is looked at when it has been followed.
     """
-    for at, value in _leaves(content, place):
+    for at, value in (*_leaves(content, place), *_joined(content, place)):
         written = ".".join(at).replace(".[", "[")
         key = _TEXT.sub("...", written)
         if _is_named(value, at):
@@ -91,7 +116,8 @@ def _is_named(value: object, place: tuple[str, ...]) -> bool:
         return False
     if place[:1] == ("env",):
         is_path = str(value).startswith("/") and _PATH_NAME.search(place[-1])
-        return not is_path and any(map(_NAME.search, place[1:]))
+        is_named = any(map(_NAME.search, place[1:])) or bool(_KEY_NAME.search(place[-1]))
+        return not is_path and is_named
     # Vault's annotations name the secrets that it is to fetch.
     is_label = place[:2] in _LABELS and not place[-1].startswith("vault.")
     return is_label and bool(re.search(rf"(?i){_WORDS}$", place[-1]))
@@ -101,6 +127,20 @@ def _is_plain(value: object, place: tuple[str, ...]) -> bool:
     """Return whether a value stands where cluster.secrets says where a secret is."""
     is_where = len(place) == _SECRET_ENTRY_DEPTH + 1 and place[-1] in _WHERE_KEYS
     return place[:2] == _SECRETS and value not in (None, {}) and not is_where
+
+
+def _joined(node: object, place: tuple[Any, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield each list as the text of its items where that is a secret, and no item is by itself."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _joined(value, (*place, str(key)))
+    elif isinstance(node, list):
+        words = [str(each) for each in node if not isinstance(each, (dict, list))]
+        texts = [" ".join(words), *_FORM.findall("".join(words))]
+        if not any(map(_TEXT.search, words)):
+            yield from ((place, text) for text in texts if _TEXT.search(text))
+        for index, value in enumerate(node):
+            yield from _joined(value, (*place, f"[{index}]"))
 
 
 NOT_SHOWN = "(not shown)"

@@ -134,8 +134,8 @@ def awaited_secret(job: Job) -> str | None:
     return (
         f"the pods wait for the Secret {name!r} with the token of the run, which action=submit "
         "makes; before you apply the manifest by hand, make it with\n"
-        f"  kubectl -n {cluster.namespace} create secret generic {name} "
-        "--from-literal=token=$(openssl rand -hex 32)"
+        f"  openssl rand -hex 32 | kubectl -n {cluster.namespace} create secret generic {name} "
+        "--from-file=token=/dev/stdin"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,9 +14,10 @@ from typing import Annotated, Any, NoReturn, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from resilience.docstrings import field_docstrings
+from resilience.plain_files import open_plain
 
 _SECONDS_MAX = 1e6
-_TOKEN_BYTES_MAX = 4096
+_TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 4096
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,15 +79,26 @@ def read_as(kind: Any) -> Callable[[str], Any]:
 
 
 def read_token(text: str) -> str:
-    """Return the token that a file holds; raises ArgumentTypeError where there is none."""
+    """Return the token that a file holds, which nobody else may read.
+
+    Raises ArgumentTypeError where there is none, or others can read it.
+    """
     try:
-        with Path(text).open("rb") as file:
+        with open(text, "rb", opener=open_plain) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             found = file.read(_TOKEN_BYTES_MAX + 1).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error}") from error
-    if not 0 < len(found) <= _TOKEN_BYTES_MAX:
+    # Kubernetes keeps a Secret's files in a folder ..TIME, and lets a pod's fs_group read them.
+    is_mounted = any(part.startswith("..") for part in Path(text).resolve().parts)
+    if mode not in (0o600, 0o400) and not (is_mounted and mode == 0o440):
         raise argparse.ArgumentTypeError(
-            f"{text!r} holds no token; 1 to {_TOKEN_BYTES_MAX} characters are allowed"
+            f"{text!r} has mode {mode:04o}; allowed: 0600 or 0400, and 0440 in a mounted Secret"
+        )
+    if not _TOKEN_BYTES_MIN <= len(found) <= _TOKEN_BYTES_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} holds {len(found)} characters; allowed for a token: {_TOKEN_BYTES_MIN} to "
+            f"{_TOKEN_BYTES_MAX}"
         )
     return found
 

@@ -213,7 +213,7 @@ OTHER: dict[str, Any] = {
     "cluster.pre_script": "true",
     "cluster.rdzv_port": 12345,
     "cluster.requeue_at_limit": {"store": False, "": True},
-    "cluster.security.run_as_user": 7,
+    "cluster.security.run_as_user": 0,
     "cluster.security.run_as_group": 7,
     "cluster.security.fs_group": 7,
     "cluster.run_policy.retries_max": 7,

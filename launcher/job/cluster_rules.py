@@ -102,6 +102,7 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
     else:
         yield from _hyperpod_job(job, cluster)
     yield from _reserved(job, cluster)
+    yield from _token_readers(cluster)
     for toleration in cluster.tolerations:
         yield from _toleration(toleration)
     paths = cluster.mount_paths()
@@ -116,6 +117,15 @@ def k8s_rules(job: JobContent) -> Iterator[str]:
         yield f"cluster.volume_claims and cluster.host_paths mount {path!r} twice"
     for rule in cluster.run_policy.log_monitoring:
         yield from _log_rule(rule)
+
+
+def _token_readers(cluster: K8sCluster) -> Iterator[str]:
+    user = cluster.security.run_as_user
+    if user and cluster.security.fs_group is None:
+        yield (
+            f"cluster.security.run_as_user {user} needs cluster.security.fs_group, a group that "
+            "may read the run's token; Kubernetes gives the file to root"
+        )
 
 
 def num_pods(job: JobContent, cluster: K8sCluster) -> int:

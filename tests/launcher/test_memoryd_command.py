@@ -15,6 +15,7 @@ from resilience.tiered.memoryd.options import MemorydOptions, parse_options
 from resilience.tiered.stores.s3 import S3Settings
 from tests.launcher.k8s_job import documents
 from tests.launcher.shipped import rendered, shipped_job
+from tests.tokens import TOKEN, write_token
 
 TINY = "llama/llama3_tiny_pretrain"
 STORE = "resilience.tiered.store.url=s3://bucket/a"
@@ -40,7 +41,7 @@ def arguments(cluster: str, overrides: Sequence[str], folder: Path) -> list[str]
         "peer_ports[0]": "9201", "rdzv_endpoint": "n1:1", "attempt": "0", "peer_ports[1]": "9202",
         "run_dir": str(folder), "token_file": str(folder / "token"),
     }  # fmt: skip
-    (folder / "token").write_text("secret")
+    write_token(folder / "token")
     (folder / "peers").write_text("n1=n1:9201\nn2=n2:9201\n")
     if cluster in ("job", "hyperpod"):
         files = documents(job)["ConfigMap"]["data"]
@@ -76,7 +77,7 @@ def test_daemon_learns_of_its_node_and_the_others(cluster: str, tmp_path: Path) 
     read = options(cluster, [], tmp_path)
 
     assert read.folder == Path("/dev/shm/memoryd-test")
-    assert read.local.token == "secret"
+    assert read.local.token == TOKEN
     assert read.http is None
     assert read.peers is not None
     assert {each.name: each.address for each in read.peers.peers} == PEERS[cluster]

@@ -43,6 +43,31 @@ SECRET_TEXTS = [
     "export A=1; export DB_PWD=CANARY",
     "export MY_CREDS=a:b",
     "aws configure set aws_secret_access_key=CANARY",
+    "the runner has glpat-CANARY0123456789abcd",
+    "xoxb-0123456789-CANARY0123456789",
+    "xapp-1-A0123456789-CANARY",
+    "https://hooks.slack.com/services/T01234567/B01234567/CANARY",
+    "npm_CANARY0123456789CANARY0123456789ab",
+    "pypi-AgEIcHlwaS5vcmcCANARY",
+    "AIzaCANARY0123456789CANARY0123456789abc",
+    "ya29.CANARY0123456789CANARY",
+    "nvapi-CANARY0123456789CANARY",
+    "hf_CANARY0123456789CANARY",
+    "ghp_CANARY0123456789CANARY0123456789",
+    "AKIACANARYCANARYCANA",
+    "sk-proj-CANARY0123456789CANARY",
+    "sk-ant-api03-CANARY0123456789",
+    "sk_live_CANARY0123456789",
+    "whsec_CANARY0123456789",
+    "dckr_pat_CANARY0123456789CANARY",
+    "hvs.CANARY0123456789CANARY",
+    "dapi0123456789abcdef0123456789abcdef",
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----",
+    "Bearer CANARY0123456789",
+    "WANDB_KEY=CANARY",
+    "export SIGNING_KEY=CANARY",
+    "tool --signing-key CANARY",
+    "tool --password hunter2",
 ]
 HARMLESS_TEXTS = [
     "export TOKENIZERS_PARALLELISM=false",
@@ -101,6 +126,13 @@ HARMLESS_TEXTS = [
     "python -m x --tokenizer-name meta/llama --seed 1",
     "export PS1='$(pwd)'",
     'tokenizer(pad_token="</s>")',
+    "use --token here, or --password with a file",
+    "the option --api-key is read from the environment; see --token below",
+    "npm_config_registry_of_the_team_alone",
+    "the bearer of responsibilities; Bearer authentication",
+    "Bearer $HF_TOKEN",
+    "partition_key=a; PUBLIC_KEY=b",
+    "mask-languages sk-SK",
 ]
 # Where a value stands, and the value.
 SECRET_NAMES = [
@@ -112,10 +144,16 @@ SECRET_NAMES = [
     ("cluster.annotations.api-key", "X"),
     ("cluster.labels.example.com/api-key", "X"),
     ("env.OPTS", '"--token=X"'),
+    ("env.WANDB_KEY", "X"),
+    ("env.SIGNING_KEY", "X"),
+    ("env.SOME_VENDORS_KEY", "X"),
     ("env.OPTS", "--token=X"),
 ]
 HARMLESS_NAMES = [
     ("env.PGPASSFILE", "/x"),
+    ("env.PUBLIC_KEY", "x"),
+    ("env.SORT_KEY", "x"),
+    ("env.KEY_FILE", "/x"),
     ("env.PWD", "/x"),
     ("env.OLDPWD", "/x"),
     ("env.HF_TOKEN_PATH", "/x"),
@@ -167,6 +205,25 @@ def test_value_whose_name_says_that_it_is_a_secret_is_refused(key: str, value: s
 @pytest.mark.parametrize(("key", "value"), HARMLESS_NAMES)
 def test_value_whose_name_only_sounds_like_a_secrets_passes(key: str, value: str) -> None:
     assert list(held_secrets(value, place_of(key))) == []
+
+
+@pytest.mark.parametrize("words", [
+    ["curl", "--token", "CANARY"], ["-H", "Authorization: Bearer", "CANARY"],
+    ["glpat-CANARY", "0123456789abcdef"], [{"a": ["--password", "hunter2"]}, "x"],
+])  # fmt: skip
+def test_a_secret_that_is_spread_over_a_list_is_refused(words: list[object]) -> None:
+    (told,) = held_secrets({"probes": {"command": words}}, ("cluster",))
+
+    assert told.startswith("cluster.probes.command")
+    assert "CANARY" not in told
+
+
+@pytest.mark.parametrize("words", [
+    ["tool", "--token", "$HF_TOKEN"], ["--token-file", "/x"], ["use", "--token", "here"], [1, None],
+    ["a", "token"], [["--token"], ["CANARY"]],
+])  # fmt: skip
+def test_a_list_without_a_secret_passes(words: list[object]) -> None:
+    assert list(held_secrets(words, ("cluster", "modules"))) == []
 
 
 @pytest.mark.parametrize("kind", CLUSTERS)

@@ -289,8 +289,8 @@ def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:
     text = rendered(shipped_job("llama/llama3_tiny_tiered", "job", PREPARED))["manifest.yaml"]
 
     assert (
-        "\n#     kubectl -n default create secret generic llama3-tiny-tiered-token "
-        "--from-literal=token=$(openssl rand -hex 32)\n"
+        "\n#     openssl rand -hex 32 | kubectl -n default create secret generic "
+        "llama3-tiny-tiered-token --from-file=token=/dev/stdin\n"
     ) in text
 
 

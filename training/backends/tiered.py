@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from threading import Thread
 
 from launcher.job import Job
 from launcher.job.lineage import checkpoints_namespace, lineage_digest, name_run
+from resilience.arguments import read_token
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
 from resilience.node_config import BranchPoint
@@ -78,9 +80,9 @@ def _read_environment(variables: Mapping[str, str]) -> tuple[Path, str]:
     token = ""
     if name := variables.get(MEMORYD_TOKEN_FILE):
         try:
-            token = Path(name).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise TrainingError(f"{MEMORYD_TOKEN_FILE} {name!r} cannot be read: {error}") from error
+            token = read_token(name)
+        except ArgumentTypeError as error:
+            raise TrainingError(f"{MEMORYD_TOKEN_FILE} {error}") from error
     return Path(folder) / SOCKET_NAME, token
 
 

@@ -20,16 +20,13 @@ def token_path(job: Job) -> str:
     return own_token_file(job) or f"{_SECRET_PATH}/{_SECRET_KEY}"
 
 
-def token_values(job: Job, cluster: K8sCluster) -> dict[str, Any] | None:
+def token_values(job: Job) -> dict[str, Any] | None:
     """Return what the templates need to mount the token, None where they mount none."""
     name = token_secret_name(job)
     if name is None:
         return None
-    # Kubernetes gives the file to root, and to fs_group where there is one. Without run_as_user
-    # the image says who runs, which may be anybody.
-    security = cluster.security
-    is_owner = security.run_as_user == 0 or security.fs_group is not None
-    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o400 if is_owner else 0o444}
+    # Kubernetes gives the file to root, and lets an fs_group read it.
+    return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o400}
 
 
 def token_secret(job: Job, owner: Mapping[str, str]) -> str:

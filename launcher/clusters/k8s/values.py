@@ -83,7 +83,7 @@ def manifest_values(job: Job, cluster: K8sCluster) -> dict[str, Any]:
         "env": _env(job, cluster),
         "ports": [_port(cluster)],
         "memoryd": sidecar_values(job),
-        "token": token_values(job, cluster),
+        "token": token_values(job),
         "shm_size": shm_size(job),
         "requests": requests,
         "limits": limits,

@@ -25,6 +25,7 @@ from resilience.events import Event, read_events
 from tests.launcher.k8s_job import documents, manifest
 from tests.launcher.shipped import untiered_job
 from tests.ports import free_ports
+from tests.tokens import write_token
 
 ROOT = Path(__file__).parents[3]
 UID = "11-22"
@@ -40,7 +41,7 @@ class Pods:
         self._folder = folder
         self._base = read_job(manifest(job))
         (folder / "etc-token").mkdir()
-        (folder / "etc-token/token").write_text("a token of the run")
+        write_token(folder / "etc-token/token")
         (folder / "etc").mkdir()
         for name, text in documents(job)["ConfigMap"]["data"].items():
             (folder / "etc" / name).write_text(text.replace("/etc/training", f"{folder}/etc"))

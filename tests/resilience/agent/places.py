@@ -20,6 +20,7 @@ from resilience.tiered.status import wait_for_daemon
 from tests.processes import command_of
 from tests.resilience.agent.runs import Run
 from tests.resilience.tiered.daemons import LIMIT_S
+from tests.tokens import TOKEN, write_token
 
 _PROGRAM = Path(__file__).with_name("waiting_program.py")
 
@@ -88,7 +89,7 @@ class Place:
         self.noted.append({"event": event, **fields})
 
     def client(self) -> TieredClient:
-        return TieredClient(self.arena / "memoryd.sock", token="t", namespace="run", job="job")
+        return TieredClient(self.arena / "memoryd.sock", token=TOKEN, namespace="run", job="job")
 
     def pid(self) -> int:
         """Return the process of the daemon that answers."""
@@ -113,7 +114,7 @@ class Place:
 
 def make_place(folder: Path) -> Place:
     """Return a place whose arena is in memory, and its other files in a folder."""
-    (folder / "token").write_text("t")
+    write_token(folder / "token")
     return Place(folder, Path(f"/dev/shm/memoryd-test-{os.getpid()}-{folder.name[-20:]}"))
 
 
@@ -127,7 +128,7 @@ def start_agent(run: Run, place: Place) -> Path:
         program=(str(_PROGRAM),), warm="imports",
         variables={**place.variables(), "LET_GO": str(gate)},
     )  # fmt: skip
-    wait_for_daemon(place.arena, timeout_s=LIMIT_S, token="t")
+    wait_for_daemon(place.arena, timeout_s=LIMIT_S, token=TOKEN)
     return gate
 
 

@@ -18,6 +18,7 @@ from resilience.agent.connections.door import NO_TOKEN
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import Record, attempt_name
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
+from tests.tokens import write_token
 
 
 def drain(node: str, run_dir: Path, *options: str) -> tuple[int, str]:
@@ -58,7 +59,7 @@ def agent_of_another_run() -> Iterator[str]:
 
 def test_node_of_a_run_of_one_size_stays_and_the_run_goes_on(run: Run, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("another")
+    write_token(token, "that of another run")
     variables = plan(fault("tell", "gate", 0, 3), NOTE=run.note, ORDERLY=1, STEPS=1_000_000)
     agent = run.start("n0", "--nproc-per-node", "2", variables=variables)
     run.wait_for_note()

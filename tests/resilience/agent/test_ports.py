@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from tests.processes import descendants
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import Run, fault, listening, plan
+from tests.tokens import write_token
 
 
 def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than_a_generation(
@@ -19,7 +20,7 @@ def test_a_run_listens_nowhere_beyond_the_table_and_strangers_break_no_more_than
     breaks = [fault("raise", "forward", 0, step) for step in (1, 2)]
     place = fault("wait", "forward", 1, 3)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--join-deadline-s", "60")
-    (run.folder / "token").write_text("of this run")
+    write_token(run.folder / "token")
     for node in ("n0", "n1"):
         file = str(run.folder / "token")
         run.start(

@@ -21,6 +21,7 @@ from tests.resilience.tiered.cluster import (
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, load, make_content, make_id, save
 from tests.resilience.tiered.http_client import Client
 from tests.resilience.tiered.process_use import read_use
+from tests.tokens import write_token
 
 TOKEN = "a token that nobody guesses"
 BUDGET_MIB = 32
@@ -104,7 +105,7 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
     folder = tmp_path / "nodes"
     folder.mkdir()
     token_file = tmp_path / "token"
-    token_file.write_text(TOKEN + "\n")
+    write_token(token_file, TOKEN + "\n")
     (port,) = free_ports(1)
     words = ("--token-file", str(token_file), *options)
     with make_cluster(folder, budget_mib=BUDGET_MIB, options=words) as cluster:

@@ -11,6 +11,7 @@ from tests.ports import free_ports
 from tests.resilience.tiered.aws_ranks import PYTHON, SAVED, Workers, loaded
 from tests.resilience.tiered.cluster import make_cluster, wait_until
 from tests.resilience.tiered.http_client import Client
+from tests.tokens import write_token
 
 pytestmark = pytest.mark.skipif(
     not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-aws-checkpointing.sh makes it"
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.slow
 def test_ranks_load_at_the_other_nodes_door_what_dead_ones_saved(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
+    write_token(tmp_path / "token")
     options = ("--token-file", str(tmp_path / "token"), "--http-open")
     first, second = ports = free_ports(2)
     there = [f"http://127.0.0.1:{each}" for each in (first, first, second, second)]

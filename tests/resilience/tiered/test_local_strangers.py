@@ -24,6 +24,7 @@ from tests.resilience.tiered.daemons import (
     save,
     wait_for_connections,
 )
+from tests.tokens import TOKEN, write_token
 
 NOBODY = 65534
 
@@ -40,14 +41,14 @@ def client(daemon: Daemon) -> TieredClient:
 
 
 def test_the_token_has_to_be_known(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+    write_token(tmp_path / "token", f"{TOKEN}\n")
     with Daemon(
         folder=tmp_path / "arena", options=["--token-file", str(tmp_path / "token")]
     ).start() as daemon:
-        for token in ("", "secre", "secret\n", "s\u00e9cret"):
+        for token in ("", TOKEN[:-1], f"{TOKEN}\n", f"\u00e9{TOKEN}"):
             with pytest.raises(RefusedError, match="wrong token"):
                 daemon.client(token=token).steps()
-        save(daemon.client(token="secret"), make_id(1), b"hello")
+        save(daemon.client(token=TOKEN), make_id(1), b"hello")
 
 
 def test_a_namespace_of_another_job_is_refused_also_after_a_restart(
@@ -242,7 +243,7 @@ def test_a_socket_of_another_user_is_told_nothing(tmp_path: Path) -> None:
             listener.listen()
         finally:
             os.seteuid(0)
-        client = TieredClient(tmp_path / "memoryd.sock", token="secret", namespace="run", job="job")
+        client = TieredClient(tmp_path / "memoryd.sock", token=TOKEN, namespace="run", job="job")
         with pytest.raises(RefusedError, match=f"user {NOBODY} listens at .*memoryd.sock"):
             client.steps()
         accepted, _ = listener.accept()

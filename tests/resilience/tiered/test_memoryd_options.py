@@ -10,6 +10,7 @@ import pytest
 
 from resilience.tiered.memoryd.__main__ import main
 from resilience.tiered.memoryd.options import default_folder, parse_options
+from tests.tokens import TOKEN, write_token
 
 
 def test_defaults_are_a_local_daemon_in_shared_memory() -> None:
@@ -22,11 +23,11 @@ def test_defaults_are_a_local_daemon_in_shared_memory() -> None:
 
 
 def test_a_token_is_the_files_text(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret\n")
+    write_token(tmp_path / "token", f"{TOKEN}\n")
 
     options = parse_options(["--budget-mib", "1", "--token-file", str(tmp_path / "token")])
 
-    assert options.local.token == "secret"
+    assert options.local.token == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,14 @@ def test_a_token_is_the_files_text(tmp_path: Path) -> None:
             id="open-to-all",
         ),
         pytest.param(["--token-file", "gone"], "--token-file: 'gone' cannot be read", id="no-file"),
-        pytest.param(["--token-file", "empty"], "'empty' holds no token; 1 to", id="empty-file"),
-        pytest.param(["--token-file", "large"], "'large' holds no token", id="large-file"),
+        pytest.param(
+            ["--token-file", "empty"],
+            "'empty' holds 0 characters; allowed for a token: 16 to",
+            id="empty-file",
+        ),
+        pytest.param(
+            ["--token-file", "large"], "'large' holds 4097 characters; allowed", id="large-file"
+        ),
         pytest.param(["--token-file", "binary"], "'binary' cannot be read", id="binary-file"),
         pytest.param(["--connections-max", "0"], "'0': Input should be", id="no-connections"),
         pytest.param(["--idle-s", "nan"], "--idle-s: 'nan': Input should be a finite", id="nan"),
@@ -74,9 +81,9 @@ def test_wrong_options_end_with_status_2_and_one_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").write_text(" \n")
-    (tmp_path / "large").write_text("x" * 5000)
-    (tmp_path / "token").write_text("secret")
+    write_token(tmp_path / "empty", " \n")
+    write_token(tmp_path / "large", "x" * 5000)
+    write_token(tmp_path / "token")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     needs_budget = words and words[0] not in {"--budget-mib", "--budget"}
     budget = ["--budget-mib", "1"] if needs_budget or "--budget" in words else []

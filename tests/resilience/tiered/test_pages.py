@@ -19,6 +19,7 @@ from tests.ports import free_ports
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.daemons import ROOT
 from tests.resilience.tiered.kept import wait_until
+from tests.tokens import write_token
 
 _PAGE = (ROOT / "docs" / "tiered.md").read_text("utf-8")
 _SECTION = _PAGE.partition("\n## Without the launcher\n")[2].partition("\n## ")[0]
@@ -97,7 +98,7 @@ def test_options_for_several_nodes_are_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("token").write_text("x" * 32)
+    write_token(Path("token"), "x" * 32)
     Path("token").chmod(0o600)
     (command,) = blocks("")
     words = shlex.split(command.replace("\\\n", " "))

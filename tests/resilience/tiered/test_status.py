@@ -16,6 +16,7 @@ from tests.resilience.tiered.asked import ask
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save
 from tests.resilience.tiered.kept import wait_until, waiting
 from tests.resilience.tiered.test_two_nodes import make_pair
+from tests.tokens import write_token
 
 
 def test_status_tells_which_steps_are_where(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_daemons_of_this_user_are_found(tmp_path: Path) -> None:
 
 
 def test_who_has_no_token_is_told_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
+    write_token(tmp_path / "token")
     folder = tmp_path / "arena"
     with Daemon(folder=folder, options=["--token-file", str(tmp_path / "token")]).start():
         refused = ask("status", "--dir", folder)

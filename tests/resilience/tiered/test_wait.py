@@ -9,6 +9,7 @@ import pytest
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from tests.resilience.tiered.asked import ask, end, spawn
 from tests.resilience.tiered.daemons import Daemon
+from tests.tokens import write_token
 
 
 def test_it_ends_when_a_daemon_answers(tmp_path: Path) -> None:
@@ -32,8 +33,8 @@ def test_a_daemon_that_was_killed_is_not_there(tmp_path: Path) -> None:
 
 
 def test_one_that_asks_for_a_token_has_answered(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
-    (tmp_path / "other").write_text("guess")
+    write_token(tmp_path / "token")
+    write_token(tmp_path / "other", "that of another run")
     folder = tmp_path / "arena"
     with Daemon(folder=folder, options=("--token-file", str(tmp_path / "token"))).start():
         assert ask("wait", "--dir", folder)[0] == 0
