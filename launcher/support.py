@@ -55,9 +55,23 @@ def printed_notes(job: Job, action: str, *, has_default_image: bool) -> list[str
     action=submit makes the Secret itself, and a job that lacks more cannot be applied yet.
     """
     found = notes(job, has_default_image=has_default_image)
+    if note := _warm_up_note(job):
+        found.append(note)
     if action == "submit" or _problems(job, has_default_image=has_default_image):
         return [note for note in found if note != awaited_secret(job)]
     return found
+
+
+def _warm_up_note(job: Job) -> str | None:
+    """Say that the learning rate never gets to its height: a person may try a few steps."""
+    trainer = job.trainer
+    if trainer.optimizer.warmup_steps < trainer.max_steps:
+        return None
+    return (
+        f"trainer.optimizer.warmup_steps {trainer.optimizer.warmup_steps} is not less than "
+        f"trainer.max_steps {trainer.max_steps}, so the learning rate never reaches "
+        f"trainer.optimizer.lr {trainer.optimizer.lr:g}"
+    )
 
 
 def _problems(job: Job, *, has_default_image: bool) -> list[str]:

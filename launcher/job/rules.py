@@ -38,6 +38,11 @@ def _model_dimensions(job: JobContent) -> Iterator[str]:
             f"model.num_heads {model.num_heads} is no multiple of "
             f"model.num_kv_heads {model.num_kv_heads}"
         )
+    if model.head_dim % 2:
+        yield (
+            f"model.head_dim {model.head_dim} is odd, and rotary position embeddings turn pairs of "
+            "numbers; allowed: an even number"
+        )
     is_torch_llama = isinstance(model, LlamaModel) and isinstance(job.trainer, TorchTrainer)
     if is_torch_llama and model.hidden_size % model.num_heads:
         yield (

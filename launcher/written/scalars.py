@@ -79,7 +79,7 @@ def _scalars(node: yaml.Node, place: tuple[str | int, ...]) -> Iterator[Scalar]:
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield from _scalars(item, (*place, index))
-    else:
+    elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
         merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
         for each in merged:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required"})
 """Open mappings of texts: variables of the workers and labels. `required` is that of affinity."""
 
 
+@overload
+def to_text(value: float) -> str: ...
+@overload
+def to_text(value: Any) -> Any: ...
 def to_text(value: Any) -> Any:
     """Return a number, true or false as YAML and most programs write it; anything else as it is."""
     if isinstance(value, bool):

@@ -97,6 +97,10 @@ def cached(
 class _EndOfStage(IndexError):  # noqa: N818  (as StopIteration, it is no error)
     """There are no more batches; told apart from an IndexError of the dataset."""
 
+    def __init__(self, number: int, num_batches: int) -> None:
+        super().__init__(f"batch {number} does not exist: the stage has {num_batches}")
+        self.num_batches = num_batches
+
 
 class CachedLoader:
     """The batches of one position and stage; made by `cached`. One thread; a context manager.
@@ -117,6 +121,8 @@ class CachedLoader:
         self._spec = spec
         self._events = events
         self._next = spec.first
+        self._num_before = 0
+        """Batches of the whole epochs before this one."""
         # The producer hears of a position after so many batches, while the others are there yet.
         self._tell_every = max(1, spec.prefetch_length // 2)
         self._told = -self._tell_every
@@ -146,19 +152,47 @@ class CachedLoader:
     @property
     def samples_consumed(self) -> int:
         """Return how many samples, of all positions, stand before the next batch."""
-        return self._next * self._spec.samples_per_batch
+        return (self._num_before + self._next) * self._spec.samples_per_batch
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches from the position to the end of the stage; validation from 0 on."""
+        """Yield the batches from the position to the end of the stage; validation from 0 on.
+
+        A position at the end of the stage, or behind it, is one of a further epoch, which has the
+        same batches. Raises DataCacheError where the stage has no batches, or where a position
+        behind its end cannot be placed.
+        """
         if self._spec.stage == "val":
             self._next = 0
             self._tell(0)
+        is_first = True
         while True:
             try:
                 batch = self.read(self._next)
-            except _EndOfStage:
-                return
+            except _EndOfStage as end:
+                if not is_first or self._spec.stage == "val":
+                    return
+                self._begin_epoch(end.num_batches)
+                batch = self.read(self._next)
+            is_first = False
             yield batch
+
+    def _begin_epoch(self, num_batches: int) -> None:
+        """Turn a position behind the stage's end into one of a further epoch."""
+        position = self._next
+        if num_batches == 0:
+            raise DataCacheError("the stage has no batches; look at the dataset and its filters")
+        try:
+            # A source that is told where to begin does not know how many batches lie before.
+            self.read(num_batches - 1)
+        except _EndOfStage as end:
+            raise DataCacheError(
+                f"the position {position} is behind the stage's end, and where in an epoch it lies "
+                "cannot be known; resume from an earlier checkpoint, or use a source that begins "
+                "at the first batch"
+            ) from end
+        epochs, self._next = divmod(position, num_batches)
+        self._num_before += epochs * num_batches
+        self._tell(self._next)
 
     def read(self, number: int) -> Any:
         """Return a batch by its number, and go on behind it; waits for it until the deadline.
@@ -239,7 +273,7 @@ class CachedLoader:
         if content is not None and content.get("fingerprint") == self._spec.fingerprint:
             with suppress(OSError):  # on a full file system; it only saves the producer time
                 write_state(self._store.folder, parse_state(content))
-        self._next = number
+        self._next, self._num_before = number, 0
         self._tell(number)
 
     def close(self, *, is_over: bool = False) -> None:
@@ -308,7 +342,7 @@ class CachedLoader:
         if answer.verb == "failed" and self._frees_memory(answer.text):
             answer = self._connection.ask(number, is_damaged=is_damaged)
         if answer.verb == "end":
-            raise _EndOfStage(f"batch {number} does not exist: the stage has {answer.number}")
+            raise _EndOfStage(number, answer.number)
         if answer.verb == "failed":
             raise rebuild_error(parse_failure(answer.text), number=number)
 

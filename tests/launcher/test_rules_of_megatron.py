@@ -31,6 +31,9 @@ _FOUR = {**MEGATRON, "num_devices": 4}
             id="sequence-alone",
         ),
         pytest.param(
+            {"head_dim": 33}, {}, "model.head_dim 33 is odd, and rotary position", id="odd-heads"
+        ),
+        pytest.param(
             {"tie_embeddings": True},
             {"pipeline_parallel": 2},
             "model.tie_embeddings true shares a matrix between the first and the last stage",

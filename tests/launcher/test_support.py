@@ -303,6 +303,17 @@ def test_a_job_that_lacks_nothing_has_one_note_for_whoever_applies_it_by_hand() 
     assert note.startswith("the pods wait for the Secret 'llama3-tiny-checkpointless-token'")
 
 
+def test_a_warm_up_that_is_longer_than_the_run_is_noted() -> None:
+    job = shipped_job(TINY, "local", ["trainer.max_steps=20"])
+
+    (note,) = printed_notes(job, "render", has_default_image=False)
+
+    assert note == (
+        "trainer.optimizer.warmup_steps 20 is not less than trainer.max_steps 20, so the learning "
+        "rate never reaches trainer.optimizer.lr 0.003"
+    )
+
+
 def test_a_note_cannot_become_a_line_of_the_manifest() -> None:
     """Whatever characters a path has."""
     job = shipped_job(TINY, "job", ["cluster.run_path='/a b: {c}  # d'"])

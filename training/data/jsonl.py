@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ CACHE_FOLDER = "cache"
 """Folder of token files in a run's own."""
 _DOCUMENTS_PER_CALL = 256
 _UNCHANGED = "leave the data as it is while a run begins"
+_HALF = re.compile("[\ud800-\udfff]")
 _TOKEN_TYPE = np.dtype("<u4")
 
 Encoder = Callable[[list[str]], Iterable[Tokens]]
@@ -163,7 +165,10 @@ def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
         raise DataError(f"data.tokenizer {folder} has no end-of-text token to divide documents")
 
     def encode(texts: list[str]) -> Iterator[Tokens]:
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        # A document that spells a special token, such as the end of a text, is text all the same.
+        encoded = tokenizer(
+            texts, add_special_tokens=False, split_special_tokens=True, verbose=False
+        )["input_ids"]
         return (np.array([*tokens, end], dtype=_TOKEN_TYPE) for tokens in encoded)
 
     return encode, len(tokenizer)
@@ -171,11 +176,16 @@ def _open_hugging_face(folder: str) -> tuple[Encoder, int]:
 
 def _read_texts(data: JsonLines) -> Iterator[str]:
     lines = _read_file(data) if isinstance(data, Jsonl) else _read_bucket(data)
-    return (
-        _parse_text(line.content, data.text_key, line.where)
-        for line in lines
-        if line.content.strip()
-    )
+    for line in lines:
+        if line.content.strip():
+            text = _parse_text(line.content, data.text_key, line.where)
+            # Bytes can hold such a half, and no other tokenizer takes it.
+            if data.tokenizer != "bytes" and _HALF.search(text):
+                raise DataError(
+                    f"{line.where} holds half of a surrogate pair under data.text_key "
+                    f"{data.text_key!r}; allowed: text that UTF-8 can write"
+                )
+            yield text
 
 
 def _read_bucket(data: S3Jsonl) -> Iterator[Line]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from resilience.data.datamodule import CachedDataModule
+from resilience.data.errors import DataCacheError
 from resilience.data.loader import CachedLoader
 from resilience.data.sources import Source
 from tests.resilience.data import user_modules
@@ -34,6 +37,38 @@ from resilience.data.sources import Source
 source = Source("tests.resilience.data.user_modules:from_zero", {"folder": "/nowhere"})
 module = CachedDataModule(source, None, identity={}, job="job")
 assert isinstance(module, LightningDataModule) and module.is_initialised
+"""
+LIGHTNING_EPOCHS = """
+import json, sys, torch
+import lightning.pytorch as lightning
+from resilience.data.datamodule import CachedDataModule
+from resilience.data.sources import Source
+from tests.resilience.data.scene import make_settings
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(4, 1), []
+
+    def training_step(self, batch, index):
+        self.seen.append(int(batch["number"][0]))
+        return self.layer(torch.as_tensor(batch["number"]).float()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+arguments = json.loads(sys.argv[1])
+source = Source("tests.resilience.data.user_modules:from_zero", arguments)
+from pathlib import Path
+settings = make_settings(Path(arguments["folder"], "cache"), val_prefetch_length=8)
+data = CachedDataModule(source, settings, identity={}, job="job", has_validation=False)
+model = Model()
+trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=1, logger=False,
+                            enable_checkpointing=False, enable_progress_bar=False,
+                            enable_model_summary=False, default_root_dir=arguments["folder"])
+trainer.fit(model, datamodule=data)
+data.close(is_over=True)
+print(json.dumps(model.seen))
 """
 
 
@@ -107,6 +142,59 @@ def test_an_end_of_the_data_is_an_end(job):
     module = job.start(Source("tests.resilience.data.user_modules:from_zero", arguments))
 
     assert numbers(module.train_dataloader()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("make", ["from_zero", "from_start", "with_state"])
+def test_a_further_epoch_has_all_batches_again(job, make):
+    """Also one that begins where a checkpoint is resumed: at the end, and behind it."""
+    source = Source(f"tests.resilience.data.user_modules:{make}",
+                    {"folder": str(job.folder), "num_batches": 8})  # fmt: skip
+    module = job.start(source, samples_per_batch=4)
+    epochs = [numbers(module.train_dataloader()) for _ in range(3)]
+
+    assert epochs == [list(range(8))] * 3
+    assert module.state_dict() == {"samples_consumed": 3 * 8 * 4}
+    module.teardown("fit")
+    for batch in (8, 12, 23):
+        again = job.start(source, samples_per_batch=4)
+        again.load_state_dict({"samples_consumed": batch * 4})
+        assert numbers(again.train_dataloader()) == list(range(batch % 8, 8))
+        assert again.state_dict() == {"samples_consumed": (batch // 8 + 1) * 8 * 4}
+        again.teardown("fit")
+
+
+def test_a_position_behind_the_end_that_cannot_be_placed_is_an_error(job):
+    source = Source("tests.resilience.data.user_modules:from_start",
+                    {"folder": str(job.folder), "num_batches": 8})  # fmt: skip
+    module = job.start(source)
+    module.load_state_dict({"samples_consumed": 12})
+
+    with pytest.raises(DataCacheError, match="position 12 is behind the stage's end"):
+        numbers(module.train_dataloader())
+
+
+def test_a_stage_without_batches_is_an_error(job):
+    source = Source("tests.resilience.data.user_modules:from_zero",
+                    {"folder": str(job.folder), "num_batches": 0})  # fmt: skip
+
+    with pytest.raises(DataCacheError, match="the stage has no batches"):
+        numbers(job.start(source).train_dataloader())
+
+
+@pytest.mark.slow
+def test_lightnings_own_trainer_trains_on_every_batch_of_two_epochs(tmp_path):
+    if find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed")
+    source = {"folder": str(tmp_path), "num_batches": 32}
+
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHTNING_EPOCHS, json.dumps(source)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [*range(32), *range(32)]
 
 
 def test_a_resume_far_away_reads_nothing_in_between(job):

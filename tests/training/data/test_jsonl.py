@@ -74,6 +74,25 @@ def test_hugging_face_tokenizer(write, tmp_path, tokenizer_folder):
     assert _tokens(data, tmp_path) == [0, 1, 3, 2, 3]
 
 
+def test_a_document_that_spells_a_special_token_is_text(write, tmp_path, tokenizer_folder):
+    data = write('{"text": "hello <end> world <unk>"}', tokenizer=str(tokenizer_folder))
+
+    tokens = _tokens(data, tmp_path)
+
+    assert tokens.count(3) == 1, tokens
+    assert (tokens[0], tokens[-1]) == (0, 3)
+
+
+def test_half_of_a_surrogate_pair_is_named_where_a_tokenizer_takes_none(
+    write, tmp_path, tokenizer_folder
+):
+    line = '{"text": "a\\ud800"}'
+    assert _tokens(write(line), tmp_path) == [97, 0xED, 0xA0, 0x80, 256]
+
+    with pytest.raises(DataError, match="line 2 holds half of a surrogate pair"):
+        _tokens(write('{"text": "a"}', line, tokenizer=str(tokenizer_folder)), tmp_path)
+
+
 def test_file_of_tokens_is_another_for_other_text_or_options(write, tmp_path):
     data = write('{"text": "ab"}')
     first = token_file(data, tmp_path)
