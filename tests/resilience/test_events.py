@@ -238,7 +238,7 @@ def test_ends_that_are_torn_or_foreign_are_left_out_and_said(tmp_path: Path) -> 
     assert len(event_files(log)) == 6
 
     said = [
-        "events-folder.jsonl cannot be read: Is a directory",
+        "events-folder.jsonl cannot be read: is no plain file",
         "events-holes.jsonl, line 2: Expecting value: line 1 column 1 (char 0), and 1 more lines",
     ]
     ends = [
