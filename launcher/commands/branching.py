@@ -154,10 +154,12 @@ def _find_point(run: RunFolder, step: int | None) -> BranchPoint:
 
 def _choose_step(run: RunFolder, point: BranchPoint, asked: int | None) -> int:
     """Return the step that is asked for, or the newest; RecipeError where it is known not to be."""
-    name, steps = run.job.name, stored_steps(run)
+    name, stored = run.job.name, stored_steps(run)
+    steps, damaged = (stored.whole, stored.damaged) if stored else (None, {})
     if steps is not None and asked is not None and asked not in steps:
         there = ", ".join(map(str, steps[:_SHOWN_MAX])) or "no whole step"
-        raise RecipeError(f"step {asked} of {name} is not in {point.url}; the store has {there}")
+        state = f"is damaged ({damaged[asked]})" if asked in damaged else "is not"
+        raise RecipeError(f"step {asked} of {name} {state} in {point.url}; the store has {there}")
     if asked is not None:
         return asked
     told = see_run(run, cluster_of(run.job)).state.storage.stored_step
@@ -166,6 +168,8 @@ def _choose_step(run: RunFolder, point: BranchPoint, asked: int | None) -> int:
         left = [each for each in steps if told is None or each <= told]
         if not left:
             raise RecipeError(f"the store {point.url} has no whole step of {name}")
+        for step in sorted(each for each in damaged if each > left[0]):
+            sys.stderr.write(f"step {step} of {name} is damaged: {damaged[step]}\n")
         return left[0]
     if told is None:
         raise RecipeError(

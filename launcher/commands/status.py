@@ -185,11 +185,17 @@ def _stored(sight: Sight, newest_step: int | None) -> str | None:
         there = stored_steps(sight.run)
     except OutsideError as error:
         return f"{text}; the store cannot be looked at from here: {error}"
-    if there is None or told.stored_step in there:
+    if there is None:
         return text
-    if there and there[0] > told.stored_step:
-        return f"in the store: step {there[0]}"
-    left = f"step {there[0]} is the newest there" if there else "it has no whole step"
+    if there.damaged:
+        listed = ", ".join(map(str, sorted(there.damaged)))
+        text = f"{text}; damaged there: step {listed} ({next(iter(there.damaged.values()))})"
+    if told.stored_step in {*there.whole, *there.damaged}:
+        return text
+    newest = next(iter(there.whole), None)
+    if newest is not None and newest > told.stored_step:
+        return f"in the store: step {newest}"
+    left = "it has no whole step" if newest is None else f"step {newest} is the newest there"
     return f"step {told.stored_step} is not in the store any more: {left}"
 
 

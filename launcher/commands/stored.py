@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,8 +32,18 @@ def store_url(run: RunFolder, store: StoreTier) -> str:
     return f"folder:{place / store.url.removeprefix('folder:')}" if store.is_in_run else store.url
 
 
-def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
-    """Return the steps that are whole in a run's store, newest first; None where nobody sees it.
+@dataclass(frozen=True, slots=True)
+class StoredSteps:
+    """The steps in a run's store."""
+
+    whole: tuple[int, ...]
+    """Newest first."""
+    damaged: Mapping[int, str]
+    """What is wrong with a description, by step."""
+
+
+def stored_steps(run: RunFolder) -> StoredSteps | None:
+    """Return the steps that are whole in a run's store; None where nobody sees it.
 
     Those that the store knows to be of an older history are none. A folder is looked at where the
     run is of this machine: elsewhere the same path may be another one. S3 is not asked: its
@@ -53,7 +65,8 @@ def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
     namespace = checkpoints_namespace(run.job, run.path)
     quick = store.model_copy(update={"deadline_s": LOOK_DEADLINE_S})
     try:
-        found = StoreReader(open_as(url, quick), namespace, source="folder").steps()
+        reader = StoreReader(open_as(url, quick), namespace, source="folder")
+        found = reader.steps(reads_all=True)
     except TierError as error:
         raise OutsideError(f"{url}: {error}") from error
     places = {StepAt(step=each.step, generation=each.generation): each for each in found}
@@ -63,4 +76,5 @@ def stored_steps(run: RunFolder) -> tuple[int, ...] | None:
         for at, each in places.items()
         if at not in stale and len(each.shards) == each.num_shards
     }
-    return tuple(sorted(whole, reverse=True))
+    damaged = {step: why for (step, _), why in reader.left_out.items() if step not in whole}
+    return StoredSteps(tuple(sorted(whole, reverse=True)), damaged)

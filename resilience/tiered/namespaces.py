@@ -215,14 +215,15 @@ class Claim:
 
 def _read(path: Path) -> dict[str, _Namespace]:
     try:
-        content = json.loads(path.read_bytes())
-        return {
-            str(name): _Namespace(
+        items = json.loads(path.read_bytes()).items()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+    known = {}
+    for name, each in items:
+        with suppress(ValueError, AttributeError, KeyError, TypeError):  # hides no other
+            known[str(name)] = _Namespace(
                 job=None if each["job"] is None else str(each["job"]),
                 runs={int(first): int(step) for first, step in each["runs"]},
                 owner=NamespaceOwner.model_validate(each["owner"]) if each.get("owner") else None,
             )
-            for name, each in content.items()
-        }
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
-        return {}
+    return known

@@ -8,7 +8,9 @@ copied, sent and checked piece by piece.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -123,6 +125,21 @@ def decode_meta(text: bytes) -> ShardMeta:
         raise ValueError(f"no description of a shard: {error}") from error
     _check(meta)
     return meta
+
+
+def decode_metas(text: bytes, num_bytes_max: int) -> dict[ShardId, ShardMeta]:
+    """Return what lines say of shards of one content; one that makes no sense hides no other.
+
+    A line that says otherwise of the content than most lines do is left out too.
+    """
+    metas: dict[ShardId, ShardMeta] = {}
+    for line in text.split(b"\n"):
+        with suppress(ValueError):
+            meta = decode_meta(line)
+            if meta.num_bytes <= num_bytes_max:
+                metas[meta.id] = meta
+    digests = Counter(map(content_digest, metas.values())).most_common(1)
+    return {key: each for key, each in metas.items() if content_digest(each) == digests[0][0]}
 
 
 def check_bounds(tensors: Sequence[TensorPlace], num_bytes: int) -> None:

@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from resilience.tiered.arena import Arena, Found, Segment
+from resilience.tiered.arena import Arena, Segment
 from resilience.tiered.errors import HeldError, StaleError, VaultFullError
 from resilience.tiered.namespaces import Claim, Ledger, Runs
 from resilience.tiered.shard import (
     ShardId,
     ShardMeta,
     content_digest,
-    decode_meta,
+    decode_metas,
     encode_meta,
     is_intact,
     num_pieces,
@@ -459,9 +459,8 @@ class Vault:
     def _find(self) -> None:
         """Take over what the arena has found."""
         for found in self._arena.found:
-            metas = {
-                each: meta for each, meta in _decode(found).items() if each not in self._shards
-            }
+            read = decode_metas(found.text, found.segment.size_bytes)
+            metas = {each: meta for each, meta in read.items() if each not in self._shards}
             if not metas:
                 self._arena.discard(found.segment)
                 continue
@@ -479,17 +478,6 @@ def _check_same(writing: Writing, meta: ShardMeta) -> None:
             f"{show(meta.id)} of {meta.num_bytes} bytes is not what was begun: "
             f"{show(writing.id)} of {writing.num_bytes}"
         )
-
-
-def _decode(found: Found) -> dict[ShardId, ShardMeta]:
-    """Return what a segment was sealed with, nothing where that makes no sense."""
-    try:
-        metas = [decode_meta(line) for line in found.text.split(b"\n")]
-    except ValueError:
-        return {}
-    if any(each.num_bytes > found.segment.size_bytes for each in metas):
-        return {}
-    return {each.id: each for each in metas}
 
 
 def show(shard_id: ShardId) -> str:

@@ -93,8 +93,8 @@ class TierLoader:
         for number in itertools.count():
             offers = [
                 each
-                for each in self._agree_on_offers(number)
-                if (newer_than is None or each.step > newer_than) and only in (None, each.step)
+                for each in self._agree_on_offers(number, only)
+                if newer_than is None or each.step > newer_than
             ]
             offer = next((each for each in offers if _key(each) not in given_up), None)
             if offer is None:
@@ -120,16 +120,16 @@ class TierLoader:
         for (step, _), text in reasons.items():
             self._fail(step, text)
 
-    def _agree_on_offers(self, number: int) -> list[StepOnOffer]:
+    def _agree_on_offers(self, number: int, only: int | None) -> list[StepOnOffer]:
         """Return the steps to try, newest first: rank 0 asks its daemon, and tells the others.
 
         Where it gets no answer, the lowest rank does it whose daemon gives one.
         """
         group, topic = self._group, f"{self._topic}/offers/{number}"
-        own = self._find_offers() if self._is_leader else {}
+        own = self._find_offers(only) if self._is_leader else {}
         told = json.loads(group.first_text(topic, json.dumps(own), CHECKPOINT_TIMEOUT))
         if "error" in told:
-            own = told if self._is_leader else self._find_offers()
+            own = told if self._is_leader else self._find_offers(only)
             text = json.dumps(own) if "steps" in own else None
             found = group.lowest_text(topic, text, CHECKPOINT_TIMEOUT)
             if found is None:
@@ -145,10 +145,10 @@ class TierLoader:
         self.newest_generation = max(self.newest_generation, newest)
         return offers
 
-    def _find_offers(self) -> dict[str, object]:
+    def _find_offers(self, only: int | None) -> dict[str, object]:
         """Return what this node's daemon offers, or its error, as JSON data."""
         try:
-            steps = self._ask()[:OFFERS_MAX]
+            steps = [each for each in self._ask() if only in (None, each.step)][:OFFERS_MAX]
         except TieredError as error:
             return {"error": str(error)}
         rows = [[each.step, each.generation, each.num_shards, each.shards] for each in steps]

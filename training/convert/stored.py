@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -254,9 +255,10 @@ class StoredStep:
 
 def _choose(store: Store, namespace: str, url: str, step: int | None) -> StepOnOffer:
     """Return the newest whole step, or the one that is asked for."""
+    reader = StoreReader(store, namespace, source=url)
     offers = {
         StepAt(step=each.step, generation=each.generation): each
-        for each in StoreReader(store, namespace, source=url).steps()
+        for each in reader.steps(reads_all=True)
     }
     stale = find_stale(offers)
     whole = [
@@ -264,6 +266,9 @@ def _choose(store: Store, namespace: str, url: str, step: int | None) -> StepOnO
         for at, each in offers.items()
         if at not in stale and len(each.shards) == each.num_shards
     ]
+    damaged = {number: reason for (number, _), reason in reader.left_out.items()}
+    if step in damaged and all(each.step != step for each in whole):
+        raise CheckpointError(f"step {step} of {namespace!r} in {url} is damaged: {damaged[step]}")
     if not whole:
         raise CheckpointError(f"the namespace {namespace!r} in {url} has no whole step")
     found = next((each for each in whole if step in (None, each.step)), None)
@@ -271,5 +276,10 @@ def _choose(store: Store, namespace: str, url: str, step: int | None) -> StepOnO
         steps = ", ".join(str(each.step) for each in whole)
         raise ConversionError(
             f"the namespace {namespace!r} in {url} has no step {step}, but {steps}"
+        )
+    for number in sorted(each for each in damaged if step is None and each > found.step):
+        sys.stderr.write(
+            f"training.convert: step {number} is damaged, and step {found.step} is the newest that "
+            f"is whole: {damaged[number]}\n"
         )
     return found

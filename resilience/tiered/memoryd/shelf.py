@@ -18,15 +18,12 @@ from resilience.tiered.catalog import Copy, LowerTier, StepAt, step_of
 from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest
-from resilience.tiered.stores.deadline import DeadlineError
+from resilience.tiered.stores.entries import EntryReader
 from resilience.tiered.stores.owner import NamespaceOwner
 from resilience.tiered.stores.store import Store
 
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
-
-_FAILURES_MAX = 3
-"""After so many entries in a row that could not be read, the store itself counts as broken."""
 
 _PUT_MAX = 1024
 """Of so many shards that it has put this node tells the others."""
@@ -358,7 +355,7 @@ class Shelf:
 
     def _learn(self, namespace: str, ids: Iterable[ShardId], look: _Look) -> None:
         """Read the entries that are new, the newest step first."""
-        num_failed = 0
+        entries = EntryReader(self.store, self._leave_out)
 
         def step(each: ShardId) -> tuple[int, int]:
             return each.step, each.generation
@@ -367,18 +364,7 @@ class Shelf:
             for each in group:
                 if self._knows(each):
                     continue
-                try:
-                    meta = self.store.get_meta(each)
-                    num_failed = 0
-                except DeadlineError:
-                    raise
-                except TierError as error:
-                    num_failed += not _is_of_entry(error)
-                    if num_failed >= _FAILURES_MAX:
-                        raise
-                    complain(f"left out in {self.name}: {error}")
-                    self._note_error(error)
-                    continue
+                meta = entries.read(each)
                 if meta is not None:
                     self._add(namespace, meta, look)
 
@@ -392,6 +378,10 @@ class Shelf:
             if meta.id not in look.changed:
                 self._known[namespace].copies[meta.id] = copy
                 look.has_news = True
+
+    def _leave_out(self, _: ShardId, error: TierError) -> None:
+        complain(f"left out in {self.name}: {error}")
+        self._note_error(error)
 
     def _note_error(self, error: TierError) -> None:
         with self._lock:
@@ -425,8 +415,3 @@ class Shelf:
             place=self.place,
             tier=self.tier,
         )
-
-
-def _is_of_entry(error: TierError) -> bool:
-    """Return whether an entry is at fault, which another try does not mend, and not the store."""
-    return error.__cause__ is None or isinstance(error.__cause__, (ValueError, TierError))

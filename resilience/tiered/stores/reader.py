@@ -13,6 +13,7 @@ from resilience.tiered.client import StepOnOffer
 from resilience.tiered.errors import TierError
 from resilience.tiered.lending import Check
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest
+from resilience.tiered.stores.entries import EntryReader
 from resilience.tiered.stores.store import Store
 
 
@@ -50,22 +51,45 @@ class StoreReader:
         """What a person is told of where it came from."""
         self._bad: set[ShardId] = set()
         """Shards whose bytes were just found damaged."""
+        self.left_out: dict[tuple[int, int], str] = {}
+        """By step and generation why it is not whole, where a description cannot be read."""
 
-    def steps(self, *, check: Check | None = None) -> list[StepOnOffer]:
-        """Return the steps that have shards there, newest first. Raises TierError."""
+    def steps(self, *, check: Check | None = None, reads_all: bool = False) -> list[StepOnOffer]:
+        """Return the steps that have shards there, newest first. Raises TierError.
+
+        Of each step one description is read, or all with `reads_all`. A step of which one was
+        found damaged is never whole; `left_out` has the reason. It stays in the list, since it
+        tells which older histories are over.
+        """
+        self.left_out.clear()
         shards: dict[tuple[int, int], list[ShardId]] = defaultdict(list)
         for each in self._store.list_steps(self._namespace):
             shards[each.step, each.generation].append(each)
-        return [
-            StepOnOffer(
-                step=step,
-                generation=generation,
-                num_shards=meta.num_shards,
-                shards=tuple(each.shard for each in found),
-            )
-            for (step, generation), found in sorted(shards.items(), reverse=True)
-            if (meta := self._store.get_meta(found[0])) is not None
-        ]
+        entries = EntryReader(self._store, self._leave_out)
+        offers = []
+        for (step, generation), found in sorted(shards.items(), reverse=True):
+            num_shards, readable = 0, []
+            for each in found:
+                if not num_shards or reads_all:
+                    if (meta := entries.read(each)) is None:
+                        continue
+                    num_shards = meta.num_shards
+                readable.append(each.shard)
+            if readable or (step, generation) in self.left_out:
+                offers.append(
+                    StepOnOffer(
+                        step=step,
+                        generation=generation,
+                        num_shards=num_shards or len(found),
+                        shards=tuple(readable),
+                    )
+                )
+        if self.left_out and not any(each.shards for each in offers):
+            raise TierError(next(iter(self.left_out.values())))
+        return offers
+
+    def _leave_out(self, shard_id: ShardId, error: TierError) -> None:
+        self.left_out.setdefault((shard_id.step, shard_id.generation), str(error))
 
     def read(
         self,

@@ -76,6 +76,18 @@ def test_what_a_run_has_gone_back_behind_is_no_state_of_it(tmp_path: Path) -> No
     assert "step 30 of llama3-tiny-pretrain is not in folder:" in left.err
     assert left.err.strip().endswith("; the store has 9, 5")
 
+    # Damaged, it hides no other, and says all the same what is over.
+    (description,) = run.rglob("steps/000000000009-g7/*.json")
+    description.write_text("{}")
+    newest = branch(run, "trainer.max_steps=5", "trainer.schedule=keep")
+    damaged, left = branch(run, at="@9"), branch(run, at="@30")
+
+    assert "the run would begin with step 5, and have nothing to do" in newest.err
+    assert "step 9 of llama3-tiny-pretrain is damaged: " in newest.err
+    assert "step 9 of llama3-tiny-pretrain is damaged (" in damaged.err
+    assert "step 30 of llama3-tiny-pretrain is not in folder:" in left.err
+    assert all(each.err.strip().endswith("; the store has 5") for each in (damaged, left))
+
 
 def test_newest_step_is_the_one_that_the_run_has_gone_on_from(tmp_path: Path) -> None:
     """The store knows it only when something newer is there."""

@@ -78,6 +78,13 @@ def test_store_is_looked_at_before_it_is_said_what_is_in_it(team: Path) -> None:
     assert safe().startswith("in the store: step 8 of 8, ")
     put_steps(run, 12)
     assert safe().startswith("in the store: step 8 of 8, ")
+    (description,) = run.rglob("steps/000000000004-g*/*.json")
+    description.write_text("{}")
+    told = safe()
+    assert told.startswith("in the store: step 8 of 8, ")
+    assert "; damaged there: step 4 (steps/" not in told
+    assert "; damaged there: step 4 (" in told
+    assert "no description of a shard" in told
     shutil.rmtree(next((run / "checkpoints").glob("*/steps/000000000008-*")))
     assert safe() == "in the store: step 12"
     shutil.rmtree(run / "checkpoints")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from resilience.tiered.errors import TierError
+from resilience.tiered.shard import ShardId, ShardMeta, encode_meta
 from resilience.tiered.stores.choice import open_as, parse_place
+from resilience.tiered.stores.deadline import DeadlineError
+from resilience.tiered.stores.entries import EntryReader
 from resilience.tiered.stores.reader import StoreReader
+from resilience.tiered.stores.store import Store
 from tests.launcher.shipped import shipped_job
 from tests.resilience.tiered.store_places import Place, make_shard
 
@@ -41,6 +46,102 @@ def test_shard_is_read_with_its_source(place: Place) -> None:
         assert (lent.meta, lent.source) == (shard.meta, "somewhere")
     with pytest.raises(KeyError):
         reader.read(step=5, generation=0, shard="0")
+
+
+def spoil(place: Place, step: int, text: bytes, *, shard: str = "0") -> None:
+    root = Path(place.settings["folder"])
+    (path,) = (each for each in root.rglob(f"{shard}.*.json") if f"/{step:012}-" in f"{each}")
+    path.write_bytes(text)
+
+
+@pytest.mark.parametrize("reads_all", [True, False])
+@pytest.mark.parametrize("text", [b"", b"{}", b"\0" * 99, encode_meta(make_shard(9, step=9).meta)])
+@pytest.mark.parametrize("bad", [1, 2, 3])
+def test_a_damaged_description_hides_no_other_step(
+    place: Place, bad: int, text: bytes, reads_all: bool
+) -> None:
+    store = place.open()
+    for step in (1, 2, 3):
+        make_shard(step, step=step).put(store)
+    spoil(place, bad, text)
+    reader = StoreReader(store, "job", source="x")
+
+    steps = reader.steps(reads_all=reads_all)
+
+    whole = [each.step for each in steps if len(each.shards) == each.num_shards]
+    assert whole == [each for each in (3, 2, 1) if each != bad]
+    assert [*reader.left_out] == [(bad, 0)]
+    # The damaged one goes on to say that older histories are over.
+    assert [each.step for each in steps] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("reads_all", "is_whole"), [(True, [False, True]), (False, [True, True])])
+def test_a_second_shard_is_looked_at_on_demand(
+    place: Place, reads_all: bool, is_whole: list[bool]
+) -> None:
+    store = place.open()
+    for step in (1, 2):
+        for shard in "01":
+            make_shard(step, step=step, shard=shard, num_shards=2).put(store)
+    spoil(place, 2, b"{}", shard="1")
+
+    steps = StoreReader(store, "job", source="x").steps(reads_all=reads_all)
+
+    assert [len(each.shards) == each.num_shards for each in steps] == is_whole
+
+
+BAD = TierError("no description of a shard")
+HUNG = DeadlineError("no answer")
+
+
+def failed() -> TierError:
+    error = TierError("Input/output error")
+    error.__cause__ = OSError(5, "Input/output error")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("answers", "left_out", "raises"),
+    [
+        pytest.param([BAD] * 5 + [None], 5, False, id="damaged-entries"),
+        pytest.param([failed(), None, failed(), failed(), None], 3, False, id="some-unreadable"),
+        pytest.param([None, failed(), failed(), failed()], 2, True, id="a-store-that-fails"),
+        pytest.param([failed(), BAD, failed(), BAD, failed()], 4, True, id="between-damaged-ones"),
+        pytest.param([HUNG], 0, True, id="a-store-that-hangs"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_told_from_a_store_that_fails(
+    answers: list[TierError | None], left_out: int, raises: bool
+) -> None:
+    told: list[TierError] = []
+    entries = EntryReader(Answering(answers), lambda _, error: told.append(error))
+    shard_id = make_shard().meta.id
+
+    with pytest.raises(TierError) if raises else nullcontext():
+        for _ in answers:
+            entries.read(shard_id)
+
+    assert len(told) == left_out
+
+
+class Answering(Store):
+    def __init__(self, answers: list[TierError | None]) -> None:
+        self._answers = iter(answers)
+
+    def get_meta(self, id: ShardId) -> ShardMeta | None:  # noqa: A002
+        if (error := next(self._answers)) is not None:
+            raise error
+        return make_shard().meta
+
+
+def test_a_store_of_which_nothing_can_be_read_is_not_an_empty_one(place: Place) -> None:
+    store = place.open()
+    for step in (1, 2):
+        make_shard(step, step=step).put(store)
+        spoil(place, step, b"{}")
+
+    with pytest.raises(TierError, match="no description of a shard"):
+        StoreReader(store, "job", source="x").steps()
 
 
 def test_reading_leaves_the_store_as_it_is(place: Place) -> None:

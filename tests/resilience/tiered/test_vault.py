@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -265,6 +266,24 @@ def test_a_description_that_cannot_be_read_is_removed(
     later = reopen()
 
     assert (later.metas(), later.total_bytes, segments(folder)) == ([], 0, [])
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_one_bad_line_of_a_description_hides_no_other_shard(
+    vault: Vault, reopen: Reopen, folder: Path, bad: int
+) -> None:
+    for step in (1, 2, 3):
+        put(vault, make_id(step), make_content(PAGE))
+    path = folder / "segment-0.meta"
+    lines = path.read_bytes().split(b"\n")
+    step = json.loads(lines[bad])["id"]["step"]
+    lines[bad] = lines[bad][:-9]
+    path.write_bytes(b"\n".join(lines))
+
+    later = reopen()
+
+    assert {each.id.step for each in later.metas()} == {1, 2, 3} - {step}
+    assert all(later.check(each.id) for each in later.metas())
 
 
 def test_a_description_of_more_than_the_segment_has_is_removed(

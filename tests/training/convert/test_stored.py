@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,26 @@ def test_what_a_run_has_not_is_told(
     assert status == 2
     assert "has no step 7, but 3, 2, 1" in line
 
+    def damage(step: int) -> None:
+        (path,) = tmp_path.rglob(f"steps/{step:012}-*/0.*.json")
+        path.write_text("{}")
+
+    damage(2)
+    status, line = convert("--step=2")
+    assert (status, " is damaged: " in line) == (1, True)
+    damage(3)
+    assert main([str(tmp_path), str(tmp_path / "older")]) == 0
+    told = "training.convert: step 3 is damaged, and step 1 is the newest that is whole: "
+    assert told in capsys.readouterr().err
+    assert main([str(tmp_path), str(tmp_path / "named"), "--step=1"]) == 0
+
     for data in tmp_path.glob("checkpoints/*/data/*"):
         content = bytearray(data.read_bytes())
         content[1000] ^= 1
         data.write_bytes(content)
-    status, line = convert()
+    for path in (tmp_path / "older", tmp_path / "named"):
+        shutil.rmtree(path)
+    status, line = convert("--step=1")
     assert status == 1
     assert "its bytes are not what their checksums say" in line
 

@@ -73,7 +73,9 @@ class Workers:
             saver = Saver(self.clients[0], num_shards=1, has_begun=True)
             saver.save(view(float(step), lineage), step=step, generation=3)
 
-    def load(self, newer_than: int | None = None) -> list[Loaded | CheckpointError | None]:
+    def load(
+        self, newer_than: int | None = None, only: int | None = None
+    ) -> list[Loaded | CheckpointError | None]:
         """Load on both at once; returns what each came to."""
         store = HashStore()
 
@@ -85,7 +87,7 @@ class Workers:
                 lambda step, reason: self.failed.append((step, reason)),
             )
             try:
-                return loader.load_newest(newer_than=newer_than)
+                return loader.load_newest(newer_than=newer_than, only=only)
             except CheckpointError as error:
                 return error
 
@@ -114,6 +116,16 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield made
         for each in made.clients:
             each.close()
+
+
+@pytest.mark.parametrize("only", [1, 2, 4])
+def test_a_step_that_is_asked_for_is_found_behind_any_number_of_newer_ones(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, only: int
+) -> None:
+    monkeypatch.setattr(tier_loading, "OFFERS_MAX", 2)
+    workers.save(1, 2, 3, 4)
+
+    assert [each and each.step for each in workers.load(only=only)] == [only] * NUM_WORKERS
 
 
 @pytest.fixture
