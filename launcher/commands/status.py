@@ -14,7 +14,7 @@ from launcher.clusters.running.requests import read_size
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
 from launcher.commands.stored import stored_steps
 from launcher.errors import LauncherError, OutsideError, RecipeError, system_failure
-from launcher.monitor.checkpoints import newest_saved
+from launcher.monitor.checkpoints import missed_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.progress import render_recovery
@@ -160,7 +160,9 @@ def _safe(sight: Sight) -> str | None:
     """Return the newest step that is kept, and where; None where nothing is."""
     state, newest = sight.state, newest_saved(sight.state.tiers)
     parts = []
-    if newest and not sight.standing.phase.has_ended:
+    if missed := missed_text(state.tiers, sight.time):
+        parts.append(missed)
+    elif newest and not sight.standing.phase.has_ended:
         parts.append(f"checkpoint of step {newest.step}")
     elif newest and sight.run.job.cluster.kind != "local":
         # The memory of other machines is not seen from here.

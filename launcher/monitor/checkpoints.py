@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from launcher.monitor.duration import format_seconds
 from resilience.events import Event
 
 SAVED = "saved"
@@ -12,6 +13,8 @@ FAILED = "failed"
 LOADED = "loaded"
 UNREADABLE = "unreadable"
 
+_MISSED_MIN = 2
+"""So many checkpoints in a row that fail are worth a word; one may be a moment's trouble."""
 _PEERS_MAX = 4
 """More names than this tell a person no more."""
 _PLACES = {"s3": "S3", "folder": "the folder", "branch": "the run that it branched from"}
@@ -74,6 +77,23 @@ def newest_saved(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     return next(reversed(saved), None)
 
 
+def missed_text(checkpoints: Sequence[Checkpoint], now: float) -> str | None:
+    """Return that no checkpoint is made, and how old the newest is; None before the second miss."""
+    newest = newest_saved(checkpoints)
+    since_s = max(
+        [
+            newest.time if newest else 0.0,
+            *(each.time for each in checkpoints if each.kind == LOADED),
+        ]
+    )
+    missed = [each for each in checkpoints if each.kind == FAILED and each.time > since_s]
+    if (count := len({each.step for each in missed})) < _MISSED_MIN:
+        return None
+    age = format_seconds(max(0.0, now - newest.time)) if newest else ""
+    since = f"since that of step {newest.step}, {age} ago" if newest else "yet"
+    return f"no checkpoint {since}: {count} failed, the last: {missed[-1].reason}"
+
+
 def _saved(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return those that rank 0 has saved, and no rank has not."""
     failed = {(each.step, each.generation) for each in checkpoints if each.kind == FAILED}
@@ -93,6 +113,8 @@ def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
     # Steps without a checkpoint, however many ranks said so.
     if failed := {each.step for each in checkpoints if each.kind == FAILED}:
         parts.append(f"{len(failed)} failed")
+    if missed := missed_text(checkpoints, checkpoints[-1].time):
+        parts.append(missed)
     if unread := {each.step for each in checkpoints if each.kind == UNREADABLE}:
         parts.append(f"step {', '.join(map(str, sorted(unread)))} could not be loaded")
     if loads := [each for each in checkpoints if each.kind == LOADED]:

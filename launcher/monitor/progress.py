@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.monitor.checkpoints import newest_saved
+from launcher.monitor.checkpoints import missed_text, newest_saved
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import plain
 from launcher.monitor.recoveries import Recovery
@@ -161,7 +161,10 @@ def _numbers(state: RunState, now: float) -> str:
         quiet = standstill_text(state.standstill_s(now))
         parts.append(f"{state.seconds_per_step:.3g} s a step")
         parts.append(quiet or f"{format_seconds(state.seconds_left)} left")
-    if newest := newest_saved(state.tiers):
+    newest = newest_saved(state.tiers)
+    if missed := missed_text(state.tiers, now):
+        parts.append(missed)
+    elif newest:
         parts.append(f"checkpoint of step {newest.step}")
     if stored := storage_text(state.storage, newest.step if newest else None, now):
         parts.append(stored)

@@ -13,6 +13,7 @@ import pytest
 from launcher.monitor.checkpoints import (
     Checkpoint,
     checkpoints_text,
+    missed_text,
     newest_saved,
     next_checkpoints,
     source_text,
@@ -159,6 +160,39 @@ def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
 
     assert text is not None
     assert text.startswith("1 checkpoint, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ([("saved", 1, 10), ("failed", 2, 20)], None),
+        (
+            [("saved", 1, 10), ("failed", 2, 20), ("failed", 3, 30)],
+            "no checkpoint since that of step 10, 1 min 40 s ago: 2 failed, the last: no daemon",
+        ),
+        ([("failed", 2, 20), ("failed", 2.1, 20)], None),  # two ranks, one step
+        (
+            [("failed", 2, 20), ("failed", 3, 30)],
+            "no checkpoint yet: 2 failed, the last: no daemon",
+        ),
+        ([("failed", 2, 20), ("failed", 3, 30), ("saved", 4, 40)], None),
+        ([("saved", 1, 10), ("failed", 2, 20), ("failed", 3, 30), ("loaded", 4, 10)], None),
+    ],
+)
+def test_from_the_second_missed_checkpoint_on_it_is_said(
+    said: list[tuple[str, float, int]], text: str | None
+) -> None:
+    known = checkpoints_of(
+        [
+            event(f"checkpoint_{kind}", time, 0, step=step, reason="no daemon", source="ram")
+            for kind, time, step in said
+        ]
+    )
+
+    assert missed_text(known, 101.0) == text
+    whole = checkpoints_text(known)
+    assert whole is not None
+    assert ("no checkpoint " in whole) == (text is not None)
 
 
 def test_a_step_that_cannot_be_loaded_is_none_to_go_on_from() -> None:
