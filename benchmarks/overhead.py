@@ -45,7 +45,7 @@ FOREIGN_WHEN_OFF = (
 THREADS_WHEN_OFF = {"MainThread", "agent-link"}
 """The second may wait for the agent's word."""
 NUM_OFF_BUCKETS = 2
-"""Of the recipe's model under DDP; a step reduces these, and the loss with the wish to stop."""
+"""Of the recipe's model; a step reduces these, and the loss with the wish to stop."""
 MIB = 1 << 20
 
 

@@ -149,6 +149,8 @@ class Recovery:
         self._is_guarded = False
         self._has_trained = False
         """An update has written to the state that this process has made or loaded."""
+        self._whole_step: int | None = None
+        """Updates of the whole state in memory; None where the memory may hold parts of two."""
         self._update_error = ""
 
     @property
@@ -255,9 +257,11 @@ class Recovery:
     def _make_state(self, fallback: Fallback, start: Callable[[Fallback], int]) -> int:
         """Have `start` make the state; returns its step."""
         assert self._view is not None
-        before = digest_state(self._view) if self._has_trained else None
+        whole_step, self._whole_step = self._whole_step, None
+        before = self._trace() if self._has_trained else None
         step = start(fallback)
-        if before is not None and digest_state(self._view) == before:
+        # A checkpoint of the step that this rank holds has the bits that are in memory already.
+        if before is not None and step != whole_step and self._trace() == before:
             cause = f"; the last update raised {self._update_error}" if self._update_error else ""
             raise StateLostError(
                 f"{fallback.reason}, and `start` returned step {step} without writing to the "
@@ -265,6 +269,12 @@ class Recovery:
             )
         self._has_trained, self._update_error = False, ""
         return step
+
+    def _trace(self) -> tuple[str, int]:
+        """Return what a write to the state changes, also one of the same bits by torch."""
+        assert self._view is not None
+        num_writes = sum(each.tensor._version for each in self._view.tensors())  # noqa: SLF001
+        return digest_state(self._view), num_writes
 
     def _carry_out(self, plan: RecoveryPlan, members: Members, view: StateView) -> Resumed:
         rank = members.rank
@@ -277,7 +287,7 @@ class Recovery:
                 self._apply(self.mark.step)
         for each in plan.transfers:
             if each.target == rank:
-                role, source = "repaired", each.source
+                role, source, self._whole_step = "repaired", each.source, None
                 self.mark = replace(self.mark, phase=Phase.TORN_REPAIR)
         self._reach("recovery", plan.step)
         if role != "repaired":
@@ -328,7 +338,7 @@ class Recovery:
 
     def _settle(self, step: int, *, step_generation: int) -> None:
         """Note that the memory holds a whole state again."""
-        self._is_healthy = True
+        self._is_healthy, self._whole_step = True, step
         self._note_digest(step)
         self.mark = Mark(step=step, phase=Phase.COMPUTING, step_generation=step_generation)
 
@@ -375,14 +385,14 @@ class Recovery:
         torn = replace(self.mark, phase=Phase.TORN_UPDATE)
         with _without_signals():
             before, self.mark = self.mark, torn
-            self._has_trained = True
+            self._has_trained, self._whole_step = True, None
             try:
                 with guard:
                     yield
             except Exception as error:
                 self._update_error = f"{type(error).__name__}: {error}"
                 raise
-            self._is_guarded = True
+            self._is_guarded, self._whole_step = True, step + 1
             self._note_digest(step + 1)
             self.rest, self.pending = {**self.rest, **self.pending}, {}
             self.mark = Mark(

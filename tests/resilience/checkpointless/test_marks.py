@@ -147,6 +147,38 @@ def test_state_that_start_makes_anew_is_trained_on():
     assert recovery.resume(members, lambda fallback: 0).step == 0
 
 
+def trained():
+    """Return a rank that has ended its update of STEP."""
+    recovery = begun(state=(state := torch.zeros(4)))
+    recovery.begin()
+    with recovery.commit(Members(held(0), held(1))):
+        state += 1
+    return recovery
+
+
+def test_a_checkpoint_of_the_step_that_a_rank_holds_is_no_lost_state():
+    """All holders of another shard are gone; the checkpoint has the bits that are in memory."""
+    members = Members(held(0, step=STEP + 1, shard="0"), held(1, Phase.FRESH, shard="1"))
+
+    assert trained().resume(members, lambda fallback: STEP + 1).step == STEP + 1
+    with pytest.raises(StateLostError, match="returned step 0 without"):
+        trained().resume(members, lambda fallback: 0)
+
+
+def test_a_checkpoint_is_loaded_after_an_update_that_has_written_nothing():
+    recovery = begun(state=(state := torch.ones(4)))
+    recovery.begin()
+    with suppress(ValueError), recovery.commit(Members(held(0), held(1))):
+        raise ValueError("no memory for the update")
+    members = Members(held(0, Phase.TORN_UPDATE), held(1, Phase.TORN_UPDATE))
+
+    def start(fallback):
+        state.copy_(torch.ones(4))
+        return STEP
+
+    assert recovery.resume(members, start).step == STEP
+
+
 @pytest.mark.parametrize(
     ("phase", "step"),
     [(Phase.COMPUTING, STEP), (Phase.PASSED, STEP + 1), (Phase.FRESH, STEP)],
