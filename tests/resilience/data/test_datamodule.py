@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from tests.resilience.data import user_modules
 from tests.resilience.data.scene import make_settings
 
 ROOT = Path(__file__).parents[3]
+LIGHTNINGS_PYTHON = ROOT / ".venv-lightning/bin/python"
 LIGHTNING = """
 class LightningDataModule:
     trainer = None
@@ -183,13 +183,13 @@ def test_a_stage_without_batches_is_an_error(job):
 
 @pytest.mark.slow
 def test_lightnings_own_trainer_trains_on_every_batch_of_two_epochs(tmp_path):
-    if find_spec("lightning") is None:
-        pytest.skip("Lightning is not installed")
+    if not LIGHTNINGS_PYTHON.exists():
+        pytest.skip("no Lightning; scripts/install-lightning.sh installs it")
     source = {"folder": str(tmp_path), "num_batches": 32}
 
     done = subprocess.run(
-        [sys.executable, "-c", LIGHTNING_EPOCHS, json.dumps(source)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        [str(LIGHTNINGS_PYTHON), "-c", LIGHTNING_EPOCHS, json.dumps(source)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
