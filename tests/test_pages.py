@@ -192,7 +192,7 @@ def test_the_readmes_manifest_runs_where_it_is_applied(tmp_path: Path) -> None:
     ended = launch(*arguments, folder=tmp_path)
 
     assert ended.status == 0, ended.err
-    assert re.fullmatch(r"note: the pods wait for the Secret .*\n  kubectl .*\n", ended.err)
+    assert re.fullmatch(r"note: the pods wait for the Secret .*\n  .* \| kubectl .*\n", ended.err)
     run = tmp_path / "runs" / "llama3-70b-pretrain-checkpointless"
     job = json.loads((run / "job.json").read_text())
     assert job["trainer"]["num_nodes"] * job["trainer"]["num_devices"] == 128

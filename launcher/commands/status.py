@@ -39,7 +39,7 @@ def print_status(word: str, start: Path) -> int:
 def status_lines(sight: Sight) -> list[str]:
     """Return a run's standing as a person reads it."""
     run, standing, state = sight.run, sight.standing, sight.state
-    why = f": {standing.why}" if standing.why else ""
+    why = f": {' '.join(standing.why.splitlines())}" if standing.why else ""
     rows = {
         "recipe": f"{state.recipe} version {state.version}",
         "began": _beginnings(run.path),
@@ -260,5 +260,11 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
         # A file of the run that is none, or that nobody may read.
         return "?", "", "", str(system_failure(error))
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
-    why = sight.standing.why.partition("\n")[0] or _standstill(sight) or ""
+    why = _first_line(sight.standing.why) or _standstill(sight) or ""
     return sight.standing.phase.value, steps, kind, "; ".join(filter(None, (why, *sight.left_out)))
+
+
+def _first_line(text: str) -> str:
+    """Return the first line, and the second one where the first one announces it by a colon."""
+    lines = text.splitlines()
+    return " ".join(lines[: 2 if text.partition("\n")[0].endswith(":") else 1])

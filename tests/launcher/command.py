@@ -40,6 +40,11 @@ def launch(*arguments: str, folder: Path, env: dict[str, str] | None = None) -> 
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def last_of_each(*words: str) -> tuple[str, ...]:
+    """Return the words with the last value alone of a key that is given twice."""
+    return tuple({word.partition("=")[0]: word for word in words}.values())
+
+
 def refuse(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
     """Run what has to be refused, and return its message."""
     before = sorted(folder.rglob("*"))

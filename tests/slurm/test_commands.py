@@ -86,10 +86,13 @@ def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_hea
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "cut.conf"))
 
     status = ask(submitted, "status", submitted.name)
+    listed = ask(submitted, "runs")
 
     assert status.status == 1
     assert "unreachable: scontrol show job" in status.out
+    assert "ended with exit status 1: " in status.out
     assert "Unable to contact slurm controller" in status.out
+    assert (listed.status, "Unable to contact slurm controller" in listed.out) == (1, True)
     assert "events    silent for " in status.out
     assert sys.executable not in status.out
 
@@ -113,6 +116,27 @@ def test_second_job_in_the_runs_folder_is_named_and_ended_with_it(
     )
     assert (cancelled.status, cancelled.err) == (0, "")
     assert slurm.field(second, "JobState") == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_cancel_waits_for_the_end_of_a_second_job(slurm: Slurm, tmp_path: Path) -> None:
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit", "run.name=twice",
+        f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=count how often it is asked",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/twice"
+    second = slurm.ask("sbatch", "--parsable", "job.sbatch", folder=run).strip()
+    slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 4, "the agents of both jobs")
+    first = json.loads((run / "submitted.json").read_text())["job_id"]
+    slurm.ask("scancel", first)
+    slurm.wait_for_end(first)
+
+    cancelled = ask(run, "cancel", run.name)
+
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert slurm.field(second, "JobState") in ("CANCELLED", "FAILED")
 
 
 def test_clean_names_a_node_that_is_down(submitted: Path, slurm: Slurm) -> None:

@@ -16,7 +16,7 @@ from resilience.events import Event, read_events
 from resilience.tiered.errors import LostError
 from resilience.tiered.status import ask_daemon
 from tests.cases import slow
-from tests.launcher.command import Ended, launch
+from tests.launcher.command import Ended, last_of_each, launch
 from tests.resilience.agent.test_drain import drain
 from tests.slurm.cluster import wait_until
 from tests.slurm.jobs import Slurm, stand_in
@@ -43,7 +43,7 @@ TRAINS = (
 
 def submitted(folder: Path, *words: str) -> tuple[Path, str]:
     """Submit the elastic recipe; returns the run's folder and the number of its job."""
-    done = launch(RECIPE, *THERE, *words, folder=folder)
+    done = launch(RECIPE, *THERE, *last_of_each(*words), folder=folder)
     assert done.status == 0, done.err
     run_dir = folder / "there"
     return run_dir, str(json.loads((run_dir / "submitted.json").read_text())["job_id"])

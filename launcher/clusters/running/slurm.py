@@ -31,6 +31,8 @@ _ASKED_CODE = "143:0"
 _EARLY_S = 60
 """So much before the warning time Slurm may send its signal."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+_ALIVE_STATES = "PENDING,CONFIGURING,RUNNING,STOPPED,SUSPENDED,COMPLETING"
+"""Of a job that has not ended. Its agents save their step while it is COMPLETING."""
 _FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that ended some minutes ago, and of one that never was."""
 _SACCT_FIELDS = ("JobName", "State", "ExitCode", "NodeList", "Elapsed", "Timelimit")
@@ -132,8 +134,8 @@ class SlurmRuns:
 
 
 def _find_others(run: RunFolder) -> list[str]:
-    """Return the jobs that wait or run in the run's folder beside its own. Raises OutsideError."""
-    which = (f"--name={run.job.name}", "--states=PENDING,RUNNING,SUSPENDED")
+    """Return the other jobs of the run's folder that have not ended. Raises OutsideError."""
+    which = (f"--name={run.job.name}", f"--states={_ALIVE_STATES}")
     command = ("squeue", "--noheader", "--me", *which, "--format=%A %Z")
     text = run_program(command, run.path, timeout_s=ASK_TIMEOUT_S)
     found = [line.strip().partition(" ") for line in text.splitlines()]

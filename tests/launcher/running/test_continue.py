@@ -11,16 +11,16 @@ import pytest
 from launcher.job import read_job
 from resilience.events import read_events
 from resilience.run_record import read_record, read_starts
-from tests.launcher.command import launch
+from tests.launcher.command import last_of_each, launch
 from tests.launcher.running.local_world import launcher_of, prepare, start_run, tell
 from tests.launcher.running.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
 from tests.resilience.tiered.kept import wait_until
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
-MEGATRON = (
+MEGATRON = last_of_each(
+    *SMALL,
     "recipe=llama/llama3_tiny_megatron_checkpointless",
-    *SMALL[1:],
     "trainer.num_devices=4",
     "trainer.max_steps=24",
 )

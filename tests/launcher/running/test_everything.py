@@ -18,7 +18,7 @@ from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.lock import read_lock
 from launcher.clusters.running.memory import remove_memory
 from resilience.events import Event, read_events
-from tests.launcher.command import launch
+from tests.launcher.command import last_of_each, launch
 
 NUM_EVENTS = 50
 NUM_STEPS = 3000
@@ -184,7 +184,7 @@ def run(tmp_path: Path) -> Iterator[Everything]:
 @pytest.mark.timeout(1800)
 def test_a_run_that_everything_befalls_has_the_bits_of_a_calm_one(run: Everything) -> None:
     """Of one worker alone, that nothing befalls."""
-    run.launch(*WORDS, *CALM, "run.name=calm", "run.detach=true")
+    run.launch(*last_of_each(*WORDS, *CALM, "run.name=calm"), "run.detach=true")
     run.launch(*WORDS, *FAULTS, "run.detach=true")
     kinds = [*KINDS] * (NUM_EVENTS // len(KINDS))
     run.chance.shuffle(kinds)

@@ -17,7 +17,7 @@ import pytest
 
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from tests.disks import frozen, open_disk
-from tests.launcher.command import TIMEOUT_S, launch
+from tests.launcher.command import TIMEOUT_S, last_of_each, launch
 from tests.launcher.running.local_world import end_all
 from tests.launcher.running.real_runs import SMALL, go_on, named, steps
 from tests.processes import command_of, descendants
@@ -156,7 +156,7 @@ class Run:
 
 @contextmanager
 def training(folder: Path, store: Store) -> Iterator[Run]:
-    words = (
+    words = last_of_each(
         *SMALL,
         "run.name=run",
         f"trainer.max_steps={NUM_STEPS}",
@@ -183,7 +183,8 @@ def training(folder: Path, store: Store) -> Iterator[Run]:
 
 @pytest.mark.slow
 def test_a_run_whose_daemon_hangs_has_not_succeeded(tmp_path: Path) -> None:
-    words = (*SMALL, "run.name=run", "trainer.max_steps=200", "trainer.optimizer.decay_steps=200")
+    more = ("run.name=run", "trainer.max_steps=200", "trainer.optimizer.decay_steps=200")
+    words = last_of_each(*SMALL, *more)
     with (tmp_path / "console").open("wb") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *words], cwd=tmp_path, stdout=console, stderr=console

@@ -344,6 +344,20 @@ def test_only_of_a_run_that_has_ended_status_says_what_it_left(
     assert lines.get("next") == (f"launcher continue {tmp_path}" if next_ else None)
 
 
+def test_status_says_in_one_line_why_a_scheduler_gave_no_answer(tmp_path: Path) -> None:
+    seen = Sight(
+        run=RunFolder(path=tmp_path, job=shipped_job("llama/llama3_tiny_tiered", "slurm")),
+        standing=Standing(phase=Phase.UNREACHABLE, why="scontrol ended with 1:\ntimed out"),
+        state=UNKEPT,
+        time=NOW,
+        last_event=NOW,
+    )
+
+    first = status_lines(seen)[0]
+
+    assert first.endswith(": unreachable: scontrol ended with 1: timed out")
+
+
 def test_status_names_the_batch_that_is_waited_for() -> None:
     """Until a step is taken, or the size has changed: then it is told of anew."""
     opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from resilience.events import read_events
-from tests.launcher.command import TIMEOUT_S
+from tests.launcher.command import TIMEOUT_S, last_of_each
 from tests.launcher.running.histories import History, history, newest_stored
 from tests.launcher.running.local_world import end_all
 
@@ -150,14 +150,14 @@ def undisturbed_with_change(undisturbed: Trace, step: int) -> Path:
     """Return a run that was changed when it had ended with this step, and else never disturbed."""
     name = f"changed-{step}"
     store = f"resilience.tiered.store.url=folder:{undisturbed.folder / 'disk' / name}"
-    begun = (*WORDS, store, f"run.name={name}")
+    begun = last_of_each(*WORDS, store, f"run.name={name}")
     if (undisturbed.folder / "runs" / name).exists():
         commands = []
     elif step == 0:
         commands = [(*begun, CHANGED)]
     else:
         on = ("continue", name, f"trainer.max_steps={NUM_STEPS}", CHANGED)
-        commands = [(*begun, f"trainer.max_steps={step}"), on]
+        commands = [last_of_each(*begun, f"trainer.max_steps={step}"), on]
     for words in commands:
         done = subprocess.run(
             [sys.executable, "-m", "launcher", *words],
