@@ -173,7 +173,8 @@ def test_all_of_a_run_is_asked_at_once_before_the_time_limit_and_queued_again(
     assert ask(run_dir, "scale", "nodes=3").status == 0
     wait_until(lambda: len(agents(run_dir)) == 3, "one more agent", WAIT_S)
     # Without a saved step it would not be queued again.
-    (run_dir / "events.jsonl").write_text('{"event":"checkpoint_saved"}\n')
+    event = '{"step":5,"event":"checkpoint_saved"}'
+    (run_dir / "events.jsonl").write_text(event + "\n")
     files = [run_dir / f"asked-n{number}" for number in (1, 2, 3)]
     wait_until(lambda: all(each.exists() for each in files), "all are asked", 2 * WAIT_S)
     times = [each.stat().st_mtime for each in files]
