@@ -237,11 +237,18 @@ def _agent_words(job: Job, cluster: SlurmCluster) -> tuple[str, ...]:
         token_file='"$token_file"',
         # Nodes that share a machine have names that do not resolve.
         local_addr=shlex.quote(host) if host else None,
-        node_options=("${ends_run:+--ends-run}",) if _is_resizable(job) else (),
+        node_options=_node_options(job),
         nnodes='"$founders"' if _is_resizable(job) else None,
         memoryd=_PEER_WORDS if job.memoryd and job.num_nodes_max > 1 else (),
         node_state_command=shlex.quote(state_command) if job.resilience.checkpointless else None,
     )
+
+
+def _node_options(job: Job) -> tuple[str, ...]:
+    """Return what is said of a node: Slurm ends all nodes of the job, but not added ones."""
+    if _is_resizable(job):
+        return ("${ends_run:+--ends-run}",)
+    return ("--ends-run",) if job.resilience.checkpointless else ()
 
 
 def _memoryd_values(job: Job, cluster: SlurmCluster) -> dict[str, object] | None:

@@ -365,6 +365,7 @@ def _agent_options(
                 options.stop_deadline_s if options.recovers else options.term_deadline_s
             ),
             recovers=options.recovers,
+            awaits_nodes=options.awaits_nodes,
             restarts_max=(
                 options.process_restarts_max if options.recovers else options.max_restarts
             ),

@@ -20,7 +20,7 @@ from resilience.agent.coordination.membership import Note, State
 from resilience.agent.coordination.party import Party, make_outlook
 from resilience.agent.coordination.stores import GenerationStores
 from resilience.agent.deadlines import Deadlines
-from resilience.agent.departure import DEPARTED, Departure
+from resilience.agent.departure import DEPARTED, LET_GO, Departure
 from resilience.agent.ending import ASKED, Ending
 from resilience.agent.evidence.earlier import StartedAgain
 from resilience.agent.evidence.folder import RunFolder
@@ -45,6 +45,7 @@ from resilience.comm.messages import (
     Finished,
     Learn,
     Leave,
+    LetGo,
     Message,
     Open,
     Propose,
@@ -312,6 +313,8 @@ class Agent(ABC):
             self._ask_to_leave(message)
         elif isinstance(message, StopRun) and self._departure.signal is not None:
             self._stop_run(self._departure.signal)
+        elif isinstance(message, LetGo) and self._departure.signal is not None:
+            self._ending.leave(LET_GO, 128 + self._departure.signal)
         elif isinstance(message, ReplaceRank):
             self._replace_rank(message)
         elif isinstance(message, SaveState):

@@ -1,4 +1,4 @@
-"""A node that was asked to leave a run which goes on without it. One thread, and signals in it."""
+"""A node that was asked to leave a run that continues. One thread, and signals in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from resilience.agent.options import AgentOptions
 
 DEPARTED = "this node has left the run, which goes on without it"
+LET_GO = "this node has left the run, which waits for another one in its place"
 _LAST_S = 1.0
 """What the end of the workers takes of the time that a node has."""
 
@@ -15,7 +16,9 @@ class Departure:
     """What has been asked, and until when."""
 
     def __init__(self, options: AgentOptions) -> None:
-        self._is_elastic = options.coordinator.policy.is_elastic
+        run = options.coordinator
+        is_replaced = run.awaits_nodes or run.num_standby_nodes > 0
+        self._may_leave = run.policy.is_elastic or (run.recovers and is_replaced)
         self._ends_run = options.ends_run
         self._within_s = options.grace_s
         self._asked_s = 0.0
@@ -32,7 +35,7 @@ class Departure:
 
     def ask_alone(self, number: int) -> str:
         """Note that the node is to leave, and the run to go on; returns why it cannot."""
-        if not self._is_elastic:
+        if not self._may_leave:
             return "the run has one size; stop it, or let resilience.elastic say others"
         if self.signal is None:
             self.signal, self._asked_s = number, time.monotonic()

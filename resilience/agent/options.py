@@ -154,6 +154,9 @@ class StartOptions(BaseModel):
     begins it anew."""
     ends_run: bool = False
     """Whether the run stops where this node is asked to end, though it could go on without it."""
+    awaits_nodes: bool = False
+    """Whether a node that is asked to end leaves the run, which waits for another one in its place:
+    its scheduler starts one."""
     local_addr: Annotated[str | None, PlainValidator(_reachable)] = None
     """Address of this node for the others (default: found)."""
     token_file: Annotated[str | None, PlainValidator(read_token)] = None

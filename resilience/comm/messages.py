@@ -138,6 +138,11 @@ class StopRun(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LetGo(Message):
+    """Coordinator to agent: the others hold the state, and wait for a node in this one's place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain(Message):
     """Anybody to agent: this node is to leave the run."""
 
@@ -317,6 +322,7 @@ _KINDS: dict[str, TypeAdapter[Message]] = {
         Break,
         Leave,
         StopRun,
+        LetGo,
         Drain,
         Drained,
         ReplaceRank,

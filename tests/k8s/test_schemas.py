@@ -20,7 +20,7 @@ from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
 VERSIONS = ("1.25", "1.33")
 # A container beside others that begins before them and ends after them is known from this one.
 SIDECARS_FROM = "1.29"
-# Which pods a Job replaces can be said from this one.
+# How often a pod of each index may fail can be said from this one.
 REPLACEMENT_FROM = "1.28"
 JOBS = {
     **{

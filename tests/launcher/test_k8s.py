@@ -201,7 +201,7 @@ CHECKPOINTLESS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("standby", "retries", "expected"), [(0, None, 18), (2, 3, 3)])
+@pytest.mark.parametrize(("standby", "retries", "expected"), [(0, None, 9), (2, 3, 3)])
 def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
     standby: int, retries: int | None, expected: int
 ) -> None:
@@ -212,7 +212,9 @@ def test_plain_job_that_recovers_starts_standby_nodes_and_failed_pods_again(
     spec = documents(job)["job"]["spec"]
 
     assert (spec["completions"], spec["parallelism"]) == (2 + standby, 2 + standby)
-    assert spec["backoffLimit"] == expected
+    # Each index counts alone: a failure of one delays no other one's next pod.
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (expected, 0)
+    assert spec.get("backoffLimit") == retries
     assert spec["podReplacementPolicy"] == "Failed"
 
 

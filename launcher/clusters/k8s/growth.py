@@ -103,8 +103,11 @@ def growth_job(
     _label(found["metadata"], labels)
     found["metadata"] |= {"name": growth_name(name, index), "ownerReferences": [owner]}
     spec = found["spec"]
-    spec.pop("completionMode", None)
+    for field in ("completionMode", "maxFailedIndexes"):
+        spec.pop(field, None)
     spec |= {"completions": 1, "parallelism": 1}
+    if (limit := spec.pop("backoffLimitPerIndex", None)) is not None:
+        spec["backoffLimit"] = limit
     if limit_s is not None and "activeDeadlineSeconds" in spec:
         spec["activeDeadlineSeconds"] = limit_s
     template = spec["template"]

@@ -81,6 +81,7 @@ def sidecar_files(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     return {
         "config_path": CONFIG_PATH,
         "has_pre_script": cluster.pre_script is not None,
+        "run_path": run_path(job, cluster),
         "command": command,
         "peers": "" if job.resizes_by_restart else "".join(peers),
     }

@@ -91,6 +91,12 @@ def _job_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         # The pod's host name, unless it shares the node's.
         node=f'{shlex.quote(job.name)}-"$JOB_COMPLETION_INDEX"',
         local_addr=f'"${POD_IP}"',
-        # Set by the script.
-        node_options=("${further:+--further-node}",) if job.resilience.elastic else (),
+        node_options=_node_options(job),
     )
+
+
+def _node_options(job: Job) -> tuple[str, ...]:
+    """Return what is said of a node: a pod of a run of one size is made again under its index."""
+    if job.resilience.elastic:
+        return ("${further:+--further-node}",)
+    return ("--awaits-nodes",) if job.resilience.checkpointless else ()

@@ -54,6 +54,7 @@ _KEPT_ON_THEIR_NODES = {
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 _WORKER_MEMORY_GIB = 1
+_K8S_RETRIES_MAX = 6
 # HyperPod's operator takes no snooze without a period, and its own command line sets this one.
 _EVAL_PERIOD_S = 3600
 _AWS_TYPE = "ml."
@@ -258,7 +259,7 @@ def _run_policy(job: Job, cluster: K8sCluster) -> dict[str, Any]:
     suspend = policy.suspend or None
     if cluster.job_kind == "job":
         return _set(
-            backoffLimit=_failed_pods_max(job, cluster),
+            **_failed_pods_max(job, cluster),
             # To the others an agent that comes under a node's name is the end of the one before.
             podReplacementPolicy="Failed" if job.resilience.checkpointless or job.memoryd else None,
             podFailurePolicy=_failure_policy(job),
@@ -296,18 +297,21 @@ def _failure_policy(job: Job) -> dict[str, Any]:
     return {"rules": [*([unstored] if job.memoryd else []), disrupted]}
 
 
-def _failed_pods_max(job: Job, cluster: K8sCluster) -> int | None:
-    """Return how many pods may fail before the Job does; null is Kubernetes' 6.
+def _failed_pods_max(job: Job, cluster: K8sCluster) -> dict[str, int]:
+    """Return how many pods may fail before the Job does; nothing leaves it at Kubernetes' 6.
 
-    A failed pod is started again under its index, which is how a lost node is
-    replaced where the run recovers without checkpoints; so there as many may
-    fail as nodes may have incidents.
+    A failed pod is started again under its index, which is how a lost node is replaced where the
+    run recovers: so there as many may fail of each index as a node may have incidents. Counted by
+    index, a failure delays no other index's next pod.
     """
-    if cluster.run_policy.retries_max is not None:
-        return cluster.run_policy.retries_max
-    feature = job.resilience.checkpointless
+    retries_max, feature = cluster.run_policy.retries_max, job.resilience.checkpointless
+    limits = {} if retries_max is None else {"backoffLimit": retries_max}
+    if not (feature or job.memoryd):
+        return limits
+    of_index = feature.process_restarts_max if feature else _K8S_RETRIES_MAX
     # Kubernetes keeps the number in 32 bits.
-    return min(feature.process_restarts_max * job.trainer.num_nodes, 2**31 - 1) if feature else None
+    of_index = min(of_index if retries_max is None else retries_max, 2**31 - 1)
+    return {**limits, "backoffLimitPerIndex": of_index, "maxFailedIndexes": 0}
 
 
 def _retries_max(job: Job, cluster: K8sCluster) -> int | None:

@@ -75,6 +75,7 @@ def _find_lost(state: State) -> frozenset[str]:
         if report.phase is Phase.FRESH
         and report.member_generation < 0
         and rank not in state.planned
+        and state.members.seat(rank).node not in state.let_go
     )
 
 

@@ -61,6 +61,8 @@ class Options:
     restarts_without_progress_max: int = 3
     last_save_deadline_s: float = 300.0
     """How long a run that gives up may take to save its state."""
+    awaits_nodes: bool = False
+    """Whether a node that leaves is started again elsewhere, and the run waits for it."""
     policy: Policy = field(default_factory=Policy)
     """Which sizes the run may have, and when it changes its own."""
 
@@ -214,6 +216,8 @@ class State:
     """Whether the ranks were asked to leave the open generation after a step."""
     asked_s: Mapping[str, float] = field(default_factory=dict)
     """Since when it is known of each agent that its node was asked to leave the run."""
+    let_go: frozenset[str] = frozenset()
+    """Nodes that were let go since the generation ended: a leave that was asked for is no fault."""
     is_stopping: bool = False
     """Whether the run ends, as too few nodes stay."""
 

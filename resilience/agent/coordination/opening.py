@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from resilience.agent.coordination.membership import (
     State,
     after,
 )
+from resilience.agent.coordination.side_save import begin_save, is_saving
 from resilience.agent.coordination.size import (
     choose_members,
     find_heir,
@@ -30,12 +32,14 @@ from resilience.agent.coordination.size import (
     has_reports,
     is_passing,
     may_shrink,
+    may_wait,
 )
 from resilience.agent.coordination.votes import (
     GOES_ON,
     TIE,
     WAITS,
     differs_from_record,
+    find_held,
     find_newest,
     find_verdict,
     goes_by_evidence,
@@ -49,6 +53,7 @@ from resilience.comm.messages import (
     Ballot,
     End,
     Learn,
+    LetGo,
     Open,
     Propose,
 )
@@ -56,6 +61,7 @@ from resilience.elastic.policy import Growth, note_size
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import fresh_report
 
+_ASKED_STATUS = 128 + signal.SIGTERM
 _ASK_AGAIN_S = 1.0
 """After an answer of the folder that was none."""
 
@@ -66,6 +72,8 @@ def advance(state: State, now_s: float) -> Decision:
         return _found(state, now_s)
     if state.stage == STOPPING:
         filled = _fill_places(state, now_s)
+        if released := _release(state, now_s, is_whole=_is_whole(filled)):
+            return released
         if _is_whole(filled):
             members = choose_members(filled, now_s)
             if heir := find_heir(state, members):
@@ -82,6 +90,38 @@ def advance(state: State, now_s: float) -> Decision:
         has_all = has_reports(state, state.proposal.nodes)
         return _open(state, state.proposal, now_s) if has_all else (state, [])
     return state, []
+
+
+def _release(state: State, now_s: float, *, is_whole: bool) -> Decision | None:
+    """Let the nodes of a run of one size go that were asked to leave; None where none may.
+
+    The others keep their state and wait for a node in each place. Where the last holder of a shard
+    is asked to leave and no other node is there yet, the state is saved, and the run ends.
+    """
+    here = [node for node in state.nodes if node is not None]
+    asked = [node for node in here if not state.is_staying(node)]
+    if not asked or state.options.policy.is_elastic or not may_wait(state):
+        return None
+    ranks = [
+        r for place, node in enumerate(state.nodes) if node for r in state.members.ranks_of(place)
+    ]
+    if not state.reports.keys() >= set(ranks):
+        return None
+    staying = tuple(node for node in here if node not in asked)
+    if staying and find_held(state, staying) >= find_held(state, here):
+        if heir := find_heir(state, staying):
+            return state, [HandOver(node=heir)]
+        orders = [Send(node=node, message=LetGo()) for node in asked if node not in state.let_go]
+        return replace(state, let_go=state.let_go | set(asked)), [*orders]
+    if state.side_save is None:
+        state, actions = begin_save(state, now_s)
+        return (state, actions) if is_saving(state) else after(actions, advance(state, now_s))
+    if is_saving(state):
+        return state, []
+    if is_whole or state.side_save.problem or not can_save(state):
+        return None
+    reason = f"{', '.join(asked)} asked to leave, and no other node holds the state"
+    return end_run(state, _ASKED_STATUS, reason + say_where(state))
 
 
 def find_last_call_s(state: State) -> float:
@@ -412,6 +452,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
         planned=frozenset(),
         replacing=frozenset(),
         is_leaving=False,
+        let_go=frozenset(),
         told_growth=Growth(),
         is_stopping=False,
         sizing=note_size(state.sizing, len(before.nodes), len(layout.nodes), now_s),

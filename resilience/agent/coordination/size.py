@@ -22,11 +22,13 @@ GATHER_S = 2.0
 def look_at_size(state: State, now_s: float) -> Decision:
     """Have all ranks leave the open generation after a step, where the run's size is to change."""
     is_settled = state.stage == RUNNING and not (state.finished or state.is_leaving)
-    if not is_settled or not state.options.policy.is_elastic or state.giving_up is not None:
+    if not is_settled or state.giving_up is not None:
         return state, []
-    members = state.members.nodes
+    members, policy = state.members.nodes, state.options.policy
     asked = [node for node in members if not state.is_staying(node)]
-    if asked and state.options.policy.fit(len(_staying(state))) == 0:
+    # Nodes that come may still make up for those of an elastic run.
+    is_final = policy.fit(len(_staying(state))) == 0 if policy.is_elastic else True
+    if asked and is_final and not _may_let_go(state):
         return _stop_run(state, asked)
     is_due = bool(asked) and now_s >= _gathered_s(state)
     if is_due and not _may_let_go(state):
@@ -76,12 +78,23 @@ def _gathered_s(state: State) -> float:
 
 def _may_let_go(state: State) -> bool:
     """Return whether others go on with all of the state when those leave that were asked to."""
-    return choose_without_asked(state, state.members.nodes) != state.members.nodes
+    members = state.members
+    if state.options.policy.is_elastic:
+        return choose_without_asked(state, members.nodes) != members.nodes
+    staying = [place for place, node in enumerate(members.nodes) if node in _staying(state)]
+    held = {shard for place in staying for shard in members.shards_of(place)}
+    return may_wait(state) and held >= set(members.shards)
+
+
+def may_wait(state: State) -> bool:
+    """Return whether another node takes the place of one that is asked to leave."""
+    others = [node for node in _staying(state) if node not in state.members.nodes]
+    return state.options.recovers and (state.options.awaits_nodes or bool(others))
 
 
 def next_look_s(state: State, now_s: float) -> float:
     """Return when the run's size is to be looked at without anything else happening."""
-    if state.is_leaving or state.is_stopping or not state.options.policy.is_elastic:
+    if state.is_leaving or state.is_stopping:
         return float("inf")
     growth = _plan_growth(state, state.members.nodes, now_s)
     return min(_gathered_s(state), now_s if growth.nodes else growth.due_s)
