@@ -21,7 +21,7 @@ VERSIONS = ("1.25", "1.33")
 # A container beside others that begins before them and ends after them is known from this one.
 SIDECARS_FROM = "1.29"
 # How often a pod of each index may fail can be said from this one.
-REPLACEMENT_FROM = "1.28"
+REPLACEMENT_FROM = "1.29"
 JOBS = {
     **{
         f"{recipe}-{kind}": (lambda recipe=recipe, kind=kind: shipped_job(recipe, kind))
