@@ -15,10 +15,6 @@ LARGE_FOLDERS = {
 }
 """Folders that are to be cut into rooms, with how many modules they hold."""
 PUBLIC_API = {
-    "launcher.clusters.running.simulated": (
-        "docs/architecture.md",
-        "launcher.clusters.running.simulated",
-    ),
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.async_messages": ("docs/architecture.md", "fakes that ship"),

@@ -18,9 +18,9 @@ import pytest
 from launcher.clusters.running.cluster import LogLine, RunFolder, read_run_folder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import LOCK_FILE, read_lock
-from launcher.clusters.running.simulated import SimulatedCluster
 from launcher.rundir import write_files, write_submission
 from tests.contracts.cluster_suite import ClusterContract
+from tests.contracts.simulated_cluster import SimulatedCluster
 from tests.launcher.running.local_world import end_all, launcher_of, prepare, start_run, tell
 from tests.launcher.shipped import rendered, shipped_job
 from tests.processes import wait_for_end
