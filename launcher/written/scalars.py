@@ -54,7 +54,7 @@ def find_scalars(text: str, place: tuple[str, ...] = ()) -> Iterator[Scalar]:
     """Yield the values of a YAML text that are read as numbers, true or false.
 
     `place` is the section that the text's keys lie in. Values that `<<` merges come first, at the
-    place that they are merged into. Raises yaml.YAMLError, also where a key is given twice.
+    place that they are merged into, where that has no value of its own. Raises yaml.YAMLError, also where a key is given twice.
     """
     root = yaml.compose(text, _loader())
     return iter(()) if root is None else _scalars(root, place)
@@ -82,9 +82,19 @@ def _scalars(node: yaml.Node, place: tuple[str | int, ...]) -> Iterator[Scalar]:
     elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
         merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
-        for each in merged:
-            for mapping in each.value if isinstance(each, yaml.SequenceNode) else (each,):
-                yield from _scalars(mapping, place)
+        sources = [
+            mapping
+            for each in merged
+            for mapping in (each.value if isinstance(each, yaml.SequenceNode) else (each,))
+        ]
+        # Of two sources the later one wins, and the mapping's own values over both.
+        for number, source in enumerate(sources):
+            hidden = {
+                str(key.value) for each in (*sources[number + 1 :], node) for key, _ in each.value
+            }
+            for found in _scalars(source, place):
+                if found.is_key or str(found.place[len(place)]) not in hidden:
+                    yield found
         for key, value in node.value:
             if key.tag != f"{_TAG}merge":
                 yield from (replace(each, is_key=True) for each in _scalars(key, place))

@@ -9,6 +9,7 @@ import yaml
 
 from launcher.composition.compose import resolve
 from launcher.composition.frozen import read_frozen
+from launcher.composition.yaml_size import keep_texts
 from launcher.errors import RecipeError
 from launcher.job.cluster import K8sCluster
 from launcher.versions.lock import parse_lock
@@ -93,3 +94,23 @@ def test_plain_numbers_are_taken(text: str) -> None:
 def test_what_yaml_alone_refuses_is_left_to_it() -> None:
     with pytest.raises(yaml.YAMLError):
         list(find_scalars("a: [\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        pytest.param("{A: 1, <<: {A: 010}}", 1, id="number"),
+        pytest.param("{<<: {A: 1.10}, A: 1.1}", 1.1, id="fraction"),
+        pytest.param("{<<: {A: on}, A: plain}", "plain", id="text"),
+        pytest.param('{<<: {A: on}, A: "True"}', "True", id="quoted"),
+        pytest.param("{<<: {A: on}, A: null}", None, id="null"),
+        pytest.param("{<<: [{A: on}, {A: x}]}", "x", id="later-source"),
+        pytest.param("{<<: [{A: x}, {A: on}]}", "on", id="text-of-the-later-source"),
+    ],
+)
+def test_a_value_of_its_own_stays_beside_one_that_is_merged(text: str, kept: object) -> None:
+    content = yaml.safe_load(f"env: {text}")
+
+    keep_texts(content, f"env: {text}")
+
+    assert content == {"env": {"A": kept}}
