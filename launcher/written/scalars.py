@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -54,7 +54,8 @@ def find_scalars(text: str, place: tuple[str, ...] = ()) -> Iterator[Scalar]:
     """Yield the values of a YAML text that are read as numbers, true or false.
 
     `place` is the section that the text's keys lie in. Values that `<<` merges come first, at the
-    place that they are merged into, where that has no value of its own. Raises yaml.YAMLError, also where a key is given twice.
+    place that they are merged into, where that has no value of its own. Raises yaml.YAMLError, also
+    where a key is given twice.
     """
     root = yaml.compose(text, _loader())
     return iter(()) if root is None else _scalars(root, place)
@@ -80,20 +81,19 @@ def _scalars(node: yaml.Node, place: tuple[str | int, ...]) -> Iterator[Scalar]:
         for index, item in enumerate(node.value):
             yield from _scalars(item, (*place, index))
     elif isinstance(node, yaml.MappingNode):
-        _check_keys(node)
+        _check_once([key for key, _ in node.value])
         merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
         sources = [
             mapping
             for each in merged
             for mapping in (each.value if isinstance(each, yaml.SequenceNode) else (each,))
         ]
-        # Of two sources the later one wins, and the mapping's own values over both.
-        for number, source in enumerate(sources):
-            hidden = {
-                str(key.value) for each in (*sources[number + 1 :], node) for key, _ in each.value
-            }
+        # Which of two merged mappings wins depends on the version of PyYAML.
+        _check_once([key for source in sources for key, _ in source.value])
+        own = {str(key.value) for key, _ in node.value}
+        for source in sources:
             for found in _scalars(source, place):
-                if found.is_key or str(found.place[len(place)]) not in hidden:
+                if found.is_key or str(found.place[len(place)]) not in own:
                     yield found
         for key, value in node.value:
             if key.tag != f"{_TAG}merge":
@@ -116,10 +116,10 @@ def _value(node: yaml.ScalarNode) -> Any:
         return None
 
 
-def _check_keys(node: yaml.MappingNode) -> None:
-    """Raise a YAMLError where a mapping has a key twice, of which the last would count."""
+def _check_once(keys: Sequence[yaml.Node]) -> None:
+    """Raise a YAMLError where a key is there twice: one of its values would go unseen."""
     seen: dict[object, yaml.Node] = {}
-    for key, _ in node.value:
+    for key in keys:
         if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
             continue
         value = _value(key)

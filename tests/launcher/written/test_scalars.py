@@ -104,8 +104,7 @@ def test_what_yaml_alone_refuses_is_left_to_it() -> None:
         pytest.param("{<<: {A: on}, A: plain}", "plain", id="text"),
         pytest.param('{<<: {A: on}, A: "True"}', "True", id="quoted"),
         pytest.param("{<<: {A: on}, A: null}", None, id="null"),
-        pytest.param("{<<: [{A: on}, {A: x}]}", "x", id="later-source"),
-        pytest.param("{<<: [{A: x}, {A: on}]}", "on", id="text-of-the-later-source"),
+        pytest.param("{<<: [{A: on}, {B: x}], B: 1, A: y}", "y", id="two-sources"),
     ],
 )
 def test_a_value_of_its_own_stays_beside_one_that_is_merged(text: str, kept: object) -> None:
@@ -113,4 +112,9 @@ def test_a_value_of_its_own_stays_beside_one_that_is_merged(text: str, kept: obj
 
     keep_texts(content, f"env: {text}")
 
-    assert content == {"env": {"A": kept}}
+    assert content["env"]["A"] == kept
+
+
+def test_a_key_of_two_merged_mappings_is_refused() -> None:
+    with pytest.raises(yaml.YAMLError, match="duplicate key A"):
+        list(find_scalars("env: {<<: [{A: on}, {A: x}]}"))
