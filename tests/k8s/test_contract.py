@@ -30,8 +30,8 @@ from tests.launcher.command import launch
 from tests.launcher.k8s_job import documents, k8s_job
 
 _numbers = itertools.count()
-# The server that the sandbox has is older than these fields of a Job.
-_NEW_FIELDS = ("completionMode", "suspend", "podFailurePolicy", "podReplacementPolicy")
+# The first pod that fails ends the Jobs here, whichever index it has.
+_BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 
 class KubernetesWorld:
@@ -48,10 +48,9 @@ class KubernetesWorld:
     def start(self, *, is_held: bool = False) -> RunFolder:
         job = k8s_job(self._kind, {"name": f"contract-{self._kind}-{next(_numbers)}"})
         found = documents(job)
-        for field in _NEW_FIELDS if self._kind == "job" else ():
+        for field in _BY_INDEX if self._kind == "job" else ():
             found["job"]["spec"].pop(field, None)
         if self._kind == "job":
-            # The first pod that fails ends it.
             found["job"]["spec"]["backoffLimit"] = 0
         del found["job"]
         path = self._folder / job.name

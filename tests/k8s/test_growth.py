@@ -36,8 +36,8 @@ from tests.launcher.shipped import rendered, untiered_job
 ELASTIC, TINY = "llama/llama3_tiny_elastic", "llama/llama3_tiny_pretrain"
 WAIT_S = 90.0
 _numbers = itertools.count()
-# The server that the sandbox has is older than these fields of a Job.
-_NEW_FIELDS = ("completionMode", "suspend", "podFailurePolicy", "podReplacementPolicy")
+# The first pod that fails ends the Jobs here, whichever index it has.
+_BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 
 class Api:
@@ -56,9 +56,8 @@ class Api:
         files = rendered(job)
         found = read_documents(files[MANIFEST])
         for each in (each for each in found if each["kind"] == "Job"):
-            for field in _NEW_FIELDS:
+            for field in _BY_INDEX:
                 each["spec"].pop(field, None)
-            # The first pod that fails ends it.
             each["spec"]["backoffLimit"] = 0
         files[MANIFEST] = yaml.safe_dump_all(found)
         if GROWTH in files:
