@@ -24,38 +24,12 @@ JOBS = {
 PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}
 
 
-# Stable since Kubernetes 1.24; a server from before does not know them.
-INDEXED_JOB_FIELDS = ("completionMode", "suspend")
-INDEXED_JOB_MINOR = 24
-# Since when each is known.
-MINORS = {"podFailurePolicy": 26, "podReplacementPolicy": 28}
-# A container beside the others is an ordinary one to a server that does not know it as another.
-SIDECARS_MINOR = 29
-
-
-def minor_version(config: Path) -> int:
-    done = kubectl(config, "version", "--output=json")
-    assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout)["serverVersion"]["gitVersion"].split(".")[1])
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
     make, *words = JOBS[name]
     found = documents(make(*words))
-    job = found.pop("job")
-    if job["kind"] == "Job" and minor_version(kube_config) < INDEXED_JOB_MINOR:
-        for field in INDEXED_JOB_FIELDS:
-            job["spec"].pop(field, None)
-    for field, minor in MINORS.items():
-        if job["kind"] == "Job" and minor_version(kube_config) < minor:
-            job["spec"].pop(field, None)
-    if job["kind"] == "Job" and minor_version(kube_config) < SIDECARS_MINOR:
-        spec = job["spec"]["template"]["spec"]
-        for container in spec.pop("initContainers", ()):
-            del container["restartPolicy"]
-            spec["containers"].append(container)
-
+    # The same as one of those with a name.
+    del found["job"]
     for document in found.values():
         text = json.dumps(document)
         done = kubectl(kube_config, "create", "--dry-run=server", "--filename=-", text=text)
@@ -66,8 +40,6 @@ def test_server_would_take_the_manifest(kube_config: Path, name: str) -> None:
 def test_server_tells_pods_of_which_job_they_are(kube_config: Path) -> None:
     """By the label that their agents get as a variable: a Job of the same name has another uid."""
     job = documents(k8s_job("job"))["job"]
-    for field in (*INDEXED_JOB_FIELDS, *MINORS):
-        job["spec"].pop(field, None)
     words = ("create", "--dry-run=server", "--output=json", "--filename=-")
     answers = [kubectl(kube_config, *words, text=json.dumps(job)).stdout for _ in range(2)]
     found = [json.loads(answer) for answer in answers]
@@ -113,8 +85,6 @@ def test_server_refuses_what_the_definition_does(
 def test_submission_creates_the_job_and_then_leaves_it_alone(
     kube_config: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == "job" and (minor := minor_version(kube_config)) < INDEXED_JOB_MINOR:
-        pytest.skip(f"this server, 1.{minor}, has no Indexed Jobs")
     monkeypatch.setenv("KUBECONFIG", str(kube_config))
     job = k8s_job(kind, {"name": f"run-{kind}"})
     (tmp_path / MANIFEST).write_text(manifest(job))

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,16 +138,28 @@ def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
 
 @pytest.mark.parametrize("word", ["llama3-tiny-pretrain", "runs/llama3-tiny-pretrain"])
 def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> None:
-    """By its launcher, which still has the lock open that was in the folder."""
-    run = start_run(team)
-    pid = launcher_of(run)
-    shutil.rmtree(run)
+    """By its launcher, which still has the lock open that was in the folder.
 
-    ended = launch("cancel", word, folder=team)
+    A launcher that only waits stands for the real one, which would end the run by itself meanwhile.
+    """
+    run = team / "runs" / "llama3-tiny-pretrain"
+    run.mkdir(parents=True)
+    (run / LOCK_FILE).touch()
+    waits = "import signal, sys; lock = open(sys.argv[1]); print(flush=True); signal.pause()"
+    with subprocess.Popen(
+        [sys.executable, "-c", waits, str(run / LOCK_FILE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        assert launcher.stdout
+        launcher.stdout.readline()
+        shutil.rmtree(run)
 
-    assert (ended.status, ended.err) == (0, "")
-    assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
-    wait_for_end(pid)
+        ended = launch("cancel", word, folder=team)
+
+        assert (ended.status, ended.err) == (0, "")
+        assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
+        assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
     assert not run.exists()
     assert f"no run '{word}'" in refuse(team, "cancel", word)
 
@@ -158,7 +172,9 @@ def test_run_that_somebody_else_ends_says_so(team: Path) -> None:
     wait_for_end(pid)
 
     out = status_of(run).out
-    assert out.startswith("llama3-tiny-pretrain: cancelled: stopped by SIGTERM\n")
+    assert out.startswith(
+        "llama3-tiny-pretrain: cancelled: not by this launcher; stopped by SIGTERM\n"
+    )
 
 
 def test_run_whose_launcher_was_killed_is_forgotten(team: Path) -> None:
@@ -197,7 +213,7 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     assert "is a process of another container; ask it there" in cancelled.err
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
-    assert "cancelled: stopped by SIGTERM" in status_of(run).out
+    assert "cancelled: not by this launcher; stopped by SIGTERM" in status_of(run).out
 
 
 def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:

@@ -330,16 +330,17 @@ def test_a_request_that_makes_no_sense_is_answered_so(
 def test_who_has_another_token_gets_nothing(tmp_path: Path) -> None:
     tokens = {name: tmp_path / f"token-{name}" for name in "ab"}
     for name, path in tokens.items():
-        path.write_text(f"secret of {name}")
+        path.touch(mode=0o600)
+        path.write_text(f"secret of node {name}")
     with make_cluster(tmp_path) as cluster:
         for name, path in tokens.items():
             cluster[name].start("--token-file", str(path))
-        save(cluster["a"].client(token="secret of a"), make_id(), make_content(MIB))
+        save(cluster["a"].client(token="secret of node a"), make_id(), make_content(MIB))
         process = cluster["a"].process
         assert process is not None
         assert process.stderr is not None
         assert any("no connection to node b: wrong token" in line for line in process.stderr)
-        assert cluster["b"].client(None, token="secret of b").status()["namespaces"] == {}
+        assert cluster["b"].client(None, token="secret of node b").status()["namespaces"] == {}
 
 
 def test_without_a_token_it_stays_on_loopback(tmp_path: Path) -> None:
