@@ -122,7 +122,7 @@ class Network:
         token = folder / "token"
         if not token.exists():
             token.touch(mode=0o600)
-            token.write_text("known to agents\n", "ascii")
+            token.write_text("known to the agents of one run\n", "ascii")
         endpoints = ",".join(f"{self.address(each)}:{PORT}" for each in range(len(self._hosts)))
         return [
             f"--rdzv-endpoint={endpoints}",

@@ -12,6 +12,7 @@ import pytest
 
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
+from tests.tokens import write_token
 
 RANKS = ("--nproc-per-node", "2")
 
@@ -298,7 +299,7 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
         ),
         pytest.param(("--run-dir", "n0.txt"), "cannot write to --run-dir n0.txt", id="run-dir"),
         pytest.param(
-            ("--local-addr", "203.0.113.1", "--token-file", "/proc/sys/kernel/ostype"),
+            ("--local-addr", "203.0.113.1", "--token-file", "token"),
             "cannot listen on '203.0.113.1'",
             id="address",
         ),
@@ -318,6 +319,7 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
 def test_agent_that_cannot_start_says_why_in_a_line(
     run: Run, options: tuple[str, ...], words: str
 ) -> None:
+    write_token(run.folder / "token")
     run.start("n0", *RANKS, *options)
 
     assert run.wait() == 1, run.show()

@@ -26,6 +26,7 @@ from tests.resilience.agent.runs import Run
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon
 from tests.resilience.tiered.kept import wait_until
+from tests.tokens import TOKEN
 
 SAVING_S = 0.3
 """How long steps are saved at most before a kill."""
@@ -77,7 +78,7 @@ class Story:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what `status` says of each step."""
-        reply = ask_daemon(self.place.arena, token="t").reply
+        reply = ask_daemon(self.place.arena, token=TOKEN).reply
         return list(reply["jobs"]["run"]["steps"])
 
     def kill_daemon(self, *, after_s: float) -> None:
@@ -91,7 +92,7 @@ class Story:
             while not select.select([file], [], [], 0.0)[0]:
                 self.save()
         os.close(file)
-        wait_for_daemon(self.place.arena, timeout_s=LIMIT_S, token="t")
+        wait_for_daemon(self.place.arena, timeout_s=LIMIT_S, token=TOKEN)
 
     def kill_agent(self) -> None:
         """Kill the agent; the next one takes the daemon over, which never stops."""
