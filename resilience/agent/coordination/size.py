@@ -96,6 +96,8 @@ def next_look_s(state: State, now_s: float) -> float:
     """Return when the run's size is to be looked at without anything else happening."""
     if state.is_leaving or state.is_stopping:
         return float("inf")
+    if not state.options.policy.is_elastic:
+        return _gathered_s(state)
     growth = _plan_growth(state, state.members.nodes, now_s)
     return min(_gathered_s(state), now_s if growth.nodes else growth.due_s)
 
