@@ -161,10 +161,10 @@ def test_worker_that_failed_first_is_shown_with_its_traceback(tmp_path: Path) ->
 
     assert status == 1
     assert (
-        "[node-1] rank 3 failed: ValueError: [bold]bad[/bold] ?[31m\n"
+        "[node-1] rank 3 failed: ValueError: [bold]bad[/bold] \\x1b[31m\n"
         "[node-1] [rank3]: Traceback (most recent call last):\n"
         '[node-1] [rank3]:   File "a.py", line 1\n'
-        "[node-1] [rank3]: ValueError: [bold]bad[/bold] ?[31m\n"
+        "[node-1] [rank3]: ValueError: [bold]bad[/bold] \\x1b[31m\n"
         "[node-1] the whole log: "
     ) in shown
 
