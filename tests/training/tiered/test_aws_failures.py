@@ -60,7 +60,9 @@ class World:
         self.saves.append((self.rank.number, storage_writer.step))
         return self.future()
 
-    def load(self, content: Any, *, storage_reader: Any, process_group: Any) -> None:
+    def load(
+        self, content: Any, *, storage_reader: Any, process_group: Any, **options: Any
+    ) -> None:
         if not self.loads(storage_reader.step):
             raise LookupError(f"step {storage_reader.step} is torn")
 
