@@ -1,4 +1,4 @@
-"""Text that a terminal shows and does not obey, whoever chose the names in it."""
+"""Text that a terminal shows and does not obey, whatever names it holds."""
 
 from __future__ import annotations
 

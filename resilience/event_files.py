@@ -1,4 +1,4 @@
-"""Which files a run's event log has: `resilience.events` writes and reads them."""
+"""Names of the files of a run's event log, which `resilience.events` writes and reads."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ WAIT_S = 300.0
 """How long `--wait` waits: nodes start, and are there for a while before the run grows by them."""
 _PAUSE_S = 0.5
 _TELL_S = 15.0
-"""How often `--wait` says what the run is doing."""
+"""Seconds between two lines of `--wait` on what the run is doing."""
 
 
 def scale_run(arguments: Sequence[str], start: Path) -> int:
@@ -110,7 +110,7 @@ def nodes_lost(before: RunState, now: RunState, num_nodes: int) -> str:
 def trains_with(state: RunState, num_nodes: int) -> bool:
     """Return whether so many nodes train, with all workers there and none of those to leave. Pure.
 
-    A node to leave that does not train holds nobody up: it may have ended with the run.
+    A node to leave counts only while it trains: it may have ended with the run.
     """
     has_size = state.has_opened and state.num_workers == num_nodes * state.num_devices
     is_whole = has_size and len(state.workers) == state.num_workers

@@ -34,7 +34,7 @@ class Sight:
     last_event: float | None
     """Unix seconds; None where no event can be read."""
     left_out: tuple[str, ...] = ()
-    """What of the events could not be read."""
+    """Lines on parts of the events that could not be read."""
 
 
 def see_run(run: RunFolder, cluster: Cluster) -> Sight:

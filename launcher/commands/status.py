@@ -257,7 +257,7 @@ def _row(path: Path, silent: dict[str, JobStatus]) -> tuple[str, str, str, str]:
     except LauncherError as error:
         return "?", "", "", str(error)
     except OSError as error:
-        # A file of the run that is none, or that nobody may read.
+        # A file of the run is no plain file, or may not be read.
         return "?", "", "", str(system_failure(error))
     steps = f"step {sight.state.num_steps} of {sight.state.max_steps}"
     why = _first_line(sight.standing.why) or _standstill(sight) or ""

@@ -39,11 +39,11 @@ class StoredSteps:
     whole: tuple[int, ...]
     """Newest first."""
     damaged: Mapping[int, str]
-    """What is wrong with a description, by step."""
+    """Faults of damaged descriptions, by step."""
 
 
 def stored_steps(run: RunFolder) -> StoredSteps | None:
-    """Return the steps that are whole in a run's store; None where nobody sees it.
+    """Return the steps that are whole in a run's store; None where it cannot be seen.
 
     Those that the store knows to be of an older history are none. A folder is looked at where the
     run is of this machine: elsewhere the same path may be another one. S3 is not asked: its

@@ -189,8 +189,8 @@ def list_recoveries(
 ) -> tuple[Recovery, ...]:
     """Return a recovery for each generation that a fault ended, in their order.
 
-    Where nobody has told how long the run had stood still when a fault was noticed, its last
-    progress tells it, if that was longer ago than the limit.
+    An event may lack how long the run had stood still when its fault was noticed. The last
+    progress then tells it, if that was longer ago than the limit.
     """
     numbers = sorted(generations)
     pairs = [*pairwise(numbers), *((number, None) for number in numbers[-1:])]
@@ -265,7 +265,7 @@ def seconds_lost(recoveries: Sequence[Recovery], end: float) -> float:
 
 
 def _began(ended: Generation, cause: Event, noticed_at: float, limit_s: float) -> float:
-    """Return when a fault that nobody injected began: at the last progress before it."""
+    """Return when a real fault began: at the last progress before it."""
     quiet_s = cause.fields.get("quiet_s")
     began = cause.time - quiet_s if isinstance(quiet_s, (int, float)) else cause.time
     last = noticed_at if ended.progress_at is None else ended.progress_at

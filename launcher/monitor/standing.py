@@ -12,7 +12,7 @@ STOPPED_BY = "stopped by "
 """How the reason of a run on this machine begins that somebody has ended."""
 
 _OWN_SIGNALS = (f"{STOPPED_BY}SIGINT", f"{STOPPED_BY}SIGHUP")
-"""Ctrl-C, and the end of the terminal, which are that of whoever started the run there."""
+"""Signals of the terminal that the run was started in: Ctrl-C, and the terminal's end."""
 
 
 class Phase(Enum):
@@ -88,7 +88,7 @@ def decide_standing(
     elif told and phase is Phase.RUNNING:
         told += ", and is ending"
     elif phase is Phase.FAILED:
-        # A failure stays one, whoever asked for the end of the run meanwhile.
+        # A failure stays a failure, also where the end of the run was asked for meanwhile.
         why, told = "; ".join(filter(None, (why, first_error(seen)))), ""
     else:
         told = ""

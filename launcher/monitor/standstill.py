@@ -9,7 +9,7 @@ from launcher.monitor.duration import format_seconds
 
 _TIMES_USUAL = 3
 _STANDSTILL_S_MIN = 5.0
-"""Shorter gaps are told by nobody: clocks of machines differ, and a checkpoint may take so long."""
+"""Shorter gaps do not count: clocks of machines differ, and a checkpoint may take so long."""
 
 
 def usual_step_s(durations_s: Iterable[float]) -> float | None:

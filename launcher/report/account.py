@@ -152,7 +152,7 @@ def _lost_windows(lines: Sequence[Sequence[Step]]) -> Iterator[_Window]:
 
 
 def _still_windows(record: RunRecord) -> Iterator[_Window]:
-    """Yield when the run stood still and nobody noticed a fault.
+    """Yield when the run stood still without a fault that was noticed.
 
     Of the time between two reported steps, that is what is left without the waits that the rank
     has told of, checkpoints, and the usual time of the steps.

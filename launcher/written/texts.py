@@ -1,4 +1,4 @@
-"""Which values of a recipe are texts, and how a number is written as one. Pure."""
+"""Places of a recipe whose values are texts, and numbers written as texts. Pure."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from resilience.agent.processes.worker import Worker
 from resilience.comm.page import Page
 
 _STOPPED_S = 5.0
-"""How long a process without a rank may be stopped before another one is made."""
+"""A process without a rank that was stopped for so many seconds is replaced."""
 _LOOK_S = 1.0
 _ZYGOTE = -1
 

@@ -208,7 +208,7 @@ class AgentOptions:
     ends_run: bool = False
     """Whether the run stops where the agent was asked to end, whatever its sizes."""
     made: tuple[Path, ...] = ()
-    """What the agent has made in the run's folder."""
+    """Files that the agent has made in the run's folder; all gone means a removed folder."""
     coordinator: Options
 
 

@@ -61,7 +61,7 @@ class Failed(Message):
     status: StrictInt = 1
     """Exit status of a run that ends for this fault alone."""
     quiet_s: StrictFloat = 0.0
-    """How long the rank had made no progress when the fault was noticed."""
+    """Seconds from the last progress of the rank until the fault was noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

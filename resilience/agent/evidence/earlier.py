@@ -21,9 +21,9 @@ from resilience.agent.coordination.founding import is_earlier
 from resilience.agent.evidence.locks import is_lock_free, read_boot_id
 
 LOOK_S = 5.0
-"""How often an agent looks whether its run was started again."""
+"""Seconds between two looks for a later start of the run."""
 PATIENCE_S = 3 * LOOK_S
-"""How long a new start waits for agents of earlier ones that may live."""
+"""Seconds that a new start waits for agents of earlier starts that may live."""
 _PAUSE_S = 0.1
 _KILL_S = 5.0
 

@@ -11,7 +11,7 @@ REMOVED_STATUS = 2
 """Exit status of an agent whose run's folder was removed: nothing starts it again."""
 _LOOK_EVERY_S = 2.0
 _LOOKS = 2
-"""How often in a row nothing was there, before the folder counts as removed."""
+"""The folder counts as removed after so many looks in a row that found nothing."""
 
 
 class FolderWatch:

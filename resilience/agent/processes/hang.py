@@ -27,7 +27,7 @@ class Hang:
     """The rank that is farthest behind; a stopped one where there is one."""
     text: str
     quiet_s: float
-    """How long that rank has made no progress."""
+    """Seconds since the last progress of that rank."""
     stopped: tuple[int, ...]
     """Ranks whose process is stopped, to be replaced at once."""
 
