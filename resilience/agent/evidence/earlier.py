@@ -82,7 +82,7 @@ def _may_live(word: Mapping[str, str], here: str) -> bool:
 
 
 def _kill_holders(path: Path) -> list[int]:
-    """Kill the processes of this machine that have a file open; returns those that are left."""
+    """Kill the processes of this machine that hold a file's lock; returns those that are left."""
     end_s = time.monotonic() + _KILL_S
     while (holders := _find_holders(path)) and time.monotonic() < end_s:
         for pid in holders:
@@ -93,12 +93,16 @@ def _kill_holders(path: Path) -> list[int]:
 
 
 def _find_holders(path: Path) -> list[int]:
-    """Return the processes that have a file open, as far as this one may see them."""
+    """Return the processes that hold a file's lock, as far as this one may see them.
+
+    The kernel names the lock also where a descriptor was inherited, and not to a mere reader.
+    """
     found = set()
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):
             for each in folder.iterdir():
-                if _is_same(each, path):
+                info = folder.parent / "fdinfo" / each.name
+                if _is_same(each, path) and "FLOCK" in info.read_text():
                     found.add(int(folder.parent.name))
     return sorted(found)
 

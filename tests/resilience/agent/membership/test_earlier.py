@@ -138,6 +138,20 @@ def test_start_kills_what_does_not_end_on_its_machine(
     assert files(tmp_path) == []
 
 
+def test_start_lets_be_who_only_reads_the_file_of_a_lock(
+    tmp_path: Path, orphan: subprocess.Popen[bytes]
+) -> None:
+    (path,) = (Path(each["path"]) for each in find_words(tmp_path))
+    with (
+        path.open() as file,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[file.fileno()]) as reader,
+    ):
+        assert await_earlier("7-1000", find_words(tmp_path), print, patience_s=0) == ""
+
+        assert orphan.wait(60) == -9
+        assert reader.poll() is None
+
+
 @pytest.mark.parametrize("name", ["7-0", "8-0"])
 def test_agents_of_the_same_attempt_and_of_other_runs_are_let_be(
     tmp_path: Path, orphan: subprocess.Popen[bytes], name: str
