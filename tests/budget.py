@@ -21,9 +21,6 @@ OVER = {
     "tests/slurm/test_run.py::test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine": (
         "two whole runs of the launcher with real imports, one by a real Slurm"
     ),
-    "tests/slurm/test_jobs.py::test_agents_are_stopped_ahead_of_the_time_limit": (
-        "Slurm looks at time limits this seldom"
-    ),
     "tests/slurm/test_jobs.py"
     "::test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own": (
         "Slurm holds a job back that was requeued"

@@ -16,7 +16,8 @@ from pathlib import Path
 from launcher.errors import OutsideError
 
 _LOCAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_PORTS = range(10000, 65536)
+# Above those that a Slurm job makes of its number, which no other program may hold.
+_PORTS = range(30_200, 65536)
 _NUM_TRIES = 200
 
 

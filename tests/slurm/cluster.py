@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import getpass
 import os
-import random
 import shutil
 import signal
 import socket
@@ -22,8 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
+
+from tests.ports import free_ports
 
 NUM_NODES = 4
 """Nodes that run jobs."""
@@ -145,22 +145,6 @@ def _first_job_id() -> int:
     """Return a number of this test process's own: jobs listen at ports that are made of theirs."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     return 1 + JOBS_MAX * int(worker)
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody uses, from below the range of outgoing connections."""
-    ports: list[int] = []
-    with ExitStack() as stack:
-        for port in random.sample(range(20000, 32000), 2000):
-            found = stack.enter_context(socket.socket())
-            try:
-                found.bind(("0.0.0.0", port))
-            except OSError:
-                continue
-            ports.append(port)
-            if len(ports) == number:
-                return ports
-    raise RuntimeError(f"no {number} free ports between 20000 and 32000")
 
 
 def start(folder: Path) -> list[subprocess.Popen[bytes]]:

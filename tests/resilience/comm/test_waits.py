@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,8 @@ from resilience.errors import BrokenError
 from tests.resilience.rank_processes import run_ranks
 
 LONG = timedelta(seconds=40)
+# A connection that its peer closes with bytes unread ends as reset.
+LOST_PEER = re.compile("Connection (closed|reset) by peer")
 
 
 def open_group(rank: int, world_size: int, port: int) -> TCPStore:
@@ -126,7 +129,7 @@ def fail_in_all_kinds(rank: int, world_size: int, port: int) -> dict[str, str]:
         try:
             found[name] = f"returned {work.wait()}"
         except RuntimeError as error:
-            found[name] = "its error" if "Connection closed by peer" in str(error) else str(error)
+            found[name] = "its error" if LOST_PEER.search(str(error)) else str(error)
     slice_waits(None)
     return found
 
