@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.composition.references import foreign_resolvers, growth_problem
 from launcher.errors import RecipeError
 from launcher.secrets import masked
+from launcher.written.texts import map_texts
 
 # Takes the place of $ in a text that is not to be followed; no value of a job has it.
 _DOLLAR = "\ue000"
@@ -35,27 +36,18 @@ def shown_content(written: dict[Any, Any]) -> dict[Any, Any]:
 
     Secrets are taken out first, so that no reference can fetch one.
     """
-    safe = _without_foreign(masked(written))
+    safe = map_texts(masked(written), _without_foreign)
     config = OmegaConf.create(safe)
     return {key: _followed(config, key, value) for key, value in safe.items()}
 
 
-def _without_foreign(node: object) -> Any:
-    """Return plain data in which no text takes anything from outside."""
-    if isinstance(node, dict):
-        return {key: _without_foreign(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_without_foreign(value) for value in node]
-    is_foreign = isinstance(node, str) and any(foreign_resolvers(node))
-    return node.replace("$", _DOLLAR) if is_foreign and isinstance(node, str) else node
+def _without_foreign(text: str) -> str:
+    """Return a text that takes nothing from outside."""
+    return text.replace("$", _DOLLAR) if any(foreign_resolvers(text)) else text
 
 
 def _with_dollars(node: object) -> Any:
-    if isinstance(node, dict):
-        return {key: _with_dollars(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_with_dollars(value) for value in node]
-    return node.replace(_DOLLAR, "$") if isinstance(node, str) else node
+    return map_texts(node, lambda text: text.replace(_DOLLAR, "$"))
 
 
 def _followed(config: Any, key: Any, node: object) -> Any:

@@ -52,27 +52,13 @@ def loss_chart(record: RunRecord) -> Figure:
     return {"data": traces, "layout": _layout("step", "loss", has_legend=len(traces) > 1)}
 
 
-def duration_chart(record: RunRecord) -> Figure:
-    """Return the seconds that steps took."""
-    traces = _lines(record, lambda step: step.duration_s)
-    layout = _layout("step", "seconds a step", has_legend=len(traces) > 1)
-    layout["yaxis"]["rangemode"] = "tozero"
-    return {"data": traces, "layout": layout}
-
-
-def rate_chart(record: RunRecord) -> Figure:
-    """Return the learning rate over steps."""
-    traces = _lines(record, lambda step: step.lr)
-    layout = _layout("step", "learning rate", has_legend=len(traces) > 1)
-    layout["yaxis"] |= {"rangemode": "tozero", "exponentformat": "e"}
-    return {"data": traces, "layout": layout}
-
-
-def norm_chart(record: RunRecord) -> Figure:
-    """Return the norm of the gradients over steps."""
-    traces = _lines(record, lambda step: step.grad_norm)
-    layout = _layout("step", "gradient norm", has_legend=len(traces) > 1)
-    layout["yaxis"]["rangemode"] = "tozero"
+def step_chart(
+    record: RunRecord, label: str, value_of: Callable[[Step], float | None], **axis: str
+) -> Figure:
+    """Return a number that each step has, over steps; `axis` is what else its axis is."""
+    traces = _lines(record, value_of)
+    layout = _layout("step", label, has_legend=len(traces) > 1)
+    layout["yaxis"] |= {"rangemode": "tozero", **axis}
     return {"data": traces, "layout": layout}
 
 

@@ -18,11 +18,9 @@ from launcher.report.account import account_of
 from launcher.report.charts import (
     NUM_RANKS_MAX,
     Figure,
-    duration_chart,
     loss_chart,
-    norm_chart,
-    rate_chart,
     size_chart,
+    step_chart,
     timeline_chart,
 )
 from launcher.report.record import RunRecord, Step
@@ -101,9 +99,9 @@ def build_page(
     """
     figures = {
         "loss": loss_chart(record),
-        "durations": duration_chart(record),
-        "rates": rate_chart(record),
-        "norms": norm_chart(record),
+        "durations": step_chart(record, "seconds a step", lambda step: step.duration_s),
+        "rates": step_chart(record, "learning rate", lambda step: step.lr, exponentformat="e"),
+        "norms": step_chart(record, "gradient norm", lambda step: step.grad_norm),
         "timeline": timeline_chart(record),
     }
     if (sizes := size_chart(record))["data"]:

@@ -20,6 +20,7 @@ from launcher.composition.references import foreign_resolvers
 from launcher.errors import RecipeError
 from launcher.provenance.difference import ABSENT, find_differences
 from launcher.provenance.place import key_of
+from launcher.written.texts import map_texts
 
 _CLUSTER_KEY = re.compile(r"override\s+/cluster(@\S+)?")
 _LEFT_OUT = "(left out)"
@@ -35,7 +36,7 @@ def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, A
     recipe. A variable of the workers that is null counts: it leaves one of the launcher's out.
     Raises RecipeError.
     """
-    content = {key: _closed(value) for key, value in config.items() if key not in BESIDE}
+    content = {key: map_texts(value, _closed) for key, value in config.items() if key not in BESIDE}
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except OmegaConfBaseException as error:
@@ -79,14 +80,10 @@ def _show(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
-def _closed(node: Any) -> Any:
-    """Return plain data without what only whoever runs the recipe knows."""
-    if isinstance(node, dict):
-        return {key: _closed(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_closed(value) for value in node]
-    is_open = isinstance(node, str) and (_OPEN.search(node) or any(foreign_resolvers(node)))
-    return None if node == MISSING or is_open else node
+def _closed(text: str) -> str | None:
+    """Return a text, or null for one that only whoever runs the recipe knows."""
+    is_open = text == MISSING or _OPEN.search(text) or any(foreign_resolvers(text))
+    return None if is_open else text
 
 
 def _left_out(config: Mapping[str, Any]) -> dict[str, str]:

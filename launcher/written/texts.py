@@ -1,8 +1,8 @@
-"""Places of a recipe whose values are texts, and numbers written as texts. Pure."""
+"""Texts of a recipe: their places, numbers written as texts, and changes of all texts. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required"})
@@ -23,3 +23,12 @@ def to_text(value: Any) -> Any:
 def is_text_place(place: Sequence[str | int]) -> bool:
     """Return whether what lies directly or deeper in this section is text."""
     return not TEXT_SECTIONS.isdisjoint(map(str, place))
+
+
+def map_texts(node: Any, change: Callable[[str], Any]) -> Any:
+    """Return plain data with what `change` makes of each text; keys stay."""
+    if isinstance(node, dict):
+        return {key: map_texts(value, change) for key, value in node.items()}
+    if isinstance(node, list):
+        return [map_texts(value, change) for value in node]
+    return change(node) if isinstance(node, str) else node
