@@ -119,8 +119,9 @@ class RunState:
     """What is known of the store below them."""
     domains: tuple[int, int] | None = None
     """In how many failure domains checkpoints in memory are, and in how many they are to be."""
-    losses: tuple[str, ...] = ()
-    """What services of nodes did not come to: checkpoints that a store has not got."""
+    losses: Mapping[str, str] = field(default_factory=dict)
+    """What services did not come to: checkpoints that a store has not got. With the node whose
+    agent told of it, and whose next agent begins with services of its own; empty for the run's."""
     exit_status: int | None = None
     reason: str | None = None
     finished_at: float | None = None
@@ -268,7 +269,7 @@ def next_state(state: RunState, event: Event) -> RunState:
         generations=generations,
         tiers=next_checkpoints(state.tiers, event),
         storage=next_storage(state.storage, event),
-        losses=(*state.losses, *([text] if text else [])),
+        losses={**state.losses, **({text: ""} if text else {})},
     )
     if event.rank is None:
         return _after_node(state, event)
@@ -300,15 +301,21 @@ def _after_node(state: RunState, event: Event) -> RunState:
         return replace(state, silent_nodes=state.silent_nodes - {node})
     if event.event == "service_lost":
         text = f"{event.fields.get('service')} of {node} {event.fields.get('text')}"
-        return replace(state, losses=(*state.losses, text))
+        return replace(state, losses={**state.losses, text: node})
     if event.event == "node_left":
         return replace(state, leaving_nodes=state.leaving_nodes - {event.node})
     if event.event == "node_leaving":
         return replace(state, leaving_nodes=state.leaving_nodes | {event.node})
     if event.event == "agent_started":
         gone = {name: text for name, text in state.gone_nodes.items() if name != event.node}
-        leaving = state.leaving_nodes - {event.node}
-        return replace(state, leaving_nodes=leaving, gone_nodes=gone)
+        return replace(
+            state,
+            leaving_nodes=state.leaving_nodes - {event.node},
+            gone_nodes=gone,
+            losses={text: name for text, name in state.losses.items() if name != event.node},
+            # Those of the node's agent before this one have ended.
+            workers={rank: each for rank, each in state.workers.items() if each.node != event.node},
+        )
     if event.event in ("nodes_wait", "node_awaited"):
         seconds = to_float(event.fields.get("seconds"))
         until = None if seconds is None else event.time + seconds

@@ -82,7 +82,7 @@ def test_a_step_that_was_stored_and_is_gone_is_told() -> None:
     state = reduce(next_state, [events[0], begun, *events[1:]], start_state(job, ["node-0"]))
 
     words = "the run goes on from step 16, and step 20 had been in the store"
-    assert state.losses == (words,)
+    assert list(state.losses) == [words]
     assert f"  lost        {words}\n" in summary_text(state, None) + "\n"
 
 
@@ -90,7 +90,7 @@ def test_a_step_that_was_stored_and_is_gone_is_told() -> None:
 def test_nothing_is_lost_where_a_run_goes_on_from_what_was_stored(step: int) -> None:
     events = [told("step_stored", 100.0, step=20), loaded(300.0, step, "s3")]
 
-    assert reduce(next_state, events, start_state(local_job(), ["node-0"])).losses == ()
+    assert reduce(next_state, events, start_state(local_job(), ["node-0"])).losses == {}
 
 
 def test_progress_report_and_last_line_say_the_same() -> None:

@@ -5,7 +5,6 @@ An elastic run has a Job for each further node beside it.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from launcher.clusters.running.cluster import (
     is_alive,
 )
 from launcher.clusters.running.lines import merge_lines, timed_lines
+from launcher.clusters.running.pods import overdue_nodes, read_json, read_objects
 from launcher.clusters.running.requests import forget_size, write_size
 from launcher.clusters.submission import Submission, run_program
 from launcher.clusters.token import token_secret_name
@@ -44,9 +44,6 @@ from launcher.rundir import EVENTS_FILE
 from resilience.event_files import event_files
 from resilience.plain_files import open_plain
 
-# What a Job and HyperPod's operator call the ends of a job.
-_SUCCEEDED = {"Complete", "Completed", "Succeeded"}
-_FAILED = {"Failed"}
 _LINES_MAX = 10_000
 """Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
 
@@ -66,6 +63,7 @@ done"""
 _GONE_S = 90.0
 """How long objects may take to go: pods have their grace period."""
 _PAUSE_S = 0.5
+_READY = """--output=jsonpath={.status.conditions[?(@.type=="Ready")].status}"""
 
 
 class KubernetesRuns:
@@ -82,10 +80,18 @@ class KubernetesRuns:
             return JobStatus(phase=Phase.FORGOTTEN, why="it was not submitted")
         try:
             job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
-            pods = self.ask(run, "get", "pods", _selector(run), "--output=json") if job else ""
-            return read_objects(job, pods, str(run.submitted.get("uid", "")))
+            pods = self.ask(run, "get", "pods", _selector(run), "--output=json") if job else "{}"
+            uid, now = str(run.submitted.get("uid", "")), time.time()
+            lost = [name for name in overdue_nodes(pods, now) if self._is_lost(run, name)]
+            return read_objects(job, pods, uid, lost_nodes=lost, now=now)
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+
+    def _is_lost(self, run: RunFolder, node: str) -> bool:
+        """Return whether a node is not Ready; False where a person may not look at nodes."""
+        with suppress(OutsideError):
+            return self.ask(run, "get", f"node/{node}", _READY) != "True"
+        return False
 
     def events(self, run: RunFolder) -> Path:
         """Return the pods' log where this machine has their folder, else a copy in the run's.
@@ -152,13 +158,15 @@ class KubernetesRuns:
                 f"{run.job.name} is a HyperPodPyTorchJob, whose operator decides about its size; "
                 "allowed: a run with cluster.job_kind 'job'"
             )
-        base = _read(self.ask(run, "get", run.job_id, "--output=json"))
+        base = read_json(self.ask(run, "get", run.job_id, "--output=json"))
         self._check_own(run, base)
         if base["metadata"].get("deletionTimestamp"):
             raise OutsideError(f"{run.job_id} is being deleted; the run keeps its size")
         write_size(run, num_nodes)
         uid, indexes = base["metadata"]["uid"], growth_range(run.job)
-        found = _read(self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=json"))
+        found = read_json(
+            self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=json")
+        )
         wanted = run.job.num_nodes_at(num_nodes) - indexes.start
         plan = plan_growth_jobs(read_growth_jobs(found["items"], uid), wanted, indexes)
         if plan.delete:
@@ -194,7 +202,7 @@ class KubernetesRuns:
         """
         job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
         if job:
-            self._check_own(run, _read(job))
+            self._check_own(run, read_json(job))
         names = [run.job_id, *self._growth_names(run)]
         names += [f"service/{run.job.name}", f"configmap/{run.job.name}"]
         if secret := token_secret_name(run.job):
@@ -212,7 +220,7 @@ class KubernetesRuns:
     def _own_secret(self, run: RunFolder, name: str, uid: str) -> list[str]:
         """Return a Secret's name if it is there and the run's: one without an owner is a user's."""
         text = self.ask(run, "get", name, "--ignore-not-found", "--output=json")
-        owners = _read(text)["metadata"].get("ownerReferences", ()) if text.strip() else ()
+        owners = read_json(text)["metadata"].get("ownerReferences", ()) if text.strip() else ()
         return [name] if any(uid in ("", owner["uid"]) for owner in owners) else []
 
     def _wait_until_gone(self, run: RunFolder, names: Sequence[str]) -> list[str]:
@@ -282,101 +290,9 @@ def new_lines(text: str, last: str | None) -> list[str]:
     return lines
 
 
-def read_objects(job_text: str, pods_text: str, uid: str) -> JobStatus:
-    """Return what a job and its pods, as kubectl prints them, say of a run.
-
-    An empty text is a job that is not there. Raises OutsideError where a text is no JSON.
-    """
-    if not job_text.strip():
-        return JobStatus(phase=Phase.FORGOTTEN, why="the cluster has no such job any more")
-    job = _read(job_text)
-    metadata = job.get("metadata", {})
-    if uid and metadata.get("uid") != uid:
-        why = "the cluster has a job of this name that was created later"
-        return JobStatus(phase=Phase.FORGOTTEN, why=why)
-    pods = _read(pods_text).get("items", [])
-    place = ",".join(sorted({name for pod in pods if (name := pod["spec"].get("nodeName"))}))
-    if metadata.get("deletionTimestamp"):
-        return JobStatus(phase=Phase.RUNNING, why="it is being deleted", place=place)
-    conditions = {
-        each["type"]: each
-        for each in job.get("status", {}).get("conditions") or ()
-        if each.get("status") == "True"
-    }
-    if _SUCCEEDED & set(conditions):
-        return JobStatus(phase=Phase.SUCCEEDED, place=place)
-    if failed := _FAILED & set(conditions):
-        parts = [_words(conditions[failed.pop()]), *map(_exit_words, pods)]
-        why = "; ".join(dict.fromkeys(filter(None, parts)))
-        if num := sum(map(_is_further_node, pods)):
-            why = f"its Job has failed, and {num} further nodes go on without it: {why}"
-            return JobStatus(phase=Phase.RUNNING, why=why, place=place)
-        return JobStatus(phase=Phase.FAILED, why=why, place=place)
-    return _judge_pods(pods, place, is_suspended="Suspended" in conditions)
-
-
-def _judge_pods(pods: Sequence[Mapping[str, Any]], place: str, *, is_suspended: bool) -> JobStatus:
-    phases = {pod.get("status", {}).get("phase", "Pending") for pod in pods}
-    if phases - {"Pending"}:
-        ends = [] if "Running" in phases else ["its pods have ended"]
-        why = "; ".join(dict.fromkeys(filter(None, [*ends, *map(_exit_words, pods)])))
-        return JobStatus(phase=Phase.RUNNING, why=why, place=place)
-    if is_suspended:
-        return JobStatus(phase=Phase.QUEUED, why="it is suspended, as by a queue")
-    if not pods:
-        return JobStatus(phase=Phase.QUEUED, why="no pod has been made yet")
-    waits = [words for pod in pods if (words := _waiting_words(pod))]
-    why = waits[0] if waits else "its pods have not started"
-    return JobStatus(phase=Phase.QUEUED, why=why, place=place)
-
-
-def _is_further_node(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod runs that is not of the run's own Job."""
-    labels = pod["metadata"].get("labels") or {}
-    return NODE_LABEL in labels and pod.get("status", {}).get("phase") == "Running"
-
-
-def _waiting_words(pod: Mapping[str, Any]) -> str:
-    """Return why a pod does not run yet, as its scheduler or its node says; else nothing."""
-    status = pod.get("status", {})
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return _words(condition)
-    for container in _containers(status):
-        if waiting := container.get("state", {}).get("waiting"):
-            return _words(waiting)
-    return ""
-
-
-def _exit_words(pod: Mapping[str, Any]) -> str:
-    """Return how a container of a pod failed; nothing where none has."""
-    for container in _containers(pod.get("status", {})):
-        ended = container.get("state", {}).get("terminated")
-        if ended and ended.get("exitCode"):
-            reason = f" ({ended['reason']})" if ended.get("reason") else ""
-            return f"{pod['metadata']['name']} ended with exit status {ended['exitCode']}{reason}"
-    return ""
-
-
-def _containers(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-
-
-def _words(said: Mapping[str, Any]) -> str:
-    return ": ".join(filter(None, (said.get("reason"), said.get("message"))))
-
-
 def _selector(run: RunFolder) -> str:
     return f"--selector={JOB_LABEL}={run.job.name}"
 
 
 def _growth_selector(run: RunFolder) -> str:
     return f"{_selector(run)},{NODE_LABEL}"
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise OutsideError(f"kubectl printed no JSON but {text.strip()[:200]!r}") from error
-    return content if isinstance(content, dict) else {}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.clusters.running.cluster import RunFolder
-from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines, read_objects
+from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines
+from launcher.clusters.running.pods import OUT_OF_SERVICE, read_objects
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 from resilience.event_files import event_files
@@ -35,11 +38,12 @@ def pod(
     conditions: Sequence[Mapping[str, str]] = (),
     state: Mapping[str, Any] | None = None,
     node: str = "",
+    name: str = "a-0",
 ) -> dict[str, Any]:
     containers = [{"name": "node", "state": state}] if state else []
     status = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers}
     spec = {"nodeName": node} if node else {}
-    return {"metadata": {"name": "a-0"}, "spec": spec, "status": status}
+    return {"metadata": {"name": name}, "spec": spec, "status": status}
 
 
 @pytest.mark.parametrize(
@@ -55,11 +59,21 @@ def pod(
                      f"Unschedulable: {UNSCHEDULABLE['message']}", id="no-room"),
         pytest.param(job(), [pod("Pending", state={"waiting": PULL})], Phase.QUEUED,
                      f"ImagePullBackOff: {PULL['message']}", id="no-image"),
-        pytest.param(job(), [pod("Running", node="n1"), pod("Pending")], Phase.RUNNING, "",
-                     id="running"),
+        pytest.param(job(), [pod("Running", node="n1"), pod("Pending", name="a-1")],
+                     Phase.RUNNING, "", id="running"),
         pytest.param(job(), [pod("Running", state={"terminated": {"exitCode": 7}})], Phase.RUNNING,
                      "a-0 ended with exit status 7", id="a-pod-has-failed"),
         pytest.param(job(), [pod("Succeeded")], Phase.RUNNING, "its pods have ended", id="ending"),
+        pytest.param(job(), [pod("Failed", state={"terminated": {"exitCode": 75}})], Phase.QUEUED,
+                     "its pods have ended; a-0 ended with exit status 75", id="between-two-starts"),
+        pytest.param(job(), [pod("Failed"), pod("Pending", [UNSCHEDULABLE], name="a-1")],
+                     Phase.QUEUED, f"Unschedulable: {UNSCHEDULABLE['message']}",
+                     id="next-start-has-no-room"),
+        pytest.param(job(), [pod("Running"), pod("Pending", [UNSCHEDULABLE], name="a-1")],
+                     Phase.RUNNING, f"Unschedulable: {UNSCHEDULABLE['message']}",
+                     id="replacement-has-no-room"),
+        pytest.param(job({"type": "Suspended", "status": "True"}), [pod("Failed")], Phase.QUEUED,
+                     "it is suspended, as by a queue", id="suspended-after-a-start"),
         pytest.param(job(deletionTimestamp="now"), [pod("Running")], Phase.RUNNING,
                      "it is being deleted", id="being-deleted"),
         pytest.param(job({"type": "Complete", "status": "True"}), [], Phase.SUCCEEDED, "",
@@ -86,9 +100,161 @@ def test_what_the_server_says(
     assert said.place == ("n1" if pods and "nodeName" in pods[0]["spec"] else "")
 
 
+AT = datetime(2026, 11, 28, 11, 15, 2, tzinfo=UTC).timestamp()
+"""When the pods below ended or were to be gone, in unix seconds."""
+_TIME = "2026-11-28T11:15:02Z"
+
+
+def indexed(
+    index: int, number: int, phase: str, *, of_index: int | None = None, **metadata: Any
+) -> dict[str, Any]:
+    """Return a pod of an index, which is the run's pod of that number; it is on that node."""
+    ended = {"terminated": {"exitCode": 143, "finishedAt": _TIME}} if phase == "Failed" else None
+    found = pod(phase, state=ended, node=f"n{index}", name=f"a-{index}-{number}")
+    notes = {"batch.kubernetes.io/job-completion-index": str(index)}
+    if of_index is not None:
+        notes["batch.kubernetes.io/job-index-failure-count"] = str(of_index)
+    created = f"2026-11-28T11:14:{number:02}Z"
+    found["metadata"] |= {"annotations": notes, "creationTimestamp": created, **metadata}
+    return found
+
+
+def test_the_newest_pod_of_each_index_counts_and_comes_first() -> None:
+    starts = [indexed(index, 2 * start + index, "Failed") for start in range(3) for index in (0, 1)]
+    running = [indexed(0, 8, "Running"), indexed(1, 9, "Failed"), *starts]
+
+    def said(pods: list[dict[str, Any]], *conditions: Mapping[str, str]) -> str:
+        found = read_objects(job(*conditions), json.dumps({"items": pods}), "1")
+        assert found.place == "n0,n1"
+        return found.why
+
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    last = "a-1-5 ended with exit status 143; a-0-4 ended with exit status 143"
+    assert said(starts) == f"its pods have ended; {last}"
+    assert said(starts, failed) == f"BackoffLimitExceeded; {last}"
+    assert said(running) == "a-1-9 ended with exit status 143"
+
+
+@pytest.mark.parametrize(
+    ("of_index", "ignored", "after_s", "due"),
+    [
+        (0, 0, 3.0, "in 7.0 s"),
+        (1, 0, 3.0, "in 17 s"),
+        (1, 1, 3.0, "in 37 s"),
+        (5, 0, 0.0, "in 5 min 20 s"),
+        (6, 0, 0.0, "in 10 min 00 s"),
+        (5000, 0, 0.0, "in 10 min 00 s"),
+        (0, 0, 11.0, "now"),
+        (None, 0, 3.0, None),
+    ],
+)
+def test_the_next_pod_of_an_index_is_due_when_kubernetes_makes_it(
+    of_index: int | None, ignored: int, after_s: float, due: str | None
+) -> None:
+    failed = indexed(1, 1, "Failed", of_index=of_index)
+    failed["metadata"]["annotations"]["batch.kubernetes.io/job-index-ignored-failure-count"] = str(
+        ignored
+    )
+    # A sidecar's end delays no pod, and of an index that has succeeded no other one comes.
+    later = {"exitCode": 0, "finishedAt": "2026-11-28T11:15:09Z"}
+    failed["status"]["initContainerStatuses"] = [{"name": "s", "state": {"terminated": later}}]
+    done = indexed(0, 0, "Succeeded", of_index=0)
+    pods = json.dumps({"items": [done, failed]})
+
+    said = read_objects(job(), pods, "1", now=AT + after_s)
+
+    told = f"; the next pod of index 1 is due {due}" if due else ""
+    assert said.why == f"its pods have ended; a-1-1 ended with exit status 143{told}"
+    assert said.phase is Phase.QUEUED
+
+
+TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "condition", "lost", "after_s", "is_dead"),
+    [
+        pytest.param("Running", TAINTED, (), 61.0, True, id="tainted"),
+        pytest.param("Running", EVICTED, (), 61.0, False, id="evicted"),
+        pytest.param("Running", EVICTED, ("n1",), 61.0, True, id="evicted-of-a-lost-node"),
+        pytest.param("Running", None, ("n1",), 61.0, True, id="deleted-of-a-lost-node"),
+        pytest.param("Pending", None, ("n1",), 61.0, True, id="never-started-on-a-lost-node"),
+        pytest.param("Running", None, ("n2",), 61.0, False, id="another-node-is-lost"),
+        pytest.param("Running", TAINTED, ("n1",), 59.0, False, id="may-still-end"),
+        pytest.param("Running", TAINTED, ("n1",), None, False, id="nobody-deletes-it"),
+        pytest.param("Failed", TAINTED, ("n1",), 61.0, False, id="has-ended"),
+    ],
+)
+def test_a_pod_that_stays_on_a_node_that_does_not_answer_is_told(
+    phase: str,
+    condition: Mapping[str, str] | None,
+    lost: Sequence[str],
+    after_s: float | None,
+    is_dead: bool,
+) -> None:
+    going = {"deletionTimestamp": _TIME} if after_s is not None else {}
+    stuck = indexed(1, 1, phase, **going)
+    stuck["status"]["conditions"] = [condition] if condition else []
+    now = AT + (after_s or 0.0)
+
+    def said(job_text: str, *others: Mapping[str, Any]) -> JobStatus:
+        pods = json.dumps({"items": [stuck, *others]})
+        return read_objects(job_text, pods, "1", lost_nodes=lost, now=now)
+
+    beside = said(job(), indexed(0, 0, "Running"))
+    alone = said(job(), indexed(0, 0, "Failed"))
+    deleted = said(job(deletionTimestamp="now"))
+
+    text = (
+        "a-1-1 is not replaced, since its node n1 does not answer: when that machine is off, and "
+        f"only then, kubectl taint nodes n1 {OUT_OF_SERVICE}"
+    )
+    assert [text in each.why for each in (beside, alone, deleted)] == [is_dead] * 3
+    assert beside.phase is Phase.RUNNING
+    is_idle = is_dead or phase != "Running"
+    assert alone.phase is (Phase.QUEUED if is_idle else Phase.RUNNING)
+
+
+def test_nodes_are_asked_for_only_where_a_pod_is_overdue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person may not be allowed to look at nodes: then nothing is known of them."""
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
+    asked = []
+    answers: dict[str, str | None] = {"node/n1": "Unknown"}
+    pods = [indexed(0, 0, "Running"), indexed(1, 1, "Running")]
+
+    def ask(self: KubernetesRuns, run: RunFolder, *words: str) -> str:
+        asked.append(words)
+        if "pods" in words:
+            return json.dumps({"items": pods})
+        if words[1] in answers and answers[words[1]] is None:
+            raise OutsideError('nodes "n1" is forbidden')
+        return answers.get(words[1]) or job()
+
+    monkeypatch.setattr(KubernetesRuns, "ask", ask)
+    assert KubernetesRuns().status(run).why == ""
+    assert len(asked) == 2
+    pods[1]["metadata"]["deletionTimestamp"] = _TIME
+    assert OUT_OF_SERVICE in KubernetesRuns().status(run).why
+    assert [words[1] for words in asked[4:]] == ["node/n1"]
+    for answer in ("True", None):
+        answers["node/n1"] = answer
+        assert KubernetesRuns().status(run) == JobStatus(phase=Phase.RUNNING, place="n0,n1")
+
+
+def test_the_page_says_what_status_says_of_a_node_that_does_not_answer() -> None:
+    page = (Path(__file__).parents[3] / "docs/clusters.md").read_text()
+
+    assert f"kubectl taint nodes NODE {OUT_OF_SERVICE}" in page
+    assert re.search(r"only when (that|the) machine is off", page)
+
+
 def test_run_goes_on_while_further_nodes_do_that_its_job_has_not_ended() -> None:
     failed = job({"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"})
     further = pod("Running", node="n1")
+    further["metadata"]["name"] = "a-g1-0"
     further["metadata"]["labels"] = {"training-recipes/node": "1"}
     pods = [pod("Failed"), further]
 

@@ -390,7 +390,7 @@ def test_status_tells_of_nodes_that_have_ended() -> None:
     assert shown(3) == ["process group (1 of 1 workers)", one_gone]
     none_left = "1 node, 3 are asked for, n0 was killed, n1 ended with exit status 1"
     assert shown(4) == ["waiting for a node: none that trained is left", none_left]
-    assert shown(5) == ["process group (1 of 1 workers)", one_gone]
+    assert shown(5) == ["starting workers (0 of 1 workers)", one_gone]
 
 
 def test_status_counts_no_workers_of_nodes_that_were_killed() -> None:
@@ -436,6 +436,31 @@ def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None
     assert (old.nodes_to_leave, old.silent_nodes) == ({"n2"}, {"n1"})
     assert not (new.nodes_to_leave | new.silent_nodes | new.lost_nodes | new.training_nodes)
     assert (new.num_steps, new.has_opened) == (10, False)
+
+
+def test_what_a_service_lost_goes_with_its_nodes_next_agent() -> None:
+    """A Kubernetes Job makes all pods anew within one start, which no agent's name tells."""
+    begun, lost = ("agent_started", None, {"start": "7-0"}), ("service_lost", None, REFUSED)
+    other = ("service_lost", None, {**REFUSED, "node": "node-1"})
+
+    def losses(*events: tuple[str, int | None, Mapping[str, Any]]) -> list[str]:
+        return list(state(*events).losses)
+
+    text = "memoryd of node-{} refused to start: no room"
+    assert losses(begun, lost, other) == [text.format(0), text.format(1)]
+    assert losses(begun, lost, other, begun) == [text.format(1)]
+    assert losses(begun, lost, begun, lost) == [text.format(0)]
+
+
+def test_workers_of_a_nodes_earlier_agent_train_no_more() -> None:
+    trained = state(*(("worker_started", rank, {}) for rank in range(4)))
+
+    assert trained.num_here == 4
+    again = state(
+        *(("worker_started", rank, {}) for rank in range(4)),
+        ("agent_started", None, {"start": "7-0"}),
+    )
+    assert (again.phase, again.num_here) == ("starting workers", 0)
 
 
 def test_a_node_that_has_left_is_not_to_leave_any_more() -> None:
