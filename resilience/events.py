@@ -89,11 +89,9 @@ class EventSink(Protocol):
 
     def append(self, line: bytes) -> None:
         """Take a line that ends with a newline."""
-        ...
 
     def close(self) -> object:
         """Take nothing more, and let go of what was opened."""
-        ...
 
 
 class EventFile:

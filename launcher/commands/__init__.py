@@ -8,47 +8,46 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 
 from launcher.errors import RecipeError
 from launcher.paths import find_folders
 
-_ON_VERSIONS = ("check", "freeze", "history")
-_ON_RUNS = ("runs", "status", "logs", "attach", "cancel", "clean", "continue", "branch", "scale")
+_PRINTERS = {
+    "list": "launcher.commands.listing:print_list",
+    "explain": "launcher.commands.recipes.explain:print_explanation",
+    "diff": "launcher.commands.recipes.diff:print_difference",
+    "init": "launcher.commands.recipes.init:print_init",
+    "check": "launcher.commands.recipes.versions:print_check",
+    "freeze": "launcher.commands.recipes.versions:print_frozen",
+    "history": "launcher.commands.recipes.versions:print_history",
+    "plan": "launcher.commands.recipes.plan:print_plan",
+    "runs": "launcher.commands.status:print_runs",
+    "logs": "launcher.commands.logs:print_logs",
+    "continue": "launcher.commands.going_on:continue_run",
+    "branch": "launcher.commands.branching:branch_run",
+    "scale": "launcher.commands.scale:scale_run",
+}
+"""The function of each command; it takes the command's arguments and the folder it runs in."""
+_ON_ONE_RUN = {
+    "status": "launcher.commands.status:print_status",
+    "attach": "launcher.commands.attach:attach",
+    "cancel": "launcher.commands.cancel:print_cancel",
+    "clean": "launcher.commands.clean:print_clean",
+}
+"""Those whose only argument is a run."""
 
 
 def run_command(command: str, arguments: Sequence[str], start: Path) -> int:
     """Run one command in the folder `start`. Raises RecipeError and OutsideError."""
-    if command == "list":
-        from launcher.commands.listing import print_list
-
-        return print_list(arguments, start)
-    if command == "explain":
-        from launcher.commands.recipes.explain import print_explanation
-
-        return print_explanation(arguments, start)
-    if command == "diff":
-        from launcher.commands.recipes.diff import print_difference
-
-        return print_difference(arguments, start)
-    if command == "init":
-        from launcher.commands.recipes.init import print_init
-
-        return print_init(arguments, start)
-    if command in _ON_VERSIONS:
-        from launcher.commands.recipes import versions
-
-        prints = {
-            "check": versions.print_check,
-            "freeze": versions.print_frozen,
-            "history": versions.print_history,
-        }
-        return prints[command](arguments, start)
-    if command == "plan":
-        from launcher.commands.recipes.plan import print_plan
-
-        return print_plan(arguments, start)
-    if command in _ON_RUNS:
-        return _run_on_run(command, arguments, start)
+    if name := _PRINTERS.get(command):
+        return int(resolve_name(name)(arguments, start))
+    if name := _ON_ONE_RUN.get(command):
+        if len(arguments) != 1 or arguments[0].startswith("-"):
+            raise RecipeError(
+                f"{command} takes one run, its folder or its name below ./runs; `runs` shows them"
+            )
+        return int(resolve_name(name)(arguments[0], start))
     if command == "show":
         _print_recipe(arguments, start)
     elif command == "schema":
@@ -79,48 +78,6 @@ def _print_report(arguments: Sequence[str], start: Path) -> None:
     folder = find_run(words[0], start).path
     is_json = len(words) < len(arguments)
     sys.stdout.write(read_report(folder).to_json() if is_json else f"{write_report(folder)}\n")
-
-
-def _run_on_run(command: str, arguments: Sequence[str], start: Path) -> int:
-    if command == "runs":
-        from launcher.commands.status import print_runs
-
-        return print_runs(arguments, start)
-    if command == "continue":
-        from launcher.commands.going_on import continue_run
-
-        return continue_run(arguments, start)
-    if command == "branch":
-        from launcher.commands.branching import branch_run
-
-        return branch_run(arguments, start)
-    if command == "scale":
-        from launcher.commands.scale import scale_run
-
-        return scale_run(arguments, start)
-    if command == "logs":
-        from launcher.commands.logs import parse_log_options, print_logs
-
-        return print_logs(parse_log_options(arguments), start)
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise RecipeError(
-            f"{command} takes one run, its folder or its name below ./runs; `runs` shows them"
-        )
-    if command == "status":
-        from launcher.commands.status import print_status
-
-        return print_status(arguments[0], start)
-    if command == "attach":
-        from launcher.commands.attach import attach
-
-        return attach(arguments[0], start)
-    if command == "cancel":
-        from launcher.commands.cancel import print_cancel
-
-        return print_cancel(arguments[0], start)
-    from launcher.commands.clean import print_clean
-
-    return print_clean(arguments[0], start)
 
 
 def _expect(arguments: Sequence[str], number: int, command: str) -> None:

@@ -55,8 +55,9 @@ def parse_log_options(arguments: Sequence[str]) -> LogOptions:
     return LogOptions(run=words[0], rank=rank, follows=follows)
 
 
-def print_logs(options: LogOptions, start: Path) -> int:
+def print_logs(arguments: Sequence[str], start: Path) -> int:
     """Print the lines of a run, and go on until its end where that is asked for."""
+    options = parse_log_options(arguments)
     run = find_run(options.run, start)
     world_size = run.job.trainer.world_size
     if options.rank is not None and options.rank >= world_size:

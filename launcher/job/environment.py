@@ -12,7 +12,7 @@ from typing import Any
 from launcher.job.content import JobContent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Variable:
     """An environment variable that the launcher sets by itself."""
 
@@ -37,36 +37,22 @@ def own_variables(content: Mapping[Any, Any]) -> Iterator[Variable]:
     """Yield what follows from a composed config, be it a job or not, as plain data."""
     threads = _at(content, "trainer.threads_per_worker")
     if isinstance(threads, int):
-        yield Variable(
-            name="OMP_NUM_THREADS",
-            value=str(threads),
-            follows_from=("trainer.threads_per_worker",),
-        )
+        yield Variable("OMP_NUM_THREADS", str(threads), ("trainer.threads_per_worker",))
     accelerator = _at(content, "instance.accelerator")
     is_local = _at(content, "cluster.kind") == "local"
     if is_local and accelerator == "cpu":
         # A node's own name may resolve to an address that its workers cannot reach.
-        yield Variable(
-            name="GLOO_SOCKET_IFNAME",
-            value="lo",
-            follows_from=("cluster.kind", "instance.accelerator"),
-        )
+        yield Variable("GLOO_SOCKET_IFNAME", "lo", ("cluster.kind", "instance.accelerator"))
     if accelerator != "gpu":
         return
     # Less memory is lost to fragments, where batches and states differ in size.
-    yield Variable(
-        name="PYTORCH_CUDA_ALLOC_CONF",
-        value="expandable_segments:True",
-        follows_from=("instance.accelerator",),
-    )
+    yield Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", ("instance.accelerator",))
     if _at(content, "trainer.kind") == "megatron" and _is_over(
         1, content, "trainer.tensor_parallel"
     ):
         # In one queue a collective begins before the products that are to hide it.
         yield Variable(
-            name="CUDA_DEVICE_MAX_CONNECTIONS",
-            value="1",
-            follows_from=("trainer.kind", "trainer.tensor_parallel"),
+            "CUDA_DEVICE_MAX_CONNECTIONS", "1", ("trainer.kind", "trainer.tensor_parallel")
         )
     if not is_local:
         yield from _network_variables(content)
@@ -80,20 +66,16 @@ def _network_variables(content: Mapping[Any, Any]) -> Iterator[Variable]:
     nodes = ("cluster.kind", "instance.accelerator", *counts)
     # Beginnings of names: the loopback, and what containers and HyperPod's agent bring along. gloo
     # takes no such list; it is told the interface of the agent's address.
-    yield Variable(name="NCCL_SOCKET_IFNAME", value="^lo,docker,veth", follows_from=nodes)
+    yield Variable("NCCL_SOCKET_IFNAME", "^lo,docker,veth", nodes)
     if not _is_over(0, content, "instance.num_efa"):
         return
     efa = ("instance.num_efa", *nodes)
-    yield Variable(name="FI_PROVIDER", value="efa", follows_from=efa)
+    yield Variable("FI_PROVIDER", "efa", efa)
     # Fewer synchronizations: the plugin orders its copies itself.
-    yield Variable(name="FI_EFA_SET_CUDA_SYNC_MEMOPS", value="0", follows_from=efa)
+    yield Variable("FI_EFA_SET_CUDA_SYNC_MEMOPS", "0", efa)
     if _at(content, "resources.hugepages_2mi_mib") == 0:
         # A process that has registered huge pages cannot fork, as loaders of batches do.
-        yield Variable(
-            name="FI_EFA_USE_HUGE_PAGE",
-            value="0",
-            follows_from=(*efa, "resources.hugepages_2mi_mib"),
-        )
+        yield Variable("FI_EFA_USE_HUGE_PAGE", "0", (*efa, "resources.hugepages_2mi_mib"))
 
 
 def _keys_of_several_nodes(content: Mapping[Any, Any]) -> tuple[str, ...]:

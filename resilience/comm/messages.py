@@ -312,31 +312,9 @@ class Beat(Message):
 
 
 _KINDS: dict[str, TypeAdapter[Message]] = {
-    kind.__name__: TypeAdapter(kind)
-    for kind in (
-        Ready,
-        Failed,
-        Stopped,
-        Finished,
-        Open,
-        Break,
-        Leave,
-        StopRun,
-        LetGo,
-        Drain,
-        Drained,
-        ReplaceRank,
-        SaveState,
-        StateSaved,
-        End,
-        Hello,
-        Join,
-        Propose,
-        Agree,
-        Learn,
-        Goodbye,
-        Beat,
-    )
+    name: TypeAdapter(kind)
+    for name, kind in tuple(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 }
 
 

@@ -90,7 +90,6 @@ class SaveAlone(Protocol):
         `check` is called every now and then, and raises BrokenError where something else is to be
         done at once.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

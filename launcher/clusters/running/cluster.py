@@ -63,7 +63,6 @@ class LogTail(Protocol):
 
         Raises OutsideError where they cannot be had now; a later call goes on from there.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +78,21 @@ class Cluster(Protocol):
 
     def submit(self, run: RunFolder) -> Submission:
         """Start the rendered run; each call starts another. Raises OutsideError."""
-        ...
 
     def status(self, run: RunFolder) -> JobStatus:
         """Return what is known of the run now; never raises: no answer is Phase.UNREACHABLE."""
-        ...
 
     def events(self, run: RunFolder) -> Path:
         """Return the log of the run's events, with what can be had of them now; never raises."""
-        ...
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the run prints, from the beginning; of one rank, or of all."""
-        ...
 
     def cancel(self, run: RunFolder) -> None:
         """Ask for the run's end and return at once; of a run that has ended it is nothing.
 
         Raises OutsideError where nobody could be asked.
         """
-        ...
 
     def scale(self, run: RunFolder, num_nodes: int) -> None:
         """Ask for another number of nodes of a run that goes on, and return at once.
@@ -106,14 +100,12 @@ class Cluster(Protocol):
         Raises RecipeError on a cluster whose runs keep their size, OutsideError where nobody could
         be asked. Asked again it goes on where a call before has failed.
         """
-        ...
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Remove what a run that has ended has left beside its folder; may be called again.
 
         A run that waits in a queue is taken out of it. Raises OutsideError.
         """
-        ...
 
 
 def is_alive(said: JobStatus) -> bool:

@@ -58,18 +58,15 @@ class Transport(Protocol):
     @property
     def address(self) -> str:
         """Return HOST:PORT at which other agents reach this one."""
-        ...
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `receive` has something to return."""
-        ...
 
     def connect(self, address: str) -> int:
         """Begin to connect to HOST:PORT, and return the peer's number.
 
         `Reached` or `Gone` follows, the latter after `lease_s` at the latest.
         """
-        ...
 
     def send(self, peer: int, message: Message) -> None:
         """Say something to a peer, or to nobody where it is gone.
@@ -77,18 +74,15 @@ class Transport(Protocol):
         What is said before `Reached` waits for it. A peer that takes nothing for `lease_s`, or for
         which too much waits, is `Gone`.
         """
-        ...
 
     def hang_up(self, peer: int) -> None:
         """End a connection; nothing of the peer comes any more, `Gone` neither.
 
         What was said before still leaves, as far as the other end takes it at once.
         """
-        ...
 
     def receive(self) -> list[Arrival]:
         """Return what has come since the last call, each peer's in its order."""
-        ...
 
     def tick(self, now_s: float) -> float:
         """End what is overdue; returns the time of the next deadline, inf where there is none.
@@ -96,8 +90,6 @@ class Transport(Protocol):
         To be called before each wait, with `time.monotonic()`. What has arrived is read before
         anything is judged, and a deadline that passed while this process stood still is put off.
         """
-        ...
 
     def close(self) -> None:
         """End all connections, as `hang_up` does, and take no more."""
-        ...

@@ -76,19 +76,15 @@ class Owner(Protocol):
 
     def hear(self, message: Message) -> None:
         """Do what the coordinator says."""
-        ...
 
     def join(self) -> None:
         """Tell a new coordinator of this node, now or once its workers are warm."""
-        ...
 
     def drain(self, order: Drain) -> str:
         """Have this node leave the run, if it is the one that is meant; returns why it stays."""
-        ...
 
     def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
         """Return what a coordinator here would begin with, as the successor of `lost`."""
-        ...
 
 
 class Stores(Protocol):
@@ -96,11 +92,9 @@ class Stores(Protocol):
 
     def take(self, generation: int) -> str:
         """Return HOST:PORT of a generation's own store."""
-        ...
 
     def prepare(self) -> None:
         """Make what the next generation needs, now that nobody waits."""
-        ...
 
 
 class Records(Protocol):
@@ -108,11 +102,9 @@ class Records(Protocol):
 
     def look(self, start: str) -> None:
         """Find out whether the agent of this start sees the same folder."""
-        ...
 
     def found(self, agents: tuple[str, ...]) -> None:
         """Try to begin the run with these agents; `Judged` follows, when the disk answers."""
-        ...
 
     def renew(
         self,
@@ -126,15 +118,12 @@ class Records(Protocol):
         status: int,
     ) -> None:
         """Tell who belongs to the run, which generation it has come to, and how it has ended."""
-        ...
 
     def read_record(self, after: Ended) -> None:
         """Ask how far the run has come, and whether it has ended; `Recorded` follows."""
-        ...
 
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; `Claimed` follows, when the disk answers."""
-        ...
 
 
 EVIDENCE_EVERY_S = 0.05
