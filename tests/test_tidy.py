@@ -119,9 +119,12 @@ def test_every_module_is_used_by_product_or_documented() -> None:
     """A module that only tests import is dead, whatever it does."""
     modules = {module_name(path) for path in PRODUCT if path.stem not in {"__init__", "__main__"}}
     used = set(itertools.chain.from_iterable(imported(path) for path in PRODUCT))
-    # Processes are started by their module's name.
+    # Processes are started by their module's name, and commands resolved by that of their function.
     text = "".join(path.read_text("utf-8") for path in [*PRODUCT, *TEMPLATES])
-    named = {module for module in modules - used if f'{module}"' in text or f"-m {module}" in text}
+    forms = ('{}"', '"{}:', "-m {}")
+    named = {
+        module for module in modules - used if any(form.format(module) in text for form in forms)
+    }
 
     assert modules - used - named == set(PUBLIC_API)
 
