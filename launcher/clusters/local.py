@@ -78,9 +78,7 @@ def _memoryd_values(job: Job) -> dict[str, object] | None:
         return None
     nodes = range(job.num_nodes_max)
     first = job.memoryd.peer_port or PEER_PORT
-    return {
-        "ports": [first + each for each in nodes] if len(nodes) > 1 else [],
-    }
+    return {"ports": [first + each for each in nodes] if len(nodes) > 1 else []}
 
 
 def _memoryd_words(job: Job, index: int) -> tuple[str, ...]:

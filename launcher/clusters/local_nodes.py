@@ -53,10 +53,7 @@ class LocalNodes:
         return tuple(self._running)
 
     def start(
-        self,
-        rdzv_endpoint: str,
-        selector: selectors.BaseSelector,
-        peer_ports: Sequence[int] = (),
+        self, rdzv_endpoint: str, selector: selectors.BaseSelector, peer_ports: Sequence[int] = ()
     ) -> None:
         """Start every node; the selector wakes for one that ends, with its name as data.
 

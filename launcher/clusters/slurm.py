@@ -12,13 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping
 
-from launcher.clusters.agent import (
-    NO_INTENT,
-    Intent,
-    agent_command,
-    agent_config,
-    run_config,
-)
+from launcher.clusters.agent import NO_INTENT, Intent, agent_command, agent_config, run_config
 from launcher.clusters.memoryd import memoryd_config
 from launcher.clusters.sbatch_lines import check_option, option_line, parse_option_line
 from launcher.clusters.token import own_token_file
@@ -47,11 +41,7 @@ _FILES_OF_RANK = 8
 _ASKED_STATUS = 143
 _GAVE_UP_STATUS = 75
 """Exit status of a run that gave up, for whatever starts jobs again."""
-_PEER_WORDS = (
-    '--peer-listen="$peer_listen"',
-    '--peers-file="$peers_file"',
-    '--switch="$switch"',
-)
+_PEER_WORDS = ('--peer-listen="$peer_listen"', '--peers-file="$peers_file"', '--switch="$switch"')
 # Recipe keys whose option has the same name.
 _TEXT_FIELDS = ("partition", "account", "qos", "reservation", "constraint", "exclude", "comment")
 

@@ -15,12 +15,7 @@ from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.going_on import NEW_RUN, check_job, start_run, tell_changes
 from launcher.commands.sight import find_run, see_run
 from launcher.commands.stored import run_place, store_url, stored_steps
-from launcher.composition.changing import (
-    ChangedJob,
-    change_job,
-    parse_overrides,
-    rename_job,
-)
+from launcher.composition.changing import ChangedJob, change_job, parse_overrides, rename_job
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster

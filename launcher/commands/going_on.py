@@ -153,12 +153,7 @@ def check_job(before: Job | None, job: Job, folders: Folders) -> None:
 
 
 def tell_changes(
-    run: RunFolder,
-    changed: ChangedJob,
-    event: str,
-    fields: Mapping[str, Any],
-    *,
-    is_claimed: bool,
+    run: RunFolder, changed: ChangedJob, event: str, fields: Mapping[str, Any], *, is_claimed: bool
 ) -> None:
     """Say what changes, and note it among the run's events where these are in its folder."""
     told = [str(each) for each in changed.told]

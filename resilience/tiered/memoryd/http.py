@@ -208,10 +208,7 @@ class HttpDoor:
         elif self.spaces.create(call.namespace, call.num_ranks, call.steps_retained):
             status = HTTPStatus.CREATED
         space = self.spaces.get(call.namespace)
-        content = {
-            "num_ranks": space.num_ranks,
-            "steps_to_retain_per_rank": space.steps_retained,
-        }
+        content = {"num_ranks": space.num_ranks, "steps_to_retain_per_rank": space.steps_retained}
         _answer_json(connection, status, content)
 
     def _get_shard(self, call: Call, connection: Connection, exchange: _Exchange) -> None:
@@ -219,8 +216,7 @@ class HttpDoor:
         exchange.held.enter_context(self._busy())
         shard_meta = str(reading.meta.rest["shard_meta"])
         connection.answer_memory(
-            reading.memory,
-            [(SHARD_META, shard_meta), ("Content-Type", "application/octet-stream")],
+            reading.memory, [(SHARD_META, shard_meta), ("Content-Type", "application/octet-stream")]
         )
 
     def _find(self, call: Call) -> Reading:

@@ -17,12 +17,7 @@ from http import HTTPStatus
 
 import xxhash
 
-from resilience.tiered.memoryd.http_messages import (
-    HttpError,
-    Request,
-    format_head,
-    parse_head,
-)
+from resilience.tiered.memoryd.http_messages import HttpError, Request, format_head, parse_head
 from resilience.tiered.shard import PIECE_BYTES
 
 _BLOCK_BYTES = 512 << 10

@@ -18,12 +18,7 @@ from pathlib import Path
 from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_messages import HttpError
-from resilience.tiered.memoryd.http_routes import (
-    MAX_RANKS,
-    MAX_STEPS,
-    NAMESPACE,
-    STEPS_RETAINED,
-)
+from resilience.tiered.memoryd.http_routes import MAX_RANKS, MAX_STEPS, NAMESPACE, STEPS_RETAINED
 from resilience.tiered.memoryd.http_steps import (
     METADATA,
     Steps,

@@ -82,10 +82,7 @@ def sort_steps(metas: Iterable[ShardMeta]) -> Steps:
 
 def complete_steps(steps: Steps) -> list[int]:
     """Return the steps of which a version is complete, newest first."""
-    return sorted(
-        (step for step, versions in steps.items() if _complete(versions)),
-        reverse=True,
-    )
+    return sorted((step for step, versions in steps.items() if _complete(versions)), reverse=True)
 
 
 def choose_shard(steps: Steps, step: int, rank: int) -> ShardMeta | None:

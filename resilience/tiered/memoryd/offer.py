@@ -11,14 +11,7 @@ from functools import partial
 import xxhash
 
 from resilience.tiered.attempts import BegunRun, KnownStep, KnownSteps
-from resilience.tiered.catalog import (
-    Catalog,
-    Copy,
-    StepAt,
-    StepState,
-    choose_source,
-    judge_steps,
-)
+from resilience.tiered.catalog import Catalog, Copy, StepAt, StepState, choose_source, judge_steps
 from resilience.tiered.errors import HeldError, TieredError, TierError, VaultFullError
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.output import complain

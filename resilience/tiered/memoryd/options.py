@@ -14,12 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, PlainValidator
 
 from resilience.arguments import Parser, add_options, is_loopback, parse_endpoint, read_token
-from resilience.node_config import (
-    MemorydConfig,
-    add_config_argument,
-    parse_config,
-    remove_drain_s,
-)
+from resilience.node_config import MemorydConfig, add_config_argument, parse_config, remove_drain_s
 from resilience.settings import DRAIN_S, Count, RamTier, Seconds, StoreTier
 from resilience.tiered.catalog import LowerTier
 from resilience.tiered.memoryd.peer_options import (

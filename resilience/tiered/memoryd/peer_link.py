@@ -14,13 +14,7 @@ from resilience.tiered.errors import HeldError, RefusedError, StaleError, Tiered
 from resilience.tiered.frames import raise_error
 from resilience.tiered.memoryd.output import complain
 from resilience.tiered.memoryd.peer_house import OwnState, PeerHouse
-from resilience.tiered.memoryd.peer_plan import (
-    Held,
-    StepKey,
-    choose_next,
-    plan_pushes,
-    step_key,
-)
+from resilience.tiered.memoryd.peer_plan import Held, StepKey, choose_next, plan_pushes, step_key
 from resilience.tiered.memoryd.peer_wire import (
     ROWS_MAX,
     PeerSocket,

@@ -79,10 +79,7 @@ def parse_peer(text: str) -> Node:
         raise argparse.ArgumentTypeError(f"{text!r} is no peer; want {_FORM}")
     parse_endpoint(address)
     return Node(
-        name=name,
-        domain=labels.get("domain", ""),
-        switch=labels.get("switch", ""),
-        address=address,
+        name=name, domain=labels.get("domain", ""), switch=labels.get("switch", ""), address=address
     )
 
 
@@ -134,10 +131,7 @@ def add_peer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_peer_settings(
-    parser: argparse.ArgumentParser,
-    given: argparse.Namespace,
-    own: Node,
-    token: str,
+    parser: argparse.ArgumentParser, given: argparse.Namespace, own: Node, token: str
 ) -> PeerSettings | None:
     """Return what the options say; ends the process with one message where they are wrong."""
     named = (*given.peer, *(given.peers_file or ()))

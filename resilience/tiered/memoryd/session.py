@@ -217,10 +217,7 @@ class Session:
 
         # A save is begun while the last one is still held.
         self._vault.prepare(
-            _whole(request, "num_bytes"),
-            self._owner,
-            num_segments=2,
-            is_wanted=is_wanted,
+            _whole(request, "num_bytes"), self._owner, num_segments=2, is_wanted=is_wanted
         )
         return {}, ()
 
@@ -231,11 +228,9 @@ class Session:
         self._writings[segment.number] = (writing, num_shards)
         is_new = segment.number not in self._given
         self._given.add(segment.number)
-        return {
-            "segment": segment.number,
-            "size": segment.size_bytes,
-            "is_new": is_new,
-        }, (writing.file,)
+        return {"segment": segment.number, "size": segment.size_bytes, "is_new": is_new}, (
+            writing.file,
+        )
 
     def _commit(self, request: Mapping[str, Any]) -> Reply:
         number = _whole(request, "segment")
