@@ -83,7 +83,8 @@ def _cancel_removed(word: str, start: Path) -> bool:
 def wait_for_end(run: RunFolder, cluster: Cluster, timeout_s: float) -> Sight:
     """Return how the run stands once it has ended, or the time is over."""
     end_s, pause_s = time.monotonic() + timeout_s, _PAUSE_MIN_S
-    while cluster.status(run).phase.is_alive and time.monotonic() < end_s:
+    # A scheduler that gives no answer says nothing of the run.
+    while not cluster.status(run).phase.has_ended and time.monotonic() < end_s:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_MAX_S)
     return see_run(run, cluster)

@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.clusters.running.cluster import LogLine
+from launcher.clusters.running.cluster import LogLine, LogTail
 from launcher.clusters.running.kinds import cluster_of
 from launcher.commands.sight import Sight, find_run, see_run
 from launcher.composition.choice import nearest
 from launcher.errors import OutsideError, RecipeError
+from launcher.monitor.duration import format_seconds
 from launcher.monitor.logs import begins_start, failure_lines, plain
 from launcher.monitor.standing import Phase, first_error
 
 _PAUSE_S = 0.5
 _FAR_PAUSE_S = 2.0
 """Where each look asks a server for every pod."""
+OUTAGE_S = 600.0
+"""How long a cluster may give no lines of a run that is followed."""
 _ASK_S = 5.0
 """How often the cluster is asked whether a run that is followed goes on."""
 
@@ -81,10 +84,32 @@ def print_logs(arguments: Sequence[str], start: Path) -> int:
         if time.monotonic() - asked_s > _ASK_S:
             phase, asked_s = cluster.status(run).phase, time.monotonic()
             # A scheduler that is away for a while says nothing of the run.
-            goes_on = phase.is_alive or phase is Phase.UNREACHABLE
-        _print_lines(tail.read_new())
-    _print_lines(tail.read_new())
+            goes_on = not phase.has_ended
+        _print_lines(await_lines(tail))
+    _print_lines(await_lines(tail))
     return 0
+
+
+def await_lines(tail: LogTail) -> Sequence[LogLine]:
+    """Return the lines that are new, also after an outage of what they come from.
+
+    Raises OutsideError where that is longer than OUTAGE_S.
+    """
+    end_s = time.monotonic() + OUTAGE_S
+    told, limit = "", format_seconds(OUTAGE_S)
+    while True:
+        try:
+            return tail.read_new()
+        except (OutsideError, OSError) as error:
+            if time.monotonic() >= end_s:
+                raise OutsideError(
+                    f"no lines for {limit}, so they are no longer followed; the run may go on, and "
+                    f"the same command follows it again: {error}"
+                ) from error
+            if not told:
+                told = f"no lines for now, asking again for {limit}: {error}\n"
+                sys.stderr.write(told)
+            time.sleep(_FAR_PAUSE_S)
 
 
 def _print_failure(sight: Sight, lines: Sequence[LogLine]) -> None:

@@ -69,7 +69,7 @@ def _wait(run: RunFolder, cluster: Cluster, num_nodes: int, before: RunState) ->
     tell_s, text = time.monotonic() + _TELL_S, ""
     while time.monotonic() < end_s:
         sight = see_run(run, cluster)
-        if not sight.standing.phase.is_alive:
+        if sight.standing.phase.has_ended:
             raise OutsideError(f"{run.job.name} has ended: {sight.standing.phase.value}")
         if trains_with(sight.state, num_nodes):
             sys.stdout.write(f"{run.job.name} goes on with {num_nodes} nodes\n")

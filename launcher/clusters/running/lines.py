@@ -60,16 +60,17 @@ class FolderTail:
         self._began = began
         self._logs: dict[Path, LogReader] = {}
         self._is_first = True
+        self._found: list[list[LogLine]] = []
+        """Lines that were read and not returned yet: another file could not be read."""
 
     def read_new(self) -> Sequence[LogLine]:
-        """Return the lines that ended since the last call."""
-        found = []
+        """Return the lines that ended since the last call; a later one has them after an error."""
         for path in sorted(self._find()):
             is_new = path not in self._logs
             log = self._logs.setdefault(path, LogReader(path, from_start=True))
             since = self._began(path) if is_new and self._is_first else time.time()
-            found.append(timed_lines(source_name(path), log.read_new(), since))
-        self._is_first = False
+            self._found.append(timed_lines(source_name(path), log.read_new(), since))
+        found, self._found, self._is_first = self._found, [], False
         return merge_lines(found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from launcher.clusters.running.lines import merge_lines, parse_time, timed_lines
+from launcher.clusters.running.lines import FolderTail, merge_lines, parse_time, timed_lines
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,20 @@ def test_lines_are_merged_by_time_and_a_traceback_stays_whole() -> None:
         "b before all", "b 0:00:01Z x",
         "a :02Z first", "a econd line", "b 0:00:03Z y",
     ]  # fmt: skip
+
+
+def test_lines_that_were_read_before_another_file_failed_come_with_the_next_call(
+    tmp_path: Path,
+) -> None:
+    a, b = tmp_path / "a.log", tmp_path / "b.log"
+    a.write_text("one\n")
+    b.mkdir()
+    tail = FolderTail(lambda: [a, b], lambda path: 0.0)
+    with pytest.raises(OSError, match=r"b\.log"):
+        tail.read_new()
+
+    b.rmdir()
+    b.write_text("two\n")
+
+    assert [line.text for line in tail.read_new()] == ["one", "two"]
+    assert tail.read_new() == []
