@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import shlex
+import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,20 @@ class Submission:
     """What did not work, though the job runs."""
 
 
+def current_user() -> str:
+    """Return the name of the person who runs this."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        # A number without a name, as in a container.
+        return "somebody"
+
+
+def submitter(folder: Path) -> str:
+    """Return who submits a run's folder, and where it lies."""
+    return f"{current_user()}@{socket.gethostname()}:{folder.absolute()}"
+
+
 def run_program(
     command: Sequence[str], folder: Path, text: str = "", timeout_s: float = _SUBMIT_TIMEOUT_S
 ) -> str:
@@ -37,13 +53,7 @@ def run_program(
     shown = shlex.join(command)
     try:
         done = subprocess.run(
-            command,
-            cwd=folder,
-            input=text,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
+            command, cwd=folder, input=text.encode(), capture_output=True, timeout=timeout_s
         )
     except FileNotFoundError as error:
         raise OutsideError(
@@ -54,7 +64,9 @@ def run_program(
         raise OutsideError(f"cannot run {shown}: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise OutsideError(f"{shown} did not end within {timeout_s:.0f} s") from error
+    # As bytes: a carriage return within a line of a log would else end it.
+    out, err = (each.decode(errors="replace") for each in (done.stdout, done.stderr))
     if done.returncode:
-        words = (done.stderr.strip() or done.stdout.strip()) or "it printed nothing"
+        words = (err.strip() or out.strip()) or "it printed nothing"
         raise OutsideError(f"{shown} ended with exit status {done.returncode}:\n{words}")
-    return done.stdout
+    return out

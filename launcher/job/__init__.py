@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from launcher.job.cluster import K8sCluster
 from launcher.job.content import JobContent
 from launcher.job.rules import broken_rules
 from resilience.plain_files import read_plain
@@ -25,6 +26,12 @@ class Job(JobContent):
         if problems := broken_rules(self):
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def k8s(self) -> K8sCluster:
+        """Return the settings of the Kubernetes cluster that the job is for."""
+        assert isinstance(self.cluster, K8sCluster)
+        return self.cluster
 
     def to_json(self) -> str:
         """Return job.json: sorted keys, two spaces, a newline at the end."""

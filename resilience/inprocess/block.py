@@ -244,8 +244,7 @@ class _Loop(Generic[T]):
         if self.hooks.before_restart is not None:
             self._call(lambda: self.hooks.before_restart(generation))  # type: ignore[misc]
         generation.open(
-            timeout=self.options.group_deadline,
-            collective_timeout=self.options.collective_deadline,
+            timeout=self.options.group_deadline, collective_timeout=self.options.collective_deadline
         )
         return self.block(generation)
 

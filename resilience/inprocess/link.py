@@ -17,16 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
-from resilience.comm.messages import (
-    Break,
-    End,
-    Leave,
-    LineReader,
-    Message,
-    Open,
-    SaveState,
-    encode,
-)
+from resilience.comm.messages import Break, End, Leave, LineReader, Message, Open, SaveState, encode
 from resilience.comm.page import Page
 from resilience.errors import BrokenError
 

@@ -21,13 +21,7 @@ from resilience.arguments import Parser, read_as, read_token
 from resilience.settings import Seconds
 from resilience.tiered.errors import RefusedError, TieredError
 from resilience.tiered.memoryd.options import default_folder
-from resilience.tiered.status import (
-    Told,
-    ask_daemon,
-    find_folders,
-    render_status,
-    wait_for_daemon,
-)
+from resilience.tiered.status import Told, ask_daemon, find_folders, render_status, wait_for_daemon
 
 _FOLDER = "MEMORYD_DIR"
 _TOKEN_FILE = "MEMORYD_TOKEN_FILE"

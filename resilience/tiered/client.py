@@ -250,11 +250,7 @@ class TieredClient:
         return self._request({"op": "status"}, timeout_s)
 
     def _ask_on(
-        self,
-        link: _Link,
-        request: Mapping[str, Any],
-        timeout_s: float,
-        check: Check | None = None,
+        self, link: _Link, request: Mapping[str, Any], timeout_s: float, check: Check | None = None
     ) -> dict[str, Any]:
         """Ask on the connection that something was begun on; for a draft or a loan."""
         with self._turn(timeout_s, check) as end_s:

@@ -95,11 +95,7 @@ class FrameSocket:
         self.socket.sendall(rest)
 
     def receive(
-        self,
-        *,
-        timeout_s: float,
-        bytes_max: int = FRAME_BYTES_MAX,
-        takes_files: bool = False,
+        self, *, timeout_s: float, bytes_max: int = FRAME_BYTES_MAX, takes_files: bool = False
     ) -> Frame:
         """Return the next frame, whose files the caller has to close.
 

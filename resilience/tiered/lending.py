@@ -74,11 +74,7 @@ class Loan:
     """
 
     def __init__(
-        self,
-        ask: Ask,
-        segment: int,
-        memory: memoryview,
-        answer: Mapping[str, Any],
+        self, ask: Ask, segment: int, memory: memoryview, answer: Mapping[str, Any]
     ) -> None:
         """`ask` asks on the connection that the shard was lent on."""
         self.segment = segment

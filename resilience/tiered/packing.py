@@ -50,11 +50,7 @@ def place_tensors(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorPlace, ..
 
 
 def describe_shard(
-    shard_id: ShardId,
-    tensors: Sequence[NamedTensor],
-    *,
-    num_shards: int,
-    rest: Mapping[str, Any],
+    shard_id: ShardId, tensors: Sequence[NamedTensor], *, num_shards: int, rest: Mapping[str, Any]
 ) -> ShardMeta:
     """Return what a shard of these tensors will be, without its checksums."""
     places, num_bytes = place_tensors(tensors)
@@ -69,10 +65,7 @@ def describe_shard(
 
 
 def pack(
-    tensors: Sequence[NamedTensor],
-    memory: Bytes,
-    *,
-    on_piece: Callable[[int], None],
+    tensors: Sequence[NamedTensor], memory: Bytes, *, on_piece: Callable[[int], None]
 ) -> tuple[int, ...]:
     """Copy tensors into a shard's memory; returns the xxh3_64 of each piece.
 
@@ -100,11 +93,7 @@ def hash_tensors(
 
 
 def unpack(
-    memory: Bytes,
-    meta: ShardMeta,
-    tensors: Sequence[NamedTensor],
-    *,
-    on_piece: Callable[[], None],
+    memory: Bytes, meta: ShardMeta, tensors: Sequence[NamedTensor], *, on_piece: Callable[[], None]
 ) -> int | None:
     """Copy a shard into tensors of its layout; returns the first piece that is not what it was.
 

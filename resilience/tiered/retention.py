@@ -100,11 +100,7 @@ def plan_drops(view: View) -> DropPlan:
 
 
 def plan_room(
-    views: Sequence[View],
-    *,
-    needed_bytes: int,
-    free_bytes: int,
-    begun: ShardId | None = None,
+    views: Sequence[View], *, needed_bytes: int, free_bytes: int, begun: ShardId | None = None
 ) -> RoomPlan:
     """Decide what goes to make room for a save, over all namespaces of one node.
 

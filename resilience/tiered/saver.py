@@ -52,11 +52,7 @@ class Saving:
     """
 
     def __init__(
-        self,
-        step: int,
-        *,
-        is_stable: bool = True,
-        made_bytes: Callable[[], int] = lambda: 0,
+        self, step: int, *, is_stable: bool = True, made_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         self.step = step
         self._made_bytes = made_bytes

@@ -144,12 +144,7 @@ class UploadPlan:
 
 
 def decide_save(
-    cadence: Cadence,
-    *,
-    step: int,
-    last_step: int | None,
-    now_s: float,
-    last_s: float | None,
+    cadence: Cadence, *, step: int, last_step: int | None, now_s: float, last_s: float | None
 ) -> Due:
     """Decide whether a step is saved.
 
@@ -231,11 +226,7 @@ def of_namespace(view: View) -> list[Copy]:
 
 
 def _find_due(
-    view: View,
-    tier: LowerTier,
-    cadence: Cadence,
-    steps: Sequence[StepAt],
-    there: Sequence[StepAt],
+    view: View, tier: LowerTier, cadence: Cadence, steps: Sequence[StepAt], there: Sequence[StepAt]
 ) -> dict[StepAt, str]:
     """Return which of the steps, newest first, are due.
 

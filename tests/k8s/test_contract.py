@@ -188,6 +188,24 @@ class TestPlainJob(_Kubernetes):
     kind = "job"
 
     @pytest.mark.slow
+    def test_objects_of_a_stranger_with_the_names_of_a_run_stay(
+        self, world: KubernetesWorld
+    ) -> None:
+        run = world.start()
+        names = [f"configmap/{run.job.name}", f"service/{run.job.name}"]
+        world._ask("delete", *names)
+        world._ask("create", "configmap", run.job.name)
+        world._ask("create", "service", "clusterip", run.job.name, "--tcp=80")
+        world.begin(run)
+        world.end(run, 7)
+        wait_for(world, run, Phase.FAILED)
+
+        cleaned = launch("clean", str(run.path), folder=run.path)
+
+        assert (cleaned.status, cleaned.err) == (0, "")
+        assert world.objects(run) == sorted(names)
+
+    @pytest.mark.slow
     def test_what_was_made_for_a_job_goes_with_it(self, world: KubernetesWorld) -> None:
         run = world.start()
         made = world.objects(run)

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,11 +23,13 @@ import yaml
 
 from launcher.clusters.k8s.check import read_documents, read_job
 from launcher.clusters.k8s.growth import NODE_LABEL, OWNER_UID, growth_job
+from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import RunFolder, read_run_folder
 from launcher.clusters.running.kubernetes import KubernetesRuns
 from launcher.commands.sight import see_run
+from launcher.errors import OutsideError
 from launcher.monitor.standing import Phase
 from launcher.rundir import write_files, write_submission
 from tests.k8s.conftest import kubectl
@@ -70,6 +73,14 @@ class Api:
         self.warning = submission.warning
         write_submission(path, dataclasses.asdict(submission))
         return read_run_folder(path)
+
+    def try_again(self, run: RunFolder) -> str:
+        """Submit a run of the same name from another folder; returns how that is refused."""
+        other = self._folder / f"other-than-{run.job.name}"
+        shutil.copytree(run.path, other, dirs_exist_ok=True)
+        with pytest.raises(OutsideError) as error:
+            KubernetesRuns().submit(RunFolder(path=other, job=run.job))
+        return str(error.value)
 
     def ask(self, *words: str, text: str | None = None) -> str:
         done = kubectl(self._config, *words, text=text)
@@ -182,13 +193,8 @@ def test_a_call_that_failed_midway_is_gone_on_with(api: Api) -> None:
     run = api.submit()
     scale(run, 1)
     wait_until(lambda: len(api.pods(run)) == 1)
-    taken = {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": f"{run.job.name}-g2"},
-        "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [
-            {"name": "a", "image": "a"}]}}},
-    }  # fmt: skip
     wait_until(lambda: not kubectl_finds(api, f"job/{run.job.name}-g2"))
-    api.ask("create", "--filename=-", text=json.dumps(taken))
+    api.ask("create", "--filename=-", text=job_of_a_stranger(f"{run.job.name}-g2"))
 
     failed = scale(run, 4)
 
@@ -200,6 +206,14 @@ def test_a_call_that_failed_midway_is_gone_on_with(api: Api) -> None:
     assert scale(run, 4).status == 0
     assert list(api.growth(run)) == ["1", "2", "3"]
     assert before.items() <= api.uids(run).items()
+
+
+def job_of_a_stranger(name: str) -> str:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "a", "image": "a"}]}
+    spec = {"template": {"spec": pod}}
+    metadata = {"name": name, "labels": {"app.kubernetes.io/name": re.sub(r"-g\d$", "", name)}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    return json.dumps(job)
 
 
 def kubectl_finds(api: Api, name: str) -> bool:
@@ -286,24 +300,61 @@ def test_the_state_of_a_run_is_that_of_its_own_job(api: Api) -> None:
     wait_until(lambda: see_run(run, KubernetesRuns()).standing.phase is Phase.FAILED)
 
 
-def test_cancel_ends_all_nodes_with_one_call(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_asks_for_the_end_of_all_nodes(api: Api) -> None:
     run = api.submit()
     wait_until(lambda: len(api.pods(run)) == 3)
-    calls: list[tuple[str, ...]] = []
-    cluster = KubernetesRuns()
-    ask = cluster.ask
 
-    def note(run: RunFolder, *words: str) -> str:
-        calls.append(words)
-        return ask(run, *words)
+    KubernetesRuns().cancel(run)
 
-    monkeypatch.setattr(cluster, "ask", note)
+    # Those of further nodes do not go with the run's own: they are asked at once.
+    assert api.growth(run) == {}
+    wait_until(lambda: not api.pods(run))
+
+
+def test_job_that_has_taken_the_name_between_look_and_removal_stays(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, cluster = api.submit(TINY), KubernetesRuns()
+    find = Kubectl.find
+
+    def find_and_replace(kubectl: Kubectl, *words: str) -> list[dict[str, Any]]:
+        found = find(kubectl, *words)
+        if run.job_id in words:
+            api.ask("delete", run.job_id)
+            api.ask("create", "--filename=-", text=job_of_a_stranger(run.job.name))
+        return found
+
+    monkeypatch.setattr(Kubectl, "find", find_and_replace)
     cluster.cancel(run)
 
-    (deleted,) = (words for words in calls if words[0] == "delete")
-    names = {word.rpartition("/")[2] for word in deleted if "/" in word}
-    assert names == {run.job.name, f"{run.job.name}-g1", f"{run.job.name}-g2"}
-    wait_until(lambda: not api.pods(run))
+    there = json.loads(api.ask("get", run.job_id, "--output=json"))["metadata"]
+    assert there["uid"] != run.submitted["uid"]
+    assert "deletionTimestamp" not in there
+
+
+@pytest.mark.slow
+def test_name_of_a_run_is_offered_once_it_has_ended_by_a_command_for_that_run_alone(
+    api: Api,
+) -> None:
+    run = api.submit(TINY)
+    again = api.try_again(run)
+    assert f"Job {run.job.name}: submitted-by " in again
+    assert "has not ended" in again
+    assert "kubectl --namespace=default --request-timeout=30s delete" not in again
+    wait_until(lambda: len(api.pods(run)) == 2)
+    for pod in api.pods(run):
+        api.play(pod, "Failed")
+    wait_until(lambda: see_run(run, KubernetesRuns()).standing.phase is Phase.FAILED)
+
+    again = api.try_again(run)
+
+    assert "ended (Failed)" in again
+    command = again.splitlines()[-1].strip()
+    api.ask("delete", run.job_id)
+    api.ask("create", "--filename=-", text=job_of_a_stranger(run.job.name))
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert "(Conflict)" in done.stderr
+    assert api.ask("get", run.job_id, "--output=name")
 
 
 def test_nothing_of_an_elastic_run_is_left_after_clean(api: Api) -> None:

@@ -8,16 +8,14 @@ is owned by the run's Job, and goes with it.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
+from launcher.clusters.k8s.objects import FAILED, SUCCEEDED, true_conditions, uids_of, unix_s
 from launcher.clusters.k8s.start import JOB_UID
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import growth_name, num_base_pods, num_pods
 
 NODE_LABEL = "training-recipes/node"
@@ -25,7 +23,6 @@ NODE_LABEL = "training-recipes/node"
 OWNER_UID = "UID-OF-THE-JOB"
 """Stands in the rendered growth Jobs for what the run's Job gets when it is created."""
 _INDEX = "JOB_COMPLETION_INDEX"
-_ENDED = {"Complete", "Failed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +54,7 @@ class GrowthPlan:
 
 def growth_range(job: Job) -> range:
     """Return the indexes of all nodes that may get a growth Job; none for a run of one size."""
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
-    return range(num_base_pods(job, cluster), num_pods(job, cluster))
+    return range(num_base_pods(job, job.k8s), num_pods(job, job.k8s))
 
 
 def plan_growth_jobs(
@@ -136,13 +131,7 @@ def time_left_s(base: Mapping[str, Any], now: float) -> int | None:
     began = base.get("status", {}).get("startTime")
     if limit_s is None or began is None:
         return None
-    began_s = datetime.fromisoformat(began.replace("Z", "+00:00")).timestamp()
-    return max(1, int(limit_s - (now - began_s)))
-
-
-def growth_list(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Return growth Jobs as one text for kubectl."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs)})
+    return max(1, int(limit_s - (now - unix_s(began))))
 
 
 def read_growth_jobs(found: Sequence[Mapping[str, Any]], owner_uid: str) -> list[GrowthJob]:
@@ -150,19 +139,13 @@ def read_growth_jobs(found: Sequence[Mapping[str, Any]], owner_uid: str) -> list
     jobs = []
     for each in found:
         metadata, status = each["metadata"], each.get("status", {})
-        owners = {owner["uid"] for owner in metadata.get("ownerReferences") or ()}
-        conditions = {
-            condition["type"]
-            for condition in status.get("conditions") or ()
-            if condition.get("status") == "True"
-        }
         jobs.append(
             GrowthJob(
                 index=int(metadata["labels"][NODE_LABEL]),
                 created=str(metadata.get("creationTimestamp", "")),
                 is_ready=bool(status.get("ready")),
-                is_going=bool(metadata.get("deletionTimestamp")) or owner_uid not in owners,
-                has_ended=bool(_ENDED & conditions),
+                is_going=bool(metadata.get("deletionTimestamp")) or owner_uid not in uids_of(each),
+                has_ended=bool((SUCCEEDED | FAILED) & true_conditions(each).keys()),
             )
         )
     return jobs

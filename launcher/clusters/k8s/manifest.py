@@ -19,7 +19,6 @@ from launcher.clusters.k8s.sidecar import PEERS_FILE, sidecar_config, sidecar_fi
 from launcher.clusters.k8s.start import start_values
 from launcher.clusters.k8s.values import manifest_values
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
 from launcher.rundir import JOB_FILE, NODE_FILE
 from launcher.templates import fill_template
 from resilience.node_config import NodeConfig
@@ -45,8 +44,7 @@ def render_k8s(
 
     Raises RecipeError where a template fails, or what came out breaks a rule.
     """
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
+    cluster = job.k8s
     start = fill_template(templates, "k8s/start.sh.j2", start_values(job, cluster))
     texts = {JOB_FILE: job.to_json()}
     # On HyperPod its own agent starts the workers.
@@ -76,9 +74,7 @@ def _render_growth(
     further = [index for index in growth_range(job) if index < job.num_nodes_started]
     if not further:
         return {}
-    base, cluster = read_job(manifest), job.cluster
-    assert isinstance(cluster, K8sCluster)
-    own_class = cluster.growth_priority_class
+    base, own_class = read_job(manifest), job.k8s.growth_priority_class
     jobs = [growth_job(base, each, OWNER_UID, priority_class=own_class) for each in further]
     texts = [yaml.safe_dump(each, sort_keys=False, width=_YAML_WIDTH) for each in jobs]
     own = {"growth_jobs": texts, "owner_uid": OWNER_UID}

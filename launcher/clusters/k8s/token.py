@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.clusters.token import own_token_file, token_secret_name
 from launcher.job import Job
-from launcher.job.cluster import K8sCluster
 
 _SECRET_PATH = "/etc/training-token"
 _SECRET_KEY = "token"
@@ -29,22 +27,18 @@ def token_values(job: Job) -> dict[str, Any] | None:
     return {"name": name, "mount_path": _SECRET_PATH, "mode": 0o400}
 
 
-def token_secret(job: Job, owner: Mapping[str, str]) -> str:
-    """Return a Secret with a new token, as JSON.
+def token_secret(job: Job, owner: Mapping[str, str]) -> dict[str, Any]:
+    """Return a Secret with a new token.
 
     It belongs to `owner` (apiVersion, kind, name, uid), and is removed with it.
     """
-    cluster = job.cluster
-    assert isinstance(cluster, K8sCluster)
-    return json.dumps(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                "name": token_secret_name(job),
-                "namespace": cluster.namespace,
-                "ownerReferences": [dict(owner)],
-            },
-            "stringData": {_SECRET_KEY: secrets.token_hex(32)},
-        }
-    )
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": token_secret_name(job),
+            "namespace": job.k8s.namespace,
+            "ownerReferences": [dict(owner)],
+        },
+        "stringData": {_SECRET_KEY: secrets.token_hex(32)},
+    }

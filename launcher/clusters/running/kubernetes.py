@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.clusters.k8s import objects
 from launcher.clusters.k8s.growth import (
     NODE_LABEL,
     growth_range,
@@ -19,8 +22,10 @@ from launcher.clusters.k8s.growth import (
     read_growth_jobs,
     time_left_s,
 )
+from launcher.clusters.k8s.kubectl import Kubectl
+from launcher.clusters.k8s.objects import Found
 from launcher.clusters.k8s.start import run_path
-from launcher.clusters.k8s.submit import create_growth, kubectl_command, submit_k8s
+from launcher.clusters.k8s.submit import create_growth, submit_k8s
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.running.cluster import (
     ASK_TIMEOUT_S,
@@ -31,21 +36,25 @@ from launcher.clusters.running.cluster import (
     is_alive,
 )
 from launcher.clusters.running.lines import merge_lines, timed_lines
-from launcher.clusters.running.pods import overdue_nodes, read_json, read_objects
+from launcher.clusters.running.pods import overdue_nodes, pods_that_wait, read_objects
 from launcher.clusters.running.requests import forget_size, write_size
-from launcher.clusters.submission import Submission, run_program
+from launcher.clusters.submission import Submission
 from launcher.clusters.token import token_secret_name
 from launcher.errors import OutsideError, RecipeError
-from launcher.job.cluster import K8sCluster
 from launcher.job.cluster_rules import growth_name
 from launcher.monitor.logs import plain
 from launcher.monitor.standing import JobStatus, Phase
-from launcher.rundir import EVENTS_FILE
+from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files
 from resilience.plain_files import open_plain
 
 _LINES_MAX = 10_000
 """Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
+
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
+"""What kubectl puts before each line of a container, and before none of its own words."""
+_NO_LINES = ("waiting to start", "not have a host", "(NotFound)")
+"""Errors of kubectl about pods that have printed nothing yet, or are gone."""
 
 _EVENTS_COPY = "events.copy.jsonl"
 _FILE_LINE = re.compile(r"^==> events((?:-[^/\n]+)?\.jsonl)\n", re.MULTILINE)
@@ -60,6 +69,7 @@ for file in events.jsonl events-*.jsonl; do
   echo
 done"""
 """Prints each file of the log in a folder from the given byte on, and closes its last line."""
+_REMOVALS_MAX = 16
 _GONE_S = 90.0
 """How long objects may take to go: pods have their grace period."""
 _PAUSE_S = 0.5
@@ -79,28 +89,34 @@ class KubernetesRuns:
         if not run.job_id:
             return JobStatus(phase=Phase.FORGOTTEN, why="it was not submitted")
         try:
-            job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
-            pods = self.ask(run, "get", "pods", _selector(run), "--output=json") if job else "{}"
+            kubectl = _kubectl(run)
+            job = kubectl.ask("get", run.job_id, "--ignore-not-found", "--output=json")
+            pods = kubectl.ask("get", "pods", _selector(run), "--output=json") if job else ""
             uid, now = str(run.submitted.get("uid", "")), time.time()
             lost = [name for name in overdue_nodes(pods, now) if self._is_lost(run, name)]
-            return read_objects(job, pods, uid, lost_nodes=lost, now=now)
+            warned = self._find_warnings(run) if any(pods_that_wait(pods, now)) else []
+            return read_objects(job, pods, uid, lost_nodes=lost, warned=warned, now=now)
         except OutsideError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
 
     def _is_lost(self, run: RunFolder, node: str) -> bool:
         """Return whether a node is not Ready; False where a person may not look at nodes."""
         with suppress(OutsideError):
-            return self.ask(run, "get", f"node/{node}", _READY) != "True"
+            return _kubectl(run).ask("get", f"node/{node}", _READY) != "True"
         return False
+
+    def _find_warnings(self, run: RunFolder) -> list[dict[str, Any]]:
+        """Return the warnings of the namespace; none where a person may not look at events."""
+        with suppress(OutsideError):
+            return _kubectl(run).find("events", "--field-selector=type=Warning")
+        return []
 
     def events(self, run: RunFolder) -> Path:
         """Return the pods' log where this machine has their folder, else a copy in the run's.
 
         What is new is fetched from a pod that runs; without one the copy stays as it is.
         """
-        cluster = run.job.cluster
-        assert isinstance(cluster, K8sCluster)
-        there = Path(run_path(run.job, cluster)) / EVENTS_FILE
+        there = Path(run_path(run.job, run.job.k8s)) / EVENTS_FILE
         if found := next(filter(event_files, (run.events, there)), None):
             return found
         copy = run.path / _EVENTS_COPY
@@ -110,7 +126,7 @@ class KubernetesRuns:
 
     def _fetch(self, run: RunFolder, there: Path, copy: Path) -> None:
         running = "--field-selector=status.phase=Running"
-        pods = self.ask(run, "get", "pods", _selector(run), running, "--output=name").split()
+        pods = _kubectl(run).ask("get", "pods", _selector(run), running, "--output=name").split()
         if not pods:
             return
         begins = [
@@ -118,7 +134,7 @@ class KubernetesRuns:
             for each in event_files(copy)
         ]
         words = ("--container=node", "--", "sh", "-c", _TELL_NEW, str(there.parent), *begins)
-        _, *parts = _FILE_LINE.split(self.ask(run, "exec", pods[0], *words))
+        _, *parts = _FILE_LINE.split(_kubectl(run).ask("exec", pods[0], *words))
         for name, text in zip(parts[::2], parts[1::2], strict=True):
             # Events are ASCII, and a line that is still being written is left for the next time.
             lines, _, _ = text.removesuffix("\n").rpartition("\n")
@@ -134,7 +150,7 @@ class KubernetesRuns:
                 f"--rank {rank}: on Kubernetes a rank's own log lies in the run's folder there; "
                 "allowed: logs without --rank, which has the lines of all ranks"
             )
-        return PodTail(self, run)
+        return PodTail(run)
 
     def cancel(self, run: RunFolder) -> None:
         """Delete the job, with which its pods end, and all else that was made for it goes.
@@ -142,8 +158,10 @@ class KubernetesRuns:
         Raises OutsideError with kubectl's words.
         """
         if is_alive(self.status(run)):
-            # In one call: nodes that are asked within two seconds stop the run, and shrink it else.
-            self.delete(run, run.job_id, *self._growth_names(run))
+            # At once: nodes that are asked within two seconds stop the run, and shrink it else.
+            self._remove(
+                run, [each for each in self._find_own(run) if each["kind"] in objects.JOBS]
+            )
 
     def scale(self, run: RunFolder, num_nodes: int) -> None:
         """Create Jobs of further nodes, or delete some, whose pods then leave the run.
@@ -151,30 +169,26 @@ class KubernetesRuns:
         Raises OutsideError with kubectl's words, also where names of nodes that are wanted again
         are not free yet; asked once more it goes on from there.
         """
-        cluster = run.job.cluster
-        assert isinstance(cluster, K8sCluster)
-        if cluster.job_kind != "job":
+        if run.job.k8s.job_kind != "job":
             raise RecipeError(
                 f"{run.job.name} is a HyperPodPyTorchJob, whose operator decides about its size; "
                 "allowed: a run with cluster.job_kind 'job'"
             )
-        base = read_json(self.ask(run, "get", run.job_id, "--output=json"))
+        (base,) = objects.read_found(_kubectl(run).ask("get", run.job_id, "--output=json"))
         self._check_own(run, base)
         if base["metadata"].get("deletionTimestamp"):
             raise OutsideError(f"{run.job_id} is being deleted; the run keeps its size")
         write_size(run, num_nodes)
         uid, indexes = base["metadata"]["uid"], growth_range(run.job)
-        found = read_json(
-            self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=json")
-        )
+        found = self._find_growth(run)
         wanted = run.job.num_nodes_at(num_nodes) - indexes.start
-        plan = plan_growth_jobs(read_growth_jobs(found["items"], uid), wanted, indexes)
+        plan = plan_growth_jobs(read_growth_jobs(found, uid), wanted, indexes)
         if plan.delete:
-            names = (growth_name(run.job.name, index) for index in plan.delete)
-            self.delete(run, *(f"jobs.batch/{name}" for name in names))
+            names = {growth_name(run.job.name, index) for index in plan.delete}
+            self._remove(run, [each for each in found if each["metadata"]["name"] in names])
         if plan.create:
             limit_s = time_left_s(base, time.time())
-            create_growth(cluster, uid, plan.create, run.path, limit_s=limit_s)
+            create_growth(_kubectl(run), uid, plan.create, limit_s=limit_s)
         if plan.num_missing:
             raise OutsideError(
                 f"{plan.num_missing} nodes of {run.job.name} that have left are still being "
@@ -189,110 +203,105 @@ class KubernetesRuns:
                 f"{run.job_id} is another run's, which was created later; nothing was changed"
             )
 
-    def _growth_names(self, run: RunFolder) -> list[str]:
-        """Return the names of the Jobs that further nodes have; none for a run of one size."""
-        if not growth_range(run.job):
-            return []
-        return self.ask(run, "get", "jobs.batch", _growth_selector(run), "--output=name").split()
+    def _find_growth(self, run: RunFolder) -> list[dict[str, Any]]:
+        """Return the Jobs that have the labels of further nodes; none for a run of one size."""
+        words = ("jobs.batch", f"{_selector(run)},{NODE_LABEL}")
+        return _kubectl(run).find(*words) if growth_range(run.job) else []
 
     def clean(self, run: RunFolder) -> Cleaned:
         """Delete what the run's manifest and submission have made, and see it go.
 
-        Raises OutsideError where an object of another run has the name by now.
+        An object of a needed name that is not the run's stays. Raises OutsideError where another
+        run's job has the name by now.
         """
-        job = self.ask(run, "get", run.job_id, "--ignore-not-found", "--output=json")
-        if job:
-            self._check_own(run, read_json(job))
-        names = [run.job_id, *self._growth_names(run)]
-        names += [f"service/{run.job.name}", f"configmap/{run.job.name}"]
-        if secret := token_secret_name(run.job):
-            uid = str(run.submitted.get("uid", ""))
-            names += self._own_secret(run, f"secret/{secret}", uid)
-        # Some go with the job before kubectl comes to them.
-        found = self.ask(run, "get", *names, "--ignore-not-found", "--output=name").split()
-        self.delete(run, *names)
-        left = self._wait_until_gone(run, names)
+        for job in _kubectl(run).find(run.job_id):
+            self._check_own(run, job)
+        found = self._find_own(run)
+        self._remove(run, found)
+        left = self._wait_until_gone(run)
         return Cleaned(
-            removed=tuple(each for each in found if each not in left),
+            removed=tuple(name for each in found if (name := _name_of(each)) not in left),
             left=tuple(f"{each}, which is still being deleted" for each in left),
         )
 
-    def _own_secret(self, run: RunFolder, name: str, uid: str) -> list[str]:
-        """Return a Secret's name if it is there and the run's: one without an owner is a user's."""
-        text = self.ask(run, "get", name, "--ignore-not-found", "--output=json")
-        owners = read_json(text)["metadata"].get("ownerReferences", ()) if text.strip() else ()
-        return [name] if any(uid in ("", owner["uid"]) for owner in owners) else []
+    def _find_own(self, run: RunFolder) -> list[dict[str, Any]]:
+        """Return what is there of the run, but for its pods; nothing that has its names alone."""
+        uid = run.submitted.get("uid")
+        if not uid:
+            raise OutsideError(f"{run.path / SUBMITTED_FILE} has no uid to know {run.job_id} by")
+        names = [run.job_id, f"service/{run.job.name}", f"configmap/{run.job.name}"]
+        if secret := token_secret_name(run.job):
+            names.append(f"secret/{secret}")
+        found = [*_kubectl(run).find(*names), *self._find_growth(run)]
+        return [each for each in found if uid in objects.uids_of(each)]
 
-    def _wait_until_gone(self, run: RunFolder, names: Sequence[str]) -> list[str]:
-        """Return what is still there after a while, the run's pods among it."""
+    def _wait_until_gone(self, run: RunFolder) -> list[str]:
+        """Return what of the run is still there after a while, its pods among it."""
         end_s = time.monotonic() + _GONE_S
         while True:
-            pods = self.ask(run, "get", "pods", _selector(run), "--output=name")
-            found = self.ask(run, "get", *names, "--ignore-not-found", "--output=name")
-            left = [*found.split(), *pods.split()]
+            pods = _kubectl(run).ask("get", "pods", _selector(run), "--output=name")
+            left = [*map(_name_of, self._find_own(run)), *pods.split()]
             if not left or time.monotonic() >= end_s:
                 return left
             time.sleep(_PAUSE_S)
 
-    def delete(self, run: RunFolder, *names: str) -> str:
-        """Have objects removed once what belongs to them is; returns the names that there were."""
-        words = ("--ignore-not-found", "--cascade=foreground", "--wait=false", "--output=name")
-        return self.ask(run, "delete", *names, *words)
-
-    def ask(self, run: RunFolder, *words: str) -> str:
-        """Return what kubectl prints. Raises OutsideError with its words."""
-        cluster = run.job.cluster
-        assert isinstance(cluster, K8sCluster)
-        command = (*kubectl_command(cluster), *words)
-        return run_program(command, run.path, timeout_s=ASK_TIMEOUT_S)
+    def _remove(self, run: RunFolder, found: Sequence[Found]) -> None:
+        """Have objects removed, all at once; one that takes the name of one meanwhile stays."""
+        with ThreadPoolExecutor(_REMOVALS_MAX) as pool:
+            list(pool.map(_kubectl(run).remove, found))
 
 
 class PodTail:
     """The lines of a run's pods, by the times that their nodes give them."""
 
-    def __init__(self, cluster: KubernetesRuns, run: RunFolder) -> None:
-        self._cluster = cluster
+    def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._last: dict[str, str] = {}
         """The last line that was seen of each pod, with its time."""
+        self._words: dict[str, list[str]] = {}
+        """What kubectl has said itself of each pod, in the place of lines."""
 
     def read_new(self) -> Sequence[LogLine]:
-        """Return the lines since the last call. Raises OutsideError where no pod answers."""
-        names = self._cluster.ask(self._run, "get", "pods", _selector(self._run), "--output=name")
-        found = []
-        for pod in names.split():
-            since = self._last.get(pod, "").partition(" ")[0]
-            words = (f"--since-time={since}",) if since else (f"--tail={_LINES_MAX}",)
+        """Return the lines since the last call, and once why a pod has none.
+
+        Raises OutsideError where no pod answers. No line has been read then.
+        """
+        kubectl, found, failures = _kubectl(self._run), [], []
+        pods = kubectl.ask("get", "pods", _selector(self._run), "--output=name").split()
+        for pod in pods:
+            last = self._last.get(pod, "")
+            words = (f"--since-time={last.split()[0]}",) if last else (f"--tail={_LINES_MAX}",)
             try:
-                text = self._cluster.ask(
-                    self._run, "logs", pod, "--container=node", "--timestamps", *words
-                )
+                text = kubectl.ask("logs", pod, "--container=node", "--timestamps", *words)
             except OutsideError as error:
-                if "waiting to start" in str(error) or "not have a host" in str(error):
+                if any(reason in str(error) for reason in _NO_LINES):
                     continue
-                raise
-            lines = new_lines(text, self._last.get(pod))
-            self._last[pod] = lines[-1] if lines else self._last.get(pod, "")
-            shown = [plain(line) for line in lines]
-            found.append(timed_lines(pod.partition("/")[2], shown, 0.0))
-        return [
-            LogLine(time=line.time, source=line.source, text=line.text.partition(" ")[2])
-            for line in merge_lines(found)
-        ]
+                failures.append(error)
+                text = f"no lines for now: {str(error).splitlines()[-1]}"
+            lines = [line for line in text.split("\n") if line]
+            new = new_lines([line for line in lines if _STAMP.match(line)], last)
+            own = [line for line in lines if not _STAMP.match(line)]
+            shown = [*new, *(own if own != self._words.get(pod) else ())]
+            self._last[pod], self._words[pod] = (new or [last])[-1], own
+            found.append(timed_lines(pod.partition("/")[2], map(plain, shown), 0.0))
+        if failures and len(failures) == len(pods):
+            self._words.clear()
+            raise failures[-1]
+        return [replace(line, text=_STAMP.sub("", line.text)) for line in merge_lines(found)]
 
 
-def new_lines(text: str, last: str | None) -> list[str]:
+def new_lines(lines: list[str], last: str) -> list[str]:
     """Return the lines behind the last one that was seen: kubectl knows whole seconds alone."""
-    lines = text.splitlines()
-    if last and last in lines:
-        place = len(lines) - 1 - lines[::-1].index(last)
-        return lines[place + 1 :]
-    return lines
+    return lines[len(lines) - lines[::-1].index(last) :] if last in lines else lines
 
 
 def _selector(run: RunFolder) -> str:
     return f"--selector={JOB_LABEL}={run.job.name}"
 
 
-def _growth_selector(run: RunFolder) -> str:
-    return f"{_selector(run)},{NODE_LABEL}"
+def _kubectl(run: RunFolder) -> Kubectl:
+    return Kubectl(run.job, run.path, ASK_TIMEOUT_S)
+
+
+def _name_of(found: Found) -> str:
+    return f"{found['kind'].lower()}/{found['metadata']['name']}"

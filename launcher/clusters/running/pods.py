@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from launcher.clusters.k8s.growth import NODE_LABEL
-from launcher.errors import OutsideError
+from launcher.clusters.k8s.objects import SUCCEEDED, read_found, true_conditions, unix_s
 from launcher.monitor.duration import format_seconds
 from launcher.monitor.standing import JobStatus, Phase
 
@@ -16,40 +14,48 @@ Pod = Mapping[str, Any]
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
-_SUCCEEDED = {"Complete", "Completed", "Succeeded"}
-"""What a Job and HyperPod's operator call this end of a job."""
 _ENDED = {"Succeeded", "Failed"}
 _JOB = "batch.kubernetes.io/job"
 _FAILURES = (f"{_JOB}-index-failure-count", f"{_JOB}-index-ignored-failure-count")
 _BACKOFF_S, _BACKOFF_MAX_S = 10.0, 600.0
 """Kubernetes makes the next pod of an index so long after one has failed, doubled each time."""
+_NOT_BEGUN = {"ContainerCreating", "PodInitializing"}
+_WAIT_S = 15.0
+"""Pods that have not begun for longer are looked into."""
 _OVERDUE_S = 60.0
 """A pod that is there so long after its grace period has a node that does not answer."""
 
 
 def read_objects(
-    job_text: str, pods_text: str, uid: str, *, lost_nodes: Collection[str] = (), now: float = 0.0
+    job_text: str,
+    pods_text: str,
+    uid: str,
+    *,
+    lost_nodes: Collection[str] = (),
+    warned: Sequence[Mapping[str, Any]] = (),
+    now: float = 0.0,
 ) -> JobStatus:
     """Return what a job and its pods say of a run at `now`, in unix seconds.
 
-    An empty text is a job that is not there; `lost_nodes` are those that the cluster does not hear.
+    An empty text is a job that is not there; `lost_nodes` are those that the cluster does not hear,
+    and `warned` its events about pods that wait.
     Raises OutsideError where a text is no JSON.
     """
-    if not job_text.strip():
+    job = next(iter(read_found(job_text)), None)
+    if job is None:
         return JobStatus(phase=Phase.FORGOTTEN, why="the cluster has no such job any more")
-    job = read_json(job_text)
     metadata = job.get("metadata", {})
     if uid and metadata.get("uid") != uid:
         why = "the cluster has a job of this name that was created later"
         return JobStatus(phase=Phase.FORGOTTEN, why=why)
-    pods = _newest_pods(read_json(pods_text).get("items", []))
+    pods = _newest_pods(read_found(pods_text))
     dead = [_dead_words(pod, lost_nodes, now) for pod in pods]
     place = ",".join(sorted({name for pod in pods if (name := pod["spec"].get("nodeName"))}))
     if metadata.get("deletionTimestamp"):
         why = _join(["it is being deleted", *dead])
         return JobStatus(phase=Phase.RUNNING, why=why, place=place)
-    conditions = {each["type"]: each for each in _conditions(job) if each.get("status") == "True"}
-    if _SUCCEEDED & set(conditions):
+    conditions = true_conditions(job)
+    if SUCCEEDED & set(conditions):
         return JobStatus(phase=Phase.SUCCEEDED, place=place)
     if failed := conditions.get("Failed"):
         why = _join([_words(failed), *map(_exit_words, pods)])
@@ -61,6 +67,7 @@ def read_objects(
     ended = "its pods have ended" if phases and phases <= _ENDED else ""
     due = [_next_pod_words(pod, now) for pod in pods]
     why = _join([*dead, ended, *map(_exit_words, pods), *due, *map(_waiting_words, pods)])
+    why = _join([why, warning_words(pods_that_wait(pods_text, now), warned)])
     if "Running" in phases or phases == {"Succeeded"}:
         return JobStatus(phase=Phase.RUNNING, why=why, place=place)
     if "Suspended" in conditions:
@@ -69,25 +76,47 @@ def read_objects(
     return JobStatus(phase=Phase.QUEUED, why=why, place=place)
 
 
-def read_json(text: str) -> dict[str, Any]:
-    """Return an object that kubectl has printed. Raises OutsideError where it is none."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise OutsideError(f"kubectl printed no JSON but {text.strip()[:200]!r}") from error
-    return content if isinstance(content, dict) else {}
-
-
 def overdue_nodes(pods_text: str, now: float) -> set[str]:
     """Return the nodes of pods that should have ended a minute before `now`, in unix seconds."""
-    pods = read_json(pods_text).get("items", ())
+    pods = read_found(pods_text)
     return {pod["spec"]["nodeName"] for pod in pods if _is_overdue(pod, now)}
+
+
+def pods_that_wait(pods_text: str, now: float) -> list[Pod]:
+    """Return the pods none of whose containers has begun for a while, and none says why."""
+    return [
+        pod
+        for pod in read_found(pods_text)
+        if _phase(pod) == "Pending"
+        and {each.get("waiting", {}).get("reason") for each in _states(pod)} <= _NOT_BEGUN
+        and (at := pod["metadata"].get("creationTimestamp"))
+        and now - unix_s(at) > _WAIT_S
+    ]
+
+
+def warning_words(pods: Sequence[Pod], events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the newest warning of a cluster about some pods and the claims that they mount."""
+    uids = {pod["metadata"].get("uid") for pod in pods}
+    volumes = [each for pod in pods for each in pod["spec"].get("volumes") or ()]
+    claims = {each.get("persistentVolumeClaim", {}).get("claimName") for each in volumes}
+    told = {
+        str(each.get("lastTimestamp") or each.get("eventTime")): (each, about)
+        for each in events
+        if (about := each["involvedObject"]).get("uid") in uids
+        or (about["kind"] == "PersistentVolumeClaim" and about["name"] in claims)
+        # The scheduler's are a condition of the pod as well.
+        if each["reason"] != "FailedScheduling"
+    }
+    if not told:
+        return ""
+    last, about = told[max(told)]
+    return f"{len(pods)} pods do not begin, of {about['name']}: {_words(last)}"
 
 
 def _is_overdue(pod: Pod, now: float) -> bool:
     at, is_placed = pod["metadata"].get("deletionTimestamp"), bool(pod["spec"].get("nodeName"))
     is_going = bool(at) and is_placed and _phase(pod) not in _ENDED
-    return is_going and now - _seconds(at) > _OVERDUE_S
+    return is_going and now - unix_s(at) > _OVERDUE_S
 
 
 def _dead_words(pod: Pod, lost_nodes: Collection[str], now: float) -> str:
@@ -137,7 +166,7 @@ def _next_pod_words(pod: Pod, now: float) -> str:
         return ""
     num_before = sum(int(notes.get(key, 0)) for key in _FAILURES)
     # Containers come behind sidecars, whose end delays nothing.
-    due = _seconds(ends[-1]) + min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(num_before, 10))
+    due = unix_s(ends[-1]) + min(_BACKOFF_MAX_S, _BACKOFF_S * 2.0 ** min(num_before, 10))
     when = f"in {format_seconds(due - now)}" if due > now else "now"
     return f"the next pod of index {_node_index(pod)} is due {when}"
 
@@ -164,10 +193,6 @@ def _notes(pod: Pod) -> dict[str, str]:
 
 def _phase(pod: Pod) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
-
-
-def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time.replace("Z", "+00:00")).timestamp()
 
 
 def _conditions(each: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import pwd
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.lock import read_lock
+from launcher.clusters.submission import current_user
 from launcher.errors import OutsideError
 from launcher.monitor.standing import CancelRequest
 from launcher.rundir import write_whole
@@ -21,24 +21,20 @@ SIZE_FILE = "size.json"
 
 def write_request(run: RunFolder) -> None:
     """Note that this start of the run is asked to end, now. Raises OutsideError."""
-    content = {"job_id": _start_of(run), "user": _user(), "time": time.time()}
-    try:
-        write_whole(run.path / CANCELLED_FILE, json.dumps(content) + "\n")
-    except OSError as error:
-        raise OutsideError(
-            f"cannot write to {run.path}: {error.strerror}; nothing was cancelled"
-        ) from error
+    _write(run, CANCELLED_FILE, {"job_id": _start_of(run)}, "nothing was cancelled")
 
 
 def write_size(run: RunFolder, num_nodes: int) -> None:
     """Note how many nodes the run is to have. Raises OutsideError."""
-    content = {"nodes": num_nodes, "user": _user(), "time": time.time()}
+    _write(run, SIZE_FILE, {"nodes": num_nodes}, "the run keeps its size")
+
+
+def _write(run: RunFolder, name: str, asked: dict[str, object], else_so: str) -> None:
+    content = {**asked, "user": current_user(), "time": time.time()}
     try:
-        write_whole(run.path / SIZE_FILE, json.dumps(content) + "\n")
+        write_whole(run.path / name, json.dumps(content) + "\n")
     except OSError as error:
-        raise OutsideError(
-            f"cannot write to {run.path}: {error.strerror}; the run keeps its size"
-        ) from error
+        raise OutsideError(f"cannot write to {run.path}: {error.strerror}; {else_so}") from error
 
 
 def read_size(run_dir: Path) -> int | None:
@@ -88,11 +84,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        # A number without a name, as in a container.
-        return "somebody"

@@ -19,17 +19,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import (
-    LoadItemType,
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from resilience.state.digest import flat_bytes
-from resilience.tiered.attempts import (
-    find_attempt,
-)
+from resilience.tiered.attempts import find_attempt
 from resilience.tiered.client import TieredClient
 from resilience.tiered.dcp.checkpoint_id import (
     name_checkpoint,

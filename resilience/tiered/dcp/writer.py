@@ -14,22 +14,12 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from resilience.state.view import NamedTensor
-from resilience.tiered.attempts import (
-    check_kept,
-    join_known,
-    narrow_known,
-    plan_attempt,
-)
+from resilience.tiered.attempts import check_kept, join_known, narrow_known, plan_attempt
 from resilience.tiered.client import TieredClient
 from resilience.tiered.dcp.checkpoint_id import (
     name_checkpoint,

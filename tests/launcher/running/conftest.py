@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +14,17 @@ def team(tmp_path: Path) -> Iterator[Path]:
     prepare(tmp_path)
     yield tmp_path
     end_all(tmp_path)
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the place of kubectl; it runs in the run's folder."""
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+    def put(text: str) -> None:
+        program.write_text(text)
+        program.chmod(0o755)
+
+    return put

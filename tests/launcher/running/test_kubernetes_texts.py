@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.clusters.k8s.kubectl import Kubectl
+from launcher.clusters.k8s.objects import unix_s
 from launcher.clusters.running.cluster import RunFolder
-from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines
-from launcher.clusters.running.pods import OUT_OF_SERVICE, read_objects
+from launcher.clusters.running.kubernetes import KubernetesRuns
+from launcher.clusters.running.pods import (
+    OUT_OF_SERVICE,
+    pods_that_wait,
+    read_objects,
+    warning_words,
+)
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 from resilience.event_files import event_files
@@ -225,7 +232,7 @@ def test_nodes_are_asked_for_only_where_a_pod_is_overdue(
     answers: dict[str, str | None] = {"node/n1": "Unknown"}
     pods = [indexed(0, 0, "Running"), indexed(1, 1, "Running")]
 
-    def ask(self: KubernetesRuns, run: RunFolder, *words: str) -> str:
+    def ask(self: Kubectl, *words: str) -> str:
         asked.append(words)
         if "pods" in words:
             return json.dumps({"items": pods})
@@ -233,7 +240,7 @@ def test_nodes_are_asked_for_only_where_a_pod_is_overdue(
             raise OutsideError('nodes "n1" is forbidden')
         return answers.get(words[1]) or job()
 
-    monkeypatch.setattr(KubernetesRuns, "ask", ask)
+    monkeypatch.setattr(Kubectl, "ask", ask)
     assert KubernetesRuns().status(run).why == ""
     assert len(asked) == 2
     pods[1]["metadata"]["deletionTimestamp"] = _TIME
@@ -280,7 +287,7 @@ def test_a_run_whose_job_is_anothers_by_now_is_asked_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"metadata": {"uid": "2"}}
-    monkeypatch.setattr(KubernetesRuns, "ask", lambda *words: json.dumps(found))
+    monkeypatch.setattr(Kubectl, "ask", lambda *words: json.dumps(found))
     run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"uid": "1"})
 
     with pytest.raises(OutsideError, match="is another run's, which was created later"):
@@ -294,22 +301,100 @@ def test_what_is_no_answer_is_said() -> None:
         read_objects("nonsense", "", "1")
 
 
-def test_lines_that_kubectl_prints_again_are_left_out() -> None:
-    assert new_lines("1 a\n1 b\n2 c\n", None) == ["1 a", "1 b", "2 c"]
-    assert new_lines("1 a\n1 b\n2 c\n", "1 b") == ["2 c"]
-    assert new_lines("3 d\n", "1 b") == ["3 d"]
+NOW = "2026-11-24T10:01:00Z"
 
 
-KUBECTL = """#!/bin/sh
+def waiting(
+    *reasons: str | None,
+    name: str = "a-0",
+    at: str = "2026-11-24T10:00:00Z",
+    phase: str = "Pending",
+) -> dict[str, Any]:
+    """Return a pod whose containers wait, or run where no reason is given."""
+    states = [{"waiting": {"reason": each}} if each else {"running": {}} for each in reasons]
+    metadata = {"name": name, "uid": f"uid-{name}", "creationTimestamp": at}
+    claim = {"name": "v", "persistentVolumeClaim": {"claimName": "results"}}
+    status = {"phase": phase, "containerStatuses": [{"state": each} for each in states]}
+    return {"metadata": metadata, "spec": {"volumes": [claim]}, "status": status}
+
+
+def warning(reason: str, message: str, name: str = "a-0", kind: str = "Pod", s: int = 1) -> Any:
+    about = {"kind": kind, "name": name, "uid": f"uid-{name}"}
+    at = f"2026-11-24T10:00:{s:02}Z"
+    return {"involvedObject": about, "reason": reason, "message": message, "lastTimestamp": at}
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_long"),
+    [
+        pytest.param(waiting("ContainerCreating"), True, id="creating"),
+        pytest.param(waiting("PodInitializing", "PodInitializing"), True, id="initializing"),
+        pytest.param(waiting(), True, id="unscheduled"),
+        pytest.param(waiting("ContainerCreating", at=NOW), False, id="a-moment"),
+        pytest.param(waiting(None, "PodInitializing"), False, id="its-sidecar-runs"),
+        pytest.param(waiting("ImagePullBackOff"), False, id="has-words-of-its-own"),
+        pytest.param(waiting(None, phase="Running"), False, id="running"),
+    ],
+)
+def test_pods_that_wait_for_long_are_told_from_others(pod: Any, is_long: bool) -> None:
+    assert pods_that_wait(json.dumps({"items": [pod]}), unix_s(NOW)) == [pod] * is_long
+
+
+MOUNT = 'MountVolume.SetUp failed for volume "v" : mount failed: exit status 32'
+NO_CLASS = 'storageclass.storage.k8s.io "nosuch" not found'
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        pytest.param([warning("FailedMount", MOUNT)], f"of a-0: FailedMount: {MOUNT}", id="mount"),
+        pytest.param([warning("FailedAttachVolume", "Multi-Attach error", s=9),
+                      warning("FailedMount", MOUNT, s=3)],
+                     "of a-0: FailedAttachVolume: Multi-Attach error", id="newest"),
+        pytest.param([warning("FailedCreatePodSandBox", "no IP left", "a-1")],
+                     "of a-1: FailedCreatePodSandBox: no IP left", id="sandbox-of-another-pod"),
+        pytest.param([warning("ProvisioningFailed", NO_CLASS, "results", "PersistentVolumeClaim")],
+                     f"of results: ProvisioningFailed: {NO_CLASS}", id="claim"),
+        pytest.param([warning("FailedScheduling", "0/4 nodes")], "", id="said-by-the-pod"),
+        pytest.param([warning("FailedMount", MOUNT, "b-0")], "", id="of-another-run"),
+        pytest.param([warning("ProvisioningFailed", NO_CLASS, "b", "PersistentVolumeClaim")], "",
+                     id="another-claim"),
+        pytest.param([], "", id="none"),
+    ],
+)  # fmt: skip
+def test_warnings_of_a_cluster_about_pods_that_do_not_begin(events: list[Any], words: str) -> None:
+    pods = [waiting("ContainerCreating"), waiting("ContainerCreating", name="a-1")]
+
+    text = warning_words(pods, events)
+
+    assert text == (f"2 pods do not begin, {words}" if words else "")
+
+
+STATUS = """#!/bin/sh
 case "$*" in
-  *"get pods"*) printf 'pod/a-0\\npod/a-1\\n' ;;
-  *"logs pod/a-0"*--since-time=*)
-    printf '2026-11-24T10:00:03.5Z three\\n2026-11-24T10:00:04Z four\\n' ;;
-  *"logs pod/a-0"*) printf '2026-11-24T10:00:01Z one\\n2026-11-24T10:00:03.5Z three\\n' ;;
-  *"logs pod/a-1"*--since-time=*) ;;
-  *"logs pod/a-1"*) printf '2026-11-24T10:00:02Z two\\n' ;;
+  *"get events"*) cat events ;;
+  *"get pods"*) cat pods ;;
+  *"get "*) printf '%s' '{"kind": "Job", "metadata": {"uid": "1"}}' ;;
 esac
 """
+
+
+def test_status_says_what_a_pod_that_cannot_mount_a_volume_waits_for(
+    tmp_path: Path, kubectl: Callable[[str], None]
+) -> None:
+    kubectl(STATUS)
+    (tmp_path / "pods").write_text(json.dumps({"items": [waiting("ContainerCreating")]}))
+    (tmp_path / "events").write_text(json.dumps({"items": [warning("FailedMount", MOUNT)]}))
+    submitted = {"job_id": "jobs.batch/a", "uid": "1"}
+    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted=submitted)
+
+    said = KubernetesRuns().status(run)
+    kubectl(STATUS.replace("cat events", "exit 1"))
+    without = KubernetesRuns().status(run)
+
+    assert said.phase is without.phase is Phase.QUEUED
+    assert said.why == f"ContainerCreating; 1 pods do not begin, of a-0: FailedMount: {MOUNT}"
+    assert without.why == "ContainerCreating", "not everybody may read events"
 
 
 EXEC = """#!/bin/sh
@@ -324,13 +409,9 @@ esac
 
 
 def test_events_that_are_new_are_fetched_from_a_pod(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kubectl: Callable[[str], None]
 ) -> None:
-    program = tmp_path / "bin/kubectl"
-    program.parent.mkdir()
-    program.write_text(EXEC)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    kubectl(EXEC)
     run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
     pods, there = tmp_path / "pods", tmp_path / "there"
     pods.write_text("")
@@ -352,21 +433,3 @@ def test_events_that_are_new_are_fetched_from_a_pod(
     pods.write_text("")
     assert len(copied(_a='{"event": 5}\n')) == 3
     assert not list(tmp_path.glob("events*5*"))
-
-
-def test_lines_of_pods_are_merged_by_the_times_of_their_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "bin/kubectl"
-    program.parent.mkdir()
-    program.write_text(KUBECTL)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    run = RunFolder(path=tmp_path, job=k8s_job("job"), submitted={"job_id": "jobs.batch/a"})
-    tail = KubernetesRuns().logs(run, None)
-
-    first = [(line.source, line.text) for line in tail.read_new()]
-    second = [(line.source, line.text) for line in tail.read_new()]
-
-    assert first == [("a-0", "one"), ("a-1", "two"), ("a-0", "three")]
-    assert second == [("a-0", "four")]

@@ -11,14 +11,11 @@ from typing import Any
 import pytest
 
 from launcher.clusters.running.cluster import RunFolder
-from launcher.commands import cancel
 from launcher.commands.sight import Sight
 from launcher.commands.status import status_lines
 from launcher.monitor.runstate import RunState, next_state, start_state
 from launcher.monitor.standing import CancelRequest, JobStatus, Phase, Standing, decide_standing
 from resilience.events import Event
-from tests.contracts.simulated_cluster import SimulatedCluster
-from tests.launcher.k8s_job import k8s_job
 from tests.launcher.shipped import shipped_job
 
 NOW = 1000.0
@@ -488,19 +485,3 @@ def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
 
     assert (left.num_workers, again.num_workers) == (2, 3)
     assert after(again, "launcher", "run_started").num_workers == 3
-
-
-def test_cancel_waits_for_the_end_through_an_outage_of_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No answer is no end: `cancel` said at once that the run had not ended."""
-    monkeypatch.setattr(cancel, "_PAUSE_MIN_S", 0.0)
-    phases = iter([Phase.RUNNING, Phase.UNREACHABLE, Phase.RUNNING])
-
-    class Cluster(SimulatedCluster):
-        def status(self, run: RunFolder) -> JobStatus:
-            return JobStatus(phase=next(phases, Phase.CANCELLED))
-
-    run = RunFolder(path=tmp_path, job=k8s_job("job"))
-
-    assert cancel.wait_for_end(run, Cluster(), 60.0).standing.phase is Phase.CANCELLED

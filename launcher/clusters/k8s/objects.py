@@ -1,0 +1,118 @@
+"""Objects of a cluster as kubectl prints them: whose, in what state, and their removal. Pure.
+
+An object is known by its uid. Its name may be that of another run's object by now.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from launcher.errors import OutsideError
+from launcher.monitor.duration import format_seconds
+
+Found: TypeAlias = Mapping[str, Any]
+
+SUBMITTED_BY = "training-recipes/submitted-by"
+"""Annotation of a job: who submitted it, on which machine, from which folder."""
+SUCCEEDED = {"Complete", "Completed", "Succeeded"}
+FAILED = {"Failed"}
+"""What a Job and HyperPod's operator call the ends of a job."""
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+_TOLD = (SUBMITTED_BY, _MANAGED_BY, "training-recipes/recipe")
+"""Labels and annotations that say whose an object is."""
+JOBS = {"Job", "HyperPodPyTorchJob"}
+"""Kinds that a run is one of."""
+
+
+def read_found(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a text of kubectl: none, one, or a list of them.
+
+    Raises OutsideError where it is no JSON.
+    """
+    try:
+        content = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise OutsideError(f"kubectl printed no JSON but {text.strip()[:200]!r}") from error
+    items: list[dict[str, Any]] = content.get("items", [content] if content else [])
+    return items
+
+
+def uids_of(found: Found) -> set[str]:
+    """Return the uid of an object, and those of its owners."""
+    metadata = found["metadata"]
+    owners = metadata.get("ownerReferences") or ()
+    return {str(metadata.get("uid")), *(owner["uid"] for owner in owners)}
+
+
+def true_conditions(found: Found) -> dict[str, Found]:
+    """Return the conditions of an object that hold, by their type."""
+    conditions = found.get("status", {}).get("conditions") or ()
+    return {each["type"]: each for each in conditions if each.get("status") == "True"}
+
+
+def unix_s(text: str) -> float:
+    """Return a time that a cluster has written, in unix seconds."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def taken_text(
+    taken: Sequence[Found], own: str, removal_text: Callable[[Found], str], now: float
+) -> str:
+    """Say what has the names that a submission wants, and what to do about it.
+
+    `own` is what this submission has for SUBMITTED_BY, `removal_text` returns what a person types.
+    Removal is offered only of a job of this launcher that has ended, or is of this folder, and
+    where all else that is named goes with it.
+    """
+    over = {each["metadata"]["uid"] for each in taken if _may_go(each, own)}
+    words = [f"  {_description(each, now)}" for each in taken]
+    words.append("nothing was changed; set run.name to a name that is free")
+    # Further nodes go on where their run's job has failed.
+    goes_on = (each["kind"] in JOBS and not _may_go(each, own) for each in taken)
+    if over and not any(goes_on) and all(uids_of(each) & over for each in taken):
+        firsts = [each for each in taken if not uids_of(each) - {each["metadata"]["uid"]}]
+        words[-1] += ", or remove what is there:"
+        words += [f"  {removal_text(each)}" for each in firsts]
+    return "\n".join(words)
+
+
+def _may_go(found: Found, own: str) -> bool:
+    metadata, has_ended = found["metadata"], (SUCCEEDED | FAILED) & true_conditions(found).keys()
+    is_own = (metadata.get("annotations") or {}).get(SUBMITTED_BY) == own
+    is_ours = (metadata.get("labels") or {}).get(_MANAGED_BY) == "training-recipes"
+    return found["kind"] in JOBS and is_ours and bool(has_ended or is_own)
+
+
+def _description(found: Found, now: float) -> str:
+    metadata = found["metadata"]
+    said = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    ends = sorted((SUCCEEDED | FAILED) & true_conditions(found).keys())
+    state = f"ended ({ends[0]})" if ends else "has not ended" if found["kind"] in JOBS else ""
+    parts = [
+        *(
+            f"{name.partition('/')[2]} {' '.join(said[name].split())}"
+            for name in _TOLD
+            if name in said
+        ),
+        *(f"of {each['kind']} {each['name']}" for each in metadata.get("ownerReferences") or ()),
+        f"created {format_seconds(max(0.0, now - unix_s(metadata['creationTimestamp'])))} ago",
+        "being deleted" if metadata.get("deletionTimestamp") else state,
+    ]
+    return f"{found['kind']} {metadata['name']}: {', '.join(filter(None, parts))}"
+
+
+def removal(found: Found) -> tuple[tuple[str, ...], str]:
+    """Return kubectl's words that remove an object of this uid alone, and their input.
+
+    What belongs to the object goes before it does.
+    """
+    metadata, version = found["metadata"], found["apiVersion"]
+    root = "api/v1" if version == "v1" else f"apis/{version}"
+    kind = f"{found['kind'].lower()}s"
+    path = f"/{root}/namespaces/{metadata['namespace']}/{kind}/{metadata['name']}"
+    own = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
+    options = json.dumps({"apiVersion": "v1", "kind": "DeleteOptions", **own})
+    return ("delete", f"--raw={path}", "--filename=-"), options
