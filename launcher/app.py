@@ -28,6 +28,7 @@ from launcher.composition.instances import check_instance
 from launcher.composition.layers import read_layers
 from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
+from launcher.inputs import check_inputs, check_take_over
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders
@@ -39,6 +40,7 @@ from launcher.rundir import (
     EVENTS_FILE,
     RECIPE_FILE,
     SUBMITTED_FILE,
+    choose_run_dir,
     command_comment,
     free_run_dir,
     write_run_dir,
@@ -79,6 +81,8 @@ def launch(
         files = {**files, RECIPE_FILE: frozen_text(frozen) + command}
     claim = {"run": EVENTS_FILE, "submit": SUBMITTED_FILE}.get(action)
     given = _given_dir(request.beside.run.dir, sweep_number)
+    if intent.takes_over and claim is not None:
+        check_take_over(job, choose_run_dir(given, job.name, start))
     run_dir = write_run_dir(given, job.name, start, files, claim)
     _print_written(request, run_dir, files)
     # It was off until here: a run may go on for weeks.
@@ -144,7 +148,6 @@ def _check_action(request: Request) -> None:
     if action == "submit" and not request.beside.plan.force:
         check_fit(job)
     if action == "run":
-        from launcher.inputs import check_inputs
         from launcher.machine import check_machine, read_machine
 
         if not request.beside.oversubscribe:

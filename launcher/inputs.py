@@ -1,14 +1,19 @@
-"""The files that a job reads, and whether a local run of it would find them."""
+"""The files that a job reads and the checkpoints that it takes over, as this machine sees them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import RecipeError
 from launcher.job import Job
+from launcher.job.lineage import checkpoints_namespace
 from launcher.job.workload import Jsonl, S3Jsonl
+from resilience.agent.evidence.life import find_life
+from resilience.run_record import RecordError, read_record
 
 _Problem = Callable[[Path], str | None]
 
@@ -17,6 +22,31 @@ def check_inputs(job: Job) -> None:
     """Raise RecipeError where this machine lacks what the workers would read, one line a field."""
     if lines := list(_lacking(job)):
         raise RecipeError("\n  ".join(["action 'run': this machine lacks inputs:", *lines]))
+
+
+def check_take_over(job: Job, run_dir: Path) -> None:
+    """Raise RecipeError where the run that has the namespace of a job's store is seen to live.
+
+    Looks into a store that is a folder which this machine has. The daemons of the run look again.
+    """
+    tiered = job.resilience.tiered
+    url = (tiered.store.url if tiered and tiered.store else None) or ""
+    if not url.startswith("folder:/") or find_spec("xxhash") is None:
+        return
+    from resilience.tiered.errors import TierError
+    from resilience.tiered.stores.folder import FolderObjects, FolderSettings
+    from resilience.tiered.stores.owner import find_owners
+
+    store = FolderObjects(FolderSettings(folder=Path(url.removeprefix("folder:"))))
+    namespace = checkpoints_namespace(job, run_dir)
+    # The store may not be there yet, or on the nodes alone; these tell of a torn record, too.
+    with suppress(TierError, OSError, RecordError):
+        own = read_record(run_dir)
+        for owner in find_owners(store, namespace):
+            is_other = own is None or owner.run != own.run_id
+            if is_other and (sign := find_life(owner.folder, owner.run)):
+                whose = f"the namespace {namespace!r} of {url} belongs to {owner.describe(sign)}"
+                raise RecipeError(f"run.take_over true: {whose}")
 
 
 def _lacking(job: Job) -> Iterator[str]:

@@ -17,6 +17,7 @@ from launcher.commands.sight import find_run, see_run
 from launcher.composition.changing import ChangedJob, change_job
 from launcher.composition.instances import check_instance
 from launcher.errors import OutsideError, RecipeError
+from launcher.inputs import check_inputs, check_take_over
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.monitor.checkpoints import newest_saved
@@ -58,6 +59,8 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         _check_goal(run, cluster, changed.job)
         folders = find_folders(start)
         check_job(run.job, changed.job, folders)
+        if takes_over:
+            check_take_over(changed.job, run.path)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
         files = render(
             changed.job,
@@ -143,7 +146,6 @@ def check_job(before: Job | None, job: Job, folders: Folders) -> None:
     check_instance(job.instance, folders.conf)
     check_runnable(job, _ACTIONS[is_local])
     if is_local:
-        from launcher.inputs import check_inputs
         from launcher.machine import check_machine, read_machine
 
         if before is None or (before.trainer, before.resources) != (job.trainer, job.resources):

@@ -235,15 +235,16 @@ class TieredClient:
         takes_over: bool = False,
         timeout_s: float = TIMEOUT_S,
         check: Check | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Have the store keep the namespace for one run; to be called before anything is loaded.
 
         `run` is the run's id, of letters and digits, `name` what a person knows it by. Idempotent.
-        A run that `takes_over` gets the namespace from another, which must have ended. Raises
-        RefusedError that names the run that has it, and TierError where the store fails.
+        A run that `takes_over` gets the namespace from another, which must have ended. Returns the
+        runs that had it and of which neither life nor end is seen from here. Raises RefusedError
+        that names the run that has it, and TierError where the store fails.
         """
         request = {"op": "own", "run": run, "name": name, "takes_over": takes_over}
-        self._request(request, timeout_s, check)
+        return list(self._request(request, timeout_s, check).get("unseen", ()))
 
     def status(self, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         """Return what the daemon says of itself: node, budget, and what it holds of whom."""

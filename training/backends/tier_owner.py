@@ -57,7 +57,7 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
 
     Raises OwnedError where it is another run's, and CheckpointError where nobody can tell.
     """
-    ask = partial(_ask, client, group, claim)
+    ask = partial(_ask, client, group, claim, takes_over=claim.takes_over)
     own = _try(ask, group) if group.rank == 0 else None
     told = json.loads(group.first_text("tiers/owner", json.dumps(own), CHECKPOINT_TIMEOUT))
     if told[0] == _FAILED:
@@ -81,14 +81,13 @@ def own_namespace(client: TieredClient, group: WorkerGroup, claim: Claim) -> Non
         )
     if own is None:
         # Each node's daemon looks from now on whether the namespace is still the run's.
-        state, text = _try(partial(_tell, client, group, claim), group)
+        state, text = _try(partial(ask, takes_over=False), group)
         if state != _OK:
             sys.stderr.write(
                 f"training: the daemon of this node does not know that the namespace "
                 f"{client.namespace!r} is the run's, and would not notice if another run took it: "
                 f"{text}\n"
             )
-            sys.stderr.flush()
 
 
 def _try(ask: Callable[[], tuple[str, str]], group: WorkerGroup) -> tuple[str, str]:
@@ -106,11 +105,12 @@ def _try(ask: Callable[[], tuple[str, str]], group: WorkerGroup) -> tuple[str, s
         time.sleep(_PAUSE_S)
 
 
-def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
-    takes_over = claim.takes_over
+def _ask(
+    client: TieredClient, group: WorkerGroup, claim: Claim, *, takes_over: bool
+) -> tuple[str, str]:
     if takes_over and (problem := _useless(client.steps(check=group.check), claim.max_steps)):
         return _USELESS, f"run.take_over: the namespace {client.namespace!r} {problem}"
-    client.own(
+    unseen = client.own(
         run=claim.run,
         name=claim.name,
         takes_over=takes_over,
@@ -120,6 +120,11 @@ def _ask(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, s
     if takes_over:
         content = {"namespace": client.namespace}
         write_first(claim.run_dir / RECORD_FOLDER / TAKEN_FILE, content, str(os.getpid()))
+    if unseen:
+        sys.stderr.write(
+            f"training: took the namespace {client.namespace!r} over from {', '.join(unseen)}, "
+            "which cannot be seen from here: end it where it runs, its store takes no more of it\n"
+        )
     return _OK, ""
 
 
@@ -131,8 +136,3 @@ def _useless(steps: Sequence[StepOnOffer], max_steps: int) -> str:
     if newest > max_steps:
         return f"has step {newest}, beyond trainer.max_steps {max_steps}: that has to be as many"
     return ""
-
-
-def _tell(client: TieredClient, group: WorkerGroup, claim: Claim) -> tuple[str, str]:
-    client.own(run=claim.run, name=claim.name, timeout_s=OWN_TIMEOUT_S, check=group.check)
-    return _OK, ""

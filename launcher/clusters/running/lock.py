@@ -13,15 +13,14 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launcher.errors import OutsideError
-from resilience.agent.evidence.locks import read_boot_id
+from resilience.agent.evidence.locks import LAUNCHER_LOCK, open_names, read_boot_id
 from resilience.plain_files import open_plain
 
-LOCK_FILE = "launcher.lock"
 _TAKE_S = 1.0
 """Whoever only looks has the lock for a moment."""
 _PAUSE_S = 0.02
@@ -48,7 +47,7 @@ class Holder:
 @contextmanager
 def held_lock(run_dir: Path, run_id: str) -> Iterator[None]:
     """Hold a run's lock within the block. Raises OutsideError where another launcher has it."""
-    path = run_dir / LOCK_FILE
+    path = run_dir / LAUNCHER_LOCK
     try:
         file = open_plain(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -79,8 +78,8 @@ def _take(file: int, run_dir: Path) -> None:
             time.sleep(_PAUSE_S)
         except OSError as error:
             raise OutsideError(
-                f"cannot lock {run_dir / LOCK_FILE}: {error.strerror}; set run.dir to one whose "
-                "file system has locks"
+                f"cannot lock {run_dir / LAUNCHER_LOCK}: {error.strerror}; set run.dir to one "
+                "whose file system has locks"
             ) from error
         else:
             return
@@ -92,7 +91,7 @@ def read_lock(run_dir: Path) -> Holder | None:
     Raises OSError where the file cannot be read.
     """
     try:
-        file = open_plain(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
+        file = open_plain(run_dir / LAUNCHER_LOCK, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     try:
@@ -117,19 +116,9 @@ def find_launchers(run_dir: Path) -> list[int]:
 
     The kernel knows by which name they have opened it.
     """
-    name, found = f"{run_dir.resolve() / LOCK_FILE} (deleted)", []
-    for process in (each for each in Path("/proc").iterdir() if each.name.isdecimal()):
-        with suppress(OSError):  # it has ended, or is another user's
-            if any(_target_of(link) == name for link in (process / "fd").iterdir()):
-                found.append(int(process.name))
-    return found
-
-
-def _target_of(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
+    name = f"{run_dir.resolve() / LAUNCHER_LOCK} (deleted)"
+    processes = Path("/proc").glob("[0-9]*")
+    return [int(each.name) for each in processes if name in open_names(each)]
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:
@@ -137,19 +126,7 @@ def has_lock_open(pid: int, run_dir: Path) -> bool:
 
     A number that another container has written may be anybody's here.
     """
-    try:
-        lock = (run_dir / LOCK_FILE).stat()
-        # Opened files are looked at through their links: of a foreign process there are none.
-        return any(_is_same(path, lock) for path in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-
-
-def _is_same(path: Path, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), status)
-    except OSError:
-        return False
+    return str(run_dir.resolve() / LAUNCHER_LOCK) in open_names(Path(f"/proc/{pid}"))
 
 
 def _is_held(file: int) -> bool:

@@ -74,13 +74,13 @@ def judge(
     first = Record(run=run, attempt=attempt, number=0, agents=agents, generation=-1)
     if found is None:
         return first
-    if problem := _find_others(found, first, unchanged_s, ended):
+    if problem := find_others(found, first, unchanged_s, ended):
         return problem
     slack = 0 if found.is_over else SLACK
     return replace(first, number=found.number + 1, generation=found.generation + slack)
 
 
-def _find_others(found: Record, own: Record, unchanged_s: float, ended: Collection[str]) -> str:
+def find_others(found: Record, own: Record, unchanged_s: float, ended: Collection[str]) -> str:
     """Return who may go on with what the record is of; empty where nobody does."""
     if found.run != own.run:
         is_dead = set(found.agents) <= {*ended, *found.gone}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.agent.coordination.founding import is_earlier
-from resilience.agent.evidence.locks import is_lock_free, read_boot_id
+from resilience.agent.evidence.words import has_ended
 
 LOOK_S = 5.0
 """Seconds between two looks for a later start of the run."""
@@ -55,13 +55,13 @@ def await_earlier(
     stand still and see it first when they go on. Then their files are removed.
     """
     earlier = [each for each in words if is_earlier(each.get("run", ""), name)]
-    here, end_s = read_boot_id(), time.monotonic() + patience_s
-    left = [Path(each["path"]) for each in earlier if _may_live(each, here)]
+    end_s = time.monotonic() + patience_s
+    left = _may_live(earlier)
     if left:
         say(f"waits up to {patience_s:g} s for agents of an earlier start of the run to end")
     while left and time.monotonic() < end_s:
         time.sleep(_PAUSE_S)
-        left = [Path(each["path"]) for each in earlier if _may_live(each, here)]
+        left = _may_live(earlier)
     for path in left:
         if holders := _kill_holders(path):
             return (
@@ -73,12 +73,10 @@ def await_earlier(
     return ""
 
 
-def _may_live(word: Mapping[str, str], here: str) -> bool:
-    """Return whether an agent has neither taken its file along nor let go of the file's lock."""
-    path = Path(word["path"])
-    with suppress(OSError):
-        return not is_lock_free(path) if here and word.get("boot") == here else path.exists()
-    return False
+def _may_live(words: Iterable[Mapping[str, str]]) -> list[Path]:
+    """Return the files of agents that have neither taken theirs along nor let go of its lock."""
+    paths = [Path(each["path"]) for each in words]
+    return [each for each in paths if each.exists() and not has_ended(each)]
 
 
 def _kill_holders(path: Path) -> list[int]:

@@ -30,14 +30,14 @@ from pydantic import TypeAdapter
 from resilience.agent.coordination.founding import Record, attempt_name, judge, note_agents
 from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
-from resilience.agent.evidence.locks import hold_lock, is_lock_free, read_boot_id
-from resilience.agent.evidence.words import AGENTS_FOLDER, find_words, read_word
+from resilience.agent.evidence.locks import hold_lock, read_boot_id
+from resilience.agent.evidence.words import AGENTS_FOLDER, find_ended, find_words, has_ended
 from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
 from resilience.state.layout import Layout
 from resilience.whole_files import draft_of, write_first, write_text, write_whole
 
-_RECORDS = "generations"
+RECORDS_FOLDER = "generations"
 _END = "-ended-"
 _RECORD = TypeAdapter(Record)
 _RECORD_NAME = re.compile(rf"run-(\d+)(?:{_END}\d+)?")
@@ -56,7 +56,7 @@ class _Common:
 _Found = Answer | _Common | bool | tuple[NodeEnded, ...] | None
 
 
-class _TornError(ValueError):
+class TornError(ValueError):
     """A record is none; the message names its file."""
 
 
@@ -174,13 +174,13 @@ class RunFolder:
         def write() -> Judged:
             try:
                 return begin()
-            except _TornError as error:
+            except TornError as error:
                 return Judged(record=None, reason=str(error))
             except (OSError, ValueError) as error:
                 return Judged(record=None, reason=f"{self._path} does not answer: {error}")
 
         def begin() -> Judged:
-            newest = self._newest_record()
+            newest = newest_record(self._path)
             if not self._begins_anew and newest and newest.is_over and self._is_ours(newest):
                 return Judged(record=None, reason="it has ended")
             if newest != self._seen:
@@ -195,7 +195,7 @@ class RunFolder:
             )
             if isinstance(record, str):
                 return Judged(record=None, reason=record)
-            path = self._path / _RECORDS / f"run-{record.number}"
+            path = self._path / RECORDS_FOLDER / f"run-{record.number}"
             if not write_first(path, asdict(record), self.start):
                 return Judged(record=None, reason="others have begun it")
             self._record = record
@@ -222,8 +222,8 @@ class RunFolder:
 
         def write() -> None:
             newest: Record | None = None
-            with suppress(_TornError):
-                newest = self._newest_record()
+            with suppress(TornError):
+                newest = newest_record(self._path)
             record = self._record or newest
             if record is None or not self._is_ours(record):
                 return
@@ -248,7 +248,7 @@ class RunFolder:
 
     def _write(self, record: Record) -> None:
         """Replace the record; that of an end stays, whatever a renewal that stood still does."""
-        name, folder = f"run-{record.number}", self._path / _RECORDS
+        name, folder = f"run-{record.number}", self._path / RECORDS_FOLDER
         if record.is_over:
             write_first(folder / f"{name}{_END}{record.generation}", asdict(record), self.start)
         else:
@@ -262,8 +262,8 @@ class RunFolder:
 
         def look() -> Recorded | None:
             try:
-                found = self._newest_record()
-            except (OSError, _TornError):
+                found = newest_record(self._path)
+            except (OSError, TornError):
                 return None
             finally:
                 self._is_looking = False
@@ -291,7 +291,7 @@ class RunFolder:
 
         def look() -> StartedAgain | None:
             try:
-                newest, number = self._newest_record(), self._number
+                newest, number = newest_record(self._path), self._number
                 names = [attempt_name(newest.run, newest.attempt)] if newest else []
                 if number is not None:
                     names += [each.name for each in read_starts_after(self._path, number)]
@@ -306,12 +306,9 @@ class RunFolder:
     def _is_ours(self, record: Record) -> bool:
         return (record.run, record.attempt) == (self._run, self._attempt)
 
-    def _newest_record(self) -> Record | None:
-        return _newest_record(self._path)
-
     def claim(self, generation: int, layout: Layout) -> None:
         """Ask for the record of a generation's number; the answer says whose it is."""
-        path = self._path / _RECORDS / f"{self._name}-{generation}"
+        path = self._path / RECORDS_FOLDER / f"{self._name}-{generation}"
 
         def write() -> Claimed:
             try:
@@ -333,8 +330,13 @@ class RunFolder:
 
         def look() -> tuple[NodeEnded, ...]:
             # Those of other machines need no look at the files of all agents.
-            likely = [node for node, starts in doubted.items() if all(map(self._has_ended, starts))]
-            ended = self._find_ended(likely, self._name) if likely else {}
+            folder = self._path / AGENTS_FOLDER
+            likely = [
+                node
+                for node, starts in doubted.items()
+                if all(has_ended(folder / each) for each in starts)
+            ]
+            ended = find_ended(self._path, likely, self._name) if likely else {}
             reason = "all its processes on this machine have ended"
             return tuple(
                 NodeEnded(node=node, starts=doubted[node], reason=reason)
@@ -346,29 +348,8 @@ class RunFolder:
 
     def _find_ended_of(self, record: Record) -> dict[str, set[str]]:
         """Return which agents of a record have ended for certain, and as what."""
-        return self._find_ended(record.agents, attempt_name(record.run, record.attempt))
-
-    def _find_ended(self, names: Collection[str], run: str) -> dict[str, set[str]]:
-        """Return which agents of a run's attempt have ended for certain, and as which starts.
-
-        Of one that has been started again since it was heard of the newest start counts as well.
-        """
-        starts: dict[str, set[str]] = {}
-        with suppress(OSError):
-            for path in (self._path / AGENTS_FOLDER).iterdir():
-                word = read_word(path)
-                if word.get("run") == run and word.get("node") in names:
-                    starts.setdefault(word["node"], set()).add(path.name)
-        return {name: found for name, found in starts.items() if all(map(self._has_ended, found))}
-
-    def _has_ended(self, start: str) -> bool:
-        """Return whether no process lives of what an agent's start has been on this machine."""
-        path = self._path / AGENTS_FOLDER / start
-        # An agent that ends in order takes its file along, and says so itself.
-        with suppress(OSError):
-            is_here = bool(self._boot) and read_word(path).get("boot") == self._boot
-            return is_here and is_lock_free(path)
-        return False
+        name = attempt_name(record.run, record.attempt)
+        return find_ended(self._path, record.agents, name)
 
     def answers(self) -> list[Answer]:
         """Return what was found out since the last call."""
@@ -400,19 +381,19 @@ class RunFolder:
         Not where it is certain that no agent of it lives.
         """
         try:
-            record = self._newest_record()
+            record = newest_record(self._path)
             if record is None or record.is_over or not self._is_ours(record):
                 return False
             has_ended = set(record.agents) <= set(self._find_ended_of(record))
-        except (OSError, _TornError):
+        except (OSError, TornError):
             return False
         return record.generation >= 0 and not has_ended
 
     def find_end(self) -> int | None:
         """Return with which status the run has ended, None where it has not; waits for the disk."""
         try:
-            record = self._newest_record()
-        except (OSError, _TornError):
+            record = newest_record(self._path)
+        except (OSError, TornError):
             return None
         is_end = record is not None and record.is_over and self._is_ours(record)
         return record.status if record and is_end else None
@@ -462,14 +443,14 @@ def _read_record(path: Path) -> Record:
     try:
         return _RECORD.validate_json(read_plain(path))
     except ValueError:
-        raise _TornError(
+        raise TornError(
             f"{path} is torn; remove it once no process of the run lives any more"
         ) from None
 
 
-def _newest_record(path: Path) -> Record | None:
+def newest_record(path: Path) -> Record | None:
     """Return the last of those who have begun a run in a folder; TornError for no record."""
-    paths = list((path / _RECORDS).glob("run-*"))
+    paths = list((path / RECORDS_FOLDER).glob("run-*"))
     found = [_RECORD_NAME.fullmatch(each.name) for each in paths]
     numbers = [int(each[1]) for each in found if each]
     records = [
@@ -486,8 +467,8 @@ def find_last_end(path: Path) -> int | None:
     Nor where an agent has left word of another start, which may go on. Waits for the disk.
     """
     try:
-        record = _newest_record(path)
-    except (OSError, _TornError):
+        record = newest_record(path)
+    except (OSError, TornError):
         return None
     if record is None or not record.is_over:
         return None

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from resilience.plain_files import open_plain
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LAUNCHER_LOCK = "launcher.lock"
+"""File of a run's folder whose lock the run's launcher holds on its own machine."""
 _LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """Types of file systems in which one kernel alone keeps the locks."""
 
@@ -42,22 +45,31 @@ def hold_lock(path: Path) -> int:
     return file
 
 
-def is_lock_free(path: Path) -> bool:
-    """Return whether no process holds the lock of a file that this machine's kernel keeps.
+def is_lock_held(path: Path) -> bool | None:
+    """Return whether a process holds a file's lock, None where this machine cannot know it.
 
-    Raises OSError where the file is not there, or cannot be read.
+    That is where the file is gone or cannot be read, or other kernels may keep its locks.
     """
-    file = open_plain(path, os.O_RDONLY)
-    try:
-        if not _is_local(file):
-            return False
-        # Shared: two that ask at once do not take each other for the holder.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    with suppress(OSError), open(path, opener=open_plain) as file:
+        if not _is_local(file.fileno()):
+            return None
+        try:
+            # Shared: two that ask at once do not take each other for the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
         return False
-    finally:
-        os.close(file)
-    return True
+    return None
+
+
+def open_names(process: Path) -> list[str]:
+    """Return the names of what a process, a folder of /proc, has open; of a foreign one nothing."""
+    names: list[str] = []
+    with suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):
+                names.append(str(link.readlink()))
+    return names
 
 
 def _is_local(file: int) -> bool:

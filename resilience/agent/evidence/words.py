@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.agent.evidence.locks import is_lock_held, read_boot_id
 from resilience.plain_files import read_plain
 
 AGENTS_FOLDER = "agents"
@@ -32,3 +34,25 @@ def read_word(path: Path) -> dict[str, str]:
         if isinstance(word, dict):
             return {str(key): str(value) for key, value in word.items()}
     return {}
+
+
+def has_ended(path: Path) -> bool:
+    """Return whether no process lives of what the agent of a file has been on this machine."""
+    # An agent that ends in order takes its file along, and says so itself.
+    here = read_boot_id()
+    return bool(here) and read_word(path).get("boot") == here and is_lock_held(path) is False
+
+
+def find_ended(path: Path, names: Collection[str], run: str) -> dict[str, set[str]]:
+    """Return which agents of a run's attempt have ended for certain, and as which starts.
+
+    Of one that has been started again since it was heard of the newest start counts as well.
+    """
+    starts: dict[str, set[Path]] = {}
+    with suppress(OSError):
+        for each in (path / AGENTS_FOLDER).iterdir():
+            word = read_word(each)
+            if word.get("run") == run and word.get("node") in names:
+                starts.setdefault(word["node"], set()).add(each)
+    ended = (name for name, found in starts.items() if all(map(has_ended, found)))
+    return {name: {each.name for each in starts[name]} for name in ended}

@@ -339,15 +339,15 @@ class Session:
         """Have the store's namespace be the run's own; waits for the store."""
         namespace, shelf = self._own_namespace(), self._house.board.shelf
         owner = NamespaceOwner(run=_text(request, "run"), name=_text(request, "name"))
-        takes_over = bool(request.get("takes_over"))
+        takes_over, unseen = bool(request.get("takes_over")), list[str]()
         if shelf is not None:
-            shelf.claim(namespace, owner, takes_over=takes_over)
+            unseen = shelf.claim(namespace, owner, takes_over=takes_over)
             try:
                 self._vault.own(namespace, owner)
             except VaultFullError as error:
                 # The store knows it; what is lost is that the node's next daemon does.
                 complain(f"whose the namespace {namespace!r} is cannot be kept: {error}")
-        return {}, ()
+        return {"unseen": unseen}, ()
 
     def _status(self, request: Mapping[str, Any]) -> Reply:
         own = self._house.settings.own

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
+from resilience.agent.evidence.life import find_life
 from resilience.tiered.catalog import Copy, LowerTier, StepAt, step_of
 from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.memoryd.output import complain
@@ -230,15 +231,26 @@ class Shelf:
         if was_failing:
             self.on_change()
 
-    def claim(self, namespace: str, owner: NamespaceOwner, *, takes_over: bool = False) -> None:
-        """Have a namespace be a run's own. Raises RefusedError that names the run that has it."""
-        if others := self.store.claim(namespace, owner, takes_over=takes_over):
-            names = ", ".join(f"{each.name} (run {each.run[:12]})" for each in others)
+    def claim(self, namespace: str, owner: NamespaceOwner, *, takes_over: bool) -> list[str]:
+        """Have a namespace be a run's own; returns by name whom it was taken from unseen.
+
+        Raises RefusedError that names the run that has it, and by what that one is seen to live.
+        """
+        signs: dict[NamespaceOwner, str | None] = {}
+
+        def lives(other: NamespaceOwner) -> bool:
+            signs[other] = find_life(other.folder, other.run)
+            return bool(signs[other])
+
+        others = self.store.claim(namespace, owner, takes_over=takes_over, lives=lives)
+        if others:
+            names = ", ".join(each.describe(signs.get(each)) for each in others)
             raise RefusedError(
                 f"the namespace {namespace!r} of the store {self.name} belongs to {names}"
             )
         with self._lock:
             self._owners[namespace] = owner
+        return [each.describe() for each, sign in signs.items() if sign is None]
 
     def remember(self, owners: Mapping[str, NamespaceOwner]) -> None:
         """Take over what was said to an earlier daemon of this node: whose namespaces are."""
@@ -255,7 +267,7 @@ class Shelf:
         if owner is None:
             return
         try:
-            self.claim(namespace, owner)
+            self.claim(namespace, owner, takes_over=False)
         except RefusedError as error:
             raise TierError(str(error)) from error
 

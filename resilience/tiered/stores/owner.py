@@ -12,8 +12,10 @@ own clock.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,6 +32,10 @@ _LOOK_S, _NUM_LOOKS = 0.25, 20
 """How often, and how many times, a run looks whether those that come after it have given way."""
 
 
+Lives = Callable[["NamespaceOwner"], bool]
+"""Returns whether a run is seen to live."""
+
+
 class NamespaceOwner(BaseModel):
     """A run, as the store knows it."""
 
@@ -38,7 +44,18 @@ class NamespaceOwner(BaseModel):
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
     """Its id."""
     name: str
-    """By what a person knows it."""
+    """By what a person knows it: a run's is "RECIPE in FOLDER"."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the run; a path that is not absolute where the name has none."""
+        return Path(self.name.partition(" in ")[2])
+
+    def describe(self, sign: str | None = "") -> str:
+        """Return who it is, and where a sign shows that it lives, what to do about that."""
+        text, place = f"{self.name} (run {self.run[:12]})", shlex.quote(str(self.folder))
+        advice = f"`launcher status {place}` shows it, and `launcher cancel {place}` ends it"
+        return f"{text}, which lives: {sign}. {advice}" if sign else text
 
 
 def claim_namespace(
@@ -47,12 +64,13 @@ def claim_namespace(
     owner: NamespaceOwner,
     *,
     takes_over: bool,
+    lives: Lives = lambda _: False,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[NamespaceOwner, ...]:
     """Have a namespace be a run's own; returns whose it is instead, nothing where that came about.
 
-    Idempotent. A run that `takes_over` ends the claim of the owner before, unless another run comes
-    at the same time. Raises TierError; called again, it goes on from there.
+    Idempotent. A run that `takes_over` ends the claim of the owner before, unless that one `lives`
+    or another run comes at the same time. Raises TierError; called again, it goes on from there.
     """
     prefix = f"{check_namespace(namespace)}/owner/"
     own, wants = f"{prefix}{owner.run}.json", f"{prefix}{owner.run}{_WANTS}.json"
@@ -76,8 +94,11 @@ def claim_namespace(
         is_refused = bool(owners) and not takes_over
         if is_refused or not rivals or min(rivals).name < wants:
             break
-    if is_refused or rivals:
-        others = _read_all(objects, [*rivals, *owners])
+    others = _read_all(objects, [*rivals, *owners])
+    if not is_refused and not rivals:
+        # Alone: no other run takes the namespace meanwhile, so that the owner stays this one.
+        others = tuple(filter(lives, others))
+    if others:
         objects.delete([wants])
         return others
     # Whoever comes from now on sees that this run wants the namespace, and gives way.
@@ -85,6 +106,12 @@ def claim_namespace(
     objects.write(own, len(content), [memoryview(content)])
     objects.delete([wants])
     return ()
+
+
+def find_owners(objects: Objects, namespace: str) -> tuple[NamespaceOwner, ...]:
+    """Return whose a namespace is. Raises TierError."""
+    found = objects.find_all(f"{check_namespace(namespace)}/owner/")
+    return _read_all(objects, [each for each in found if _is_owner(each)])
 
 
 def _is_owner(entry: Stored) -> bool:

@@ -35,7 +35,7 @@ from resilience.tiered.paths import (
 )
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest, decode_meta, encode_meta
 from resilience.tiered.stores.objects import Objects, Stored
-from resilience.tiered.stores.owner import NamespaceOwner, claim_namespace
+from resilience.tiered.stores.owner import Lives, NamespaceOwner, claim_namespace
 
 NO_DIGEST = "0" * 32
 _TRIAL_BYTES = 64
@@ -80,10 +80,10 @@ class Store:
             raise TierError(f"reading {name}: it is not what was written")
 
     def claim(
-        self, namespace: str, owner: NamespaceOwner, *, takes_over: bool
+        self, namespace: str, owner: NamespaceOwner, *, takes_over: bool, lives: Lives
     ) -> tuple[NamespaceOwner, ...]:
         """Have a namespace be a run's own; see `owner.claim_namespace`."""
-        return claim_namespace(self._objects, namespace, owner, takes_over=takes_over)
+        return claim_namespace(self._objects, namespace, owner, takes_over=takes_over, lives=lives)
 
     def put_data(
         self,

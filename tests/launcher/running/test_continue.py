@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from launcher.clusters.local_nodes import find_strays
+from launcher.clusters.running.lock import read_lock
 from launcher.job import read_job
+from resilience.agent.evidence.locks import hold_lock
 from resilience.events import read_events
-from resilience.run_record import read_record, read_starts
-from tests.launcher.command import last_of_each, launch
+from resilience.node_config import RunConfig
+from resilience.run_record import open_record, read_record, read_starts
+from tests.launcher.command import last_of_each, launch, refuse
 from tests.launcher.running.local_world import launcher_of, prepare, start_run, tell
 from tests.launcher.running.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
@@ -254,4 +261,82 @@ def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path
     assert len(owners) == 1, "what is of no use is left to who has it"
     taken = go_on(tmp_path / "runs" / "a", "trainer.max_steps=8", "run.take_over=true")
     assert taken.status == 0
+    log = (tmp_path / "runs" / "a" / "logs" / "node-0.log").read_text()
+    assert "which cannot be seen from here: end it where it runs" in log
     assert [each["start"] for each in steps(tmp_path / "runs" / "a")] == [2] * 3
+
+
+@pytest.mark.slow
+def test_a_run_that_lives_keeps_its_namespace(tmp_path: Path) -> None:
+    """Whoever wants it is refused before anything of a run is written."""
+    url = f"resilience.tiered.store.url=folder:{tmp_path}/store"
+    words = ("resilience/tiered=folder", url, "resilience.tiered.namespace=n")
+    prepare(tmp_path)
+    other, run = start_run(tmp_path, *words, "run.name=other"), tmp_path / "a"
+    end(other, 5)
+    run.mkdir()
+    lock = hold_lock(run / "launcher.lock")
+    config = RunConfig(recipe="llama/x", version=1, digest="d" * 64)
+    owner = open_record(run, config, run_id="a" * 32, now=1.0).run_id
+    entry = tmp_path / "store" / "n" / "owner" / f"{owner}.json"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(json.dumps({"run": owner, "name": f"llama/x in {run}"}))
+    before = entry.read_bytes()
+    take = ("run.take_over=true", "run.detach=true")
+    start = ("recipe=llama/llama3_tiny_pretrain", "run.name=b", *words, take[0])
+    for command in (
+        (*start, "action=run"),
+        (*start, "action=submit", "cluster=slurm"),
+        ("continue", str(other), *take),
+    ):
+        told = refuse(tmp_path, *command)
+
+        assert f"the namespace 'n' of folder:{tmp_path}/store belongs to llama/x in {run}" in told
+        assert f"which lives: a process holds the lock of {run}/launcher.lock" in told
+        assert f"`launcher status {run}` shows it" in told
+        assert entry.read_bytes() == before
+    os.close(lock)
+
+    assert go_on(other, *take).status == 0
+    end(other, 5)
+
+
+@pytest.mark.slow
+def test_a_run_loses_its_namespace_once_its_processes_have_ended(tmp_path: Path) -> None:
+    url = f"resilience.tiered.store.url=folder:{tmp_path}/store"
+    words = (*SMALL, "resilience/tiered=folder", url, "resilience.tiered.store.every_n_steps=1")
+    words = (*words, "resilience.tiered.ram.every_n_steps=1", "resilience.tiered.namespace=n")
+    first = launch(
+        *words, "run.name=a", "trainer.max_steps=100000", "run.detach=true", folder=tmp_path
+    )
+    assert first.status == 0, first.err
+    run = tmp_path / "runs" / "a"
+    wait_until(lambda: bool(named(run, "step_stored")))
+    holder = read_lock(run)
+    assert holder is not None
+    pids = [holder.pid, *find_strays(holder.run_id)]
+    (entry,) = (tmp_path / "store" / "n" / "owner").iterdir()
+    before = entry.read_bytes()
+    take = (*words, "run.name=b", "run.take_over=true", "trainer.max_steps=100000")
+    for number in (signal.SIGCONT, signal.SIGSTOP):
+        for pid in pids:
+            os.kill(pid, number)
+
+        refused = launch(*take, folder=tmp_path)
+
+        assert refused.status == 2, refused
+        assert f"belongs to llama/llama3_tiny_pretrain in {run}" in refused.err
+        assert entry.read_bytes() == before
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    taken = launch(*take, "run.detach=true", folder=tmp_path)
+
+    assert taken.status == 0, taken.err
+    other = tmp_path / "runs" / "b"
+    wait_until(lambda: bool(named(other, "checkpoint_loaded")))
+    assert named(other, "checkpoint_loaded")[0].step
+    assert "cannot be seen from here" not in (other / "logs" / "node-0.log").read_text()
+    assert entry.exists() is False
+    assert launch("cancel", str(other), folder=tmp_path).status == 0

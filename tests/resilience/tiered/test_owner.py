@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.agent.evidence.locks import hold_lock
+from resilience.node_config import RunConfig
+from resilience.run_record import open_record
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import RefusedError, TierError
 from resilience.tiered.stores.folder import FolderObjects, FolderSettings
@@ -132,7 +135,10 @@ class Turned:
 
 
 def play(
-    order: Sequence[int], takes_over: Sequence[bool], before: NamespaceOwner | None
+    order: Sequence[int],
+    takes_over: Sequence[bool],
+    before: NamespaceOwner | None,
+    alive: Sequence[NamespaceOwner] = (),
 ) -> tuple[list[bool], list[str]]:
     """Return which of two runs got the namespace, and who owns it afterwards."""
     turns = Turns(order)
@@ -148,6 +154,7 @@ def play(
                 "n",
                 (A, B)[number],
                 takes_over=takes_over[number],
+                lives=lambda other: other in alive,
                 pause=lambda _: pause(0.002),
             )
         finally:
@@ -184,6 +191,38 @@ def test_in_every_order_of_two_runs_one_has_the_namespace(
             assert len(owned) == 1, order
             assert takes_over[names.index(owned[0])], order
         assert left == owned, order
+
+
+def test_of_two_that_take_over_at_once_none_loses_what_it_got() -> None:
+    ended = NamespaceOwner(run="c" * 32, name="run c")
+    for first in itertools.combinations(range(10), 5):
+        order = [0 if number in first else 1 for number in range(10)]
+
+        found, left = play(order, (True, True), ended, alive=(A, B))
+
+        (winner,) = (each for each, has_it in zip((A, B), found, strict=True) if has_it)
+        assert left == [f"n/owner/{winner.run}.json"], order
+
+
+def test_a_run_that_lives_keeps_its_entry_byte_for_byte(
+    objects: FolderObjects, tmp_path: Path
+) -> None:
+    claim(objects, A)
+    entry = tmp_path / "store" / "n" / "owner" / f"{A.run}.json"
+    before = entry.read_bytes(), entry.stat().st_mtime_ns
+    asked: list[NamespaceOwner] = []
+
+    for lives, others in ((True, (A,)), (False, ())):
+        assert owners(objects) == [f"n/owner/{A.run}.json"]
+        assert (entry.read_bytes(), entry.stat().st_mtime_ns) == before
+
+        def look(other: NamespaceOwner, lives: bool = lives) -> bool:
+            asked.append(other)
+            return lives
+
+        assert claim_namespace(objects, "n", B, takes_over=True, lives=look) == others
+    assert asked == [A, A]
+    assert owners(objects) == [f"n/owner/{B.run}.json"]
 
 
 def test_many_threads_at_once_give_one_owner(objects: FolderObjects) -> None:
@@ -259,6 +298,36 @@ def test_a_daemon_names_the_run_that_has_the_namespace(tmp_path: Path) -> None:
         own(second, "second", takes_over=True)
     (entry,) = (tmp_path / "store" / "n" / "owner").iterdir()
     assert json.loads(entry.read_text())["run"] == "second"
+
+
+def test_a_daemon_takes_no_namespace_from_a_run_that_lives(tmp_path: Path) -> None:
+    config = RunConfig(recipe="llama/x", version=1, digest="d" * 64)
+    run_dir = tmp_path / "a run"
+    run_dir.mkdir()
+    run = open_record(run_dir, config, run_id="a" * 32, now=1.0).run_id
+    lock = hold_lock(run_dir / "launcher.lock")
+    options = {"run": "second", "name": "second", "takes_over": True}
+    with daemon(tmp_path, "a") as first, daemon(tmp_path, "b") as second:
+        with TieredClient(first.socket_path, namespace="n", job="first") as client:
+            client.own(run=run, name=f"llama/x in {run_dir}")
+        (entry,) = (tmp_path / "store" / "n" / "owner").iterdir()
+        before = entry.read_bytes()
+        with TieredClient(second.socket_path, namespace="n", job="second") as client:
+            with pytest.raises(RefusedError) as caught:
+                client.own(**options)
+            assert str(caught.value) == (
+                f"the namespace 'n' of the store folder:{tmp_path}/store belongs to llama/x in "
+                f"{run_dir} (run {'a' * 12}), which lives: a process holds the lock of "
+                f"{run_dir}/launcher.lock. `launcher status '{run_dir}'` shows it, and "
+                f"`launcher cancel '{run_dir}'` ends it"
+            )
+            assert entry.read_bytes() == before
+            assert list(entry.parent.iterdir()) == [entry]
+            os.close(lock)
+
+            assert client.own(**options) == []
+            third = {**options, "run": "third", "name": "third in /another/machine"}
+            assert client.own(**third) == ["second (run second)"]
 
 
 def test_a_run_whose_namespace_is_taken_meanwhile_brings_nothing_more_there(
