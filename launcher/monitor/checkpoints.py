@@ -19,6 +19,8 @@ _PEERS_MAX = 4
 """More names than this tell a person no more."""
 _PLACES = {"s3": "S3", "folder": "the folder", "branch": "the run that it branched from"}
 _KINDS = {f"checkpoint_{kind}": kind for kind in (SAVED, FAILED, LOADED, UNREADABLE)}
+_KINDS["state_saved"] = SAVED
+"""By nodes without a generation; their agent knows the place, and neither bytes nor seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Checkpoint:
     sources: tuple[str, ...]
     """Where a load came from: ram, peer:NODE, s3 or folder."""
     reason: str
-    """Why it failed; of the first rank."""
+    """Why it failed, of the first rank; or where nodes without a generation have saved a state."""
 
     @property
     def what(self) -> str:
@@ -48,6 +50,8 @@ class Checkpoint:
             return f"checkpoint of step {self.step} failed: {self.reason}"
         if self.kind == UNREADABLE:
             return f"step {self.step} cannot be loaded: {self.reason}"
+        if self.kind == SAVED and self.reason:
+            return f"state of step {self.step} saved to {self.reason}"
         size = f"{self.num_bytes / 1e6:,.1f} MB"
         took = f"{size} in {self.seconds:.3g} s"
         if self.kind == SAVED:
@@ -108,7 +112,7 @@ def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str | None:
     count = len(_saved(checkpoints))
     parts = ["1 checkpoint" if count == 1 else f"{count} checkpoints"]
     if newest := newest_saved(checkpoints):
-        size = f"{newest.num_bytes / 1e6:,.1f} MB on rank 0"
+        size = newest.reason or f"{newest.num_bytes / 1e6:,.1f} MB on rank 0"
         parts.append(f"newest of step {newest.step} ({size})")
     # Steps without a checkpoint, however many ranks said so.
     if failed := {each.step for each in checkpoints if each.kind == FAILED}:
@@ -155,21 +159,21 @@ def _what_of(each: Checkpoint) -> tuple[str, int, int]:
 
 
 def _read(event: Event) -> Checkpoint | None:
-    kind = _KINDS.get(event.event)
-    if kind is None or event.step is None:
+    kind, fields = _KINDS.get(event.event), event.fields
+    step = fields.get("saved_step", event.step)
+    if kind is None or step is None:
         return None
-    fields = event.fields
     source = fields.get("source")
     return Checkpoint(
         kind=kind,
-        step=event.step,
+        step=int(step),
         generation=event.generation,
         time=event.time,
         seconds=_number(fields.get("seconds")),
         num_bytes=int(_number(fields.get("num_bytes"))),
         num_bad=int(_number(fields.get("num_bad"))),
         sources=tuple(source.split("+")) if isinstance(source, str) and source else (),
-        reason=str(fields.get("reason", "")),
+        reason=str(fields.get("reason", fields.get("place", ""))),
     )
 
 

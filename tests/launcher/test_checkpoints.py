@@ -153,6 +153,15 @@ def test_what_a_service_left_undone_stands_in_the_summary() -> None:
     assert "\n  lost " not in summary_text(record_of(tiered_run()).state, None)
 
 
+def test_a_state_that_nodes_have_saved_without_a_generation_is_the_newest_checkpoint() -> None:
+    saved = on_node("state_saved", 113.0, 1, saved_step=9, place="the tiers")
+
+    known = checkpoints_of([*tiered_run(), saved])
+
+    assert known[-1].what == "state of step 9 saved to the tiers"
+    assert "newest of step 9 (the tiers), " in f"{checkpoints_text(known)}"
+
+
 def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
     failed = event("checkpoint_failed", 107.6, 2, step=3, reason="no daemon")
 

@@ -54,6 +54,11 @@ UNKEPT_HERE = state(
     ("step", 0, {"step": 6}),
     finished(130, f"stopped by SIGINT; {UNKEPT_TEXT}"),
 )
+SAVED_AT_THE_END = state(
+    ("checkpoint_saved", 0, {"step": 1}),
+    ("step", 0, {"step": 6}),
+    ("state_saved", None, {"saved_step": 7, "place": "the tiers"}),
+)
 KEPT = state(("step", 0, {"step": 6}), ("checkpoint_saved", 0, {"step": 7}))
 ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
 
@@ -95,6 +100,8 @@ ALL_DONE = state(*(("worker_finished", rank, {}) for rank in range(4)))
                      id="last-step-in-no-checkpoint-told-once"),
         pytest.param((Phase.CANCELLED, ""), KEPT, ASKED, (Phase.CANCELLED, ASKED_TEXT),
                      id="last-step-kept"),
+        pytest.param((Phase.FAILED, "exit status 75"), SAVED_AT_THE_END, None,
+                     (Phase.FAILED, "exit status 75"), id="state-saved-by-nodes-that-gave-up"),
         pytest.param((Phase.RUNNING, ""), UNKEPT, None, (Phase.RUNNING, ""), id="steps-on"),
         pytest.param((Phase.SUCCEEDED, ""), NOTHING, ASKED, (Phase.SUCCEEDED, ""),
                      id="was-faster-than-we"),
