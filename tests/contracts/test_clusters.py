@@ -17,8 +17,9 @@ import pytest
 
 from launcher.clusters.running.cluster import LogLine, RunFolder, read_run_folder
 from launcher.clusters.running.local import LocalMachine
-from launcher.clusters.running.lock import LOCK_FILE, read_lock
+from launcher.clusters.running.lock import read_lock
 from launcher.rundir import write_files, write_submission
+from resilience.agent.evidence.locks import LAUNCHER_LOCK
 from tests.contracts.cluster_suite import ClusterContract
 from tests.contracts.simulated_cluster import SimulatedCluster
 from tests.launcher.running.local_world import end_all, launcher_of, prepare, start_run, tell
@@ -61,7 +62,7 @@ class LocalWorld:
     @contextmanager
     def cut(self) -> Iterator[None]:
         """Have the folder be one that is seen from another machine."""
-        locks = [path / LOCK_FILE for path in self._runs]
+        locks = [path / LAUNCHER_LOCK for path in self._runs]
         for lock in locks:
             # The lock itself stays with the launcher's file.
             lock.rename(lock.with_suffix(".there"))

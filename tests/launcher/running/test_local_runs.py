@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.lock import LOCK_FILE, read_lock
+from launcher.clusters.running.lock import read_lock
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.agent.evidence.locks import LAUNCHER_LOCK
 from resilience.events import EventLog
 from tests.launcher.command import launch, refuse
 from tests.launcher.running.local_world import (
@@ -99,7 +100,7 @@ def test_store_is_looked_at_before_it_is_said_what_is_in_it(team: Path) -> None:
 
 def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) -> None:
     (team / "taken").mkdir()
-    (team / "taken" / LOCK_FILE).mkdir()
+    (team / "taken" / LAUNCHER_LOCK).mkdir()
 
     ended = launch(*WORDS, "run.dir=taken", folder=team)
 
@@ -144,10 +145,10 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
     """
     run = team / "runs" / "llama3-tiny-pretrain"
     run.mkdir(parents=True)
-    (run / LOCK_FILE).touch()
+    (run / LAUNCHER_LOCK).touch()
     waits = "import signal, sys; lock = open(sys.argv[1]); print(flush=True); signal.pause()"
     with subprocess.Popen(
-        [sys.executable, "-c", waits, str(run / LOCK_FILE)],
+        [sys.executable, "-c", waits, str(run / LAUNCHER_LOCK)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as launcher:
@@ -192,8 +193,8 @@ def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> No
     run = start_run(team)
     tell(run, 0)
     wait_for_end(launcher_of(run))
-    content = json.loads((run / LOCK_FILE).read_text())
-    (run / LOCK_FILE).write_text(json.dumps(content | {"pid": os.getpid()}))
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"pid": os.getpid()}))
 
     cancelled = launch("cancel", str(run), folder=team)
 
@@ -204,8 +205,8 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     """The lock is held, and the number is that of a process here that has nothing to do with it."""
     run = start_run(team)
     pid = launcher_of(run)
-    content = json.loads((run / LOCK_FILE).read_text())
-    (run / LOCK_FILE).write_text(json.dumps(content | {"pid": os.getpid()}))
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"pid": os.getpid()}))
 
     cancelled = launch("cancel", str(run), folder=team)
 
@@ -221,8 +222,8 @@ def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
     pid = launcher_of(run)
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
-    content = json.loads((run / LOCK_FILE).read_text())
-    (run / LOCK_FILE).write_text(json.dumps(content | {"host": "far", "boot_id": "other"}))
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"host": "far", "boot_id": "other"}))
 
     ended = status_of(run)
 
