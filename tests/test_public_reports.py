@@ -1,19 +1,24 @@
 """Public bug reports of similar systems, each with the tests that hold its symptom here.
 
 A case is named after the thread. What can be shown in a few lines is shown here; what needs a run
-is shown by the test that the table names.
+is shown by the test that a table names. All of them were tried in November 2026: some symptoms were
+not seen then, and those that were seen have been mended since.
 """
 
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
+from tests.launcher.command import launch
+from tests.launcher.running.local_world import prepare
+from tests.launcher.running.real_runs import named
 from tests.test_suite import find_test
 from training.data.order import SampleOrder, Split
 
-REPORTS = """
+HELD = """
 verl 4873, KempnerForge 102: the newest checkpoint is announced before it is durable
     resilience/tiered/test_keeper.py::test_a_step_goes_only_when_a_newer_one_is_complete
     resilience/tiered/test_dcp.py::test_step_without_its_metadata_is_not_whole
@@ -39,13 +44,72 @@ spd 741, spd 677: SIGTERM at any moment
     training/tiered/test_resizing.py::test_a_worker_that_is_asked_before_its_first_step_leaves_after_it
     training/tiered/test_resizing.py::test_a_signal_in_the_save_does_not_end_it
     training/tiered/test_stop.py::test_all_workers_end_after_one_step_that_every_node_keeps
+Megatron-Bridge 3503: after a resume the data begin with their first sample again
+    test_public_reports.py::test_a_resume_at_or_beside_the_end_of_an_epoch_repeats_and_loses_no_sample
+    training/data/test_position.py::test_a_run_whose_batch_and_data_stay_counts_from_its_beginning
+    training/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
+NeMo-RL 2519: a resume with other data skips as many samples of them as the old ones gave
+    training/data/test_position.py::test_other_data_begin_with_their_first_sample
+    training/data/test_position.py::test_data_that_changed_under_the_same_name_are_refused
+trainer 3737: a job that has failed for good is started again
+    launcher/test_slurm_limit.py::test_job_that_ended_otherwise_is_not
+    k8s/test_growth.py::test_a_run_that_has_ended_is_not_scaled
+hydra 1465, hydra 3227: a failed job of a sweep ends the others, or is in no log of its own
+    test_public_reports.py::test_a_failed_job_of_a_sweep_is_in_its_own_log_and_ends_no_other
 """
-"""Threads, what went wrong there, and the tests here that would see it."""
+"""Threads whose symptom was not seen here, what it was, and the tests that would see it."""
+FAILED = """
+mlc-llm 3494: weights of another architecture are taken, without their biases and activation
+    training/test_other_weights.py::test_a_key_that_no_job_has_and_that_changes_what_is_computed_is_refused
+    training/test_other_weights.py::test_a_tensor_that_the_model_does_not_have_is_refused
+    training/convert/test_refusals.py::test_a_tensor_that_the_model_does_not_have_is_refused
+ms-swift 6049, Automodel 763, SimpleTuner 2986: a resumed run ends with other weights
+    training/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
+    launcher/running/test_continue.py::test_a_run_whose_workers_are_started_again_has_the_bits_of_one_that_was_not_disturbed
+marin 7344: a standstill is silent, and counts as training
+    launcher/running/test_standing.py::test_status_says_that_no_step_comes
+    launcher/test_progress.py::test_standstill_is_told_when_it_begins_and_each_time_it_has_doubled
+    launcher/test_account.py::test_time_without_progress_is_no_training
+speculators 739: one damaged step hides those that are whole
+    resilience/tiered/test_store_reader.py::test_a_damaged_description_hides_no_other_step
+    resilience/tiered/test_vault.py::test_one_bad_line_of_a_description_hides_no_other_shard
+    launcher/running/test_branch.py::test_what_a_run_has_gone_back_behind_is_no_state_of_it
+    launcher/running/test_local_runs.py::test_store_is_looked_at_before_it_is_said_what_is_in_it
+    training/convert/test_stored.py::test_what_a_run_has_not_is_told
+buildkite 1129, skypilot 10527: texts become numbers and truth values on their way
+    launcher/written/test_scalars.py::test_texts_of_recipes_and_groups_arrive_as_they_are_written
+    launcher/written/test_scalars.py::test_a_frozen_recipe_has_the_same_texts_and_refuses_one_that_would_change
+    launcher/written/test_overrides.py::test_a_variable_is_the_text_that_was_typed
+    launcher/test_recipe_file.py::test_a_file_that_is_no_recipe_is_named_with_what_it_lacks
+Megatron-Bridge 2954: a configuration that cannot train is found on the nodes
+    launcher/test_rules_of_megatron.py::test_what_does_not_divide_is_refused
+    launcher/test_support.py::test_a_warm_up_that_is_longer_than_the_run_is_noted
+dolma 176: a document that spells a special token gets that token
+    training/data/test_jsonl.py::test_a_document_that_spells_a_special_token_is_text
+    training/data/test_jsonl.py::test_half_of_a_surrogate_pair_is_named_where_a_tokenizer_takes_none
+MFC 1771: a preempted job is never queued again, and nothing says so
+    launcher/running/test_slurm_texts.py::test_what_the_controller_says
+    launcher/running/test_standing.py::test_only_of_a_run_that_has_ended_status_says_what_it_left
+no thread, hang: a hang that recovery finds counts as training
+    resilience/agent/test_hang.py::test_hang_began_with_the_last_progress_of_its_rank
+    launcher/test_recoveries.py::test_fault_began_with_the_last_progress
+no thread, layers: a step with more layers than the state is loaded into it
+    resilience/tiered/test_saver.py::test_another_layout_is_refused_and_changes_nothing
+    resilience/tiered/test_dcp_saves.py::test_what_no_rank_asks_for_is_an_error
+    resilience/tiered/test_aws_reader.py::test_what_nobody_asks_for_is_an_error_but_for_those_who_say_so
+no thread, cached: a loader that is resumed behind its end yields nothing
+    resilience/data/test_datamodule.py::test_a_further_epoch_has_all_batches_again
+    resilience/data/test_datamodule.py::test_a_position_behind_the_end_that_cannot_be_placed_is_an_error
+no thread, twice: of a key that is given twice the last value is taken
+    launcher/written/test_overrides.py::test_a_key_that_is_given_twice_is_refused
+    launcher/test_recipe_file.py::test_a_file_that_is_no_recipe_is_named_with_what_it_lacks
+"""
+"""Threads whose symptom was seen here, what it was, and the tests that see it."""
 
 
-def _rows() -> list[tuple[str, list[str]]]:
+def _rows(table: str) -> list[tuple[str, list[str]]]:
     rows: list[tuple[str, list[str]]] = []
-    for line in REPORTS.strip().splitlines():
+    for line in table.strip().splitlines():
         if line.startswith(" "):
             rows[-1][1].append(line.strip())
         else:
@@ -53,7 +117,11 @@ def _rows() -> list[tuple[str, list[str]]]:
     return rows
 
 
-@pytest.mark.parametrize("names", [pytest.param(each, id=threads) for threads, each in _rows()])
+@pytest.mark.parametrize("names", [
+    pytest.param(names, id=f"{group}-{threads}")
+    for group, table in (("held", HELD), ("failed", FAILED))
+    for threads, names in _rows(table)
+])  # fmt: skip
 def test_a_report_has_tests_that_would_see_it(names: list[str]) -> None:
     assert names
     assert [name for name in names if find_test(name) is None] == []
@@ -128,3 +196,21 @@ def test_accelerate_4233_another_epoch_has_another_order_of_the_same_samples() -
 
     assert sorted(first) == sorted(second)
     assert first != second
+
+
+def test_a_failed_job_of_a_sweep_is_in_its_own_log_and_ends_no_other(tmp_path: Path) -> None:
+    prepare(
+        tmp_path,
+        '#!/bin/sh\n{# job, node #}\nrun=$(dirname -- "$0")\necho "in ${run##*/}"\n'
+        '[ "${run##*/}" != 0 ] || exit 7\n',
+    )
+
+    ended = launch("-m", "recipe=llama/llama3_tiny_pretrain", "trainer.seed=1,2", "action=run",
+                   "run.dir=swept", folder=tmp_path)  # fmt: skip
+
+    assert ended.status == 7, ended.err
+    for number, status in (("0", 7), ("1", 0)):
+        run = tmp_path / "swept" / number
+        (finished,) = named(run, "run_finished")
+        assert finished.fields["exit_status"] == status
+        assert {path.read_text() for path in run.glob("logs/*.log")} == {f"in {number}\n"}

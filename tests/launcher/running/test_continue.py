@@ -197,6 +197,40 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
 
 
 @pytest.mark.slow
+def test_a_run_whose_workers_are_started_again_has_the_bits_of_one_that_was_not_disturbed(
+    tmp_path: Path,
+) -> None:
+    """Without recovery, by `trainer.max_restarts`, from the newest checkpoint in memory."""
+    words = last_of_each(
+        *SMALL,
+        "resilience/tiered=ram",
+        "resilience.tiered.ram.every_n_steps=10",
+        "resilience.tiered.ram.replicas=0",
+        "resilience.tiered.ram.domains_min=1",
+        "trainer.num_devices=4",
+        "trainer.max_restarts=1",
+        "trainer.max_steps=200",
+    )
+    calm = launch(*words, "run.name=calm", folder=tmp_path)
+    begun = launch(*words, "run.name=killed", "run.detach=true", folder=tmp_path)
+    assert (calm.status, begun.status) == (0, 0), calm.err + begun.err
+    run, other = (tmp_path / "runs" / each for each in ("killed", "calm"))
+    launcher = launcher_of(run)
+    wait_until(lambda: len(named(run, "checkpoint_saved")) >= 4)
+
+    os.kill(named(run, "worker_started")[1].fields["pid"], signal.SIGKILL)
+    wait_for_end(launcher)
+
+    assert len(named(run, "worker_started")) == 8
+    assert {each.step or 0 for each in named(run, "checkpoint_loaded")} != {0}
+    assert len(steps(run)) == 200
+    for key in ("loss", "grad_norm"):
+        assert [each[key] for each in steps(run)] == [each[key] for each in steps(other)]
+    weights = [each / "checkpoint" / "model.safetensors" for each in (run, other)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.slow
 def test_a_run_of_megatron_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:
