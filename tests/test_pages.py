@@ -279,9 +279,18 @@ def test_the_program_on_recovery_loses_nothing_when_a_worker_is_killed(tmp_path:
 def test_the_program_on_recovery_ends_with_an_error_that_all_ranks_have_behind_the_gate(
     tmp_path: Path,
 ) -> None:
-    """No rank holds a whole state then, and the page's `start` makes none."""
+    """No rank holds a whole state then, and the page's `start` makes none.
+
+    Opening a pipe has both ranks behind the gate before one of them fails: the other would pass it
+    by the first one's word, and hold the state.
+    """
+    os.mkfifo(tmp_path / "pipe")
     update = "            optimizer.step()\n"
-    bug = "            if step == 50: raise ValueError('a bug in a scheduler')\n"
+    bug = (
+        "            if (step, generation.number) == (50, 0):\n"
+        f"                open({str(tmp_path / 'pipe')!r}, 'rw'[generation.rank])\n"
+        "                raise ValueError('a bug in a scheduler')\n"
+    )
 
     said, log = _train(tmp_path / "bug", _replaced(_program(), update, update + bug), status=1)
 
