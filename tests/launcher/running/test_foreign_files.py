@@ -17,7 +17,7 @@ EVIL = "run\x1b]0;owned\x07\u202e\x9b2J"
 
 @pytest.fixture(autouse=True)
 def _ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "TIMEOUT_S", 20)
+    monkeypatch.setattr(command, "TIMEOUT_S", 60)
 
 
 OTHERS = ["cancelled.json", "size.json", "launcher.lock", "recipe.yaml", "record/run.json",

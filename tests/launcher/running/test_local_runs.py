@@ -146,21 +146,28 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
     run = team / "runs" / "llama3-tiny-pretrain"
     run.mkdir(parents=True)
     (run / LAUNCHER_LOCK).touch()
-    waits = "import signal, sys; lock = open(sys.argv[1]); print(flush=True); signal.pause()"
+    # A shell has what it starts in the background ignore SIGINT.
+    waits = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "lock = open(sys.argv[1]); print(flush=True); signal.pause()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", waits, str(run / LAUNCHER_LOCK)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as launcher:
-        assert launcher.stdout
-        launcher.stdout.readline()
-        shutil.rmtree(run)
+        try:
+            assert launcher.stdout
+            launcher.stdout.readline()
+            shutil.rmtree(run)
 
-        ended = launch("cancel", word, folder=team)
+            ended = launch("cancel", word, folder=team)
 
-        assert (ended.status, ended.err) == (0, "")
-        assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
-        assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
+            assert (ended.status, ended.err) == (0, "")
+            assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
+            assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
+        finally:
+            launcher.kill()
     assert not run.exists()
     assert f"no run '{word}'" in refuse(team, "cancel", word)
 

@@ -149,14 +149,16 @@ class Run:
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
         return [int(word) for word in text.split()]
 
-    def wait_for_note(self) -> None:
-        """Return once a worker has come to where it waits for the test."""
+    def wait_for_note(self) -> int:
+        """Return the process of a worker once it has come to where it waits for the test."""
         note = os.open(self.note, os.O_RDWR)
         agents = [os.pidfd_open(agent.pid) for agent in self.agents.values()]
         ready = select.select([note, *agents], [], [], LIMIT_S)[0]
+        said = os.read(note, 64) if note in ready else b""
         for file in (note, *agents):
             os.close(file)
-        assert note in ready, f"no worker came to its place\n{self.show()}"
+        assert said, f"no worker came to its place\n{self.show()}"
+        return int(said.splitlines()[0])
 
     def wait_for(self, is_it: Callable[[Event], bool]) -> Event:
         """Return the first event of which it is so."""

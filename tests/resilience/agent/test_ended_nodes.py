@@ -86,8 +86,10 @@ def test_stopped_processes_without_a_rank_are_replaced_before_a_rank_needs_them(
     for node in ("n0", "n1"):
         run.start(node, *job, variables=plan(fault("wait", "forward", 0, 2), NOTE=run.note))
         run.wait_for(lambda event, node=node: event.fields.get("node") == node)  # type: ignore[misc]
-    run.wait_for_note()
-    zygote, _, spare = run.children("n0")
+    worker = run.wait_for_note()
+    # Of the two that are forked at once, the first that is ready has the rank.
+    zygote, *processes = run.children("n0")
+    (spare,) = set(processes) - {worker}
     idle = run.children("n1")[1]
 
     for pid in (zygote, spare, idle):

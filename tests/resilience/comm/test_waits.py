@@ -19,8 +19,8 @@ from resilience.errors import BrokenError
 from tests.resilience.rank_processes import run_ranks
 
 LONG = timedelta(seconds=40)
-# A connection that its peer closes with bytes unread ends as reset.
-LOST_PEER = re.compile("Connection (closed|reset) by peer")
+# A connection that its peer closes with bytes unread ends as reset, or as broken while one sends.
+LOST_PEER = re.compile("Connection (closed|reset) by peer|Broken pipe")
 
 
 def open_group(rank: int, world_size: int, port: int) -> TCPStore:

@@ -211,6 +211,7 @@ def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
 ) -> None:
     """And before its deadline it is told of, once, with the same words."""
     monkeypatch.setattr(producer_connection, "LATE_S", 0.1)
+    monkeypatch.setattr(producer_connection, "_EXPLAIN_S", LIMIT_S)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     options = {"number": 3, "gate": str(gate)}
@@ -241,10 +242,11 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And before that it is told of, once."""
-    monkeypatch.setattr(producer_connection, "LATE_S", 0.1)
+    for name in ("LATE_S", "_EXPLAIN_S"):
+        monkeypatch.setattr(producer_connection, name, 0.1)
     read(scene.open(), 0)
     events = EventLog(tmp_path / "events", node="n0", rank=2, generation=0)
-    loader = scene.open(deadline_s=2, events=events)
+    loader = scene.open(deadline_s=3, events=events)
     (pid,) = scene.producers()
 
     with (
@@ -256,6 +258,7 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(
     assert told == [
         (1_000, "batch 1000 of position 0 has not come yet: the producer does not answer")
     ]
+    monkeypatch.setattr(producer_connection, "LATE_S", LIMIT_S)
     read(loader, 2_000)
     read(scene.open(), 1_000)
     read(loader, 1_000)
