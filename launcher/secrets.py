@@ -8,10 +8,13 @@ from typing import Any
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
 _WORDS = (
-    r"(?:(?<![A-Z0-9])(?:TOKEN|SECRET|CRED(?:ENTIAL)?S?|(?:PRIVATE|API|ACCESS|SIGNING|WANDB|NGC"
+    r"(?:(?<![A-Z0-9])(?:(?<![EB]OS.)(?<!(?:PAD|UNK|SEP|CLS).)(?<!MASK.)TOKEN(?!_(?:LIMIT|BUDGET))"
+    r"|SECRET|CRED(?:ENTIAL)?S?|(?:GH|GIT(?:HUB|LAB))_PAT|DOCKER_AUTH_CONFIG|CONNECTION_STRING"
+    r"|REDISCLI_AUTH|(?:PRIVATE|API|ACCESS|SIGNING|WANDB|NGC"
     r"|(?:EN|DE)CRYPTION|MASTER|DEPLOY|AUTH|ACCOUNT|SHARED|STORAGE|LICENSE|SSH|HMAC|OPENAI"
-    r"|ANTHROPIC|CLIENT|WEBHOOK)[_-]?KEYS?)"
-    r"|PASSWORD|PASSWD|PASSPHRASE|PGPASS|SSHPASS|_PWD|_PASS(?!_))(?![A-Z0-9])"
+    r"|ANTHROPIC|CLIENT|WEBHOOK)[_-]?KEYS?)|(?-i:(?<=[a-z])(?:Token|Secret|ApiKey))(?![a-z])"
+    r"|PASSWORD|PASSWD|PASSPHRASE|PGPASS|SSHPASS|_PWD"
+    r"|(?<!ONE)(?<!TWO)(?<!FIRST)(?<!SECOND)_PASS(?!_))(?![A-Z0-9])"
 )
 _NAME = re.compile(rf"(?i){_WORDS}")
 # Whoever writes a path under such a name says where the secret is.
@@ -51,6 +54,7 @@ _TEXT = re.compile(
     + rf"|(?i:{_WORDS})={_VALUE}|(?i:--[\w-]{{0,40}}{_WORDS})[ \t]+{_PROSE}{_VALUE}"
     rf"""|["'](?i:[\w-]{{0,40}}{_WORDS})\\?["']?[ ]?:[ ]*{_VALUE}"""
     rf"|(?i:\bAuthorization\W{{1,4}}(?:Bearer|Basic|Token)[ ]+){_VALUE}"
+    r"|(?i:\bAuthorization\W{1,4}(?:\w+[ ]+)?)(?=[\w.~+/-]*\d)[\w.~+/-]{8,}"
     r"|\b(?i:Bearer)[ ]+(?=[\w.~+/-]*\d)[\w.~+/-]{8,}"
     # A URL's user with a password, or as long as a token; its signature.
     r"|://[^/?#\s:@]*:(?!\$)[^/?#\s@]+@|https?://(?!\$)[^/?#\s:@]{16,}@"

@@ -17,7 +17,13 @@ from launcher.job.grace import grace_rules
 from launcher.job.mmap_rules import mmap_rules, num_positions
 from launcher.job.recovery_rules import fault_rules, recovery_rules
 from launcher.job.tiered_rules import tiered_rules
-from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, TorchTrainer
+from launcher.job.workload import (
+    NUM_BYTE_TOKENS,
+    GptOssModel,
+    LlamaModel,
+    MegatronTrainer,
+    TorchTrainer,
+)
 from launcher.secrets import held_secrets
 
 Rule = Callable[[JobContent], Iterator[str]]
@@ -48,6 +54,12 @@ def _model_dimensions(job: JobContent) -> Iterator[str]:
         yield (
             f"model.hidden_size {model.hidden_size} is no multiple of model.num_heads "
             f"{model.num_heads}, which Hugging Face's Llama asks for (trainer=torch)"
+        )
+    tokenizer = getattr(job.data, "tokenizer", "bytes")
+    if tokenizer == "bytes" and model.vocab_size < NUM_BYTE_TOKENS:
+        yield (
+            f"model.vocab_size {model.vocab_size} is too few for text as bytes; allowed: at least "
+            f"{NUM_BYTE_TOKENS}"
         )
     if job.data.seq_length > model.context_length:
         yield (

@@ -312,6 +312,10 @@ class MegatronTrainer(TrainerSettings):
 Trainer = Annotated[TorchTrainer | MegatronTrainer, Field(discriminator="kind")]
 
 
+NUM_BYTE_TOKENS = 257
+"""Of text as bytes: one for each byte, and the end of a text."""
+
+
 class StdlibText(Section):
     """The Python standard library's own source files, tokenised by bytes."""
 

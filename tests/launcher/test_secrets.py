@@ -15,6 +15,9 @@ from tests.launcher.shipped import CLUSTERS, RECIPES, shipped_job
 TINY = "llama/llama3_tiny_pretrain"
 # Of a pre_script, a variable or any other text.
 SECRET_TEXTS = [
+    "curl -H 'Authorization: ApiKey CANARY8f2a41bc'",
+    "curl -H 'authorization: CANARY8f2a41bc'",
+    "clientSecret=CANARY",
     "export HF_TOKEN=abc123",
     "export WANDB_API_KEY=CANARY",
     'export WANDB_API_KEY="CANARY"',
@@ -70,6 +73,8 @@ SECRET_TEXTS = [
     "tool --password hunter2",
 ]
 HARMLESS_TEXTS = [
+    "convert --eos-token END --pad_token=PAD unk_token=unk",
+    "Authorization: required",
     "export TOKENIZERS_PARALLELISM=false",
     "export HF_TOKEN=$(cat /run/secrets/hf)",
     "export HF_TOKEN=$HF_TOKEN",
@@ -148,6 +153,10 @@ SECRET_NAMES = [
     ("env.SIGNING_KEY", "X"),
     ("env.SOME_VENDORS_KEY", "X"),
     ("env.OPTS", "--token=X"),
+    ("env.GITHUB_PAT", "X"),
+    ("env.accessToken", "X"),
+    ("env.REDISCLI_AUTH", "X"),
+    ("env.AZURE_STORAGE_CONNECTION_STRING", "X"),
 ]
 HARMLESS_NAMES = [
     ("env.PGPASSFILE", "/x"),
@@ -167,6 +176,13 @@ HARMLESS_NAMES = [
     ("env.TWO_PASS_MODE", "x"),
     ("env.CREDIT", "x"),
     ("env.PASSIVE", "x"),
+    ("env.FIRST_PASS", "x"),
+    ("env.EOS_TOKEN", "x"),
+    ("env.BOS_TOKEN_ID", "x"),
+    ("env.PAD_TOKEN", "x"),
+    ("env.TOKEN_LIMIT", "x"),
+    ("env.maxTokens", "x"),
+    ("env.PATCH", "x"),
     ("cluster.labels.token-bucket", "x"),
     ("cluster.labels.app", "secretary"),
     ("cluster.annotations.vault.hashicorp.com/agent-inject-secret-token", "secret/data/db"),

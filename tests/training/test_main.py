@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from tests.disks import make_full_file
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
@@ -160,11 +162,18 @@ def test_too_little_data_is_one_line(workers, tmp_path):
 
 
 def test_too_small_vocabulary_is_one_line(workers, tmp_path):
-    line = _complaint(workers, tmp_path, make_job(model={"vocab_size": 256}))
+    words = {**{f"word{number}": number for number in range(259)}, "<end>": 259}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.save_pretrained(tmp_path / "words")
+    text = _write_text(tmp_path / "text.jsonl")
+    job = make_job(**_jsonl(text, tokenizer=str(tmp_path / "words")))
+
+    line = _complaint(workers, tmp_path, job)
 
     assert line == (
-        "training: the tokenizer 'bytes' has 257 tokens and model.vocab_size is 256; "
-        "set model.vocab_size to at least 257"
+        f"training: the tokenizer '{tmp_path}/words' has 260 tokens and model.vocab_size is 259; "
+        "set model.vocab_size to at least 260"
     )
 
 

@@ -22,10 +22,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from launcher.job.workload import Jsonl, S3Jsonl
+from launcher.job.workload import NUM_BYTE_TOKENS, Jsonl, S3Jsonl
 from resilience.plain_files import read_plain_text
 from resilience.whole_files import replace_text
-from training.data.tokens import NUM_BYTE_TOKENS, Line, Tokens, encode_bytes
+from training.data.tokens import Line, Tokens, encode_bytes
 from training.errors import DataError, first_line
 
 CACHE_FOLDER = "cache"

@@ -17,7 +17,7 @@ from training.data.jsonl import (
 )
 from training.data.position import Position, next_position, note_position, read_position
 from training.data.stdlib_text import read_stdlib_tokens
-from training.data.tokens import NUM_BYTE_TOKENS, Samples, Tokens, describe_samples
+from training.data.tokens import Samples, Tokens, describe_samples
 from training.errors import DataError
 from training.group import DATA_TIMEOUT, WorkerGroup
 from training.plan import check_vocabulary
@@ -28,7 +28,6 @@ _FIRST = "tokens"
 def open_samples(data: Data, model: Model, *, run_dir: Path, group: WorkerGroup) -> Samples:
     """Return the job's samples when all workers can read theirs."""
     if isinstance(data, StdlibText):
-        check_vocabulary(model, NUM_BYTE_TOKENS, "bytes")
         tokens = read_stdlib_tokens(data.max_bytes)
     else:
         tokens = _open_jsonl(data, model, run_dir / CACHE_FOLDER, group)

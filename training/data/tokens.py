@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from training.errors import DataError
 
 END_OF_TEXT_BYTE = 256
-NUM_BYTE_TOKENS = 257
 
 Tokens = NDArray[Any]
 
