@@ -38,12 +38,7 @@ def notes(job: Job, *, has_default_image: bool = True) -> list[str]:
 
     Whatever `check_runnable` refuses is among the lines.
     """
-    told = [
-        unmounted_inputs(job),
-        awaited_secret(job),
-        idle_note(job),
-        shared_fate_note(job),
-    ]
+    told = [unmounted_inputs(job), awaited_secret(job), idle_note(job), shared_fate_note(job)]
     if has_default_image:
         told.append(unpublished_image(job))
     return [*refusals(job), *(note for note in told if note)]

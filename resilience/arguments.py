@@ -16,6 +16,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from resilience.docstrings import field_docstrings
 from resilience.plain_files import open_plain
 
+NO_NAME = "its name does not resolve"
+"""How the reason begins why there is no connection to a host whose name is not known."""
+NAMELESS_S = 60.0
+"""Names of nodes that do not resolve for so long are told of: a pod has a name once it starts."""
+
 _SECONDS_MAX = 1e6
 _TOKEN_BYTES_MIN, _TOKEN_BYTES_MAX = 16, 4096
 

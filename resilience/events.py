@@ -27,7 +27,8 @@ What workers write:
     with checkpoints in tiers, every rank
                   checkpoint_failed (reason), checkpoint_unreadable (reason),
                   checkpoint_loaded (source, num_bytes, seconds, num_bad)
-    and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s), failure_domains (num, wanted)
+    and rank 0    checkpoint_saved (num_bytes, seconds, blocked_s), failure_domains (num, wanted),
+                  warning (text)
 What a node agent writes:
     agent_started (start), node_leaving, node_left, node_joined, node_lost,
     node_ended (node, reason), state_saved (saved_step, place),

@@ -25,6 +25,7 @@ from launcher.monitor.storage import storage_text
 from resilience.run_record import RecordError, read_record, read_starts
 
 UNREACHABLE_STATUS = 1
+_WARNINGS_MAX = 3
 
 
 def print_status(word: str, start: Path) -> int:
@@ -49,6 +50,7 @@ def status_lines(sight: Sight) -> list[str]:
         "steps": _steps(sight),
         "faults": _faults(state, has_ended=standing.phase.has_ended),
         "safe": _safe(sight),
+        "warned": _warned(sight),
         "lost": "; ".join(state.losses),
         "events": "; left out: ".join([_events_text(sight), *sight.left_out]),
         "left": _left(sight),
@@ -57,6 +59,15 @@ def status_lines(sight: Sight) -> list[str]:
     }
     lines = [f"{run.job.name}: {standing.phase.value}{why}"]
     return lines + [f"  {name:<8}  {text}" for name, text in rows.items() if text]
+
+
+def _warned(sight: Sight) -> str:
+    """Return the newest warnings of a run that goes on, each with its age."""
+    if not sight.standing.phase.is_alive:
+        return ""
+    newest = sorted(sight.state.warnings.items(), key=lambda each: each[1])[-_WARNINGS_MAX:]
+    ages = [(text, format_seconds(max(0.0, sight.time - at))) for text, at in newest]
+    return "; ".join(f"{text} ({age} ago)" for text, age in ages)
 
 
 def _beginnings(folder: Path) -> str | None:

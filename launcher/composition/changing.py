@@ -17,13 +17,7 @@ from launcher.composition.choice import nearest
 from launcher.composition.messages import OPEN_MAPPINGS, first_line, validation_problems
 from launcher.errors import RecipeError
 from launcher.job import Job
-from launcher.job.lineage import (
-    CONVERSION,
-    Change,
-    are_degrees,
-    changed_horizon,
-    compare_jobs,
-)
+from launcher.job.lineage import CONVERSION, Change, are_degrees, changed_horizon, compare_jobs
 from launcher.written.overrides import check_given_twice, keep_text
 
 SCHEDULE = "trainer.schedule"

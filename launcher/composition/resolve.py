@@ -113,9 +113,7 @@ def request_from_config(
         validate(_Profile, {"cluster": site})
         job["cluster"] = {key: value for key, value in cluster.items() if key not in site}
     return Request(
-        beside=beside,
-        has_default_image=_takes_default_image(config),
-        job=validate(Job, job),
+        beside=beside, has_default_image=_takes_default_image(config), job=validate(Job, job)
     )
 
 

@@ -29,12 +29,7 @@ from omegaconf import OmegaConf
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
 from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
-from launcher.composition.yaml_size import (
-    check_yaml,
-    keep_texts,
-    naming_file,
-    read_yaml_text,
-)
+from launcher.composition.yaml_size import check_yaml, keep_texts, naming_file, read_yaml_text
 from launcher.hydra_words import check_hydra_words
 from launcher.paths import shipped_folder
 

@@ -119,6 +119,8 @@ class RunState:
     """What is known of the store below them."""
     domains: tuple[int, int] | None = None
     """In how many failure domains checkpoints in memory are, and in how many they are to be."""
+    warnings: Mapping[str, float] = field(default_factory=dict)
+    """What the run was warned of since its newest generation was opened, and when first."""
     losses: Mapping[str, str] = field(default_factory=dict)
     """What services did not come to: checkpoints that a store has not got. With the node whose
     agent told of it, and whose next agent begins with services of its own; empty for the run's."""
@@ -262,6 +264,9 @@ def next_state(state: RunState, event: Event) -> RunState:
     if isinstance(start, str) and start not in state.starts:
         again = _begun_again(state, event.time) if state.starts else state
         state = replace(again, starts=(*state.starts, start))
+    if event.event == "warning":
+        told = str(event.fields.get("text", ""))
+        state = replace(state, warnings={told: event.time, **state.warnings})
     generations = next_generations(state.generations, event)
     text = lost_step(state.storage, event)
     state = replace(
@@ -332,6 +337,7 @@ def _after_node(state: RunState, event: Event) -> RunState:
             silent_nodes=frozenset(),
             late_batches={},
             waits=("", None),
+            warnings={},
         )
     return state
 

@@ -20,13 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.job.parameters import count_layer_parameters
-from launcher.job.workload import (
-    GptOssModel,
-    LlamaModel,
-    MegatronTrainer,
-    Model,
-    TorchTrainer,
-)
+from launcher.job.workload import GptOssModel, LlamaModel, MegatronTrainer, Model, TorchTrainer
 from launcher.plan.figure import Figure, in_gib
 
 _LOSS_BYTES = 12

@@ -92,12 +92,7 @@ def megatron_state(model: Model, trainer: MegatronTrainer, *, stage: int) -> tup
     return (
         _held("weights", size * values, f"{values:,} values x {size} bytes", _MEGATRON),
         _held("gradients", 4 * values, f"{values:,} values x 4 bytes", _MEGATRON),
-        _held(
-            "optimizer",
-            4 * copies * own,
-            f"({shared}) x {copies} x 4 bytes",
-            _MEGATRON,
-        ),
+        _held("optimizer", 4 * copies * own, f"({shared}) x {copies} x 4 bytes", _MEGATRON),
     )
 
 

@@ -101,9 +101,7 @@ def account_of(record: RunRecord) -> Account:
     )
     total[START] += sum(_unbegun_s(record))
     return Account(
-        num_ranks=len(by_rank) or record.job.trainer.world_size,
-        wall_s=record.wall_s,
-        seconds=total,
+        num_ranks=len(by_rank) or record.job.trainer.world_size, wall_s=record.wall_s, seconds=total
     )
 
 

@@ -26,12 +26,7 @@ from launcher.versions.folder import (
     write_lock,
 )
 from launcher.versions.lock import LOCK_FILE, Version, find_version, with_version
-from launcher.versions.resolved import (
-    Resolved,
-    raised_text,
-    resolve_recipe,
-    with_number,
-)
+from launcher.versions.resolved import Resolved, raised_text, resolve_recipe, with_number
 from resilience.whole_files import replace_text
 
 _UNNAMED = f"{LOCK_FILE} does not name it; get the lock back from your repository"

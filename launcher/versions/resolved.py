@@ -52,10 +52,7 @@ def own_overrides(overrides: Iterable[str]) -> tuple[str, ...]:
 
 
 def freeze_config(
-    config: DictConfig,
-    loaded: Mapping[str, File],
-    overrides: tuple[str, ...],
-    chosen: str,
+    config: DictConfig, loaded: Mapping[str, File], overrides: tuple[str, ...], chosen: str
 ) -> Resolved:
     """Return what a composed config says, and the files that were loaded for it.
 

@@ -82,6 +82,8 @@ class TieredClient:
         self._is_closing = False
         self.num_domains: int | None = None
         """In how many failure domains the daemon can keep a shard, as it has said last."""
+        self.nameless: list[str] = []
+        """Addresses of other nodes whose names do not resolve, as the daemon has said last."""
         self._maps: OrderedDict[tuple[int, int, bool], _Map] = OrderedDict()
 
     @property
@@ -153,7 +155,7 @@ class TieredClient:
     ) -> list[StepOnOffer]:
         """Return the steps of the namespace that can be read, newest first."""
         answer = self._request({"op": "steps"}, timeout_s, check)
-        self.num_domains = answer.get("num_domains")
+        self._hear_peers(answer)
         return _OFFERS.validate_python(answer["steps"])
 
     def known_steps(self, *, timeout_s: float = TIMEOUT_S) -> KnownSteps:
@@ -262,8 +264,12 @@ class TieredClient:
             except LostError:
                 self._hang_up()
                 raise
-            self.num_domains = answer.get("num_domains", self.num_domains)
+            self._hear_peers(answer)
             return answer
+
+    def _hear_peers(self, answer: Mapping[str, Any]) -> None:
+        self.num_domains = answer.get("num_domains", self.num_domains)
+        self.nameless = answer.get("nameless", self.nameless)
 
     def close(self) -> None:
         """End the connection; what is being written is aborted. Memory goes with its last view.

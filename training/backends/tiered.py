@@ -18,7 +18,7 @@ from threading import Thread
 
 from launcher.job import Job
 from launcher.job.lineage import checkpoints_namespace, lineage_digest, name_run
-from resilience.arguments import read_token
+from resilience.arguments import NO_NAME, read_token
 from resilience.errors import ResilienceError
 from resilience.events import EventLog
 from resilience.node_config import BranchPoint
@@ -123,6 +123,7 @@ class TieredCheckpoints(CadencedCheckpoints):
         self._store_tier = settings.store
         self._domains_min = settings.ram.domains_min
         self._num_domains: int | None = None
+        self._nameless: set[str] = set()
         """The failure domains that were told of."""
         self._max_steps = job.trainer.max_steps
         name = f"{job.recipe.name} in {run_dir}"
@@ -338,6 +339,10 @@ class TieredCheckpoints(CadencedCheckpoints):
     def _tell_domains(self) -> None:
         """Tell of each other number of failure domains, and a person where that is too few."""
         num, wanted = self._client.num_domains, self._domains_min
+        for each in [*self._client.nameless] if self._is_leader else ():
+            if each not in self._nameless:
+                self._nameless.add(each)
+                self._tell_warning(f"memoryd cannot reach {each}: {NO_NAME}")
         if not self._is_leader or num is None or num == self._num_domains:
             return
         self._num_domains = num

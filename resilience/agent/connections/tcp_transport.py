@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from resilience.agent.connections.door import NAME_BYTES, NONCE_BYTES, Door, Strangers
 from resilience.agent.connections.name_lookup import NameLookup, SocketAddress
 from resilience.agent.connections.transport import Arrival, Came, Gone, Heard, Reached
+from resilience.arguments import NO_NAME
 from resilience.comm.messages import LINE_BYTES_MAX, LineReader, Message, encode
 
 DOOR_S = 5.0
@@ -176,7 +177,7 @@ class TcpTransport:
             if found is None:
                 continue
             if isinstance(answer, Exception):
-                self._lose(found, _explain(answer))
+                self._lose(found, f"{NO_NAME}: {_explain(answer)}")
             else:
                 found.targets = list(answer)
                 self._dial(found, "")

@@ -57,6 +57,7 @@ from resilience.agent.coordination.outlook import (
     Tell,
 )
 from resilience.agent.coordination.votes import find_doubted, find_ended
+from resilience.arguments import NAMELESS_S, NO_NAME
 from resilience.comm.messages import (
     Beat,
     Drain,
@@ -166,6 +167,8 @@ class Party:
         """Connections over which the end of the run was told."""
         self._apart: set[str] = set()
         """Addresses that were complained of: nobody of this run comes in there."""
+        self._nameless: dict[str, float] = {}
+        """Since when the name in an address has not resolved."""
         self._beat_s = self._renewed_s = self._asked_s = float("-inf")
         self._question: tuple[Ended, Mapping[str, frozenset[str]]] = (frozenset(), {})
         """What was asked last: the record behind these ends, and about silent agents."""
@@ -299,16 +302,23 @@ class Party:
             # Until its workers have ended it is no silent node.
             self._beat(now_s)
             return
-        if isinstance(event, Gone) and event.reason in (NO_AGENT, NO_TOKEN):
-            self._complain(event)
+        if isinstance(event, Gone):
+            self._complain(event, now_s)
         self._outlook, acts = succession.decide(self._outlook, event, now_s)
         for act in acts:
             self._act(act)
 
-    def _complain(self, gone: Gone) -> None:
-        """Say once of an address that no agent of the run is there."""
+    def _complain(self, gone: Gone, now_s: float) -> None:
+        """Say once of an address that no agent of the run is there, or its name is long unknown."""
         line = self._outlook.lines.get(gone.peer)
-        if line is not None and line.address is not None and line.address not in self._apart:
+        if line is None or line.address is None or line.address in self._apart:
+            return
+        if gone.reason.startswith(NO_NAME):
+            is_apart = now_s - self._nameless.setdefault(line.address, now_s) >= NAMELESS_S
+        else:
+            self._nameless.pop(line.address, None)
+            is_apart = gone.reason in (NO_AGENT, NO_TOKEN)
+        if is_apart:
             self._apart.add(line.address)
             note = Note(event="warning", fields={"text": f"{line.address}: {gone.reason}"})
             self._note(note, self._outlook.hello.generation)

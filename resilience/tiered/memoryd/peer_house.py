@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from resilience.arguments import parse_endpoint
+from resilience.arguments import NO_NAME, parse_endpoint
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.memoryd.http_spaces import PREFIX as HTTP_PREFIX
@@ -87,6 +87,8 @@ class PeerHouse:
     """What came from each other node, which counts it as held here until it is told otherwise."""
     unreachable: set[str] = field(default_factory=set)
     """The nodes to which this one could not connect when it tried last."""
+    nameless: dict[str, float] = field(default_factory=dict)
+    """Addresses whose names did not resolve at the last try, and since when."""
     targets: Targets = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _state: OwnState | None = field(default=None, init=False)
@@ -168,9 +170,14 @@ class PeerHouse:
 
     def dial(self, node: Node, *, is_link: bool) -> PeerSocket:
         """Connect to a node and say hello; raises OSError, ValueError or a TieredError."""
-        connection: socket.socket = socket.create_connection(
-            parse_endpoint(node.address), timeout=CONNECT_TIMEOUT_S
-        )
+        try:
+            connection: socket.socket = socket.create_connection(
+                parse_endpoint(node.address), timeout=CONNECT_TIMEOUT_S
+            )
+        except socket.gaierror as error:
+            self.nameless.setdefault(node.address, time.monotonic())
+            raise OSError(f"{node.address}: {NO_NAME}: {error.strerror}") from error
+        self.nameless.pop(node.address, None)
         try:
             if self.client_tls:
                 connection.settimeout(HELLO_TIMEOUT_S)

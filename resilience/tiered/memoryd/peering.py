@@ -53,6 +53,9 @@ class Peers(Protocol):
         It may hold anything. Who was heard and is silent now is another matter.
         """
 
+    def nameless(self) -> Sequence[str]:
+        """Return the addresses whose names do not resolve for NAMELESS_S. Never blocks."""
+
     def missing(self) -> Sequence[str]:
         """Return who is not there now, or has not said yet what it holds. Never blocks."""
 
@@ -132,6 +135,10 @@ class NoPeers:
     def living(self) -> Mapping[str, str]:
         """Return nothing."""
         return {}
+
+    def nameless(self) -> Sequence[str]:
+        """Return nothing."""
+        return ()
 
     def wait_known(self, timeout_s: float | None = None) -> bool:
         """Return: there is nobody."""

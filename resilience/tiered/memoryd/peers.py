@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.arguments import is_loopback
+from resilience.arguments import NAMELESS_S, is_loopback
 from resilience.tiered.catalog import Copy, StepAt
 from resilience.tiered.errors import LostError, RefusedError, TieredError
 from resilience.tiered.frames import raise_error
@@ -154,6 +154,11 @@ class PeerDoor:
     def copies(self) -> Sequence[Copy]:
         """Return what other living nodes have in memory, as they last said."""
         return self._directory.copies(self._house.jobs())
+
+    def nameless(self) -> Sequence[str]:
+        """Return the addresses whose names do not resolve for NAMELESS_S."""
+        before_s, found = time.monotonic() - NAMELESS_S, self._house.nameless.copy()
+        return sorted(address for address, since_s in found.items() if since_s <= before_s)
 
     def living(self) -> Mapping[str, str]:
         """Return the failure domain of each other node that is there."""

@@ -242,12 +242,13 @@ class Session:
             if meta.num_shards != num_shards:
                 raise ValueError(f"{meta.num_shards} shards, where {num_shards} were begun")
             writing.commit(meta)
-        return {"num_domains": self._num_domains()}, ()
+        return self._peers(), ()
 
-    def _num_domains(self) -> int:
-        """Return in how many failure domains a shard can be now, whatever it is to be in."""
+    def _peers(self) -> dict[str, Any]:
+        """Return in how many failure domains a shard can be now, and whose names are unknown."""
         board = self._house.board
-        return count_domains(board.living(), keepers=board.settings.keepers)
+        num = count_domains(board.living(), keepers=board.settings.keepers)
+        return {"num_domains": num, "nameless": list(board.peers.nameless())}
 
     def _abort(self, request: Mapping[str, Any]) -> Reply:
         writing, _ = self._writings.pop(_whole(request, "segment"), (None, 0))
@@ -265,7 +266,7 @@ class Session:
             }
             for each in self._house.offer.steps(self._own_namespace())
         ]
-        return {"steps": rows, "num_domains": self._num_domains()}, ()
+        return {"steps": rows, **self._peers()}, ()
 
     def _known(self, request: Mapping[str, Any]) -> Reply:
         """Tell of unfinished steps, too: a save is not to be taken for one of those."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.tiered.arena import Arena
-from resilience.tiered.memoryd import peer_targets
+from resilience.tiered.memoryd import peer_targets, peers
 from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_house import PeerHouse
 from resilience.tiered.memoryd.peer_link import Link, Talk
@@ -222,6 +223,33 @@ def test_who_cannot_be_connected_to_is_not_waited_for(tmp_path: Path) -> None:
     assert door.wait_told(LIMIT_S)
     door.close()
     arena.close()
+
+
+def test_name_of_a_node_that_does_not_resolve_is_told_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    peer = Node(name="b", domain="b", address="b.run:29501")
+    listen = ("127.0.0.1", *free_ports(1))
+    settings = PeerSettings(own=Node(name="a", domain="a"), listen=listen, peers=(peer,))
+    arena = Arena(tmp_path / "arena", MIB)
+    door = PeerDoor(Vault(arena), tmp_path / "arena", settings)
+    door.start()
+
+    wait_until(lambda: bool(door._house.nameless))
+    before = door.nameless()
+    monkeypatch.setattr(peers, "NAMELESS_S", 0.0)
+    after = door.nameless()
+    door.close()
+    arena.close()
+
+    assert (before, after) == ([], ["b.run:29501"])
+    assert (
+        "node b: b.run:29501: its name does not resolve: Name or service" in capfd.readouterr().err
+    )
 
 
 def test_a_link_connects_though_it_may_not_be_less_urgent(

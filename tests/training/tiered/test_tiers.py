@@ -96,6 +96,26 @@ def test_too_few_failure_domains_are_told_before_the_first_save(
     assert not capsys.readouterr().err
 
 
+def test_name_that_the_daemon_cannot_resolve_is_an_event_once(
+    tmp_path: Path, client: TieredClient
+) -> None:
+    saves = make_saves(tmp_path, client)
+    bind(saves)
+    assert client.steps() == []
+    assert client.nameless == [], "of a daemon without others"
+
+    client.nameless = ["a-1.a:29501"]  # as of a pod without an address
+    for _ in range(2):
+        saves._tell_domains()
+
+    texts = [
+        each.fields["text"]
+        for each in read_events(tmp_path / "events.jsonl")
+        if each.event == "warning"
+    ]
+    assert texts == ["memoryd cannot reach a-1.a:29501: its name does not resolve"]
+
+
 def test_run_that_begins_has_the_memory_of_its_saves_made(
     saves: TieredCheckpoints, client: TieredClient
 ) -> None:

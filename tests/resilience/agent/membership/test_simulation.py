@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from resilience.agent.connections.transport import Arrival, Gone
 from resilience.agent.coordination.membership import RUNNING, STOPPING, NodeEnded
 from resilience.agent.coordination.party import EVIDENCE_EVERY_S
 from resilience.agent.coordination.votes import find_doubted
+from resilience.arguments import NAMELESS_S, NO_NAME
 from resilience.comm.messages import Finished
+from resilience.testing.network import SimulatedTransport
 from tests.resilience.agent.membership.simulation import LEASE_S, World
 
 SIZES = [(2, 0), (2, 1), (1, 2), (2, 2), (3, 1)]
@@ -63,6 +67,36 @@ def test_agents_with_another_token_are_named_once_and_do_not_begin() -> None:
     refused = "an agent that does not know the run's token"
     pairs = [("n0", "n1"), ("n1", "n0"), ("n1", "n2"), ("n2", "n1")]
     assert warnings == [f"{one} says {other}:1: {refused}" for one, other in pairs]
+
+
+def test_name_that_does_not_resolve_for_a_minute_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pods get their names when they start: a shorter time is usual."""
+    receive = SimulatedTransport.receive
+
+    def receive_nameless(transport: SimulatedTransport) -> list[Arrival]:
+        """Have nobody found at an address instead of nobody listening there."""
+        return [
+            replace(each, reason=f"{NO_NAME}: unknown") if isinstance(each, Gone) else each
+            for each in receive(transport)
+        ]
+
+    monkeypatch.setattr(SimulatedTransport, "receive", receive_nameless)
+    world = World(0, num_nodes=3, num_standby=0)
+    world.kill("n2")
+
+    def told() -> list[str]:
+        return sorted(
+            f"{name} says {note.fields['text']}"
+            for _, name, _, note in world.notes
+            if note.event == "warning" and NO_NAME in note.fields["text"]
+        )
+
+    world.run(NAMELESS_S - 5)
+    assert told() == []
+    world.run(2 * NAMELESS_S)
+    assert told() == ["n0 says n2:1: its name does not resolve: unknown"], "by the one that asks"
 
 
 @pytest.mark.parametrize(("size", "num_silent", "leases"), [((5, 1), 1, 1), ((5, 2), 2, 3)])
