@@ -117,8 +117,7 @@ def find_launchers(run_dir: Path) -> list[int]:
     The kernel knows by which name they have opened it.
     """
     name = f"{run_dir.resolve() / LAUNCHER_LOCK} (deleted)"
-    processes = Path("/proc").glob("[0-9]*")
-    return [int(each.name) for each in processes if name in open_names(each)]
+    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if name in open_names(each)]
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:

@@ -331,11 +331,8 @@ class RunFolder:
         def look() -> tuple[NodeEnded, ...]:
             # Those of other machines need no look at the files of all agents.
             folder = self._path / AGENTS_FOLDER
-            likely = [
-                node
-                for node, starts in doubted.items()
-                if all(has_ended(folder / each) for each in starts)
-            ]
+            paths = {node: map(folder.joinpath, starts) for node, starts in doubted.items()}
+            likely = [node for node, each in paths.items() if all(map(has_ended, each))]
             ended = find_ended(self._path, likely, self._name) if likely else {}
             reason = "all its processes on this machine have ended"
             return tuple(

@@ -242,8 +242,7 @@ class Shelf:
             signs[other] = find_life(other.folder, other.run)
             return bool(signs[other])
 
-        others = self.store.claim(namespace, owner, takes_over=takes_over, lives=lives)
-        if others:
+        if others := self.store.claim(namespace, owner, takes_over=takes_over, lives=lives):
             names = ", ".join(each.describe(signs.get(each)) for each in others)
             raise RefusedError(
                 f"the namespace {namespace!r} of the store {self.name} belongs to {names}"

@@ -54,7 +54,10 @@ class NamespaceOwner(BaseModel):
     def describe(self, sign: str | None = "") -> str:
         """Return who it is, and where a sign shows that it lives, what to do about that."""
         text, place = f"{self.name} (run {self.run[:12]})", shlex.quote(str(self.folder))
-        advice = f"`launcher status {place}` shows it, and `launcher cancel {place}` ends it"
+        advice = (
+            f"`launcher status {place}` shows it, and `launcher cancel {place}` ends it; a daemon "
+            "that a killed agent has left ends by itself"
+        )
         return f"{text}, which lives: {sign}. {advice}" if sign else text
 
 

@@ -319,7 +319,8 @@ def test_a_daemon_takes_no_namespace_from_a_run_that_lives(tmp_path: Path) -> No
                 f"the namespace 'n' of the store folder:{tmp_path}/store belongs to llama/x in "
                 f"{run_dir} (run {'a' * 12}), which lives: a process holds the lock of "
                 f"{run_dir}/launcher.lock. `launcher status '{run_dir}'` shows it, and "
-                f"`launcher cancel '{run_dir}'` ends it"
+                f"`launcher cancel '{run_dir}'` ends it; a daemon that a killed agent has left "
+                "ends by itself"
             )
             assert entry.read_bytes() == before
             assert list(entry.parent.iterdir()) == [entry]
