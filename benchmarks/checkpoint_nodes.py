@@ -32,9 +32,8 @@ def find_ports(number: int) -> list[int]:
 
 def choose_names(names: Sequence[str]) -> list[str]:
     """Return names of nodes: the ranks' own, the one its shards are copied to, and others."""
-    chosen = choose_peers([Node(name=each, domain=each) for each in names], OWN, 1).peers
-    peer = chosen[0].node.name
-    return [OWN, peer, *(each for each in names if each not in (OWN, peer))]
+    (peer,) = choose_peers([Node(name=each, domain=each) for each in names], OWN, 1)
+    return [OWN, peer.name, *(each for each in names if each not in (OWN, peer.name))]
 
 
 @contextlib.contextmanager

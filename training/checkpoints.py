@@ -261,9 +261,7 @@ class CadencedCheckpoints(Checkpoints, ABC):
     def _is_due(self, step: int) -> bool:
         from resilience.tiered.uploads import decide_save
 
-        return decide_save(
-            self._cadence, step=step, last_step=None, now_s=self._clock(), last_s=self._last_s
-        ).is_due
+        return decide_save(self._cadence, step=step, now_s=self._clock(), last_s=self._last_s)
 
     @abstractmethod
     def _start(self, step: int) -> None:

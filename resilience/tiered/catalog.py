@@ -94,14 +94,6 @@ class Catalog:
         return tuple(each for each in self.steps if each.is_complete and not each.is_stale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceChoice:
-    """Where to read a shard, in the order to try."""
-
-    sources: tuple[Copy, ...]
-    reason: str
-
-
 def step_of(copy: Copy) -> StepAt:
     """Return the step that a copy belongs to."""
     return StepAt(step=copy.meta_id.step, generation=copy.meta_id.generation)
@@ -156,18 +148,12 @@ def find_stale(steps: Iterable[StepAt]) -> frozenset[StepAt]:
 
 
 def choose_source(
-    copies: Iterable[Copy],
-    shard_id: ShardId,
-    living: Mapping[str, str],
-    *,
-    own: str,
-    bad: Collection[tuple[Tier, str]] = (),
-) -> SourceChoice:
+    copies: Iterable[Copy], shard_id: ShardId, living: Mapping[str, str], *, own: str
+) -> list[Copy]:
     """Order the copies of a shard from near to far.
 
     Own memory, a peer of the same failure domain, another peer, S3, a folder. Among
     equally near peers each node begins with another one, so that not all ask the same.
-    `bad` are tier and place of copies that were read and were not what they should be.
     """
     of_step = [
         copy
@@ -176,15 +162,7 @@ def choose_source(
         and step_of(copy) == StepAt(step=shard_id.step, generation=shard_id.generation)
     ]
     settled = _settle(of_step)[1].get(shard_id.shard, ())
-    at_hand = [copy for copy in settled if (copy.tier, copy.place) not in set(bad)]
-    sources = sorted(at_hand, key=lambda copy: _order(copy, living, own))
-    others = sum(copy.meta_id == shard_id for copy in of_step) - len(settled)
-    reason = _name_source(sources[0], living, own) if sources else "no copy of this shard is left"
-    if num_bad := len(settled) - len(at_hand):
-        reason += f"; {num_bad} bad"
-    if others:
-        reason += f"; {others} with other content left out"
-    return SourceChoice(sources=tuple(sources), reason=reason)
+    return sorted(settled, key=lambda copy: _order(copy, living, own))
 
 
 def find_only_copies(catalog: Catalog, place: str) -> tuple[StepAt, str] | None:
@@ -316,17 +294,6 @@ def _distance(copy: Copy, living: Mapping[str, str], own: str) -> int:
     if copy.place == own:
         return 0
     return 1 if own in living and living[copy.place] == living[own] else 2
-
-
-def _name_source(copy: Copy, living: Mapping[str, str], own: str) -> str:
-    names = (
-        "own memory",
-        "memory of {} in the same failure domain",
-        "memory of {}",
-        "S3 {}",
-        "folder {}",
-    )
-    return "from " + names[_distance(copy, living, own)].format(copy.place)
 
 
 def _name(shard: str) -> str:

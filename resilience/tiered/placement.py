@@ -14,9 +14,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["near", "far", "other"]
 Cost = Callable[[int, int], int]
 """What is against a pair of giver and receiver: the less, the better."""
 Layer = tuple[int, ...]
@@ -46,98 +44,39 @@ Price = Callable[[Node, Node, Sequence[Node]], int]
 """What is against a pair, of which the giver has given to others already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A node that keeps copies of another's shards."""
+def choose_peers(
+    nodes: Sequence[Node], own: str, replicas: int, *, holds_instead: bool = False
+) -> list[Node]:
+    """Choose the peers that a node's shards are copied to, the first one chosen first.
 
-    node: Node
-    kind: Kind
-    """near: same switch. far: another failure domain. other: neither was to be had."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerChoice:
-    """Who keeps copies of a node's shards."""
-
-    peers: tuple[Peer, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeGroups:
-    """Who keeps whose shards instead of its own."""
-
-    groups: tuple[tuple[str, ...], ...]
-    """Each node's shards are with the next of its group, the last one's with the first."""
-    reason: str
-
-    def keeper_of(self, name: str) -> str | None:
-        """Return who keeps a node's shards; None where it has to do so itself."""
-        for group in self.groups:
-            if name in group and len(group) > 1:
-                return group[(group.index(name) + 1) % len(group)]
-        return None
-
-
-def choose_peers(nodes: Sequence[Node], own: str, replicas: int) -> PeerChoice:
-    """Choose the peers that a node's shards are copied to.
-
-    One far; of several one near and the others far, in different failure domains where
-    there are so many. A node for which no far one is left gets far instead of near.
+    The first is far, the second near, and the others are far again, in different failure
+    domains where there are so many. A node for which no far one is left gets far instead of
+    near. With `holds_instead` the peers hold the shards instead of the node itself: the first
+    is the next of its exchange group, and further ones are in other failure domains again.
     Raises ValueError for names that are not unique, or without this node's own.
     """
     ordered = _in_order(nodes)
     giver = _find_own([node.name for node in ordered], own, replicas)
-    layers = _match_layers(ordered, min(replicas, len(ordered) - 1))
-    peers = [
-        _as_peer(ordered[giver], ordered[layer[giver]], is_near_wanted=num == 1)
-        for num, layer in enumerate(layers)
-    ]
-    peers.sort(key=lambda peer: ("near", "far", "other").index(peer.kind))
-    reason = _describe(ordered[giver], peers, replicas, len(ordered))
-    return PeerChoice(peers=tuple(peers), reason=reason)
+    find_layers = _exchange_layers if holds_instead else _match_layers
+    layers = find_layers(ordered, min(replicas, len(ordered) - 1))
+    return [ordered[layer[giver]] for layer in layers]
 
 
-def choose_keepers(nodes: Sequence[Node], own: str, replicas: int) -> PeerChoice:
-    """Choose the peers that hold a node's shards instead of the node itself.
-
-    The first is the next of its exchange group; further ones are in other failure domains
-    again, where there are so many. Raises ValueError as `choose_peers` does.
-    """
-    ordered = _in_order(nodes)
-    giver = _find_own([node.name for node in ordered], own, replicas)
-    layers = _exchange_layers(ordered, min(replicas, len(ordered) - 1))
-    peers = [
-        _as_peer(ordered[giver], ordered[layer[giver]], is_near_wanted=False) for layer in layers
-    ]
-    reason = _describe(ordered[giver], peers, replicas, len(ordered))
-    return PeerChoice(peers=tuple(peers), reason=reason)
-
-
-def exchange_groups(nodes: Sequence[Node]) -> ExchangeGroups:
+def exchange_groups(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
     """Pair the nodes, so that each keeps the other's shards instead of its own.
 
     Pairs, as two nodes that are lost together are then seldom a pair; in different failure
-    domains as far as there are. One that is left over makes a group of three.
+    domains as far as there are. One that is left over makes a group of three. The shards of
+    each node are with the next of its group, those of the last one with the first.
     """
     ordered = _in_order(nodes)
     if len(ordered) < 2:
-        alone = tuple((node.name,) for node in ordered)
-        return ExchangeGroups(groups=alone, reason=f"{len(ordered)} nodes: nobody to exchange with")
+        return [(node.name,) for node in ordered]
     pairs, left = _pair(ordered)
     groups = [list(pair) for pair in pairs]
     if left is not None:
         _join_third(ordered, groups, left)
-    num_shared = sum(
-        ordered[giver].domain == ordered[keeper].domain
-        for group in groups
-        for giver, keeper in zip(group, [*group[1:], group[0]], strict=True)
-    )
-    reason = f"{len(ordered)} nodes in {len(groups)} groups"
-    if num_shared:
-        reason += f"; {num_shared} nodes have their shards in their own failure domain"
-    named = sorted(tuple(ordered[each].name for each in group) for group in groups)
-    return ExchangeGroups(groups=tuple(named), reason=reason)
+    return sorted(tuple(ordered[each].name for each in group) for group in groups)
 
 
 def _in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
@@ -169,9 +108,13 @@ def _exchange_layers(nodes: tuple[Node, ...], num_layers: int) -> tuple[Layer, .
     """Return for each keeper asked for who receives from each node; the group's next first."""
     if num_layers == 0:
         return ()
-    groups = exchange_groups(nodes)
+    keepers = {
+        giver: keeper
+        for group in exchange_groups(nodes)
+        for giver, keeper in zip(group, [*group[1:], group[0]], strict=True)
+    }
     names = [node.name for node in nodes]
-    first = tuple(names.index(groups.keeper_of(each) or each) for each in names)
+    first = tuple(names.index(keepers[each]) for each in names)
     layers: tuple[Layer, ...] = (first,)
     for _ in range(1, num_layers):
         layers = _add_layer(nodes, layers, _spread_price)
@@ -379,22 +322,6 @@ def _join_third(nodes: Sequence[Node], groups: list[list[int]], left: int) -> No
         return num_shared, mix(nodes[left].name, *(nodes[each].name for each in group))
 
     min(groups, key=price).append(left)
-
-
-def _as_peer(own: Node, other: Node, *, is_near_wanted: bool) -> Peer:
-    is_far = own.domain != other.domain
-    if _is_near(own, other) and (is_near_wanted or not is_far):
-        return Peer(node=other, kind="near")
-    return Peer(node=other, kind="far" if is_far else "other")
-
-
-def _describe(own: Node, peers: Sequence[Peer], replicas: int, num_nodes: int) -> str:
-    listed = ", ".join(f"{peer.kind} {peer.node.name}" for peer in peers) or "no peer"
-    if len(peers) < replicas:
-        listed += f"; {len(peers)} of {replicas} replicas, as there are {num_nodes} nodes"
-    if peers and all(peer.node.domain == own.domain for peer in peers):
-        listed += "; none in another failure domain is left"
-    return listed
 
 
 def mix(*names: str) -> bytes:

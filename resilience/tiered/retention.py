@@ -30,7 +30,7 @@ want of room it goes last of all, and as a whole; what a lower tier has to get s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from resilience.tiered.catalog import Catalog, Copy, LowerTier, StepAt, find_stale, step_of
@@ -46,12 +46,11 @@ _LISTED_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPlan:
-    """What a node lets go of, and why each step goes or stays."""
+    """What a node lets go of."""
 
     drops: tuple[ShardId, ...]
     passed: tuple[ShardId, ...]
     """What enough others keep instead by now; it may stay while somebody reads it."""
-    reasons: Mapping[StepAt, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +65,12 @@ class Save:
 class TierDropPlan:
     """What goes from a lower tier: descriptions first, then the bytes nothing names any more."""
 
-    drops: tuple[ShardId, ...]
+    steps: tuple[StepAt, ...]
+    """The oldest first."""
     spare: frozenset[str]
     """Digests whose bytes stay, though only what goes may name them."""
     node: str
     """Who does it; nobody else may."""
-    reasons: Mapping[StepAt, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,24 +78,25 @@ class RoomPlan:
     """How room is made for a save; nothing is dropped where it would not be enough."""
 
     is_enough: bool
-    drops: tuple[ShardId, ...]
-    reason: str
+    drops: tuple[ShardId, ...] = ()
+    reason: str = ""
+    """Why there is not enough."""
 
 
 def plan_drops(view: View) -> DropPlan:
     """Decide which shards a node drops from its own memory, room or no room."""
     catalog = judge(view)
-    held = _held(view)
     kept = _find_kept(view, catalog)
-    reasons = {}
-    drops = []
-    for at in sorted(held, reverse=True):
-        why_kept = kept.get(at) or _why_counted(view, catalog, at) or _why_trusted(catalog, at)
-        reasons[at] = f"stays: {why_kept}" if why_kept else _why_dropped(view, catalog, at)
-        if not why_kept:
-            drops += [copy.meta_id for copy in held[at]]
+    # An unfinished step stays even beyond its keep time: others may know it complete, and have
+    # let go of it and of older ones.
+    drops = [
+        copy.meta_id
+        for at, copies in _held(view).items()
+        if not (at in kept or _why_counted(view, catalog, at) or _is_open(catalog, at))
+        for copy in copies
+    ]
     passed = _find_passed(view, catalog) - set(drops)
-    return DropPlan(drops=tuple(sorted(drops)), passed=tuple(sorted(passed)), reasons=reasons)
+    return DropPlan(drops=tuple(sorted(drops)), passed=tuple(sorted(passed)))
 
 
 def plan_room(
@@ -111,7 +111,7 @@ def plan_room(
     goes. `begun` is what the room is for: its generation may be newer than any that was seen.
     """
     if free_bytes >= needed_bytes:
-        return RoomPlan(is_enough=True, drops=(), reason=f"{free_bytes} bytes are free")
+        return RoomPlan(is_enough=True)
     candidates, kept = _rank_candidates(views, begun)
     sizes, users = _sizes(views)
 
@@ -127,21 +127,14 @@ def plan_room(
         chosen.append(group)
     if freed(chosen) < missing:
         return RoomPlan(
-            is_enough=False,
-            drops=(),
-            reason=_refusal(needed_bytes, free_bytes, freed(chosen), kept),
+            is_enough=False, reason=_refusal(needed_bytes, free_bytes, freed(chosen), kept)
         )
     for group in reversed(tuple(chosen)):
         others = [each for each in chosen if each != group]
         if freed(others) >= missing:
             chosen = others
     drops = tuple(sorted(shard_id for group in chosen for shard_id in group))
-    steps = ", ".join(sorted({f"step {each.step} of {each.namespace}" for each in drops}))
-    return RoomPlan(
-        is_enough=True,
-        drops=drops,
-        reason=f"{needed_bytes} bytes needed, {free_bytes} free; {steps} goes to make room",
-    )
+    return RoomPlan(is_enough=True, drops=drops)
 
 
 def plan_tier_drops(view: View, tier: LowerTier) -> TierDropPlan:
@@ -162,24 +155,18 @@ def plan_tier_drops(view: View, tier: LowerTier) -> TierDropPlan:
     there = [copy for copy in known if copy.tier == tier]
     stale = {each.at for each in catalog.steps if each.is_stale}
     stale |= find_stale([*catalog.states, *view.seen, *map(step_of, view.damaged)]) - {*whole}
-    reasons = {
-        at: _why_tier_dropped(fresh[0], is_whole=at in whole, is_stale=at in stale)
-        for at in sorted({step_of(copy) for copy in there} - staying)
+    gone = {
+        at
+        for at in {step_of(copy) for copy in there} - staying
         if fresh and (at in stale or at < fresh[0])
     }
-    gone = [copy for copy in there if step_of(copy) in reasons]
     spare = {
         copy.digest
         for copy in known
-        if copy.tier == "ram" or (copy.tier == tier and step_of(copy) not in reasons)
+        if copy.tier == "ram" or (copy.tier == tier and step_of(copy) not in gone)
     }
     spare |= {each.digest for each in view.sendings if each.tier == tier}
-    return TierDropPlan(
-        drops=tuple(sorted({copy.meta_id for copy in gone})),
-        spare=frozenset(spare),
-        node=min(view.living),
-        reasons=reasons,
-    )
+    return TierDropPlan(steps=tuple(sorted(gone)), spare=frozenset(spare), node=min(view.living))
 
 
 def find_save(view: View, before: Save) -> Save:
@@ -246,35 +233,11 @@ def _why_counted(view: View, catalog: Catalog, at: StepAt) -> str:
     return ""
 
 
-def _why_trusted(catalog: Catalog, at: StepAt) -> str:
-    """Say why an unfinished step stays beyond its keep time, unless there is no room for it.
-
-    Others may know it complete, and have let go of it and of older ones.
-    """
-    return "unfinished, and others may know it complete" if _is_open(catalog, at) else ""
-
-
 def _is_open(catalog: Catalog, at: StepAt) -> bool:
     """Return whether a step may yet be the newest complete one."""
     state, newest = catalog.states[at], catalog.complete[:1]
     is_newer = not newest or at > newest[0].at
     return not state.is_complete and not state.is_stale and is_newer
-
-
-def _why_dropped(view: View, catalog: Catalog, at: StepAt) -> str:
-    state = catalog.states[at]
-    if state.is_stale:
-        return "goes: a newer generation went over it"
-    if state.is_complete:
-        return f"goes: newer complete steps fill the keep count of {view.settings.keep}"
-    return f"goes: incomplete, and {catalog.complete[0].at} is complete"
-
-
-def _why_tier_dropped(newest: StepAt, *, is_whole: bool, is_stale: bool) -> str:
-    if is_stale:
-        return "goes: a newer generation went over it"
-    what = "newer steps fill the keep count" if is_whole else "unfinished, and newer is there"
-    return f"goes: {what}, up to {newest}"
 
 
 def _rank_candidates(

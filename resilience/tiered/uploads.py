@@ -107,14 +107,6 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """Whether a step is to be saved now."""
-
-    is_due: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     """One shard's bytes, and all descriptions that need them, on their way to a lower tier."""
 
@@ -122,46 +114,20 @@ class Upload:
     at: StepAt
     """The first step that needs them."""
     digest: str
-    num_bytes: int
     node: str
     """Who sends them; nobody else may."""
     shard_ids: tuple[ShardId, ...]
     """Whose descriptions are written once the bytes are there."""
-    has_bytes: bool
-    """The tier has the bytes already, from another shard or step: only descriptions are missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadPlan:
-    """What the lower tiers get now, for all nodes, the first to send first."""
-
-    uploads: tuple[Upload, ...]
-    reasons: Mapping[tuple[LowerTier, StepAt], str]
-
-    def of(self, node: str) -> tuple[Upload, ...]:
-        """Return what a node sends."""
-        return tuple(each for each in self.uploads if each.node == node)
-
-
-def decide_save(
-    cadence: Cadence, *, step: int, last_step: int | None, now_s: float, last_s: float | None
-) -> Due:
+def decide_save(cadence: Cadence, *, step: int, now_s: float, last_s: float | None) -> bool:
     """Decide whether a step is saved.
 
     Clocks differ: with seconds, one rank decides for all.
     """
-    if last_step is not None and step <= last_step:
-        return Due(is_due=False, reason=f"step {last_step} is saved already")
     if cadence.every_n_steps is not None:
-        rest = step % cadence.every_n_steps
-        return Due(is_due=rest == 0, reason=f"every {cadence.every_n_steps} steps")
-    every_s = cadence.every_s or 0.0
-    if last_s is None:
-        return Due(is_due=True, reason="the first save")
-    passed_s = now_s - last_s
-    return Due(
-        is_due=passed_s >= every_s, reason=f"{passed_s:g} of {every_s:g} s since the last save"
-    )
+        return step % cadence.every_n_steps == 0
+    return last_s is None or now_s - last_s >= (cadence.every_s or 0.0)
 
 
 def judge(view: View) -> Catalog:
@@ -176,33 +142,27 @@ def judge(view: View) -> Catalog:
     )
 
 
-def plan_uploads(view: View) -> UploadPlan:
-    """Decide what the lower tiers get now, and who sends it.
+def plan_uploads(view: View) -> list[Upload]:
+    """Decide what the lower tiers get now, the first to send first, and who sends it.
 
     Every node computes the same from the same view. Of the nodes that hold a digest the
     one that has begun sends it, else one that the digest picks; when it is gone, the next.
     """
     catalog = judge(view)
-    reasons: dict[tuple[LowerTier, StepAt], str] = {}
     uploads: list[Upload] = []
     for tier in view.settings.lower:
-        wanted = find_wanted(view, catalog, tier)
-        reasons.update({(tier, at): reason for at, reason in wanted.items()})
-        settled = [at for at in wanted if _is_settled(view, at)]
+        settled = [at for at in find_wanted(view, catalog, tier) if _is_settled(view, at)]
         uploads += _assign(view, tier, [catalog.states[at] for at in settled])
-        for at in wanted:
-            if at not in settled:
-                reasons[tier, at] += "; waits until all nodes know who holds what"
-    return UploadPlan(uploads=tuple(uploads), reasons=reasons)
+    return uploads
 
 
-def find_wanted(view: View, catalog: Catalog, tier: LowerTier) -> dict[StepAt, str]:
+def find_wanted(view: View, catalog: Catalog, tier: LowerTier) -> list[StepAt]:
     """Return what a tier has to get and has not, the first to send first.
 
     What has begun is ended before anything else begins, then the newest goes first.
     """
     if not (settings := view.settings.lower.get(tier)):
-        return {}
+        return []
     fresh = [each for each in catalog.steps if not each.is_stale]
     there = [each.at for each in fresh if tier in each.whole_tiers]
     is_full = settings.keep is not None and len(there) >= settings.keep
@@ -214,10 +174,10 @@ def find_wanted(view: View, catalog: Catalog, tier: LowerTier) -> dict[StepAt, s
     ]
     begun = {each.at for each in view.sendings if each.tier == tier and each.node in view.living}
     begun |= {step_of(copy) for copy in of_namespace(view) if copy.tier == tier}
-    wanted = {at: f"{tier} has begun to get it" for at in reversed(able) if at in begun}
+    wanted = [at for at in reversed(able) if at in begun]
     others = [at for at in able if at not in begun]
-    wanted.update(_find_due(view, tier, settings.cadence, others, there))
-    return dict(list(wanted.items())[: settings.waiting_max])
+    wanted += _find_due(view, tier, settings.cadence, others, there)
+    return wanted[: settings.waiting_max]
 
 
 def of_namespace(view: View) -> list[Copy]:
@@ -227,15 +187,14 @@ def of_namespace(view: View) -> list[Copy]:
 
 def _find_due(
     view: View, tier: LowerTier, cadence: Cadence, steps: Sequence[StepAt], there: Sequence[StepAt]
-) -> dict[StepAt, str]:
+) -> list[StepAt]:
     """Return which of the steps, newest first, are due.
 
     With seconds it is the first step made after they have passed: it stays the same while
     later ones come.
     """
     if cadence.every_n_steps is not None:
-        reason = f"{tier} gets every {cadence.every_n_steps} steps"
-        return {at: reason for at in steps if at.step % cadence.every_n_steps == 0}
+        return [at for at in steps if at.step % cadence.every_n_steps == 0]
     every_s = cadence.every_s or 0.0
     begun_s = view.begun_s.get(tier)
     since_s = view.whole_since_s
@@ -245,7 +204,7 @@ def _find_due(
         if (not there or at > there[0])
         and (begun_s is None or since_s.get(at, view.now_s) >= begun_s + every_s)
     ]
-    return dict.fromkeys(due[-1:], f"{tier} gets one every {every_s:g} s")
+    return due[-1:]
 
 
 def _is_able(state: StepState, tier: LowerTier) -> bool:
@@ -287,10 +246,8 @@ def _assign(view: View, tier: LowerTier, states: Iterable[StepState]) -> list[Up
                     tier=tier,
                     at=step_of(copies[0]),
                     digest=digest,
-                    num_bytes=copies[0].num_bytes,
                     node=node,
                     shard_ids=tuple(copy.meta_id for copy in copies),
-                    has_bytes=digest in stored,
                 )
             )
     return uploads

@@ -224,10 +224,9 @@ class AwsCheckpoints(CadencedCheckpoints):
         due = decide_save(
             Cadence(every_s=store.every_s),
             step=step,
-            last_step=None,
             now_s=now_s,
             last_s=self._last_store_s,
-        ).is_due
+        )
         own = _STORE if due else _MEMORY
         is_stored = self._group.first_text(f"aws/{step}", own, CHECKPOINT_TIMEOUT) == _STORE
         if is_stored:

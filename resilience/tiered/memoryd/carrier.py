@@ -131,7 +131,7 @@ class Carrier:
                 self._shelf.succeed()
             return 0.0
         plans = [(view, plan_uploads(view)) for view in views]
-        own = [(view, each) for view, plan in plans for each in plan.of(view.own)]
+        own = [(view, each) for view, plan in plans for each in plan if each.node == view.own]
         if own:
             view, upload = min(own, key=lambda each: self._failures[each[1].digest])
             # Else a full store would wait for room that only what is to be deleted can give.
@@ -143,7 +143,7 @@ class Carrier:
         rest_s = self._board.rest_s(views)
         # A node that has sent its part of a flushed step, and ended since, has told nobody.
         flushed = {name for name, _ in self._board.flushes()}
-        if others := [view for view, plan in plans if plan.uploads or view.namespace in flushed]:
+        if others := [view for view, plan in plans if plan or view.namespace in flushed]:
             look_s = self._look_after(others)
             return look_s if rest_s is None else min(look_s, rest_s)
         self._others_s, self._look_s = OTHERS_FIRST_S, None
@@ -219,9 +219,9 @@ class Carrier:
         """Delete the first step that is kept no longer, if that is this node's to do."""
         tier = self._shelf.tier
         plan = plan_tier_drops(view, tier)
-        if not plan.reasons or plan.node != view.own:
+        if not plan.steps or plan.node != view.own:
             return False
-        at = min(plan.reasons)
+        at = plan.steps[0]
         lost = self._shelf.store.delete_step(
             view.namespace, at.step, at.generation, spare=plan.spare
         )

@@ -190,10 +190,10 @@ class TieredOffer:
     def _sources(self, shard_id: ShardId) -> list[Copy]:
         """Return the copies that lie elsewhere, from near to far."""
         own = self._board.own.name
-        chosen = choose_source(
+        sources = choose_source(
             self._intact(shard_id.namespace), shard_id, self._board.living(), own=own
         )
-        return [each for each in chosen.sources if (each.tier, each.place) != ("ram", own)]
+        return [each for each in sources if (each.tier, each.place) != ("ram", own)]
 
     def _take(self, copy: Copy) -> None:
         """Get one copy; raises BadCopyError where it is not what it should be."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from resilience.tiered.placement import Node, choose_keepers, choose_peers
+from resilience.tiered.placement import Node, choose_peers
 from resilience.tiered.shard import ShardId
 
 StepKey = tuple[str, int, int]
@@ -50,9 +50,8 @@ def choose_targets(
 
     `holds_instead`: they hold them instead of this node.
     """
-    choose = choose_keepers if holds_instead else choose_peers
-    chosen = choose([own, *others], own.name, replicas).peers
-    return frozenset(each.node.name for each in chosen)
+    chosen = choose_peers([own, *others], own.name, replicas, holds_instead=holds_instead)
+    return frozenset(each.name for each in chosen)
 
 
 def plan_pushes(

@@ -66,7 +66,7 @@ def tell(boards: dict[str, Board], teller: str) -> None:
 
 def senders(board: Board) -> list[str]:
     """Return who sends, as this node has it."""
-    return [each.node for view in board.views() for each in plan_uploads(view).uploads]
+    return [each.node for view in board.views() for each in plan_uploads(view)]
 
 
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("b", "a")])
