@@ -19,7 +19,7 @@ from resilience.events import read_events
 from resilience.node_config import RunConfig
 from resilience.run_record import open_record, read_record, read_starts
 from tests.launcher.command import last_of_each, launch, refuse
-from tests.launcher.running.local_world import launcher_of, prepare, start_run, tell
+from tests.launcher.running.local_world import end_all, launcher_of, prepare, start_run, tell
 from tests.launcher.running.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
 from tests.resilience.tiered.kept import wait_until
@@ -52,8 +52,12 @@ def end(run: Path, status: int) -> None:
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path) -> Iterator[None]:
-    """Leave nothing of the runs in memory: some have failed, and keep their checkpoints there."""
+    """Leave nothing of the runs in memory: some have failed, and keep their checkpoints there.
+
+    A test that fails may leave a run that goes on.
+    """
     yield
+    end_all(tmp_path)
     for run in (tmp_path / "runs").glob("*"):
         launch("clean", str(run), folder=tmp_path)
 
