@@ -13,8 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,11 @@ from launcher.commands.sight import see_run
 from launcher.errors import OutsideError
 from launcher.monitor.standing import Phase
 from launcher.rundir import write_files, write_submission
-from tests.k8s.conftest import kubectl
+from tests.k8s.conftest import kubectl, wait_until
 from tests.launcher.command import Ended, launch
 from tests.launcher.shipped import rendered, untiered_job
 
 ELASTIC, TINY = "llama/llama3_tiny_elastic", "llama/llama3_tiny_pretrain"
-WAIT_S = 90.0
 _numbers = itertools.count()
 # The first pod that fails ends the Jobs here, whichever index it has.
 _BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
@@ -107,13 +105,6 @@ class Api:
     def play(self, pod: str, phase: str) -> None:
         patch = json.dumps({"status": {"phase": phase}})
         self.ask("patch", pod, "--subresource=status", "--type=merge", f"--patch={patch}")
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
 
 
 NO_LISTS = """#!/bin/sh
