@@ -107,7 +107,9 @@ def await_lines(tail: LogTail) -> Sequence[LogLine]:
                     f"the same command follows it again: {error}"
                 ) from error
             if not told:
-                told = f"no lines for now, asking again for {limit}: {error}\n"
+                told = (
+                    f"no lines for now, asking again for {limit}: {str(error).splitlines()[-1]}\n"
+                )
                 sys.stderr.write(told)
             time.sleep(_FAR_PAUSE_S)
 

@@ -106,7 +106,7 @@ def test_follower_goes_on_after_an_outage_of_the_cluster_with_no_line_lost_or_do
     assert logs.await_lines(Tail()) == [("a-0", "four")]
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == [
-        "no lines for now, asking again for 10 min 00 s", "refused",
+        "no lines for now, asking again for 10 min 00 s",
     ]  # fmt: skip
     assert logs.await_lines(Tail()) == []
     (tmp_path / "away").write_text("3")
