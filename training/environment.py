@@ -35,7 +35,7 @@ AGENT_PID = "RESILIENCE_AGENT_PID"
 
 def has_agent(variables: Mapping[str, str]) -> bool:
     """Return whether a node agent that recovers has started this process."""
-    return variables.get("RESILIENCE_RECOVERS") == "1"
+    return variables.get("RESILIENCE_RECOVERS") == "true"
 
 
 def parse_environment(variables: Mapping[str, str]) -> WorkerEnvironment:

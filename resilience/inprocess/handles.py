@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-AGENT_FD = "RESILIENCE_AGENT_FD"
-EVENTS_FD = "RESILIENCE_EVENTS_FD"
-EVENTS_PATH = "RESILIENCE_EVENTS_PATH"
-PAGE_FD = "RESILIENCE_PAGE_FD"
-TRANSFER_FD = "RESILIENCE_TRANSFER_FD"
-STATE_FDS = "RESILIENCE_STATE_FDS"
+AGENT_FD = "RESILIENCE_AGENT_FILE"
+EVENTS_FD = "RESILIENCE_EVENTS_FILE"
 SLOT = "RESILIENCE_SLOT"
-NUM_SLOTS = "RESILIENCE_NUM_SLOTS"
-NUM_LOCAL_RANKS = "RESILIENCE_NUM_LOCAL_RANKS"
-TRANSFER_BYTES = "RESILIENCE_TRANSFER_BYTES"
-NODE = "RESILIENCE_NODE"
 AGENT_PID = "RESILIENCE_AGENT_PID"
-RECOVERS = "RESILIENCE_RECOVERS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,39 +37,18 @@ class WorkerHandles:
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that say so."""
-        return {
-            AGENT_FD: str(self.agent_file),
-            EVENTS_FD: str(self.events_file),
-            EVENTS_PATH: self.events_path,
-            PAGE_FD: str(self.page_file),
-            TRANSFER_FD: str(self.transfer_file),
-            STATE_FDS: ",".join(map(str, self.state_files)),
-            SLOT: str(self.slot),
-            NUM_SLOTS: str(self.num_slots),
-            NUM_LOCAL_RANKS: str(self.num_local_ranks),
-            TRANSFER_BYTES: str(self.transfer_bytes),
-            NODE: self.node,
-            AGENT_PID: str(self.agent_pid),
-            RECOVERS: str(int(self.recovers)),
-        }
+        return {_name(field): json.dumps(value) for field, value in asdict(self).items()}
 
 
 def read_handles(variables: Mapping[str, str]) -> WorkerHandles | None:
     """Return what the worker inherits, or None for a process that no agent has started."""
     if AGENT_FD not in variables:
         return None
-    return WorkerHandles(
-        agent_file=int(variables[AGENT_FD]),
-        events_file=int(variables[EVENTS_FD]),
-        events_path=variables[EVENTS_PATH],
-        page_file=int(variables[PAGE_FD]),
-        transfer_file=int(variables[TRANSFER_FD]),
-        state_files=tuple(int(file) for file in variables[STATE_FDS].split(",") if file),
-        slot=int(variables[SLOT]),
-        num_slots=int(variables[NUM_SLOTS]),
-        num_local_ranks=int(variables[NUM_LOCAL_RANKS]),
-        transfer_bytes=int(variables[TRANSFER_BYTES]),
-        node=variables[NODE],
-        agent_pid=int(variables[AGENT_PID]),
-        recovers=variables[RECOVERS] == "1",
-    )
+    found: dict[str, Any] = {
+        each.name: json.loads(variables[_name(each.name)]) for each in fields(WorkerHandles)
+    }
+    return WorkerHandles(**found | {"state_files": tuple(found["state_files"])})
+
+
+def _name(field: str) -> str:
+    return f"RESILIENCE_{field.upper()}"

@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from training.environment import WorkerEnvironment, parse_environment, parse_generation
+from resilience.inprocess.handles import WorkerHandles, read_handles
+from training.environment import (
+    AGENT_PID,
+    WorkerEnvironment,
+    has_agent,
+    parse_environment,
+    parse_generation,
+)
 from training.errors import PlacementError
 
 VARIABLES = {
@@ -70,3 +77,21 @@ def test_missing_variable_is_named(name):
 def test_variable_that_is_no_number_is_named():
     with pytest.raises(PlacementError, match="the variable RANK is 'x'; allowed: a whole number"):
         parse_environment({**VARIABLES, "RANK": "x"})
+
+
+@pytest.mark.parametrize("state_files", [(), (7, 8)])
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_worker_reads_what_its_agent_gave_it(state_files, recovers):
+    handles = WorkerHandles(
+        agent_file=3, events_file=-1, events_path="/a b/\u00f6/\udcff/events.jsonl", page_file=4,
+        transfer_file=5, state_files=state_files, slot=0, num_slots=9, num_local_ranks=1,
+        transfer_bytes=32 << 20, node="1", agent_pid=17, recovers=recovers,
+    )  # fmt: skip
+
+    variables = handles.variables()
+
+    assert read_handles(variables) == handles
+    assert has_agent(variables) == recovers
+    assert variables[AGENT_PID] == "17"
+    assert read_handles({}) is None
+    assert not has_agent({})
