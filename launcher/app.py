@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
@@ -26,12 +26,13 @@ from launcher.composition.compose import CONFIG_NAME
 from launcher.composition.frozen import File, Frozen, frozen_text
 from launcher.composition.instances import check_instance
 from launcher.composition.layers import read_layers
+from launcher.composition.references import foreign_resolvers
 from launcher.composition.resolve import Request, request_from_config
 from launcher.errors import OutsideError, RecipeError
 from launcher.inputs import check_inputs, check_take_over
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
-from launcher.paths import Folders
+from launcher.paths import Folders, lies_below
 from launcher.plan.fit import check_fit, misfits
 from launcher.provenance.fold import Fold, fold
 from launcher.provenance.named import add_origins
@@ -71,7 +72,7 @@ def launch(
     job, action = request.job, request.beside.action
     check_instance(job.instance, folders.conf, choice.frozen)
     _check_action(request)
-    _check_asked(action, choice)
+    _check_asked(request, config, choice, start)
     intent = Intent(takes_over=request.beside.run.take_over)
     files = render(job, read_templates(folders.templates, job.cluster.kind), intent)
     words = [word for word in HydraConfig.get().overrides.task if not word.startswith("recipe=")]
@@ -156,10 +157,19 @@ def _check_action(request: Request) -> None:
         check_trainer_installed(job)
 
 
-def _check_asked(action: str, choice: Choice) -> None:
-    """Refuse an action that a file asks for, so that who renders a recipe runs nothing of it."""
-    is_asked = any(re.match(r"\+{0,2}action=", word) for word in choice.arguments)
-    if action != "render" and not is_asked:
+def _check_asked(request: Request, config: DictConfig, choice: Choice, start: Path) -> None:
+    """Refuse what a file may not ask for: rendering runs nothing of it, and writes nowhere else."""
+    action, folder = request.beside.action, request.beside.run.dir
+    given = "\n".join(choice.arguments)
+    if folder is not None and not re.search(r"^\+{0,2}run(\.dir)?=", given, re.MULTILINE):
+        written = dict(OmegaConf.to_container(config.run, resolve=False))["dir"]  # type: ignore[arg-type]
+        if any(foreign_resolvers(written)) or not lies_below(folder, start):
+            raise RecipeError(
+                f"run.dir {written!r} stands in a file; allowed there: a folder below the current "
+                "one, without the machine's variables; any other on the command line, as "
+                "run.dir=FOLDER"
+            )
+    if action != "render" and not re.search(r"^\+{0,2}action=", given, re.MULTILINE):
         raise RecipeError(
             f"action {action!r} stands in a file; allowed: on the command line, as action={action}"
         )

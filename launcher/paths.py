@@ -7,6 +7,7 @@ or in any folder above it up to the root of the team's repository.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def readable_path(path: Path, start: Path) -> str:
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return str(path)
+
+
+def lies_below(folder: str, start: Path) -> bool:
+    """Return whether a folder's path leads below `start`, links followed."""
+    here = os.path.realpath(start)
+    return os.path.realpath(start / folder).startswith(f"{here.rstrip('/')}/")
 
 
 def _team_roots(start: Path) -> list[Path]:

@@ -90,23 +90,15 @@ def choose_recipe(arguments: Sequence[str], folders: Sequence[Path], start: Path
                 )
             return _choose_frozen(*found, arguments, index, value)
         names = [_name(part, folders, start, extra) for part in parts]
-        renamed += [
-            (part, name)
-            for part, name in zip(parts, names, strict=True)
-            if part != name and not part.endswith(_SUFFIXES)
-        ]
-        by_path |= {
-            name for part, name in zip(parts, names, strict=True) if part.endswith(_SUFFIXES)
-        }
+        for part, name in zip(parts, names, strict=True):
+            if part.endswith(_SUFFIXES):
+                by_path.add(name)
+            elif part != name:
+                renamed.append((part, name))
         rewritten[index] = f"recipe={','.join(names)}"
         recipe = names[0]
-    return Choice(
-        tuple(rewritten),
-        tuple(dict.fromkeys(extra)),
-        recipe,
-        frozenset(by_path),
-        renamed=tuple(renamed),
-    )
+    chosen = tuple(rewritten), tuple(dict.fromkeys(extra)), recipe, frozenset(by_path)
+    return Choice(*chosen, renamed=tuple(renamed))
 
 
 def _choose_frozen(

@@ -18,9 +18,11 @@ import yaml
 from omegaconf import OmegaConf
 
 from launcher import SCHEMA_VERSION, VERSION
+from launcher.composition.references import foreign_resolvers
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.hydra_words import HYDRA, check_hydra_words
+from launcher.written.overrides import keep_text
 from launcher.written.scalars import find_scalars
 from launcher.written.texts import to_text
 from resilience.plain_files import open_plain
@@ -173,7 +175,7 @@ def read_frozen(path: Path) -> Frozen:
         version=int(head["version"]),
         digest=head["digest"],
         files=dict(_read_files(files, path, text)),
-        overrides=tuple(overrides),
+        overrides=tuple(map(keep_text, overrides)),
         written_sum=head["sum"] or "",
         launcher=head["launcher"] or "",
         path=path,
@@ -207,7 +209,8 @@ def _may_be_frozen(word: object) -> bool:
     if not isinstance(word, str) or not re.match(r"(\+\+?|~)?[\w/]", word):
         return False
     key = word.partition("=")[0].lstrip("+~")
-    return key != "recipe" and HYDRA not in key and not says_how_it_is_run(word)
+    is_beside = key == "recipe" or HYDRA in key or says_how_it_is_run(word)
+    return not (is_beside or any(foreign_resolvers(word)))
 
 
 def says_how_it_is_run(override: str) -> bool:

@@ -22,8 +22,12 @@ from launcher.secrets import shown_override
 
 @contextmanager
 def refused_search_path() -> Iterator[None]:
-    """Make a folder of hydra.searchpath that is not there an error, of which Hydra only warns."""
+    """Make errors of that of which Hydra only warns.
+
+    That is a folder of hydra.searchpath that is not there, and a sweep's folder that is refused.
+    """
     with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=r"Callback SweepFolder\.on_multirun_start raised")
         warnings.filterwarnings("error", message=r"provider=.* is not\s+available")
         yield
 
@@ -47,6 +51,8 @@ def composing_error(error: Exception, recipes: Sequence[Path], recipe: str | Non
     if isinstance(error, OverrideParseException):
         return RecipeError(_grammar_message(error.override))
     if isinstance(error, UserWarning):
+        if isinstance(refusal := error.__context__, Exception):
+            return composing_error(refusal, recipes, recipe)
         return RecipeError(_search_path_message(str(error)))
     if isinstance(error, MissingConfigException):
         return RecipeError(_missing_message(error))

@@ -14,31 +14,24 @@ from typing import Any
 CHARACTERS_MAX = 1_000_000
 """Characters of all values of a config, every reference followed."""
 
-_REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:\s*)?(\.*)([\w.\[\]-]+)")
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.select\s*:\s*)?(\.*)([\w.\[\]-]+)\s*(?=[,}])")
 _WHOLE_REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.\[\]-]+)\s*\}")
 _BEGINNING = re.compile(r"(\\*)\$\{")
-_PURE_RESOLVERS = {
-    "default_image",
-    "oc.select",
-    "oc.create",
-    "oc.deprecated",
-    "oc.dict.keys",
-    "oc.dict.values",
-}
+_DEPTH_MAX = 100
 
 
 def foreign_resolvers(text: str) -> Iterator[str]:
     """Yield each resolver by which a text takes something from outside the config.
 
-    That is the machine or the moment of rendering, or what nobody can say: a resolver whose name
-    is made up by another reference.
+    That is the machine or the moment of rendering, or what nobody can say: a resolver that reads
+    a text anew, or a reference whose name is made up by another or is in quotes.
     """
     for found in _BEGINNING.finditer(text):
         name = _resolver_at(text, found.end())
         # One backslash makes text of what follows, two are a backslash.
-        is_live = len(found[1]) % 2 == 0
-        if is_live and name is not None and name not in _PURE_RESOLVERS:
-            yield name
+        is_clear = name == "default_image" or _REFERENCE.match(text, found.end() - 2)
+        if len(found[1]) % 2 == 0 and not is_clear:
+            yield name or text[found.end() :].partition("}")[0]
 
 
 def _resolver_at(text: str, start: int) -> str | None:
@@ -111,16 +104,19 @@ class _Sizes:
         if target not in self._known:
             # Where keys refer to each other in a ring, which OmegaConf finds and names.
             self._known[target] = 0
-            self._known[target] = self.of(self._at(target), target)
+            self._known[target] = self._at(target) if len(target) < _DEPTH_MAX else 0
         return self._known[target]
 
-    def _at(self, place: tuple[str, ...]) -> object:
+    def _at(self, place: tuple[str, ...]) -> int:
         node: object = self._config
-        for part in place:
+        for index, part in enumerate(place):
             if isinstance(node, dict):
                 node = node.get(part, "")
-            elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
-                node = node[int(part)]
+            elif isinstance(node, list):
+                is_index = part.replace("_", "").isdecimal() and int(part) < len(node)
+                node = node[int(part)] if is_index else ""
             else:
-                return ""
-        return node
+                # A section that is a reference itself.
+                targets = referred_places(node, place[:index])
+                return sum(self._of_target((*target, *place[index:])) for target in targets)
+        return self.of(node, place)

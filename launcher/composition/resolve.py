@@ -119,11 +119,9 @@ def request_from_config(
 
 def _takes_default_image(config: DictConfig) -> bool:
     """Return whether cluster.image is still what our own profile has, and nobody's choice."""
-    cluster = OmegaConf.select(config, "cluster")
-    if not isinstance(cluster, DictConfig):
-        return False
-    content = OmegaConf.to_container(cluster, resolve=False)
-    return isinstance(content, dict) and content.get("image") == "${default_image:}"
+    content: Any = OmegaConf.to_container(config, resolve=False)
+    cluster = content.get("cluster")
+    return isinstance(cluster, dict) and cluster.get("image") == "${default_image:}"
 
 
 def _wrong_name(name: object, found_by: str | None) -> Iterable[str]:
@@ -206,13 +204,13 @@ def _unknown_keys(content: Mapping[str, Any]) -> Iterable[str]:
 def _foreign_resolvers(node: object) -> Iterator[str]:
     """Yield a message for each value that depends on the machine or the moment of rendering."""
     for where, value in _leaves(node, ""):
-        if not isinstance(value, str) or where.startswith("run.dir"):
+        if not isinstance(value, str) or where == "run.dir":
             continue
         for name in foreign_resolvers(value):
             yield (
                 f"{where} takes its value from ${{{name}:...}}, and a job may hold nothing of "
-                "the machine or the time it is rendered at; write the value itself, or a "
-                "reference under cluster.secrets"
+                "the machine or the time it is rendered at; write the value itself, a reference "
+                "under cluster.secrets, or ${KEY} or ${oc.select:KEY,DEFAULT}, KEY without quotes"
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.errors import RecipeError
 from launcher.secrets import shown_override
-from launcher.written.texts import is_text_place, to_text
+from launcher.written.texts import is_text_place, text_package_problem, to_text
 
 _KEY = re.compile(r"(?P<mark>\+\+?)?(?P<key>[A-Za-z_][\w./-]*)(@[\w.:]*)?=(?P<value>.*)", re.DOTALL)
 _TOKEN = re.compile(
@@ -19,9 +19,12 @@ _OPENING, _ENDS = ("", "{", "[", "(", ",", ":"), ("", "}", "]", ")", ",")
 def keep_text(override: str) -> str:
     """Return an override of a section of texts with quotes around its numbers, true and false.
 
-    Hydra reads 1.10 as 1.1, and 1e5 as 100000.0.
+    Hydra reads 1.10 as 1.1, and 1e5 as 100000.0. Raises RecipeError where a file would be put into
+    such a section.
     """
     found = _KEY.fullmatch(override)
+    if problem := text_package_problem(override.partition("=")[0], shown_override(override)):
+        raise RecipeError(problem)
     if found is None or not is_text_place(found["key"].split(".")) or "${" in found["value"]:
         return override
     value = found["value"]
@@ -47,9 +50,9 @@ def _is_changed(token: str) -> bool:
     if token.lower() in ("true", "false"):
         return not token.islower()
     if re.fullmatch(r"[-+]?(0|[1-9](_?[0-9])*)", token):
-        return to_text(int(token)) != token
+        return bool(to_text(int(token)) != token)
     try:
-        return to_text(float(token)) != token
+        return bool(to_text(float(token)) != token)
     except ValueError:
         return False
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 TEXT_SECTIONS = frozenset({"env", "labels", "node_selector", "required"})
 """Open mappings of texts: variables of the workers and labels. `required` is that of affinity."""
 
 
-@overload
-def to_text(value: float) -> str: ...
-@overload
-def to_text(value: Any) -> Any: ...
 def to_text(value: Any) -> Any:
     """Return a number, true or false as YAML and most programs write it; anything else as it is."""
     if isinstance(value, bool):
@@ -23,6 +20,18 @@ def to_text(value: Any) -> Any:
 def is_text_place(place: Sequence[str | int]) -> bool:
     """Return whether what lies directly or deeper in this section is text."""
     return not TEXT_SECTIONS.isdisjoint(map(str, place))
+
+
+def text_package_problem(group: str, shown: str) -> str | None:
+    """Say why no group's file is put, by an @ behind the group, where its values are texts."""
+    for section in re.findall(r"@([\w.:]+)", group):
+        if is_text_place(re.split(r"[.:]", section)):
+            return (
+                f"{shown} puts a file into {section}, whose values are texts, and 1.10 in that "
+                "file would be read as 1.1; begin the file with '# @package _global_', write its "
+                f"keys below {section}, and leave @{section} out"
+            )
+    return None
 
 
 def map_texts(node: Any, change: Callable[[str], Any]) -> Any:

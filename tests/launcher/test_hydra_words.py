@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from omegaconf import OmegaConf
 
 from launcher.errors import RecipeError
 from launcher.hydra_words import check_hydra_words
+from launcher.sweep import SweepFolder
+from launcher.written.overrides import keep_text
 from tests.launcher.command import launch, refuse
 
 TINY = "llama/llama3_tiny_pretrain"
@@ -61,11 +64,23 @@ RUNS = {
     "action-of-a-sweep": (
         {"mine.yaml": f"{MINE}hydra:\n  mode: MULTIRUN\n  sweeper: {{params: {{action: run}}}}\n"},
         "action 'run' stands in a file"),
+    "frozen-override-of-the-machine": (
+        {"mine.yaml": frozen("a: 1", "['model=${oc.env:PATH}']")}, "overrides: "),
+    "a-group-chosen-by-the-machine": (
+        {"mine.yaml": MINE.replace("  - _self_", "  - /ours: x"),
+         "conf/ours/x.yaml": "defaults: [{/model: '${oc.env:PATH}'}]\n"}, "line 1: "),
+    "run-dir-elsewhere": ({"mine.yaml": f"{MINE}run: {{dir: CANARY/../..}}\n"}, "run.dir '"),
+    "run-dir-of-the-machine": (
+        {"mine.yaml": f"{MINE}run: {{dir: 'a${{oc.env:PATH}}'}}\n"},
+        "run.dir 'a${oc.env:PATH}' stands in a file"),
     "template": (
         {"mine.yaml": MINE, "templates/local/node.sh.j2":
          "{{ ''.__class__.__base__.__subclasses__() and cycler.__init__.__globals__.os.mkdir"
          "('CANARY') }}"}, "template local/node.sh.j2: "),
 }  # fmt: skip
+
+
+_UNPLACED = ("action", "action-of-a-sweep", "template", "run-dir-of-the-machine")
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -75,10 +90,11 @@ def test_rendering_a_foreign_recipe_runs_nothing(tmp_path: Path, case: str) -> N
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text.replace("CANARY", str(tmp_path / "canary")))
 
-    said = refuse(tmp_path, "recipe=mine.yaml", "run.dir=out")
+    words = [] if case.startswith("run-dir") else ["run.dir=out"]
+    said = refuse(tmp_path, "recipe=mine.yaml", *words)
 
     assert told in said
-    assert str(tmp_path) in said or case in ("action", "action-of-a-sweep", "template")
+    assert str(tmp_path) in said or case in _UNPLACED
 
 
 @pytest.mark.parametrize("text", [
@@ -89,17 +105,105 @@ def test_rendering_a_foreign_recipe_runs_nothing(tmp_path: Path, case: str) -> N
     "defaults: [{override /hydra/launcher: x}]", "defaults: [{/a@_global_.hydra: x}]",
     "defaults: [{/hydra/callbacks: [x]}]", "defaults: ['/a@hydra.callbacks']",
     "# @package a\u2028# @package hydra\na: 1",
+    "hydra: {sweep: {dir: /tmp}}", "hydra: {sweep: {dir: ../a}}", "hydra: {sweep: {dir: link/a}}",
+    "hydra: {sweep: {dir: '${oc.env:HOME}'}}", "hydra: {sweep: {dir: 'a/${now:%Y}'}}",
+    "hydra: {sweep: {dir: null, subdir: a}}", "hydra: {sweep: {subdir: '${hydra.job.num}'}}",
+    "hydra: {sweep: {mode: 777}}", "hydra: {sweeper: {params: {+env.X: '${oc.env:HOME}'}}}",
+    "hydra: {sweeper: {params: {model: '\\${oc.env:HOME}'}}}",
+    "hydra: {sweeper: {params: {env.X: 1.10}}}", "hydra: {sweeper: {params: {+env.X: '1.10,a'}}}",
+    "hydra: {sweeper: {params: {+ours@env: vars}}}",
 ])  # fmt: skip
-def test_each_word_for_hydra_is_refused_with_its_line(text: str) -> None:
+def test_each_word_for_hydra_is_refused_with_its_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("/tmp")
     told = r"^mine, line \d: .*; allowed in a file: hydra\.mode"
     with pytest.raises(RecipeError, match=told):
         check_hydra_words(OmegaConf.create(text), "mine", f"\n{text}")
 
 
 def test_words_for_a_sweep_are_taken() -> None:
-    text = "hydra: {mode: MULTIRUN, sweep: {dir: a}, sweeper: {params: {trainer.seed: '1,2'}}}"
+    params = "{trainer.seed: '1,2', +env.X: \"'1.10',a\", +env.Y: a@b}"
+    text = f"hydra: {{mode: MULTIRUN, sweep: {{dir: a/b}}, sweeper: {{params: {params}}}}}"
 
     check_hydra_words(OmegaConf.create(text), "mine", text)
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    ("defaults: [{override /model: '${oc.env:S3CR}'}]", "line 1: .* chooses by"),
+    ("defaults: [a, 'x/${oc.env:S3CR}']", "line 1: .* chooses by"),
+    ("a: 1\ndefaults:\n- /a\n- {'/a@${now:%Y}': x}", "line 4: .* chooses by"),
+    (r"defaults: [{/a: '${oc.select:a,''\${oc.env:S3CR}''}'}]", "line 1: .* chooses by"),
+    ("defaults: [/ours/vars@env]", "into env, whose values are texts"),
+    ("defaults: [{/ours@env: vars}]", "into env, whose values are texts"),
+    ("defaults: [{/ours@cluster.labels: [a, b]}]", r"into cluster\.labels, whose"),
+    ("defaults: [x/_part@_global_.node_selector]", r"into _global_\.node_selector, whose"),
+    ("# @package env\ndefaults: [more@_here_]", "into env, whose values are texts"),
+])  # fmt: skip
+def test_an_entry_of_defaults_names_its_file_and_gives_no_texts(text: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        check_hydra_words(OmegaConf.create(text), "mine", text)
+
+
+def test_entries_that_name_their_files_are_taken() -> None:
+    text = "defaults: [a, _self_, {/model: '${trainer}'}, {/env: vars}, x@_global_, {/a@b.c: d}]"
+
+    check_hydra_words(OmegaConf.create(text), "mine", text)
+
+
+@pytest.mark.parametrize("word", ["+ours@env=vars", "ours@a:labels=x", "++a/b@x.env.y=c"])
+def test_an_override_puts_no_file_into_a_section_of_texts(word: str) -> None:
+    with pytest.raises(RecipeError, match=r"puts a file into \S+, whose values are texts"):
+        keep_text(word)
+
+
+def multirun_file(folder: Path, kind: str) -> Path:
+    """Put something else where Hydra writes a sweep's config, and return its path."""
+    file, victim = folder / "a" / "multirun.yaml", folder / "victim"
+    file.parent.mkdir()
+    if kind != "dangling":
+        victim.write_text("theirs")
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "second-name":
+        os.link(victim, file)
+    else:
+        file.symlink_to(victim)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
+def test_a_sweep_writes_into_nothing_but_a_plain_file(tmp_path: Path, kind: str) -> None:
+    file = multirun_file(tmp_path, kind)
+
+    with pytest.raises(RecipeError, match="is no plain file, and a sweep writes to it; remove it"):
+        SweepFolder().on_multirun_start(
+            OmegaConf.create({"hydra": {"sweep": {"dir": file.parent}}})
+        )
+
+    assert os.path.lexists(file)
+
+
+def test_a_sweep_replaces_the_file_that_has_another_name_elsewhere(tmp_path: Path) -> None:
+    file = multirun_file(tmp_path, "second-name")
+
+    SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": file.parent}}}))
+
+    assert not file.exists()
+    assert (tmp_path / "victim").read_text() == "theirs"
+
+
+def test_a_sweep_from_a_file_waits_for_no_pipe(tmp_path: Path) -> None:
+    file = multirun_file(tmp_path, "pipe")
+    sweep = "hydra: {mode: MULTIRUN, sweep: {dir: a}, sweeper: {params: {trainer.seed: '1,2'}}}"
+    (tmp_path / "mine.yaml").write_text(f"{MINE}{sweep}\n")
+
+    said = launch("recipe=mine.yaml", folder=tmp_path)
+
+    assert said.status == 2
+    assert said.err == f"{file} is no plain file, and a sweep writes to it; remove it\n"
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_no_option_reads_what_hydra_has_pickled(tmp_path: Path) -> None:

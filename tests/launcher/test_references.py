@@ -82,17 +82,36 @@ def test_what_becomes_too_large_is_refused_and_what_stays_small_passes(
     assert not is_refused or max(sizes) > CHARACTERS_MAX - 1000
 
 
+@pytest.mark.parametrize("reference", [
+    "${s.aN}", "${ s.aN }", "${ oc.select : s.aN }", "${t.aN}", "${t.s.aN}", "${l[0_0].aN}",
+])  # fmt: skip
+def test_what_grows_through_any_form_of_a_reference_is_refused(reference: str) -> None:
+    lines = [10 * reference.replace("N", str(number)) for number in range(8)]
+    section = {"a0": 10 * "x", **{f"a{i}": line for i, line in enumerate(lines, 1)}}
+    through = "${oc.select:s}" if "t.a" in reference else {"s": "${s}"}
+
+    assert growth_problem({"s": section, "t": through, "l": ["${s}"]})
+
+
 @pytest.mark.parametrize(("text", "resolvers"), [
     ("${trainer.num_nodes}", []),
     ("${..a.b} and ${a[0].b}", []),
-    ("${trainer.${env.A}}", []),
+    ('${env["A"]}', ['env["A"]']),
+    ("${trainer.${env.A}}", ["trainer.${env.A"]),
+    ("${oc.select: 'env.a'}", ["oc.select"]),
+    ("${oc.select:${env.A}}", ["oc.select"]),
+    ("${ oc.select : a.b , 'x y' }", []),
+    (r"${oc.create:{A:'\${oc.env:HOME}'}}", ["oc.create"]),
+    (r"${oc.decode:'{A: 1}'}", ["oc.decode"]),
+    ("${oc.dict.values:env}", ["oc.dict.values"]),
+    ("${default_image:}", []),
     ("${oc.select:a.b,null}", []),
     (r"\${oc.env:HOME}", []),
     ("${oc.env:HOME}", ["oc.env"]),
     ("${ now : %H}", ["now"]),
     (r"\\${oc.env:HOME}", ["oc.env"]),
     ("${oc.${env.A}:HOME}", ["oc.${env.A}"]),
-    ("${oc.${env.${env.B}}:HOME}", ["oc.${env.${env.B}}"]),
+    ("${oc.${env.${env.B}}:HOME}", ["oc.${env.${env.B}}", "env.${env.B"]),
     ("${oc.select:a,${oc.env:HOME}}", ["oc.env"]),
     ('${oc.select:a,"${oc.env:HOME}"}', ["oc.env"]),
 ])  # fmt: skip
