@@ -25,8 +25,7 @@ HYDRA = "hydra"
 _MODES = (("mode", "RUN"), ("mode", "MULTIRUN"))
 _FOR_HYDRA = (
     "allowed in a file: hydra.mode, hydra.sweep.dir (a folder below the current one) and "
-    "hydra.sweeper.params (texts of env and labels in quotes within the quotes), values without $; "
-    "Hydra's other settings are taken from the command line alone"
+    "hydra.sweeper.params (env and labels quoted twice), without $; the rest is for a command line"
 )
 
 
