@@ -214,7 +214,8 @@ def test_secret_that_a_submission_refers_to_is_in_no_argument_and_no_file(
     secret.write_text(CANARY)
     secret.chmod(0o600)
     path = tmp_path / "bin" / program
-    answer = "echo 7" if program == "sbatch" else "printf 'batch/v1 Job a b'"
+    job = '{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a", "uid": "b"}}'
+    answer = "echo 7" if program == "sbatch" else f"echo '{job}'"
     path.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{tmp_path}/words\n{answer}\n')
     path.chmod(0o755)
     reference = f"{{file: {secret}}}" if kind == "slurm" else "{name: hub, key: token}"
