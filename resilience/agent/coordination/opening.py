@@ -31,6 +31,7 @@ from resilience.agent.coordination.size import (
     fits,
     has_reports,
     is_passing,
+    keep_proof,
     may_shrink,
     may_wait,
 )
@@ -112,7 +113,8 @@ def _release(state: State, now_s: float, *, is_whole: bool) -> Decision | None:
         if heir := find_heir(state, staying):
             return state, [HandOver(node=heir)]
         orders = [Send(node=node, message=LetGo()) for node in asked if node not in state.let_go]
-        return replace(state, let_go=state.let_go | set(asked)), [*orders]
+        reports = keep_proof(state, asked)
+        return replace(state, let_go=state.let_go | set(asked), reports=reports), [*orders]
     if state.side_save is None:
         state, actions = begin_save(state, now_s)
         return (state, actions) if is_saving(state) else after(actions, advance(state, now_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import isinf
 
@@ -217,6 +217,28 @@ def _find_version(report: Report) -> tuple[int, int]:
     if report.phase in (Phase.ENTERED, Phase.PASSED):
         return report.step + 1, report.gradient_generation
     return report.step, report.step_generation
+
+
+def keep_proof(state: State, leaving: Collection[str]) -> dict[int, Report]:
+    """Return the reports, where a gate that a rank of a leaving node has passed counts as passed.
+
+    The reports of such nodes go with them. Without that proof the others would run the step again.
+    """
+    gone = [each for each in state.reports.values() if each.node in leaving]
+    # An update that was torn had begun behind the gate.
+    passed = {
+        _find_version(
+            replace(each, phase=Phase.PASSED) if each.phase is Phase.TORN_UPDATE else each
+        )
+        for each in gone
+        if each.phase not in (Phase.FRESH, Phase.ENTERED, Phase.TORN_REPAIR)
+    }
+    return {
+        rank: replace(each, phase=Phase.PASSED)
+        if each.phase is Phase.ENTERED and _find_version(each) in passed
+        else each
+        for rank, each in state.reports.items()
+    }
 
 
 def is_passing(state: State, layout: Layout) -> bool:

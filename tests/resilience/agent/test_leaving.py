@@ -20,10 +20,19 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
-from resilience.comm.messages import PLANNED, Leave, LetGo, SaveState, StateSaved, StopRun
+from resilience.checkpointless.plan import RecoveryPlan, plan_recovery
+from resilience.comm.messages import (
+    PLANNED,
+    Leave,
+    LetGo,
+    SaveState,
+    StateSaved,
+    Stopped,
+    StopRun,
+)
 from resilience.elastic.policy import Policy
 from resilience.state.layout import make_layout
-from resilience.state.report import Phase
+from resilience.state.report import Phase, Report
 from tests.resilience.agent.decisions import (
     OPTIONS,
     ends,
@@ -98,6 +107,46 @@ def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() ->
     # A requested leave is no fault.
     assert state.incidents == ()
     assert state.let_go == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("leaver", "expected"),
+    [
+        pytest.param({"phase": Phase.COMPUTING, "step": 6, "step_generation": 0}, 6, id="updated"),
+        pytest.param({"phase": Phase.PASSED, "gradient_generation": 0}, 6, id="passed"),
+        pytest.param({"phase": Phase.TORN_UPDATE, "gradient_generation": 0}, 6, id="torn"),
+        pytest.param({"phase": Phase.ENTERED, "gradient_generation": 0}, 5, id="none-has-passed"),
+        pytest.param(
+            {"phase": Phase.COMPUTING, "step": 6, "step_generation": 7}, 5, id="another-history"
+        ),
+    ],
+)
+def test_a_step_that_a_leaving_node_alone_has_ended_is_not_run_again(
+    leaver: dict[str, Any], expected: int
+) -> None:
+    """The others are still in its gate, and end the update from their own gradients."""
+    state, _ = play(begun(), Tick(), now_s=10.0)
+    state, _ = play(state, asked(state, "n1"), Tick(), now_s=10.0)
+    in_gate = {"phase": Phase.ENTERED, "gradient_generation": 0}
+    told = [failed("n1", 2, 0, PLANNED)]
+    for node, rank, values in [
+        ("n0", 0, in_gate), ("n0", 1, in_gate), ("n1", 2, leaver), ("n1", 3, leaver),
+    ]:  # fmt: skip
+        report = Report(**{
+            "rank": rank, "node": node, "generation": 0, "member_generation": 0, "step": 5,
+            **values,
+        })  # fmt: skip
+        message = Stopped(generation=0, rank=rank, report=report.to_json())
+        told.append(Said(node=node, message=message))
+    state, actions = play(state, *told, now_s=12.0)
+    assert sent(actions, LetGo) == ["n1"]
+
+    state, actions = play(state, lost("n1"), again("n1", "later"), now_s=40.0)
+
+    reports = [Report.from_json(each) for each in opened(actions)[0].reports]
+    plan = plan_recovery(reports)
+    assert isinstance(plan, RecoveryPlan)
+    assert (plan.step, plan.roll_forward) == (expected, (0, 1) if expected == 6 else ())
 
 
 def test_the_node_that_coordinates_hands_that_over_before_it_leaves() -> None:
