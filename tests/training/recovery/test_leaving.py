@@ -16,13 +16,16 @@ from tests.training.recovery.runs import (
     start_run,
 )
 
+STEPS = 1000
+"""So many that a run on an idle machine still trains when its node is asked to end."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leaving", ["n0", "n1"])
 def test_a_node_of_a_run_of_one_size_leaves_and_is_waited_for(
     undisturbed: Undisturbed, tmp_path: Path, leaving: str
 ) -> None:
-    job = make_fault_job(num_nodes=2, num_devices=1, max_steps=100)
+    job = make_fault_job(num_nodes=2, num_devices=1, max_steps=STEPS)
 
     with start_run(tmp_path, job, nodes=("n0", "n1"), options=("--awaits-nodes",)) as run:
         run.wait_for_step(6)
@@ -34,5 +37,5 @@ def test_a_node_of_a_run_of_one_size_leaves_and_is_waited_for(
 
     assert outcome.statuses == [0, 0], run.log()
     check_no_step_lost(outcome.events)
-    check_same_bits(outcome, undisturbed(num_devices=2, max_steps=100))
+    check_same_bits(outcome, undisturbed(num_devices=2, max_steps=STEPS))
     assert not outcome.left_behind
