@@ -21,7 +21,7 @@ from tempfile import TemporaryFile
 from launcher.composition.frozen import is_frozen
 from launcher.errors import OutsideError, RecipeError
 from resilience.event_files import event_files
-from resilience.plain_files import read_plain, read_plain_text
+from resilience.plain_files import parse_json, read_plain, read_plain_text
 from resilience.run_record import RECORD_FOLDER
 from resilience.whole_files import draft_of, write_first
 
@@ -47,7 +47,7 @@ def read_command(folder: Path) -> str | None:
     """Return the command line that began a run; None where its folder does not say."""
     try:
         last = read_plain_text(folder / RECIPE_FILE).splitlines()[-1]
-        command = json.loads(last.removeprefix(_COMMAND)) if last.startswith(_COMMAND) else None
+        command = parse_json(last.removeprefix(_COMMAND)) if last.startswith(_COMMAND) else None
     except (OSError, ValueError, IndexError):
         return None
     return command if isinstance(command, str) else None
@@ -181,7 +181,7 @@ def replace_job(folder: Path, files: Mapping[str, str], number: int) -> None:
         record.mkdir(exist_ok=True)
         if not write_first(
             record / f"job-{number}.json",
-            json.loads(read_plain(folder / JOB_FILE)),
+            parse_json(read_plain(folder / JOB_FILE)),
             secrets.token_hex(8),
         ):
             raise OutsideError(f"another launcher goes on with {folder}")
@@ -208,7 +208,7 @@ def free_run_dir(folder: Path) -> None:
 def _rendered_before(folder: Path) -> set[str]:
     """Return the files that the job.json in the folder was rendered into."""
     try:
-        content = json.loads(read_plain(folder / JOB_FILE))
+        content = parse_json(read_plain(folder / JOB_FILE))
         kind, num_nodes = content["cluster"]["kind"], content["trainer"]["num_nodes"]
         manifests = {"manifest.yaml"}
         if elastic := content["resilience"]["elastic"]:
@@ -216,12 +216,13 @@ def _rendered_before(folder: Path) -> set[str]:
             manifests |= {"growth.yaml"} if content["cluster"].get("job_kind") == "job" else set()
         if recovery := content["resilience"]["checkpointless"]:
             num_nodes += recovery["standby_nodes"]
+        numbers = {each.name: each.stem[5:] for each in folder.glob("node-*.sh")}
+        scripts = {n for n, text in numbers.items() if text.isdecimal() and int(text) < num_nodes}
+        names = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": manifests}.get(kind, set())
     except (OSError, ValueError, LookupError, TypeError):
         return set()
-    scripts = {f"node-{index}.sh" for index in range(num_nodes)}
-    rendered = {"local": scripts, "slurm": {"job.sbatch"}, "k8s": manifests}
     recipe = {RECIPE_FILE} if is_frozen(folder / RECIPE_FILE) else set()
-    return {JOB_FILE, NODE_FILE} | rendered.get(kind, set()) | recipe
+    return {JOB_FILE, NODE_FILE} | names | recipe
 
 
 def write_submission(folder: Path, content: Mapping[str, object]) -> None:

@@ -61,8 +61,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from resilience.event_files import event_files
-from resilience.plain_files import open_linkless, open_plain
+from resilience.plain_files import open_linkless, open_plain, parse_json
 
+_LINE_BYTES_MAX = 1 << 20
+TIME_MAX = 1 << 33
+"""Seconds; the calendar of no system ends before it."""
 _LINE_START = b'{"time":'
 
 
@@ -276,7 +279,7 @@ class _FileReader:
         self._path, self._keeps_open = path, keeps_open
         self._file: BinaryIO | None = None
         self._offset = self._num_lines = self._num_torn = self._num_foreign = 0
-        self._has_open_end = False
+        self._has_open_end = self._is_within = False
         self._problem = ""
 
     def read_new(self) -> list[Event]:
@@ -285,13 +288,13 @@ class _FileReader:
             file = self._file or open_events_file(self._path)
             with nullcontext() if self._keeps_open else file:
                 file.seek(self._offset)
-                *lines, unfinished = file.read().split(b"\n")
+                events = self._read_lines(file)
             self._file = file if self._keeps_open else None
         except OSError as error:
             self._problem = f"{self._path.name} cannot be read: {error.strerror or error}"
             return []
-        self._problem, self._has_open_end = "", bool(unfinished)
-        return [event for line in lines if (event := self._take(line)) is not None]
+        self._problem = ""
+        return events
 
     def close(self) -> None:
         """Close the file where it was kept open."""
@@ -310,9 +313,25 @@ class _FileReader:
         }
         return [text for text, is_so in kinds.items() if is_so]
 
-    def _take(self, line: bytes) -> Event | None:
-        self._offset += len(line) + 1
+    def _read_lines(self, file: BinaryIO) -> list[Event]:
+        events: list[Event] = []
+        self._has_open_end = False
+        while piece := file.readline(_LINE_BYTES_MAX):
+            if not piece.endswith(b"\n") and len(piece) < _LINE_BYTES_MAX:
+                self._has_open_end = True
+                break
+            if (event := self._take(piece)) is not None:
+                events.append(event)
+        return events
+
+    def _take(self, piece: bytes) -> Event | None:
+        """Return the event of a line, of which a piece is less only where the line is too long."""
+        self._offset += len(piece)
+        is_rest, self._is_within = self._is_within, not piece.endswith(b"\n")
+        if is_rest:
+            return None
         self._num_lines += 1
+        line = piece.removesuffix(b"\n")
         try:
             event = _parse_line(line)
         except ValueError as error:
@@ -380,9 +399,11 @@ def _parse_line(line: bytes) -> Event | None:
     """Return the line's event, or None for one that is empty or was cut short."""
     if not line:
         return None
+    if len(line) >= _LINE_BYTES_MAX:
+        raise ValueError(f"longer than {_LINE_BYTES_MAX} bytes")
     try:
-        record = json.loads(line)
-    except ValueError:
+        record = parse_json(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
         if line.startswith(_LINE_START) or _LINE_START.startswith(line):
             return None
         raise
@@ -395,6 +416,8 @@ def _parse_event(record: Any) -> Event:
     for key, kinds in _KINDS.items():
         if type(record[key]) not in kinds:
             raise ValueError(f"no event; {key} cannot be {record[key]!r}")
+    if not abs(record["time"]) < TIME_MAX:
+        raise ValueError(f"no event; time cannot be {record['time']!r}")
     return Event(**{**record, "time": float(record["time"])})
 
 

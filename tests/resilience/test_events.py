@@ -216,6 +216,33 @@ def test_files_of_nodes_are_read_in_one_order(files: list[list[Event]], merged: 
     assert "".join(each.event for each in merge_events(files)) == merged
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        pytest.param(b"[" * 100_000, "it nests too deep", id="deep"),
+        pytest.param(b"\0" * (3 << 20), "longer than 1048576 bytes", id="long"),
+        pytest.param(b'{"time":1' + b"0" * 400 + b"}", "beyond 64 bits", id="number"),
+        pytest.param(
+            b'{"time":1e20,"node":"n","rank":0,"generation":0,"step":0,"event":"e","fields":{}}',
+            "time cannot be 1e\\+20",
+            id="time",
+        ),
+    ],
+)
+def test_a_hostile_line_is_passed_over_and_said(tmp_path: Path, line: bytes, reason: str) -> None:
+    log = tmp_path / "events.jsonl"
+    with EventLog(log, node="n0", rank=0, generation=0) as new:
+        new.write("step", step=0)
+        with log.open("ab") as file:
+            file.write(line + b"\n")
+        new.write("step", step=1)
+    reader = EventReader(log)
+
+    assert [each.step for each in reader.read_new()] == [0, 1]
+    assert re.search(reason, reader.foreign[0])
+    assert reader.foreign[0].startswith("events.jsonl, line 2: ")
+
+
 def test_ends_that_are_torn_or_foreign_are_left_out_and_said(tmp_path: Path) -> None:
     """Each in a file of its own, beside the one file of a run of an older version."""
     log = tmp_path / "events.jsonl"

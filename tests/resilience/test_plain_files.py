@@ -14,7 +14,13 @@ import pytest
 from launcher import rundir
 from resilience import whole_files
 from resilience.events import EventFile
-from resilience.plain_files import open_plain, read_plain
+from resilience.plain_files import (
+    PLAIN_BYTES_MAX,
+    open_plain,
+    parse_json,
+    read_plain,
+    read_plain_text,
+)
 from resilience.whole_files import draft_of, replace_text, write_first
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +55,32 @@ def test_a_link_is_followed_to_be_read_alone(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="link"):
         EventFile(tmp_path / "link")
     assert (tmp_path / "file").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("read", [read_plain, read_plain_text])
+def test_what_is_too_large_is_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    with (path := tmp_path / "odd").open("wb") as file:
+        file.truncate(10 << 30)
+
+    with pytest.raises(OSError, match=f"has 10737418240 bytes; allowed: at most {PLAIN_BYTES_MAX}"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Infinity", "-Infinity", "NaN", "1e999", f"1{'0' * 400}", "18446744073709551616", "[" * 10**5],
+)
+def test_json_that_no_program_can_use_is_broken(text: str) -> None:
+    with pytest.raises(ValueError, match=r"finite|64 bits|deep"):
+        parse_json(f'{{"a": {text}}}' if text[0] != "[" else text)
+
+
+def test_json_has_numbers_of_64_bits() -> None:
+    assert parse_json(b"[18446744073709551615, -9223372036854775808, 1e308]") == [
+        (1 << 64) - 1,
+        -(1 << 63),
+        1e308,
+    ]
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {

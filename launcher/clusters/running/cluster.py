@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from launcher.job import Job, read_job
 from launcher.monitor.standing import JobStatus, Phase
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files
-from resilience.plain_files import read_plain
+from resilience.plain_files import parse_json, read_plain
 
 ASK_TIMEOUT_S = 30.0
 """How long a scheduler may take for an answer."""
@@ -132,7 +131,7 @@ def read_run_folder(path: Path) -> RunFolder:
         return RunFolder(path=path, job=job)
     try:
         # Empty while the submission goes on.
-        content = json.loads(read_plain(submitted) or "{}")
+        content = parse_json(read_plain(submitted) or "{}")
     except (OSError, ValueError) as error:
         raise RecipeError(f"{submitted} cannot be read: {error}") from error
     return RunFolder(path=path, job=job, submitted=content if isinstance(content, dict) else {})

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import OutsideError
 from resilience.agent.evidence.locks import LAUNCHER_LOCK, open_names, read_boot_id
-from resilience.plain_files import open_plain
+from resilience.plain_files import open_plain, parse_json
 
 _TAKE_S = 1.0
 """Whoever only looks has the lock for a moment."""
@@ -96,9 +97,9 @@ def read_lock(run_dir: Path) -> Holder | None:
         return None
     try:
         is_held = _is_held(file)
-        content = json.loads(os.pread(file, 1 << 12, 0))
+        content = parse_json(os.pread(file, 1 << 12, 0))
         return Holder(
-            pid=int(content["pid"]),
+            pid=_to_pid(content["pid"]),
             run_id=str(content["run_id"]),
             host=str(content["host"]),
             boot_id=str(content["boot_id"]),
@@ -109,6 +110,12 @@ def read_lock(run_dir: Path) -> Holder | None:
         return Holder(pid=0, run_id="", host="", boot_id=read_boot_id(), is_held=is_held)
     finally:
         os.close(file)
+
+
+def _to_pid(value: Any) -> int:
+    if not 0 <= (pid := int(value)) < 1 << 31:
+        raise ValueError("no process has this number")
+    return pid
 
 
 def find_launchers(run_dir: Path) -> list[int]:

@@ -13,7 +13,8 @@ from launcher.clusters.submission import current_user
 from launcher.errors import OutsideError
 from launcher.monitor.standing import CancelRequest
 from launcher.rundir import write_whole
-from resilience.plain_files import read_plain
+from resilience.events import TIME_MAX
+from resilience.plain_files import parse_json, read_plain
 
 CANCELLED_FILE = "cancelled.json"
 SIZE_FILE = "size.json"
@@ -40,7 +41,7 @@ def _write(run: RunFolder, name: str, asked: dict[str, object], else_so: str) ->
 def read_size(run_dir: Path) -> int | None:
     """Return how many nodes a run is to have, None where nobody has said it."""
     try:
-        return int(json.loads(read_plain(run_dir / SIZE_FILE))["nodes"])
+        return int(parse_json(read_plain(run_dir / SIZE_FILE))["nodes"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -61,10 +62,11 @@ def withdraw_request(run: RunFolder) -> None:
 def read_request(run: RunFolder) -> CancelRequest | None:
     """Return who has asked for the end of this start of the run, None where nobody has."""
     try:
-        content = json.loads(read_plain(run.path / CANCELLED_FILE))
-        if content["job_id"] != _start_of(run):
+        content = parse_json(read_plain(run.path / CANCELLED_FILE))
+        at = float(content["time"])
+        if content["job_id"] != _start_of(run) or not abs(at) < TIME_MAX:
             return None
-        return CancelRequest(user=str(content["user"]), time=float(content["time"]))
+        return CancelRequest(user=str(content["user"]), time=at)
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

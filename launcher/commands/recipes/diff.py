@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from launcher.provenance.lines import parse_lines
 from launcher.rundir import JOB_FILE
 from launcher.secrets import masked
 from launcher.written.texts import to_text
+from resilience.plain_files import parse_json, read_plain_text
 
 DIFFERENT_STATUS = 1
 _OF_NO_JOB = ("action", "oversubscribe", "plan", "run")
@@ -89,8 +89,10 @@ def _recipe_side(name: str, start: Path, *, has_origins: bool) -> Side:
 def _run_side(name: str, path: Path, start: Path) -> Side:
     """Return a run's own job, as it was resolved at its start."""
     try:
-        text = path.read_text("utf-8")
-        content: Any = json.loads(text)
+        text = read_plain_text(path)
+        content: Any = parse_json(text)
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise RecipeError(f"{path}: broken JSON: {error}") from error
     if not isinstance(content, dict):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from resilience.agent.evidence.locks import is_lock_held, read_boot_id
-from resilience.plain_files import read_plain
+from resilience.plain_files import parse_json, read_plain
 
 AGENTS_FOLDER = "agents"
 
@@ -29,8 +28,8 @@ def find_words(path: Path) -> list[dict[str, str]]:
 
 def read_word(path: Path) -> dict[str, str]:
     """Return what an agent has left in a file; nothing where that is no such file."""
-    with suppress(OSError, ValueError, RecursionError):
-        word = json.loads(read_plain(path))
+    with suppress(OSError, ValueError):
+        word = parse_json(read_plain(path))
         if isinstance(word, dict):
             return {str(key): str(value) for key, value in word.items()}
     return {}
