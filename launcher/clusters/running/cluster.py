@@ -119,7 +119,8 @@ def read_run_folder(path: Path) -> RunFolder:
     try:
         job = read_job(path / JOB_FILE)
     except OSError as error:
-        raise RecipeError(f"no run in {path}: it has no {JOB_FILE} ({error.strerror})") from error
+        problem = f"{JOB_FILE} cannot be read: {error.strerror}"
+        raise RecipeError(f"no run in {path}: {problem}") from error
     except ValidationError as error:
         raise RecipeError(
             f"{path / JOB_FILE} is no job of this version: {error.errors()[0]['msg']}"
@@ -133,5 +134,6 @@ def read_run_folder(path: Path) -> RunFolder:
         # Empty while the submission goes on.
         content = parse_json(read_plain(submitted) or "{}")
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{submitted} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{submitted} cannot be read: {reason}") from error
     return RunFolder(path=path, job=job, submitted=content if isinstance(content, dict) else {})
