@@ -57,11 +57,7 @@ class Checker:
 
     def check(self, name: str) -> Iterator[Finding]:
         """Yield what is wrong with a recipe and its versions."""
-        unfit = [
-            (version, problem)
-            for version in self.lock.get(name, ())
-            if (problem := self._find_unfit(name, version))
-        ]
+        unfit = list(self._unfit(name))
         try:
             # By name: a recipe whose name is not its path is broken.
             now = resolve_recipe(name, start=self._start)
@@ -81,11 +77,15 @@ class Checker:
         if lines := tuple(self._compare(name, now)):
             yield Finding(subject=name, lines=lines, is_mended_by_update=True)
 
-    def _find_unfit(self, name: str, version: Version) -> str | None:
-        if problem := find_unfit(self.folder, name, version):
-            return problem
-        frozen = read_frozen(frozen_path(self.folder, name, version.version))
-        return find_changed(frozen, version.digest, self._start)
+    def _unfit(self, name: str) -> Iterator[tuple[Version, str]]:
+        """Yield each version of a name whose file is not what the lock says, and why."""
+        for version in self.lock.get(name, ()):
+            problem = find_unfit(self.folder, name, version)
+            if problem is None:
+                frozen = read_frozen(frozen_path(self.folder, name, version.version))
+                problem = find_changed(frozen, version.digest, self._start)
+            if problem:
+                yield version, problem
 
     def _compare(self, name: str, now: Resolved) -> Iterator[str]:
         versions, number = self.lock.get(name, ()), now.frozen.version
@@ -133,6 +133,10 @@ class Checker:
             yield Finding(subject=name, lines=(problem,))
         for path in find_unnamed(self.folder, self.lock):
             yield Finding(subject=str(path), lines=(f"{_UNNAMED}, or remove the file",))
+        # Recipes that are gone or have another name by now, whose versions can still be run.
+        for name in sorted({*self.lock} - {*self.names()}):
+            if lines := tuple(problem for _, problem in self._unfit(name)):
+                yield Finding(subject=name, lines=lines)
 
     def update(self, name: str, why: str, today: datetime.date) -> str:
         """Keep a recipe as it is now under a version of its own; returns in words what was done.

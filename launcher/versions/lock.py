@@ -21,6 +21,7 @@ from launcher.written.scalars import find_scalars
 LOCK_FILE = "recipes.lock"
 _HEAD = "# What each version of each recipe resolves to; `launcher check --update` writes it.\n"
 _FORMS = {"version": r"[1-9]\d*", "schema": r"[1-9]\d*", "digest": r"[0-9a-f]{64}"}
+_DEPTH_MAX = 3
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
 # What both sides of a conflict have; git may show what was before between them.
 _SIDES = re.compile(
@@ -49,6 +50,7 @@ def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
     if _CONFLICT.search(text):
         raise RecipeError(f"{path} holds a merge that is not ended: {_way_out(text, path)}")
     try:
+        _check_shape(text, path)
         content = yaml.safe_load(text) or {}
         list(find_scalars(text))
     except yaml.YAMLError as error:
@@ -59,6 +61,17 @@ def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: allowed: a mapping of recipes' names to their versions")
     return {str(name): _read_versions(str(name), rows, path) for name, rows in content.items()}
+
+
+def _check_shape(text: str, path: object) -> None:
+    """Refuse what no lock has, and what could grow without bounds where it is read."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > _DEPTH_MAX:
+            line = getattr(event.start_mark, "line", 0) + 1
+            raise RecipeError(f"{path}, line {line}: allowed: rows of versions, without aliases")
 
 
 def _way_out(text: str, path: object) -> str:

@@ -45,6 +45,8 @@ ROW = f"{{version: 1, digest: {'ab' * 32}, schema: 1, date: '2026-03-01', change
     [
         ("a: [", "lock, line 1: broken YAML"),
         ("- a", "lock: allowed: a mapping of recipes' names"),
+        (f"a: &a\n- {ROW}\nb: *a", "lock, line 3: allowed: rows of versions, without aliases"),
+        ("[" * 3000, "lock, line 1: allowed: rows of versions, without aliases"),
         ("a: 3", "lock: a: 3: allowed: a mapping of version, digest, schema, date, change"),
         (f"a:\n- {ROW}\n- {ROW}", "lock: a: versions [1, 1]; allowed: each once, in order"),
         (f"a:\n- {ROW.replace('version: 1', 'version: 0')}", "lock: a: version 0: allowed"),

@@ -37,3 +37,8 @@ def test_frozen_file_that_was_rewritten_with_its_sum_is_named_and_not_used(tmp_p
     assert f"recipe '{name}' cannot be used: " in used.err
     for words in (["show", name], ["plan", f"recipe={name}"], ["explain", f"recipe={name}"]):
         assert "resolves to the digest" in launch(*words, folder=tmp_path).err, words
+
+    (tmp_path / "recipes/mine.yaml").unlink()
+    found = launch("check", folder=tmp_path)
+    assert (found.status, found.err.splitlines()[0].partition(": ")[0]) == (1, "mine")
+    assert f"{path} resolves to the digest " in found.err
