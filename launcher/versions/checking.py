@@ -66,7 +66,7 @@ class Checker:
             return
         if unfit:
             # What is lost of the version that the recipe still is can be written again.
-            is_mended = [version.digest for version, _ in unfit] == [now.frozen.digest]
+            is_mended = [version.fits(now.frozen) for version, _ in unfit] == [True]
             lines = tuple(problem for _, problem in unfit)
             yield Finding(subject=name, lines=lines, is_mended_by_update=is_mended)
             return
@@ -98,12 +98,18 @@ class Checker:
             how = f"`check --update -m WHY` adds {new}"
             lost = self._find_lost(with_number(now, new).frozen)
             yield lost or f"version {number} is not in {LOCK_FILE}{last}; {how}"
-        elif known.digest != now.frozen.digest:
-            before = resolve_recipe(f"{name}@{number}", start=self._start)
+        elif (changed := self._changed_keys(now)) or known.digest != now.frozen.digest:
             yield f"is not what version {number} was; {_RAISE}"
-            yield from changed_keys(before.values, now.values)
+            yield from changed
         elif number != versions[-1].version:
             yield f"is version {number}, and {LOCK_FILE} has {versions[-1].version}; {_RAISE}"
+
+    def _changed_keys(self, now: Resolved) -> list[str]:
+        name, number = now.frozen.name, now.frozen.version
+        if read_sum(frozen_path(self.folder, name, number)) == now.frozen.content_sum():
+            return []
+        before = resolve_recipe(f"{name}@{number}", start=self._start)
+        return list(changed_keys(before.written_values(), now.written_values()))
 
     def _next_number(self, name: str, now: Resolved) -> int:
         """Return the number of a version that is added now: none that the name has had.
@@ -147,7 +153,8 @@ class Checker:
         now = resolve_recipe(name, start=self._start)
         versions = self.lock.get(name, ())
         known = find_version(versions, now.frozen.version)
-        if known and known.digest == now.frozen.digest and known == versions[-1]:
+        is_same = known and known == versions[-1] and known.fits(now.frozen)
+        if known and is_same and any(self._unfit(name)):
             write_frozen(self.folder, now.frozen)
             return f"has the file of version {known.version} again"
         number = self._next_number(name, now)
@@ -161,7 +168,12 @@ class Checker:
         if text is not None:
             replace_text(path, text, str(os.getpid()))
         version = Version(
-            version=number, digest=kept.digest, schema=SCHEMA_VERSION, date=today, change=why
+            version=number,
+            digest=kept.digest,
+            content=kept.content_sum(),
+            schema=SCHEMA_VERSION,
+            date=today,
+            change=why,
         )
         self.lock = with_version(self.lock, name, version)
         write_lock(self.folder, self.lock)

@@ -25,18 +25,23 @@ from launcher.written.texts import map_texts
 _CLUSTER_KEY = re.compile(r"override\s+/cluster(@\S+)?")
 _LEFT_OUT = "(left out)"
 _OPEN = re.compile(rf"\$\{{\s*(?:[\w.]+:\s*)?\.*(?:{'|'.join(BESIDE)})\b")
+_OFF = re.compile(r"\$\{oc\.select:[\w.]+,\s*null\}")
 
 
-def recipe_values(config: Mapping[str, Any], cluster: str | None) -> dict[str, Any]:
+def recipe_values(
+    config: Mapping[str, Any], cluster: str | None, *, is_written: bool = False
+) -> dict[str, Any]:
     """Return what a composed config says of the recipe, its references followed.
 
     `cluster` is the option that the recipe itself has chosen, which counts by its name. What is
     left to whoever runs it, by ??? or by a reference to the run, its cluster or the machine, is
     null, and a null is left out: a key that is new, and is off unless it is set, changes no older
     recipe. A variable of the workers that is null counts: it leaves one of the launcher's out.
-    Raises RecipeError.
+    With `is_written` a text with a reference to the run, its cluster or the machine is there as it
+    is written, for a comparison. Raises RecipeError.
     """
-    content = {key: map_texts(value, _closed) for key, value in config.items() if key not in BESIDE}
+    change = _written if is_written else _closed
+    content = {key: map_texts(value, change) for key, value in config.items() if key not in BESIDE}
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(content), resolve=True)
     except OmegaConfBaseException as error:
@@ -68,10 +73,11 @@ def recipe_digest(values: Mapping[str, Any]) -> str:
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key whose value differs, with both values; null is what is not there.
 
-    The version's own number is no change.
+    The version's own number is no change, nor is a new key that is off unless the cluster sets it.
     """
     for each in find_differences(before, now):
-        if each.place != ("recipe", "version"):
+        is_off = ABSENT in each.values and any(_OFF.fullmatch(str(value)) for value in each.values)
+        if each.place != ("recipe", "version") and not is_off:
             old, new = (_show(None if value is ABSENT else value) for value in each.values)
             yield f"{key_of(each.place)}: {old} -> {new}"
 
@@ -84,6 +90,13 @@ def _closed(text: str) -> str | None:
     """Return a text, or null for one that only whoever runs the recipe knows."""
     is_open = text == MISSING or _OPEN.search(text) or any(foreign_resolvers(text))
     return None if is_open else text
+
+
+def _written(text: str) -> str | None:
+    """Return a text, with references that `_closed` does not know as text, or null for ???."""
+    if _closed(text) is None and text != MISSING:
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
+    return _closed(text)
 
 
 def _left_out(config: Mapping[str, Any]) -> dict[str, str]:

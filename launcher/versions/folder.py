@@ -61,6 +61,11 @@ def find_unfit(folder: Path, name: str, version: Version) -> str | None:
             f"{path} has the digest {frozen.digest[:12]}, and {LOCK_FILE} names "
             f"{version.digest[:12]}"
         )
+    if frozen.written_sum and not version.fits(frozen):
+        return (
+            f"{path} has the content {frozen.written_sum[:12]}, and {LOCK_FILE} names "
+            f"{version.content[:12]}; get the file back from your repository"
+        )
     if not frozen.written_sum:
         return f"{path} was changed since it was frozen"
     return None

@@ -15,12 +15,19 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from launcher.composition.frozen import Frozen
 from launcher.errors import RecipeError
 from launcher.written.scalars import find_scalars
 
 LOCK_FILE = "recipes.lock"
 _HEAD = "# What each version of each recipe resolves to; `launcher check --update` writes it.\n"
-_FORMS = {"version": r"[1-9]\d*", "schema": r"[1-9]\d*", "digest": r"[0-9a-f]{64}"}
+_FORMS = {
+    "version": r"[1-9]\d*",
+    "schema": r"[1-9]\d*",
+    "digest": r"[0-9a-f]{64}",
+    "change": r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]*",
+    "content": r"([0-9a-f]{64})?",
+}
 _DEPTH_MAX = 3
 _CONFLICT = re.compile(r"^(<{7}|={7}|>{7})", re.MULTILINE)
 # What both sides of a conflict have; git may show what was before between them.
@@ -35,10 +42,16 @@ class Version:
 
     version: int
     digest: str
+    content: str = ""
+    """The sum of the kept file's content; empty in a line of a launcher that did not keep it."""
     schema: int
     date: datetime.date
     change: str
     """One line that tells people what is other than before."""
+
+    def fits(self, frozen: Frozen) -> bool:
+        """Return whether this is the version of a recipe that would be kept so."""
+        return self.digest == frozen.digest and self.content in ("", frozen.content_sum())
 
 
 Lock = Mapping[str, tuple[Version, ...]]
@@ -107,10 +120,10 @@ def _read_versions(name: str, rows: object, path: object) -> tuple[Version, ...]
 
 def _read_version(name: str, row: object, path: object) -> Version:
     fields = ("version", "digest", "schema", "date", "change")
-    if not isinstance(row, dict) or set(row) != set(fields):
+    if not isinstance(row, dict) or {*row, "content"} != {*fields, "content"}:
         raise RecipeError(f"{path}: {name}: {row!r}: allowed: a mapping of {', '.join(fields)}")
     for key, form in _FORMS.items():
-        if not re.fullmatch(form, str(row[key])):
+        if not re.fullmatch(form, str(row.get(key, ""))):
             raise RecipeError(f"{path}: {name}: {key} {row[key]!r}: allowed: {form}")
     try:
         date = datetime.date.fromisoformat(str(row["date"]))
@@ -119,6 +132,7 @@ def _read_version(name: str, row: object, path: object) -> Version:
     return Version(
         version=int(row["version"]),
         digest=str(row["digest"]),
+        content=str(row.get("content", "")),
         schema=int(row["schema"]),
         date=date,
         change=str(row["change"]),
@@ -138,6 +152,7 @@ def _format_row(each: Version) -> str:
     row: dict[str, Any] = {
         "version": each.version,
         "digest": each.digest,
+        **({"content": each.content} if each.content else {}),
         "schema": each.schema,
         "date": each.date.isoformat(),
         "change": each.change,

@@ -25,6 +25,12 @@ class Resolved:
 
     frozen: Frozen
     values: Mapping[str, Any]
+    content: Mapping[str, Any]
+    """As it was composed, with its references as they are written."""
+
+    def written_values(self) -> dict[str, Any]:
+        """Return its values, with the texts that the digest leaves out; raises RecipeError."""
+        return recipe_values(self.content, self.values.get("cluster"), is_written=True)
 
 
 def resolve_recipe(
@@ -73,7 +79,7 @@ def freeze_config(
         files=files,
         overrides=overrides,
     )
-    return Resolved(frozen=frozen, values=values)
+    return Resolved(frozen=frozen, values=values, content=content)
 
 
 def _own_files(loaded: Mapping[str, File], chosen: str) -> Iterator[tuple[str, File]]:
@@ -94,7 +100,7 @@ def with_number(resolved: Resolved, number: int) -> Resolved:
     files = {**frozen.files, ROOT_FILE: replace(root, content=content)}
     digest = recipe_digest(values)
     raised = replace(frozen, version=number, digest=digest, files=files)
-    return Resolved(frozen=raised, values=values)
+    return replace(resolved, frozen=raised, values=values)
 
 
 def raised_text(path: Path, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -73,6 +74,32 @@ def test_a_reference_counts_as_what_it_refers_to() -> None:
     same = {"num_nodes": 2, "lr": 1e-3, "base": 1e-3}
 
     assert digest(trainer=trainer) == digest(trainer=same)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("--scale=1 ${run.name}", "--scale=100 ${run.name}", True),
+        ("${run.name}", "${run.dir}", True),
+        ("${oc.select:cluster.a,1}", "${oc.select:cluster.a,2}", True),
+        (r"\${x} ${cluster.kind}", r"\\\${x} ${cluster.kind}", True),
+        ("${run.name} ${trainer.lr}", "${run.name} ${trainer.lr}", False),
+        (None, "${run.name}", True),
+        (None, "${oc.select:cluster.nothing,null}", False),
+        ("???", None, False),
+        ("${run.name}", "???", True),
+    ],
+)
+def test_a_change_beside_a_reference_to_the_run_is_named(
+    old: str | None, new: str | None, line: bool
+) -> None:
+    """Though the digest leaves such a value out."""
+    configs = [{**CONFIG, "env": {"B": "b"}, "weights": each} for each in (old, new)]
+    before, now = (recipe_values(each, None, is_written=True) for each in configs)
+
+    told = f"weights: {json.dumps(old)} -> {json.dumps(None if new == '???' else new)}"
+    assert list(changed_keys(before, now)) == ([told] if line else [])
+    assert len({recipe_digest(recipe_values(each, None)) for each in configs}) == 1
 
 
 def test_changes_are_named_by_key_with_both_values() -> None:

@@ -61,6 +61,7 @@ def test_a_version_resolves_to_its_digest(name: str) -> None:
         resolved = resolve_recipe(f"{name}@{version.version}")
 
         assert resolved.frozen.digest == version.digest
+        assert resolved.frozen.content_sum() == version.content
 
 
 @pytest.mark.parametrize(
