@@ -236,6 +236,7 @@ def test_user_signals_to_all_processes_of_a_step_end_nothing(slurm: Slurm, submi
     assert run.end() == "FAILED"
 
 
+@pytest.mark.slow  # Slurm looks at time limits every 30 seconds.
 def test_agents_are_stopped_ahead_of_the_time_limit(submit: Submit):
     run = submit(
         does="wait", time_limit="00:01:00", cluster={"signal_before_end_s": 60, "requeue": False}
