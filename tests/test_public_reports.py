@@ -213,4 +213,6 @@ def test_a_failed_job_of_a_sweep_is_in_its_own_log_and_ends_no_other(tmp_path: P
         run = tmp_path / "swept" / number
         (finished,) = named(run, "run_finished")
         assert finished.fields["exit_status"] == status
-        assert {path.read_text() for path in run.glob("logs/*.log")} == {f"in {number}\n"}
+        # A node that is ended with the one that failed may have written nothing.
+        words = [path.read_text() for path in run.glob("logs/*.log")]
+        assert set("".join(words).splitlines()) == {f"in {number}"}
