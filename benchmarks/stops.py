@@ -34,7 +34,7 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run left: loss and gradient norm of each step, its files of weights, its stop."""
+    """Loss and gradient norm of each step of a run, its files of weights, and its stop."""
 
     steps: Mapping[int, tuple[str, str]]
     weights: Mapping[str, bytes]

@@ -17,7 +17,7 @@ from resilience.docstrings import field_docstrings
 from resilience.plain_files import open_plain
 
 NO_NAME = "its name does not resolve"
-"""How the reason begins why there is no connection to a host whose name is not known."""
+"""Begin of the reason for a connection that fails because a host's name does not resolve."""
 NAMELESS_S = 60.0
 """Names of nodes that do not resolve for so long are told of: a pod has a name once it starts."""
 

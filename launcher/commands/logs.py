@@ -21,7 +21,7 @@ _PAUSE_S = 0.5
 _FAR_PAUSE_S = 2.0
 """Where each look asks a server for every pod."""
 OUTAGE_S = 600.0
-"""How long a cluster may give no lines of a run that is followed."""
+"""Seconds without an answer of the cluster after which a followed run is given up."""
 _ASK_S = 5.0
 """How often the cluster is asked whether a run that is followed goes on."""
 

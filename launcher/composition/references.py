@@ -23,8 +23,8 @@ _DEPTH_MAX = 100
 def foreign_resolvers(text: str) -> Iterator[str]:
     """Yield each resolver by which a text takes something from outside the config.
 
-    That is the machine or the moment of rendering, or what nobody can say: a resolver that reads
-    a text anew, or a reference whose name is made up by another or is in quotes.
+    That is the machine or the moment of rendering. A resolver that reads a text anew counts too,
+    and so does a reference whose name is in quotes or holds another reference.
     """
     for found in _BEGINNING.finditer(text):
         name = _resolver_at(text, found.end())

@@ -41,7 +41,7 @@ class Checkpoint:
     sources: tuple[str, ...]
     """Where a load came from: ram, peer:NODE, s3 or folder."""
     reason: str
-    """Why it failed, of the first rank; or where nodes without a generation have saved a state."""
+    """The first rank's error; or the place of a state that nodes without a generation saved."""
 
     @property
     def what(self) -> str:

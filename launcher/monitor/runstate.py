@@ -120,9 +120,9 @@ class RunState:
     domains: tuple[int, int] | None = None
     """In how many failure domains checkpoints in memory are, and in how many they are to be."""
     warnings: Mapping[str, float] = field(default_factory=dict)
-    """What the run was warned of since its newest generation was opened, and when first."""
+    """Each warning since the newest generation was opened, and the time of its first event."""
     losses: Mapping[str, str] = field(default_factory=dict)
-    """What services did not come to: checkpoints that a store has not got. With the node whose
+    """Work that services did not end: checkpoints that a store has not got. With the node whose
     agent told of it, and whose next agent begins with services of its own; empty for the run's."""
     exit_status: int | None = None
     reason: str | None = None

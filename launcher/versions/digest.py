@@ -87,7 +87,7 @@ def _show(value: object) -> str:
 
 
 def _closed(text: str) -> str | None:
-    """Return a text, or null for one that only whoever runs the recipe knows."""
+    """Return a text, or null for one whose value depends on the run or its cluster."""
     is_open = text == MISSING or _OPEN.search(text) or any(foreign_resolvers(text))
     return None if is_open else text
 

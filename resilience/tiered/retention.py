@@ -46,7 +46,7 @@ _LISTED_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPlan:
-    """What a node lets go of."""
+    """The shards that a node drops."""
 
     drops: tuple[ShardId, ...]
     passed: tuple[ShardId, ...]
@@ -80,7 +80,7 @@ class RoomPlan:
     is_enough: bool
     drops: tuple[ShardId, ...] = ()
     reason: str = ""
-    """Why there is not enough."""
+    """Reason for too little room."""
 
 
 def plan_drops(view: View) -> DropPlan:

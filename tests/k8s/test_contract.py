@@ -30,7 +30,7 @@ from tests.launcher.command import launch
 from tests.launcher.k8s_job import documents, k8s_job
 
 _numbers = itertools.count()
-# The first pod that fails ends the Jobs here, whichever index it has.
+# The first pod that fails ends the Jobs here, at any index.
 _BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 

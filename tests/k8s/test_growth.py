@@ -37,7 +37,7 @@ from tests.launcher.shipped import rendered, untiered_job
 
 ELASTIC, TINY = "llama/llama3_tiny_elastic", "llama/llama3_tiny_pretrain"
 _numbers = itertools.count()
-# The first pod that fails ends the Jobs here, whichever index it has.
+# The first pod that fails ends the Jobs here, at any index.
 _BY_INDEX = ("backoffLimitPerIndex", "maxFailedIndexes")
 
 

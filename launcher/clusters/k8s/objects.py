@@ -19,7 +19,7 @@ SUBMITTED_BY = "training-recipes/submitted-by"
 """Annotation of a job: who submitted it, on which machine, from which folder."""
 SUCCEEDED = {"Complete", "Completed", "Succeeded"}
 FAILED = {"Failed"}
-"""What a Job and HyperPod's operator call the ends of a job."""
+"""Conditions that end a job, by the names of Jobs and of HyperPod's operator."""
 _MANAGED_BY = "app.kubernetes.io/managed-by"
 _TOLD = (SUBMITTED_BY, _MANAGED_BY, "training-recipes/recipe")
 """Labels and annotations that say whose an object is."""

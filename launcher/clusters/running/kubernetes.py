@@ -52,7 +52,7 @@ _LINES_MAX = 10_000
 """Of a pod at a time: a run's whole output may be more than kubectl gets in its time."""
 
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
-"""What kubectl puts before each line of a container, and before none of its own words."""
+"""The timestamp before each line of a container; kubectl's own words have none."""
 _NO_LINES = ("waiting to start", "not have a host", "(NotFound)")
 """Errors of kubectl about pods that have printed nothing yet, or are gone."""
 
@@ -236,7 +236,7 @@ class KubernetesRuns:
         return [each for each in found if uid in objects.uids_of(each)]
 
     def _wait_until_gone(self, run: RunFolder) -> list[str]:
-        """Return what of the run is still there after a while, its pods among it."""
+        """Return the run's objects, its pods among them, that are there after a while."""
         end_s = time.monotonic() + _GONE_S
         while True:
             pods = _kubectl(run).ask("get", "pods", _selector(run), "--output=name")
@@ -259,7 +259,7 @@ class PodTail:
         self._last: dict[str, str] = {}
         """The last line that was seen of each pod, with its time."""
         self._words: dict[str, list[str]] = {}
-        """What kubectl has said itself of each pod, in the place of lines."""
+        """By pod: kubectl's own words, which came in the place of lines."""
 
     def read_new(self) -> Sequence[LogLine]:
         """Return the lines since the last call, and once why a pod has none.

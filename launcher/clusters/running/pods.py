@@ -1,4 +1,4 @@
-"""What a job and its pods, as kubectl prints them, say of a run. Pure."""
+"""The standing of a run, from its job and pods as kubectl prints them. Pure."""
 
 from __future__ import annotations
 

@@ -306,7 +306,7 @@ def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path
 
 @pytest.mark.slow
 def test_a_run_that_lives_keeps_its_namespace(tmp_path: Path) -> None:
-    """Whoever wants it is refused before anything of a run is written."""
+    """Another run is refused before anything of it is written."""
     url = f"resilience.tiered.store.url=folder:{tmp_path}/store"
     words = ("resilience/tiered=folder", url, "resilience.tiered.namespace=n")
     prepare(tmp_path)

@@ -54,7 +54,7 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
     events = read_events(tmp_path / "runs" / "elastic" / "events.jsonl")
     sizes = [each.fields["world_size"] for each in events if each.event == "generation_opened"]
     assert (max(sizes), sizes[-1]) == (4, 2)
-    # Each by its own word, whoever of the others lives to tell of it; the rest was cancelled.
+    # Each node tells of itself. Those of the last generation were cancelled.
     last = max(each.generation for each in events if each.event == "generation_opened")
     asked, left = (
         {each.node for each in events if each.event == name and each.generation < last}

@@ -76,7 +76,7 @@ def test_name_that_does_not_resolve_for_a_minute_is_told_once(
     receive = SimulatedTransport.receive
 
     def receive_nameless(transport: SimulatedTransport) -> list[Arrival]:
-        """Have nobody found at an address instead of nobody listening there."""
+        """Let a name not resolve, in the place of an address without a listener."""
         return [
             replace(each, reason=f"{NO_NAME}: unknown") if isinstance(each, Gone) else each
             for each in receive(transport)
