@@ -10,10 +10,11 @@ from functools import reduce
 from pathlib import Path
 
 from launcher.clusters.running.cluster import Cluster, RunFolder, read_run_folder
+from launcher.clusters.running.kubernetes import EVENTS_COPY
 from launcher.clusters.running.requests import read_request
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
-from launcher.monitor.runstate import LAUNCHER_NODE, RunState, next_state, start_state
+from launcher.monitor.runstate import LAUNCHER_NODE, PHASES, RunState, next_state, start_state
 from launcher.monitor.standing import JobStatus, Standing, decide_standing
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files
@@ -45,19 +46,23 @@ def see_run(run: RunFolder, cluster: Cluster) -> Sight:
 def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     """Return what is seen of a run of which its cluster has said something."""
     # Behind the status: what the run has said of its end is then there.
-    reader = EventReader(cluster.events(run))
+    path = cluster.events(run)
+    reader = EventReader(path)
     events = reader.read_new()
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)
     state = reduce(next_state, events, start_state(run.job, tuple(nodes)))
     now = time.time()
     standing = decide_standing(said, state, read_request(run), now)
+    left_out = reader.left_out(is_over=standing.phase.has_ended)
+    if path.name == EVENTS_COPY and standing.phase.has_ended and state.phase != PHASES[-1]:
+        left_out.append("later events, since no pod runs that has them")
     return Sight(
         run=run,
         standing=standing,
         state=state,
         time=now,
         last_event=max((event.time for event in events), default=None),
-        left_out=tuple(reader.left_out(is_over=standing.phase.has_ended)),
+        left_out=tuple(left_out),
     )
 
 

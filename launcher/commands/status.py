@@ -177,7 +177,8 @@ def _safe(sight: Sight) -> str | None:
         parts.append(f"checkpoint of step {newest.step}")
     elif newest and sight.run.job.cluster.kind != "local":
         # The memory of other machines is not seen from here.
-        parts.append(f"checkpoint of step {newest.step} when it ended")
+        when = "when it was last seen" if sight.left_out else "when it ended"
+        parts.append(f"checkpoint of step {newest.step} {when}")
     elif newest and find_memory(sight.run):
         parts.append(f"checkpoint of step {newest.step} in memory")
     if sight.standing.phase.is_alive and state.domains and state.domains[0] < state.domains[1]:

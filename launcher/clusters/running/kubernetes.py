@@ -5,6 +5,8 @@ An elastic run has a Job for each further node beside it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -56,7 +58,7 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\
 _NO_LINES = ("waiting to start", "not have a host", "(NotFound)")
 """Errors of kubectl about pods that have printed nothing yet, or are gone."""
 
-_EVENTS_COPY = "events.copy.jsonl"
+EVENTS_COPY = "events.copy.jsonl"
 _FILE_LINE = re.compile(r"^==> events((?:-[^/\n]+)?\.jsonl)\n", re.MULTILINE)
 """Names the file of the lines behind it; no event begins so."""
 _TELL_NEW = """cd -- "$0" || exit
@@ -119,7 +121,7 @@ class KubernetesRuns:
         there = Path(run_path(run.job, run.job.k8s)) / EVENTS_FILE
         if found := next(filter(event_files, (run.events, there)), None):
             return found
-        copy = run.path / _EVENTS_COPY
+        copy = run.path / EVENTS_COPY
         with suppress(OutsideError, OSError):
             self._fetch(run, there, copy)
         return copy
@@ -129,10 +131,10 @@ class KubernetesRuns:
         pods = _kubectl(run).ask("get", "pods", _selector(run), running, "--output=name").split()
         if not pods:
             return
-        begins = [
-            f"{each.name.replace('.copy', '', 1)}={each.stat().st_size + 1}"
-            for each in event_files(copy)
-        ]
+        sizes = {
+            each.name.replace(".copy", "", 1): each.stat().st_size for each in event_files(copy)
+        }
+        begins = [f"{name}={size + 1}" for name, size in sizes.items()]
         words = ("--container=node", "--", "sh", "-c", _TELL_NEW, str(there.parent), *begins)
         _, *parts = _FILE_LINE.split(_kubectl(run).ask("exec", pods[0], *words))
         for name, text in zip(parts[::2], parts[1::2], strict=True):
@@ -141,7 +143,10 @@ class KubernetesRuns:
             if lines:
                 path = copy.with_name(f"events.copy{name}")
                 with open(path, "a", encoding="ascii", opener=open_plain) as file:
-                    file.write(f"{lines}\n")
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                    # Else another command has copied the same lines meanwhile.
+                    if os.fstat(file.fileno()).st_size == sizes.get(f"events{name}", 0):
+                        file.write(f"{lines}\n")
 
     def logs(self, run: RunFolder, rank: int | None) -> LogTail:
         """Return what the pods print; one rank's lines are in its node's alone."""

@@ -21,9 +21,12 @@ from launcher.clusters.running.pods import (
     read_objects,
     warning_words,
 )
+from launcher.commands.sight import sight_of
+from launcher.commands.status import status_lines
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
 from resilience.event_files import event_files
+from resilience.events import EventLog
 from tests.launcher.k8s_job import k8s_job
 
 UNSCHEDULABLE = {
@@ -403,6 +406,7 @@ case "$*" in
   *"exec pod/a-0 --container=node -- sh -c "*)
     while [ "$1" != -- ]; do shift; done
     script=$4; shift 5
+    [ ! -f meanwhile ] || cp there/events-b.jsonl events.copy-b.jsonl
     exec sh -c "$script" there "$@" ;;
 esac
 """
@@ -430,6 +434,36 @@ def test_events_that_are_new_are_fetched_from_a_pod(
     (there / "events-d.jsonl").mkdir()
     assert copied(_a="}\n", _b='t": 3}\n') == ['{"event": 1}\n{"event": 2}\n', '{"event": 3}\n']
     assert copied(**{"": '{"event": 4}\n'})[0] == '{"event": 4}\n'
+    (tmp_path / "meanwhile").touch()
+    assert copied(_b='{"event": 5}\n')[2] == '{"event": 3}\n{"event": 5}\n', "copied twice"
     pods.write_text("")
-    assert len(copied(_a='{"event": 5}\n')) == 3
-    assert not list(tmp_path.glob("events*5*"))
+    assert len(copied(_a='{"event": 6}\n')) == 3
+    assert not list(tmp_path.glob("events*6*"))
+
+
+@pytest.mark.parametrize(
+    ("phase", "event", "is_told"),
+    [
+        (Phase.RUNNING, "checkpoint_saved", False),
+        (Phase.SUCCEEDED, "checkpoint_saved", True),
+        (Phase.FAILED, "checkpoint_saved", True),
+        (Phase.SUCCEEDED, "worker_finished", False),
+    ],
+)
+def test_status_says_that_no_pod_has_handed_over_how_the_run_went_on(
+    tmp_path: Path, kubectl: Callable[[str], None], phase: Phase, event: str, is_told: bool
+) -> None:
+    kubectl(EXEC)
+    (tmp_path / "pods").write_text("")
+    job = k8s_job("job", {"trainer.num_nodes": 1, "trainer.num_devices": 1})
+    run = RunFolder(path=tmp_path, job=job, submitted={"job_id": "jobs.batch/a"})
+    copy = tmp_path / "events.copy-a-0.jsonl"
+    with EventLog(copy, node="a-0", rank=0, generation=0) as events:
+        events.write("checkpoint_saved", step=1)
+        events.write(event, step=1)
+
+    lines = status_lines(sight_of(run, KubernetesRuns(), JobStatus(phase=phase)))
+
+    told = "left out: later events, since no pod runs that has them"
+    assert any(told in line for line in lines) == is_told
+    assert any("checkpoint of step 1 when it was last seen" in line for line in lines) == is_told
