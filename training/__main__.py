@@ -14,15 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pydantic import ValidationError
-
-from launcher.job import Job, read_job
+from launcher.job import Job, JobFileError, read_job
 from resilience.arguments import Parser
 from resilience.event_files import EVENTS_NAME
 from resilience.events import EventLog, EventLogError
 from resilience.inprocess.event_pipe import open_events
 from resilience.node_config import UNSTORED_STATUS
-from resilience.validation import first_problem
 from training.environment import (
     AGENT_PID,
     WorkerEnvironment,
@@ -54,7 +51,7 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
             stop.install()
             if environment is not None:
                 events.write("worker_started", pid=os.getpid(), world_size=environment.world_size)
-            _train(_read_job(options.job), environment, options, events, stop, make_trainer)
+            _train(read_job(options.job), environment, options, events, stop, make_trainer)
             events.write("worker_finished")
         except BaseException as error:
             # A log that cannot take how the worker ended does not hide why it did.
@@ -66,7 +63,7 @@ def main(arguments: list[str] | None = None, make_trainer: MakeTrainer | None = 
                 else:
                     last_line = traceback.format_exception_only(error)[-1].strip()
                     events.write("worker_failed", message=last_line)
-            if not isinstance(error, (TrainingError, EventLogError)):
+            if not isinstance(error, (TrainingError, JobFileError, EventLogError)):
                 raise
             _say(str(error))
             return error.exit_status if isinstance(error, TrainingError) else 1
@@ -165,16 +162,6 @@ def _open_events(options: argparse.Namespace, environment: WorkerEnvironment | N
         )
     except OSError as error:
         raise TrainingError(f"cannot write events to {options.run_dir}: {error}") from error
-
-
-def _read_job(path: Path) -> Job:
-    try:
-        return read_job(path)
-    except OSError as error:
-        raise TrainingError(f"cannot read the job {path}: {error.strerror}") from error
-    except ValidationError as error:
-        problem = first_problem(error, whole="the whole file")
-        raise TrainingError(f"{path} is no valid job: {problem}") from error
 
 
 def _say(text: str) -> None:

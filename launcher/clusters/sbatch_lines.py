@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 
 from launcher.errors import RecipeError
 
@@ -108,27 +109,10 @@ def _quote(value: str) -> str:
 
 
 def _split(text: str, where: str) -> list[str]:
-    """Split as sbatch does."""
-    words: list[str] = []
-    word: str | None = None
-    quote = ""
-    characters = iter(text)
-    for character in characters:
-        if character == "\\":
-            word = (word or "") + next(characters, "")
-        elif quote:
-            is_end = character == quote
-            quote = "" if is_end else quote
-            word = (word or "") + ("" if is_end else character)
-        elif character in "\"'":
-            quote, word = character, word or ""
-        elif character == "#":
-            break
-        elif character.isspace():
-            words += [] if word is None else [word]
-            word = None
-        else:
-            word = (word or "") + character
-    if quote:
-        raise RecipeError(f"{where}: the quote {quote} is not closed")
-    return words if word is None else [*words, word]
+    """Split into as many words as sbatch does; it drops a backslash that shlex may keep."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split, words.escapedquotes = True, "\"'"
+    try:
+        return list(words)
+    except ValueError as error:
+        raise RecipeError(f"{where}: {text.strip()!r}: {error}") from None

@@ -10,12 +10,14 @@ import hashlib
 import json
 from pathlib import Path
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
+from launcher.errors import RecipeError
 from launcher.job.cluster import K8sCluster
 from launcher.job.content import JobContent
 from launcher.job.rules import broken_rules
 from resilience.plain_files import read_plain
+from resilience.validation import first_problem
 
 
 class Job(JobContent):
@@ -43,9 +45,19 @@ class Job(JobContent):
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
+class JobFileError(RecipeError):
+    """A job.json is missing, or it is not what this version writes."""
+
+
 def read_job(path: Path) -> Job:
     """Read the job.json that the launcher wrote.
 
-    Raises OSError, or pydantic's ValidationError where the file is no valid job.
+    Raises JobFileError.
     """
-    return Job.model_validate_json(read_plain(path), strict=True)
+    try:
+        return Job.model_validate_json(read_plain(path), strict=True)
+    except OSError as error:
+        raise JobFileError(f"cannot read the job {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        problem = first_problem(error, whole="the whole file")
+        raise JobFileError(f"{path} is no job of this version: {problem}") from error

@@ -9,11 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from launcher.composition.frozen import read_frozen
 from launcher.errors import OutsideError, RecipeError
-from launcher.job import Job, read_job
+from launcher.job import read_job
 from launcher.report.account import account_data, account_of
 from launcher.report.page import build_page
 from launcher.report.record import RunRecord, build_record
@@ -59,7 +57,7 @@ class Report:
 
 def read_report(run_dir: Path) -> Report:
     """Return what a run's folder tells. Raises RecipeError where it holds no run."""
-    job = _read_job(run_dir)
+    job = read_job(run_dir / JOB_FILE)
     events, notes = _read_events(run_dir / EVENTS_FILE)
     return Report(build_record(job, events), tuple(notes))
 
@@ -106,20 +104,6 @@ def _folder_rows(run_dir: Path) -> list[tuple[str, str]]:
     if (logs := run_dir / "logs").is_dir():
         rows.append(("logs", str(logs)))
     return rows
-
-
-def _read_job(run_dir: Path) -> Job:
-    path = run_dir / JOB_FILE
-    try:
-        return read_job(path)
-    except OSError as error:
-        raise RecipeError(
-            f"no run in {run_dir}: cannot read job.json: {error.strerror or error}"
-        ) from error
-    except ValidationError as error:
-        raise RecipeError(
-            f"{path} is no job of this version: {error.errors()[0]['msg']}"
-        ) from error
 
 
 def _read_events(path: Path) -> tuple[list[Event], list[str]]:

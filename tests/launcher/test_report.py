@@ -281,13 +281,13 @@ def test_report_says_what_it_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("job.json", "cannot read job.json"), ("events.jsonl", "it has no events.jsonl")],
+    [("job.json", "cannot read the job {}/job.json"), ("events.jsonl", "no run in {}: it has no")],
 )
 def test_folder_without_a_run_is_refused(tmp_path: Path, missing: str, message: str) -> None:
     write_folder(tmp_path)
     (tmp_path / missing).unlink()
 
-    with pytest.raises(RecipeError, match=f"no run in {tmp_path}: {message}"):
+    with pytest.raises(RecipeError, match=message.format(tmp_path)):
         write_report(tmp_path)
 
 

@@ -163,7 +163,7 @@ HEADER = "#!/bin/bash\n#SBATCH --ignore-pbs\n"
         pytest.param(HEADER + "#SBATCH --requeue=1\n", "--requeue takes no value", id="value"),
         pytest.param(HEADER + "#SBATCH -N 2\n", "has 2 words; allowed: one --option", id="short"),
         pytest.param(HEADER + "#SBATCH --nods=2\n", "no option '--nods=2'", id="unknown"),
-        pytest.param(HEADER + '#SBATCH --comment="a\n', 'quote " is not closed', id="open-quote"),
+        pytest.param(HEADER + '#SBATCH --comment="a\n', "No closing quotation", id="open-quote"),
         pytest.param(HEADER + "#SBATCH --ignore-pbs\n", "stands in line 2 already", id="twice"),
         pytest.param(
             HEADER + "#SBATCH --comment=a\nb\n#SBATCH --nodes=2\n",

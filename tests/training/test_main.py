@@ -265,8 +265,10 @@ def test_sigterm_before_the_steps_ends_the_worker_at_once(workers, tmp_path):
     ("text", "complaint"),
     [
         pytest.param(None, "training: cannot read the job ", id="missing"),
-        pytest.param("{}", "job.json is no valid job: recipe: ", id="invalid"),
-        pytest.param("{", "job.json is no valid job: the whole file: Invalid JSON", id="torn"),
+        pytest.param("{}", "job.json is no job of this version: recipe: ", id="invalid"),
+        pytest.param(
+            "{", "job.json is no job of this version: the whole file: Invalid JSON", id="torn"
+        ),
     ],
 )
 def test_bad_job_is_one_line_without_waiting_for_torch(tmp_path, text, complaint):

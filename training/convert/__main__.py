@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.job import JobFileError
 from resilience.arguments import Parser, read_as
 from resilience.settings import Whole
 from training.errors import ConversionError, TrainingError
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         output = _plan(given)
         output.write(given.target)
-    except TrainingError as error:
+    except (TrainingError, JobFileError) as error:
         print(f"training.convert: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_status
     size = f"{len(output.shapes)} tensors of {output.dtype}, {output.num_bytes:,} bytes"

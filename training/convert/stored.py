@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import xxhash
-from pydantic import ValidationError
 from torch import Tensor
 
 from launcher.job import Job, read_job
@@ -40,7 +39,7 @@ from resilience.tiered.shard import (
 from resilience.tiered.stores.choice import open_as
 from resilience.tiered.stores.reader import StoreReader
 from resilience.tiered.stores.store import Store
-from resilience.validation import first_problem, list_some
+from resilience.validation import list_some
 from training.convert.output import Output
 from training.errors import CheckpointError, ConversionError
 from training.megatron.names import Piece, Place, pieces
@@ -59,7 +58,7 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
     Raises ConversionError where the run has no such step to read, and CheckpointError where the
     store fails or what it has is damaged.
     """
-    job = _read_job(run_dir / "job.json")
+    job = read_job(run_dir / "job.json")
     tier = _find_store(job, run_dir)
     assert tier.url is not None
     place = run_dir.resolve() / tier.url.removeprefix("folder:")
@@ -89,16 +88,6 @@ def plan_stored(run_dir: Path, dtype: torch.dtype | None, step: int | None) -> O
         return whole
 
     return Output(shapes=known, dtype=dtype, gather=gather, config=make_config(job.model))
-
-
-def _read_job(path: Path) -> Job:
-    try:
-        return read_job(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read the job {path}: {error.strerror}") from error
-    except ValidationError as error:
-        problem = first_problem(error, whole="the whole file")
-        raise CheckpointError(f"{path} is no valid job: {problem}") from error
 
 
 def _find_store(job: Job, run_dir: Path) -> StoreTier:

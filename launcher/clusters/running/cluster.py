@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import ValidationError
-
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job, read_job
@@ -116,15 +114,7 @@ def is_alive(said: JobStatus) -> bool:
 
 def read_run_folder(path: Path) -> RunFolder:
     """Read what is written in a run's folder. Raises RecipeError where it holds no run."""
-    try:
-        job = read_job(path / JOB_FILE)
-    except OSError as error:
-        problem = f"{JOB_FILE} cannot be read: {error.strerror}"
-        raise RecipeError(f"no run in {path}: {problem}") from error
-    except ValidationError as error:
-        raise RecipeError(
-            f"{path / JOB_FILE} is no job of this version: {error.errors()[0]['msg']}"
-        ) from error
+    job = read_job(path / JOB_FILE)
     submitted = path / SUBMITTED_FILE
     if not submitted.exists():
         if not event_files(path / EVENTS_FILE):

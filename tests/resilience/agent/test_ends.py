@@ -323,8 +323,10 @@ def test_agent_that_cannot_start_says_why_in_a_line(
     run.start("n0", *RANKS, *options)
 
     assert run.wait() == 1, run.show()
-    (line,) = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
+    *notes, line = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
     assert words in line
+    # What answers at an address of nobody's is the network's affair.
+    assert all(" 203.0.113.1:9: " in each for each in notes)
     assert "Traceback" not in run.text()
     run.assert_nothing_left()
 

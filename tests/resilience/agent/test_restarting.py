@@ -214,7 +214,7 @@ def test_run_whose_lost_node_does_not_come_back_is_given_up(run: Run) -> None:
     run.agents[lost].kill()
 
     assert run.wait(other) == 75, run.show()
-    assert "took the place of lost node" in reason(run, other)
+    assert "no node took the place of lost" in reason(run, other)
     run.agents[lost].wait()
     run.assert_nothing_left()
 

@@ -181,5 +181,5 @@ def test_what_a_run_has_not_is_told(
 
     (tmp_path / "job.json").write_text("{}")
     status, line = convert()
-    assert status == 1
-    assert line.startswith(f"{tmp_path / 'job.json'} is no valid job: ")
+    assert status == 2
+    assert line.startswith(f"{tmp_path / 'job.json'} is no job of this version: ")
