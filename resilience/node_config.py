@@ -129,6 +129,8 @@ class RunConfig(_Section):
     """SHA-256 of job.json in hex."""
     goes_on: bool = False
     """The run has saved its state, and never begins anew without it."""
+    continues: bool = False
+    """A person goes on with the run, whose job may be another one than before."""
     takes_over: bool = False
     """The run takes the namespace of its store from another run, and goes on from that."""
     branch: BranchPoint | None = None

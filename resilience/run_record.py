@@ -108,12 +108,22 @@ def open_record(run_dir: Path, config: RunConfig, *, run_id: str, now: float) ->
 def note_start(run_dir: Path, config: RunConfig, *, name: str, now: float) -> RunStart:
     """Return the start of this name, which is added where no node has done so.
 
-    Raises OSError and RecordError.
+    Raises OSError, RecordError, and ValueError where a new run of another job would go on from
+    what this one has stored.
     """
     while True:
         files = sorted(_start_files(run_dir))
-        if known := next((each for each in _read_whole(files) if each.name == name), None):
+        starts = list(_read_whole(files))
+        if known := next((each for each in starts if each.name == name), None):
             return known
+        is_other = bool(starts) and starts[-1].digest != config.digest
+        if is_other and not config.continues and is_stored(run_dir):
+            raise ValueError(
+                f"{run_dir} has checkpoints of another job (digest {starts[-1].digest[:12]}) than "
+                f"this one (digest {config.digest[:12]}), which would go on from them; set "
+                "run.name to a name that is free, or give what is to change to `launcher continue` "
+                "with the folder that the run was submitted from"
+            )
         own = RunStart(
             number=files[-1][0] + 1 if files else 0,
             name=name,

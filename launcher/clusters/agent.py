@@ -22,6 +22,8 @@ class Intent:
 
     goes_on: bool = False
     """The run has saved its state, and does not begin without it."""
+    continues: bool = False
+    """The run goes on in its folder, where its job may be another one than before."""
     takes_over: bool = False
     """The run takes the namespace of its store from another run."""
     branch: BranchPoint | None = None
@@ -135,6 +137,7 @@ def run_config(job: Job, intent: Intent) -> RunConfig:
         version=job.recipe.version,
         digest=job.digest(),
         goes_on=intent.goes_on,
+        continues=intent.continues,
         takes_over=intent.takes_over,
         branch=intent.branch,
     )

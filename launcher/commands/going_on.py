@@ -62,11 +62,9 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
         if takes_over:
             check_take_over(changed.job, run.path)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
-        files = render(
-            changed.job,
-            templates,
-            Intent(goes_on=not takes_over and _may_have_saved(run, cluster), takes_over=takes_over),
-        )
+        goes_on = not takes_over and _may_have_saved(run, cluster)
+        intent = Intent(goes_on=goes_on, continues=True, takes_over=takes_over)
+        files = render(changed.job, templates, intent)
         replace_job(run.path, files, number)
         sys.stdout.write(f"{run.job.name} goes on in {run.path}\n")
         has_events = bool(event_files(run.path / EVENTS_FILE))

@@ -13,6 +13,7 @@ from resilience.run_record import (
     RecordError,
     RunRecord,
     make_run_id,
+    mark_stored,
     note_start,
     open_record,
     read_record,
@@ -47,6 +48,25 @@ def test_nodes_without_a_common_folder_make_the_same_id(tmp_path: Path) -> None:
 def test_no_other_run_has_the_id(token: str, name: str) -> None:
     assert make_run_id(token, name) != make_run_id("token", "job-1")
     assert len(make_run_id(token, name)) == 32
+
+
+def test_a_new_run_of_another_job_does_not_go_on_from_what_is_stored(tmp_path: Path) -> None:
+    """A job of one name that was submitted anew, with another seed, say."""
+    other = CONFIG.model_copy(update={"digest": "e" * 64})
+    continued = other.model_copy(update={"continues": True})
+    open_at(tmp_path)
+    note_start(tmp_path, CONFIG, name="job-0", now=2.0)
+    assert note_start(tmp_path, other, name="nothing-stored", now=2.0).number == 1
+    assert note_start(tmp_path, CONFIG, name="job-1", now=2.0).number == 2
+    mark_stored(tmp_path)
+
+    told = r"has checkpoints of another job \(digest dd+\) than this one \(digest ee+\).* run.name"
+    with pytest.raises(ValueError, match=told):
+        note_start(tmp_path, other, name="job-2", now=3.0)
+    assert len(read_starts(tmp_path)) == 3
+    assert note_start(tmp_path, CONFIG, name="job-3", now=3.0).number == 3
+    assert note_start(tmp_path, continued, name="job-4", now=3.0).number == 4
+    assert note_start(tmp_path, other, name="job-4", now=3.0).number == 4
 
 
 def test_a_folder_without_a_run_has_no_record(tmp_path: Path) -> None:
