@@ -122,8 +122,10 @@ def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
             f"{run.job.name} has succeeded, and its checkpoints went with the memory of its nodes; "
             "a run that is to be longer some day needs resilience.tiered.store"
         )
-    if is_done and job.trainer.max_steps <= run.job.trainer.max_steps:
-        steps = run.job.trainer.max_steps
+    steps = run.job.trainer.max_steps
+    # It has fewer where it was to be longer, and that start was refused or lost.
+    has_all = not taken or steps - taken < run.job.trainer.log_every_n_steps
+    if is_done and has_all and job.trainer.max_steps <= steps:
         raise RecipeError(
             f"{run.job.name} has taken all its {steps} steps; give it more, as "
             f"trainer.max_steps={2 * steps}"

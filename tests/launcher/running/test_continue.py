@@ -15,7 +15,7 @@ from launcher.clusters.local_nodes import find_strays
 from launcher.clusters.running.lock import read_lock
 from launcher.job import read_job
 from resilience.agent.evidence.locks import hold_lock
-from resilience.events import read_events
+from resilience.events import EventLog, read_events
 from resilience.node_config import RunConfig
 from resilience.run_record import open_record, read_record, read_starts
 from tests.launcher.command import last_of_each, launch, refuse
@@ -142,6 +142,23 @@ def test_a_run_without_a_state_does_not_go_on(tmp_path: Path) -> None:
 
     assert ended.status == 2
     assert "keeps no state to go on from: resilience.tiered is null" in ended.err
+
+
+@pytest.mark.parametrize(("taken", "status"), [(60, 2), (6, 0)])
+def test_a_run_that_did_not_start_to_be_longer_has_not_taken_all_its_steps(
+    tmp_path: Path, taken: int, status: int
+) -> None:
+    """Its job has the new number of steps by then."""
+    prepare(tmp_path)
+    run = start_run(tmp_path, "trainer.max_steps=60")
+    with EventLog(run / "events-node-0.jsonl", node="node-0", rank=0, generation=0) as events:
+        events.write("step", step=taken - 1, loss=1.0)
+    end(run, 0)
+
+    ended = go_on(run)
+
+    assert ended.status == status
+    assert ("has taken all its 60 steps" in ended.err) == (status == 2)
 
 
 def test_two_do_not_go_on_with_one_run_at_once(run: Path) -> None:
