@@ -15,7 +15,7 @@ from launcher.clusters.running.requests import read_request
 from launcher.composition.choice import nearest
 from launcher.errors import RecipeError
 from launcher.monitor.runstate import LAUNCHER_NODE, PHASES, RunState, next_state, start_state
-from launcher.monitor.standing import JobStatus, Standing, decide_standing
+from launcher.monitor.standing import JobStatus, Phase, Standing, decide_standing
 from launcher.rundir import EVENTS_FILE, JOB_FILE, SUBMITTED_FILE
 from resilience.event_files import event_files
 from resilience.events import EventReader
@@ -46,7 +46,10 @@ def see_run(run: RunFolder, cluster: Cluster) -> Sight:
 def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     """Return what is seen of a run of which its cluster has said something."""
     # Behind the status: what the run has said of its end is then there.
-    path = cluster.events(run)
+    path = run.path / EVENTS_COPY
+    # A cluster that gives no answer is not asked again, which takes as long each time.
+    if said.phase is not Phase.UNREACHABLE or not event_files(path):
+        path = cluster.events(run)
     reader = EventReader(path)
     events = reader.read_new()
     nodes = dict.fromkeys(event.node for event in events if event.node != LAUNCHER_NODE)

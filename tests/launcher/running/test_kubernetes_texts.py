@@ -448,12 +448,13 @@ def test_events_that_are_new_are_fetched_from_a_pod(
         (Phase.SUCCEEDED, "checkpoint_saved", True),
         (Phase.FAILED, "checkpoint_saved", True),
         (Phase.SUCCEEDED, "worker_finished", False),
+        (Phase.UNREACHABLE, "checkpoint_saved", False),
     ],
 )
 def test_status_says_that_no_pod_has_handed_over_how_the_run_went_on(
     tmp_path: Path, kubectl: Callable[[str], None], phase: Phase, event: str, is_told: bool
 ) -> None:
-    kubectl(EXEC)
+    kubectl(EXEC.replace("case", "touch asked\ncase", 1))
     (tmp_path / "pods").write_text("")
     job = k8s_job("job", {"trainer.num_nodes": 1, "trainer.num_devices": 1})
     run = RunFolder(path=tmp_path, job=job, submitted={"job_id": "jobs.batch/a"})
@@ -467,3 +468,5 @@ def test_status_says_that_no_pod_has_handed_over_how_the_run_went_on(
     told = "left out: later events, since no pod runs that has them"
     assert any(told in line for line in lines) == is_told
     assert any("checkpoint of step 1 when it was last seen" in line for line in lines) == is_told
+    assert any("checkpoint of step 1" in line for line in lines)
+    assert (tmp_path / "asked").exists() == (phase is not Phase.UNREACHABLE)
