@@ -268,6 +268,8 @@ def test_503_is_got_over_by_clients_that_try_again(workers: Workers, tmp_path: P
         with opened.client() as holder, opened.client() as client:
             client.create("job", WORLD_SIZE + 1)
             client.create("other", 1)
+            # Started before: the door does not wait long for the body that holds all memory.
+            workers.load(**job, seed=1)
             holder.send(head("POST", shard_path("other", 0, 1), Content_Length=str(32 * MIB),
                              Shard_Meta=shard_meta(b""), Expect="100-continue"))  # fmt: skip
             assert holder.answer().status == 100
