@@ -57,7 +57,8 @@ def sight_of(run: RunFolder, cluster: Cluster, said: JobStatus) -> Sight:
     now = time.time()
     standing = decide_standing(said, state, read_request(run), now)
     left_out = reader.left_out(is_over=standing.phase.has_ended)
-    if path.name == EVENTS_COPY and standing.phase.has_ended and state.phase != PHASES[-1]:
+    is_cut = path.name == EVENTS_COPY and standing.phase.has_ended and state.phase != PHASES[-1]
+    if is_cut and events:
         left_out.append("later events, since no pod runs that has them")
     return Sight(
         run=run,

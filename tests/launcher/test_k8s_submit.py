@@ -225,12 +225,18 @@ def test_token_of_the_user_or_of_this_job_is_kept(stand_in: Path, owners: list[s
     taken = """if grep -q '"kind": "Secret"' input; then echo already exists >&2; exit 1; fi"""
     program = stand_in / "bin/kubectl"
     program.write_text(KUBECTL.replace("cat > input;", f"cat > input\n    {taken}\n   "))
-    (stand_in / "found").write_text(json.dumps(made("Secret", "a", "9", *owners)))
+    found = made("Secret", "a", "9", *owners)
+    (stand_in / "found").write_text(json.dumps({**found, "data": {"token": "MTIz"}}))
 
     submit(stand_in, k8s_job("job", recipe=TIERED))
 
     last = (stand_in / "calls").read_text().splitlines()[-1]
     assert last.endswith("get secret/llama3-tiny-tiered-token --ignore-not-found --output=json")
+
+    if not owners:
+        (stand_in / "found").write_text(json.dumps({**found, "data": {"password": "MTIz"}}))
+        with pytest.raises(OutsideError, match="token was there before, and has no key 'token'"):
+            submit(stand_in, k8s_job("job", recipe=TIERED))
 
 
 def test_token_of_an_earlier_job_is_waited_for_and_made_anew(

@@ -15,7 +15,7 @@ from launcher.clusters.k8s.growth import NODE_LABEL, growth_job, growth_range
 from launcher.clusters.k8s.kubectl import Kubectl
 from launcher.clusters.k8s.manifest import GROWTH, MANIFEST
 from launcher.clusters.k8s.objects import Found
-from launcher.clusters.k8s.token import token_secret
+from launcher.clusters.k8s.token import SECRET_KEY, token_secret
 from launcher.clusters.k8s.values import JOB_LABEL
 from launcher.clusters.submission import Submission, submitter
 from launcher.clusters.token import token_secret_name
@@ -166,9 +166,15 @@ def _create_token(kubectl: Kubectl, owner: Mapping[str, str]) -> None:
                 raise
         else:
             return
-        found = [objects.uids_of(each) for each in kubectl.find(f"secret/{name}")]
-        if any(len(uids) == 1 or owner["uid"] in uids for uids in found):
-            return
+        for each in kubectl.find(f"secret/{name}"):
+            uids = objects.uids_of(each)
+            if len(uids) == 1 and SECRET_KEY not in (each.get("data") or {}):
+                raise OutsideError(
+                    f"the Secret {name} was there before, and has no key {SECRET_KEY!r}, without "
+                    "which no pod begins; give it one, or set run.name to a name that is free"
+                )
+            if len(uids) == 1 or owner["uid"] in uids:
+                return
         if time.monotonic() >= end_s:
             raise OutsideError(
                 f"the Secret {name} of an earlier job is still there after {_OLD_SECRET_S:.0f} s"

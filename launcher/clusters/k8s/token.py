@@ -10,12 +10,12 @@ from launcher.clusters.token import own_token_file, token_secret_name
 from launcher.job import Job
 
 _SECRET_PATH = "/etc/training-token"
-_SECRET_KEY = "token"
+SECRET_KEY = "token"
 
 
 def token_path(job: Job) -> str:
     """Return the file in the pod that holds the token."""
-    return own_token_file(job) or f"{_SECRET_PATH}/{_SECRET_KEY}"
+    return own_token_file(job) or f"{_SECRET_PATH}/{SECRET_KEY}"
 
 
 def token_values(job: Job) -> dict[str, Any] | None:
@@ -40,5 +40,5 @@ def token_secret(job: Job, owner: Mapping[str, str]) -> dict[str, Any]:
             "namespace": job.k8s.namespace,
             "ownerReferences": [dict(owner)],
         },
-        "stringData": {_SECRET_KEY: secrets.token_hex(32)},
+        "stringData": {SECRET_KEY: secrets.token_hex(32)},
     }
