@@ -26,6 +26,7 @@ _KEEPER = Path(keeper.__file__)
 _PACKAGE = Path(launcher.__file__).resolve().parent
 _RUN_ID = "LAUNCHER_RUN_ID"
 _NODE = "LAUNCHER_NODE"
+_FOLDER = "LAUNCHER_RUN_DIR"
 # A keeper ends a node in the grace period; this much more, and it is taken for lost.
 _MARGIN_S = 10.0
 
@@ -85,7 +86,7 @@ class LocalNodes:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**environment, _NODE: name},
+                env={**environment, _NODE: name, _FOLDER: str(self.run_dir.resolve())},
                 start_new_session=True,
             )
 
@@ -156,23 +157,30 @@ def node_environment(
     return environment
 
 
-def find_strays(run_id: str, name: str | None = None) -> set[int]:
-    """Return the processes that carry a run's id and a node's name; without one, of all nodes."""
-    marks = {f"{_RUN_ID}={run_id}".encode()} | ({f"{_NODE}={name}".encode()} if name else set())
+def find_strays(run_id: str, name: str | None = None, run_dir: Path | None = None) -> set[int]:
+    """Return the processes that carry a run's id, and a node's name and a folder where given.
+
+    A folder says for itself which run's it is: a copy names the run that it was copied from.
+    """
+    folder = run_dir and str(run_dir.resolve())
+    wanted = {_RUN_ID: run_id, _NODE: name, _FOLDER: folder}
+    marks = {os.fsencode(f"{key}={value}") for key, value in wanted.items() if value}
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return {pid for pid in pids if marks <= _variables(pid)}
 
 
-def end_strays(run_id: str, name: str | None = None) -> tuple[set[int], set[int]]:
-    """Kill every process that carries a run's id and a node's name, until there is none.
+def end_strays(
+    run_id: str, name: str | None = None, run_dir: Path | None = None
+) -> tuple[set[int], set[int]]:
+    """Kill every process that `find_strays` finds, until there is none.
 
-    Without a name: those of all nodes. Waits for at most ten seconds in all: a process may be stuck
-    in the kernel. Returns which were found, and which of them are left.
+    Waits for at most ten seconds in all: a process may be stuck in the kernel. Returns which were
+    found, and which of them are left.
     """
     deadline = time.monotonic() + _MARGIN_S
     found: set[int] = set()
     while True:
-        strays = find_strays(run_id, name)
+        strays = find_strays(run_id, name, run_dir)
         found |= strays
         if not strays or time.monotonic() > deadline:
             return found, strays

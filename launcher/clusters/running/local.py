@@ -87,7 +87,7 @@ class LocalMachine:
             raise OutsideError(f"{run.path} was started on {holder.host}; clean it there")
         strays: tuple[set[int], set[int]] = (set(), set())
         if holder is not None and holder.run_id:
-            strays = end_strays(holder.run_id)
+            strays = end_strays(holder.run_id, run_dir=run.path)
         found, left = strays
         memory = remove_memory(run)
         return Cleaned(

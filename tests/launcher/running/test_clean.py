@@ -11,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.local_nodes import find_strays
 from launcher.clusters.running.cluster import RunFolder
+from launcher.clusters.running.lock import read_lock
 from launcher.clusters.running.memory import SHARED_MEMORY, batch_folder, remove_memory
 from launcher.job import Job
 from launcher.job.lineage import name_run
 from resilience.data.folder import open_cache, open_root
 from tests.launcher.command import TIMEOUT_S, launch
 from tests.launcher.local_job import local_job
+from tests.launcher.running import local_world
 from tests.launcher.test_local_tiered import Run, running
 from tests.processes import command_of, descendants, kill_family, wait_for_end
 
@@ -94,6 +97,24 @@ def test_daemons_that_outlive_their_run_are_ended(run: Run) -> None:
     for pid in pids | daemons:
         wait_for_end(pid)
     assert not any(path.exists() for path in run.arenas())
+
+
+def test_a_copy_of_a_runs_folder_ends_no_process_of_the_run(tmp_path: Path) -> None:
+    """A copy has the run's lock, with its id, and nobody holds the copy's lock."""
+    local_world.prepare(tmp_path)
+    try:
+        live = local_world.start_run(tmp_path)
+        copy = Path(shutil.copytree(live, tmp_path / "copy"))
+        holder = read_lock(live)
+        assert holder
+        strays = find_strays(holder.run_id)
+
+        cleaned = launch("clean", str(copy), folder=tmp_path)
+
+        assert cleaned.out.endswith(f" has left nothing beside {copy}\n"), cleaned
+        assert strays & find_strays(holder.run_id, run_dir=live), "the run goes on"
+    finally:
+        local_world.end_all(tmp_path)
 
 
 @pytest.fixture
