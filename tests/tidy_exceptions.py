@@ -17,7 +17,6 @@ LARGE_FOLDERS = {
 PUBLIC_API = {
     "resilience.data.datamodule": ("docs/data.md", "CachedDataModule"),
     "resilience.testing.async_group": ("docs/architecture.md", "fakes that ship"),
-    "resilience.testing.async_messages": ("docs/architecture.md", "fakes that ship"),
     "resilience.testing.network": ("docs/architecture.md", "resilience.testing.network"),
     "resilience.tiered.aws_bucket": ("docs/tiered.md", "BucketSource"),
     "resilience.tiered.aws_reader": ("docs/tiered.md", "AwsReader"),

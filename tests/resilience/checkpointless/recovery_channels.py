@@ -22,7 +22,7 @@ from resilience.comm.sockets import open_sockets, shut_down, sockets_since
 from resilience.comm.waits import wait_in_slices
 from resilience.errors import BrokenError
 from resilience.testing.async_group import AsyncChannel, AsyncWorld
-from resilience.testing.async_messages import MessageWorld
+from tests.resilience.checkpointless.async_messages import MessageWorld
 
 TIMEOUT_S = 50
 _kept = []

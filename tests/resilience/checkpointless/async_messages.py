@@ -1,6 +1,6 @@
 """Messages between threads that play ranks, as a process group for CPU tensors has them.
 
-Stands beside `AsyncGroup`, whose one queue would hold a message up behind another. A
+Beside `AsyncGroup` of resilience.testing, whose one queue would hold a message up behind another. A
 buffer is read, and the other one written, at the moment when both sides have asked for
 it, not when it is handed over. Nothing that one rank does wakes another: who waits for
 a rank that is gone waits until it is aborted itself. Abort leaves garbage in what was
