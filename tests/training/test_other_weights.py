@@ -126,3 +126,37 @@ def test_a_second_copy_of_tied_embeddings_has_to_be_equal(tmp_path):
 
     with pytest.raises(WeightsError, match=f"other values in '{HEAD}' than in '{EMBEDDING}'"):
         open_weights(tmp_path, model).read(EMBEDDING, values.shape, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_values_of_a_type_that_would_be_read_as_others_are_refused(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = write(tmp_path, LLAMA)
+    add(tmp_path, {HEAD: torch.zeros(shapes(model)[HEAD]).to(dtype)})
+
+    with pytest.raises(WeightsError, match=f"has {HEAD} as .*; allowed: F32, BF16, F16"):
+        check_weights(tmp_path, model)
+
+
+def test_an_index_has_to_name_all_tensors_of_its_files_once(tmp_path: Path) -> None:
+    model = write(tmp_path, LLAMA)
+    single, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    tensors = load_file(single)
+    save_file(tensors, tmp_path / "a.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "a.safetensors")}))
+
+    with pytest.raises(WeightsError, match=r"index.json and model.safetensors; remove one"):
+        check_weights(tmp_path, model)
+    single.unlink()
+    check_weights(tmp_path, model)
+    save_file({HEAD: tensors[HEAD] + 1}, tmp_path / "b.safetensors")
+    index.write_text(
+        json.dumps(
+            {"weight_map": dict.fromkeys(tensors, "a.safetensors") | {HEAD: "b.safetensors"}}
+        )
+    )
+    with pytest.raises(
+        WeightsError, match=rf"a.safetensors has {HEAD}, and model.safetensors.index"
+    ):
+        check_weights(tmp_path, model)

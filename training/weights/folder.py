@@ -52,6 +52,9 @@ _TWINS = {"model.embed_tokens.weight": "lm_head.weight"}
 """Tensors that are one in a model with tied embeddings; some folders hold both."""
 _DERIVED = re.compile(r"\.rotary_emb\.inv_freq$")
 """Tensors that older versions of transformers wrote, and that follow from the config."""
+_FLOATS, _BYTES = ("F32", "BF16", "F16"), ("U8",)
+"""Types of plain weights and of packed ones, by their names in safetensors."""
+_PACKED_NAME = re.compile(r"_(blocks|scales)$")
 _REASON_MAX = 300
 _MAPPED_MAX = 32 << 20
 """Bytes of a file that are read before it is opened anew."""
@@ -82,13 +85,28 @@ class WeightsFolder:
         return name in self._files
 
     def check_asked(self, names: Collection[str]) -> None:
-        """Refuse a folder with a tensor that no model of these names asks for."""
+        """Refuse tensors that no model of these names asks for, and those of another type."""
         known = {*names, *self._twins.values()}
         others = [each for each in self._files if each not in known and not _DERIVED.search(each)]
         if others:
             raise WeightsError(
                 f"{self._title} has {list_some(others)}, which the model does not have"
             )
+        for path in sorted({*self._files.values()}):
+            try:
+                opened = self._open(path)
+                found = opened.keys()
+                dtypes = {each: opened.get_slice(each).get_dtype() for each in found}
+            except (OSError, SafetensorError) as error:
+                raise WeightsError(f"cannot read {path}: {error}") from error
+            if others := [each for each in dtypes if self._files.get(each) != path]:
+                text = f"{path} has {list_some(others)}, and {_INDEX_NAME} does not say so"
+                raise WeightsError(text)
+            for name, dtype in dtypes.items():
+                if dtype not in (allowed := _BYTES if _PACKED_NAME.search(name) else _FLOATS):
+                    raise WeightsError(
+                        f"{path} has {name} as {dtype}; allowed: {list_some(allowed)}"
+                    )
 
     def read(self, name: str, shape: Sequence[int], part: Part = (slice(None),)) -> Tensor:
         """Return a part of a tensor, which has to have the shape."""
@@ -189,6 +207,8 @@ def _read_index(folder: Path, title: str) -> dict[str, Path]:
     try:
         if index.exists():
             names = _Index.model_validate_json(index.read_bytes()).weight_map
+            if single.exists() and _SINGLE_NAME not in names.values():
+                raise WeightsError(f"{title} has {_INDEX_NAME} and {_SINGLE_NAME}; remove one")
             return {name: folder / file for name, file in names.items()}
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)

@@ -274,6 +274,9 @@ def test_a_file_that_the_index_names_and_nobody_has_is_refused(convert, packed):
 
     status, line = convert()
 
+    assert (status, "and model.safetensors; remove one" in line) == (1, True)
+    (packed / "model.safetensors").unlink()
+    status, line = convert()
     assert status == 1
     assert "model-00001-of-00001.safetensors" in line
 
