@@ -29,7 +29,13 @@ Bytes = NDArray[np.uint8]
 
 
 def place_tensors(tensors: Sequence[NamedTensor]) -> tuple[tuple[TensorPlace, ...], int]:
-    """Return where each tensor lies in its shard, and how many bytes the shard has."""
+    """Return where each tensor lies in its shard, and how many bytes the shard has.
+
+    Raises ValueError for two tensors of one name: one of them would be dropped.
+    """
+    names = [each.name for each in tensors]
+    if len({*names}) < len(names):
+        raise ValueError(f"the state lists {max(names, key=names.count)} more than once")
     places, end = [], 0
     for each in tensors:
         begin = -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

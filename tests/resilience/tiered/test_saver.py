@@ -54,6 +54,14 @@ def test_state_comes_back_with_its_rest(daemon: Daemon) -> None:
     assert loaded.num_bytes == saved.num_bytes
 
 
+def test_two_tensors_of_one_name_are_refused() -> None:
+    """One of them would be left out of the shard, or would keep its values at a load."""
+    tensors = [*state(3).tensors(), state(3).tensors()[0]]
+
+    with pytest.raises(ValueError, match=f"the state lists {tensors[0].name} more than once"):
+        packing.place_tensors(tensors)
+
+
 def test_layout_aligns_tensors_and_says_which_differs() -> None:
     tensors = state(3).tensors()
     places, num_bytes = packing.place_tensors(tensors)
