@@ -23,7 +23,7 @@ from launcher.clusters.local_files import log_path, node_name
 from launcher.clusters.local_nodes import LocalNodes
 from launcher.clusters.ports import hold_ports
 from launcher.clusters.running.folder_logs import newest_generation
-from launcher.clusters.running.lock import held_lock
+from launcher.clusters.running.lock import held_lock, is_other_run
 from launcher.clusters.running.memory import remove_arenas
 from launcher.clusters.running.requests import forget_size, read_size
 from launcher.errors import LauncherError, OutsideError
@@ -162,11 +162,6 @@ def plan_nodes(
     return absent[: max(0, wanted - len(staying))], staying[wanted:]
 
 
-def unstored_nodes(ended: Mapping[str, int]) -> set[str]:
-    """Return the nodes that have ended well, but for what the store has not got."""
-    return {name for name, status in ended.items() if status == UNSTORED_STATUS}
-
-
 def node_grace_s(job: Job) -> float:
     """Return how long a node may take to end after SIGTERM, its workers' deadline among it."""
     return max(GRACE_S, (workers_grace_s(job) or 0.0) + _AGENT_END_S)
@@ -224,15 +219,17 @@ def run_nodes(
                 exit_status=outcome.exit_status,
                 reason=outcome.reason,
             )
-        if not log.exists():
-            reason = f"the run's folder {run_dir} was removed while it ran"
+        is_other = is_other_run(run_dir, nodes.run_id)
+        if is_other or not log.exists():
+            reason = f"the run's folder {run_dir} was removed, renamed or replaced while it ran"
             outcome = Outcome(1, reason)
             shown.say(reason)
         if outcome.exit_status == 0:
             # A node that had left, or was killed, keeps its own for a start that may follow.
             remove_arenas(run_dir)
         shown.finish(outcome.failed_node)
-        shown.say(summary_text(shown.state, *_write_report(run_dir, shown)))
+        found = (None, None) if is_other else _write_report(run_dir, shown)
+        shown.say(summary_text(shown.state, *found))
     return outcome.exit_status
 
 
@@ -341,7 +338,9 @@ class _Watch:
                 else:
                     lost = killed_nodes(happened.ended) | failed_nodes(happened.ended, self.further)
                     self._note_lost(lost - self.leaving, happened.ended)
-                    self.unstored |= unstored_nodes(happened.ended) - self.leaving
+                    ended = happened.ended.items()
+                    unstored = {name for name, status in ended if status == UNSTORED_STATUS}
+                    self.unstored |= unstored - self.leaving
                     self.is_scaled = self.is_scaled or happened.is_scaled
                     # Who was leaving may be wanted again by now.
                     is_due = happened.is_scaled or bool(self.leaving & happened.ended.keys())

@@ -39,10 +39,15 @@ def print_cancel(word: str, start: Path) -> int:
     if sight.standing.phase is Phase.UNREACHABLE:
         raise OutsideError(f"{run.job.name} was not cancelled: {sight.standing.why}")
     if not sight.standing.phase.is_alive:
+        if _cancel_removed(word, start):
+            return 0
         sys.stdout.write(f"{run.job.name} has ended before: {_text(sight)}\n")
         return 0
     # Before the run is asked: whoever sees it end then knows why.
-    write_request(run)
+    try:
+        write_request(run)
+    except OutsideError as error:
+        sys.stderr.write(f"{error}\n")
     try:
         cluster.cancel(run)
     except OutsideError:
@@ -59,11 +64,14 @@ def print_cancel(word: str, start: Path) -> int:
 
 
 def _cancel_removed(word: str, start: Path) -> bool:
-    """End the runs of this machine whose folder of that name was removed; False without any.
+    """End the runs of this machine whose folder, or its lock, was removed; False without any.
 
     Raises OutsideError where one goes on.
     """
-    folders = (start / word, start / RUNS_FOLDER / word)
+    folders = {
+        start / word,
+        start / RUNS_FOLDER / word,
+    }  # One folder where the word is a whole path.
     pids = [(folder, pid) for folder in folders for pid in find_launchers(folder)]
     for folder, pid in pids:
         with suppress(ProcessLookupError):
@@ -76,7 +84,7 @@ def _cancel_removed(word: str, start: Path) -> bool:
                     raise OutsideError(f"process {pid} was asked to end and has not in {END_S:g} s")
             finally:
                 os.close(file)
-        sys.stdout.write(f"{word} has ended: its folder {folder} was removed while it ran\n")
+        sys.stdout.write(f"{word} has ended: what {folder} held of it was removed while it ran\n")
     return bool(pids)
 
 

@@ -84,7 +84,7 @@ class Agent(ABC):
         self._watch = Watch()
         self._say = console.say
         self._events = events
-        self._folder, self._removal = folder, FolderWatch(options.made)
+        self._folder, self._removal = folder, FolderWatch(options.made, folder.is_other)
         self._transport = transport
         self._node_states = NodeStates(
             options.node_state_command or (), patience_s=options.coordinator.partition_patience_s

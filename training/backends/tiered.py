@@ -401,8 +401,9 @@ class TieredCheckpoints(CadencedCheckpoints):
             if newer_than is None and os.environ.get(GOES_ON_VARIABLE) == "1":
                 raise CheckpointError(
                     "the run was to go on from a checkpoint, and no tier has one in the namespace "
-                    f"{self._client.namespace!r}; to begin at step 0, start its recipe again in a "
-                    "folder of its own with resilience.tiered.namespace=NAME"
+                    f"{self._client.namespace!r}; if its folder was moved, move it back: the "
+                    "namespace follows from the name; to begin at step 0, start its recipe again "
+                    "in a folder of its own with resilience.tiered.namespace=NAME"
                 )
             return None
         self._loaded = loaded.step, loaded.generation

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,11 @@ def _take(file: int, run_dir: Path) -> None:
                 "whose file system has locks"
             ) from error
         else:
-            return
+            break
+    if find_launchers(run_dir):
+        raise OutsideError(
+            f"another launcher runs in {run_dir}, and its {LAUNCHER_LOCK} was removed"
+        )
 
 
 def read_lock(run_dir: Path) -> Holder | None:
@@ -110,6 +114,13 @@ def read_lock(run_dir: Path) -> Holder | None:
         return Holder(pid=0, run_id="", host="", boot_id=read_boot_id(), is_held=is_held)
     finally:
         os.close(file)
+
+
+def is_other_run(run_dir: Path, run_id: str) -> bool:
+    """Return whether the lock of a folder is of another run than its own launcher has begun."""
+    with suppress(OSError):
+        return (holder := read_lock(run_dir)) is not None and holder.run_id not in ("", run_id)
+    return False
 
 
 def _to_pid(value: Any) -> int:

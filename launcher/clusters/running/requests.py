@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pwd
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.clusters.running.cluster import RunFolder
@@ -22,7 +23,7 @@ SIZE_FILE = "size.json"
 
 def write_request(run: RunFolder) -> None:
     """Note that this start of the run is asked to end, now. Raises OutsideError."""
-    _write(run, CANCELLED_FILE, {"job_id": _start_of(run)}, "nothing was cancelled")
+    _write(run, CANCELLED_FILE, {"job_id": _start_of(run)}, "nobody is named as asking")
 
 
 def write_size(run: RunFolder, num_nodes: int) -> None:
@@ -56,7 +57,8 @@ def forget_size(run_dir: Path) -> None:
 
 def withdraw_request(run: RunFolder) -> None:
     """Take the note away: nobody could be asked."""
-    (run.path / CANCELLED_FILE).unlink(missing_ok=True)
+    with suppress(OSError):
+        (run.path / CANCELLED_FILE).unlink()
 
 
 def read_request(run: RunFolder) -> CancelRequest | None:

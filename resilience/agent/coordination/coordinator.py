@@ -92,7 +92,8 @@ def decide(state: State, event: Event, now_s: float) -> Decision:
             return advance(in_later_ballot(state, *promised), now_s)
         return refuse(replace(state, answered_s=now_s), event.reason)
     if isinstance(event, Said):
-        return _SAID.get(type(event.message), _ignored)(state, event, now_s)
+        hear = _SAID.get(type(event.message))
+        return hear(state, event, now_s) if hear else (state, [])
     return _tick(state, now_s)
 
 
@@ -398,10 +399,6 @@ def _go_by_record(state: State, event: Recorded, now_s: float) -> Decision:
 
 
 # ---- what agents pass on
-
-
-def _ignored(state: State, event: Said, now_s: float) -> Decision:
-    return state, []
 
 
 def _agree(state: State, event: Said, now_s: float) -> Decision:

@@ -179,7 +179,8 @@ def _and_seek(result: Result, now_s: float) -> Result:
     view, acts = result
     if view.stage == FOLLOWING or (view.stage == LEADING and view.is_settled):
         return view, acts
-    if view.stage == SEEKING and _may_lead(view) and view.cleared.issuperset(_earlier(view)):
+    is_found = bool(view.roster) or view.hello.address in view.endpoints
+    if view.stage == SEEKING and is_found and view.cleared.issuperset(_earlier(view)):
         names = {address: node for node, address in view.roster}
         lost = names.get(view.lost, "")
         ballot = next_ballot(view.hello.ballot, view.hello.start)
@@ -196,11 +197,6 @@ def _tell_callers(view: Outlook) -> list[Act]:
         for peer, line in view.lines.items()
         if line.address is None and line.join is None
     ]
-
-
-def _may_lead(view: Outlook) -> bool:
-    """Return whether others can find this agent, or know it already."""
-    return bool(view.roster) or view.hello.address in view.endpoints
 
 
 def _earlier(view: Outlook) -> list[str]:

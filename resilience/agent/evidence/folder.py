@@ -31,6 +31,7 @@ from resilience.agent.coordination.founding import Record, attempt_name, judge, 
 from resilience.agent.coordination.membership import Claimed, Ended, Judged, NodeEnded, Recorded
 from resilience.agent.evidence.earlier import LOOK_S, StartedAgain, find_later
 from resilience.agent.evidence.locks import hold_lock, read_boot_id
+from resilience.agent.evidence.removal import is_other
 from resilience.agent.evidence.words import AGENTS_FOLDER, find_ended, find_words, has_ended
 from resilience.plain_files import read_plain
 from resilience.run_record import mark_stored, read_starts_after
@@ -81,6 +82,7 @@ class RunFolder:
         self.is_shared = False
         """Whether the coordinator that was followed last sees the same folder."""
         self._path = path
+        self._file = -1
         self._run, self._attempt = run, attempt
         self._begins_anew, self._number = begins_anew, number
         self._name = attempt_name(run, attempt)
@@ -152,6 +154,10 @@ class RunFolder:
     def look(self, start: str) -> None:
         """Find out whether another agent sees this folder; `is_shared` follows."""
         self._find_out((self._path / AGENTS_FOLDER / start).is_file)
+
+    def is_other(self) -> bool:
+        """Return whether another folder has the name of the run's by now; waits for the disk."""
+        return is_other(self._file, self._path / AGENTS_FOLDER / self.start)
 
     def _find_out(self, is_shared: Callable[[], bool]) -> None:
         def ask() -> _Common:
@@ -249,6 +255,8 @@ class RunFolder:
     def _write(self, record: Record) -> None:
         """Replace the record; that of an end stays, whatever a renewal that stood still does."""
         name, folder = f"run-{record.number}", self._path / RECORDS_FOLDER
+        if self.is_other():
+            return
         if record.is_over:
             write_first(folder / f"{name}{_END}{record.generation}", asdict(record), self.start)
         else:
@@ -420,6 +428,8 @@ class RunFolder:
         return False
 
     def _work(self) -> None:
+        with suppress(OSError):
+            self._file = os.open(self._path, os.O_DIRECTORY)
         while (question := self._questions.get()) is not None:
             try:
                 self._answers.append(question())

@@ -1,17 +1,19 @@
-"""Whether the folder of a run was removed while the run runs."""
+"""Whether the folder of a run was removed, or replaced by another one, while the run runs."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 REMOVED = "the run's folder was removed"
 REMOVED_STATUS = 2
 """Exit status of an agent whose run's folder was removed: nothing starts it again."""
-_LOOK_EVERY_S = 2.0
+EVERY_S = 2.0
 _LOOKS = 2
 """The folder counts as removed after so many looks in a row that found nothing."""
+Ask = Callable[[], bool]
 
 
 class FolderWatch:
@@ -20,10 +22,11 @@ class FolderWatch:
     A file server that stands still keeps the thread waiting, and says nothing.
     """
 
-    def __init__(self, made: Collection[Path], every_s: float = _LOOK_EVERY_S) -> None:
+    def __init__(self, made: Collection[Path], is_other: Ask, every_s: float = EVERY_S) -> None:
+        """`is_other` returns whether another folder has the name of the run's folder."""
         self.is_removed = False
-        """Whether nothing of it is there any more."""
-        self._made, self._every_s = made, every_s
+        """Whether nothing of it is there any more, or another folder has its name."""
+        self._made, self._is_other, self._every_s = made, is_other, every_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="folder-watch", daemon=True)
         self._thread.start()
@@ -37,8 +40,11 @@ class FolderWatch:
     def _watch(self) -> None:
         num_missed = 0
         while num_missed < _LOOKS and not self._closed.wait(self._every_s):
-            num_missed = 0 if is_any_there(self._made) else num_missed + 1
-        self.is_removed = num_missed == _LOOKS or not is_any_there(self._made)
+            num_missed = 0 if self._is_there() else num_missed + 1
+        self.is_removed = num_missed == _LOOKS or not self._is_there()
+
+    def _is_there(self) -> bool:
+        return is_any_there(self._made) and not self._is_other()
 
 
 def is_any_there(paths: Collection[Path]) -> bool:
@@ -47,3 +53,17 @@ def is_any_there(paths: Collection[Path]) -> bool:
         return not paths or any(path.exists() for path in paths)
     except OSError:
         return True
+
+
+def is_other(file: int, own: Path) -> bool:
+    """Return whether another folder than an open one has the run's folder's name.
+
+    `own` is the agent's file, in a folder of the run's folder. Where a file system is mounted anew,
+    that file shows that the folder is the same. The open
+    descriptor keeps the folder's number from another one. False where that cannot be known.
+    """
+    try:
+        is_same = os.path.samestat(os.fstat(file), own.parent.parent.stat())
+        return not is_same and not own.exists()
+    except OSError:
+        return False

@@ -114,10 +114,16 @@ def test_second_launcher_in_a_runs_folder_is_refused(team: Path) -> None:
     again = launch(*WORDS, f"run.dir={run}", folder=team)
     (run / "events.jsonl").unlink()
     by_force = launch(*WORDS, f"run.dir={run}", folder=team)
+    (run / LAUNCHER_LOCK).unlink()
+    (run / "events.jsonl").unlink(missing_ok=True)
+    without_lock = launch(*WORDS, f"run.dir={run}", folder=team)
+    cancelled = launch("cancel", str(run), folder=team)
 
     assert again.status == 2
-    assert by_force.status == 1
+    assert (by_force.status, without_lock.status) == (1, 1)
     assert "another launcher runs in" in by_force.err
+    assert f"another launcher runs in {run}, and its launcher.lock was removed" in without_lock.err
+    assert cancelled.out == f"{run} has ended: what {run} held of it was removed while it ran\n"
 
 
 def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
@@ -135,6 +141,17 @@ def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
     assert "stopped by SIGINT" in status_of(run).out
     again = launch("cancel", run.name, folder=team)
     assert (again.status, "has ended before" in again.out) == (0, True)
+
+
+def test_run_in_a_folder_that_takes_no_file_is_cancelled(team: Path) -> None:
+    run = start_run(team)
+    (run / "cancelled.json").mkdir()
+
+    cancelled = launch("cancel", run.name, folder=team)
+
+    assert cancelled.status == 0, cancelled.err
+    assert cancelled.err == f"cannot write to {run}: Is a directory; nobody is named as asking\n"
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
 
 
 @pytest.mark.parametrize("word", ["llama3-tiny-pretrain", "runs/llama3-tiny-pretrain"])
@@ -164,7 +181,9 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
             ended = launch("cancel", word, folder=team)
 
             assert (ended.status, ended.err) == (0, "")
-            assert ended.out == f"{word} has ended: its folder {run} was removed while it ran\n"
+            assert (
+                ended.out == f"{word} has ended: what {run} held of it was removed while it ran\n"
+            )
             assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
         finally:
             launcher.kill()
