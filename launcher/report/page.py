@@ -167,7 +167,9 @@ def summary_rows(record: RunRecord) -> list[tuple[str, str]]:
     if stored := store_text(state, record.end, "before the end"):
         rows.append(("store", stored))
     if state.checkpoint:
-        rows.append(("checkpoint", state.checkpoint + _size(state.checkpoint_bytes)))
+        num_bytes = state.checkpoint_bytes
+        size = "" if num_bytes is None else f" ({num_bytes / 1e6:,.1f} MB)"
+        rows.append(("checkpoint", state.checkpoint + size))
     return rows + [("lost", each) for each in state.losses]
 
 
@@ -221,10 +223,6 @@ def _loss_rows(record: RunRecord) -> list[tuple[str, str]]:
         ("last loss", f"{last:.4f}"),
         ("fall", "-" if fall is None else f"{fall:.1f} %"),
     ]
-
-
-def _size(num_bytes: int | None) -> str:
-    return "" if num_bytes is None else f" ({num_bytes / 1e6:,.1f} MB)"
 
 
 def _summary(rows: Sequence[tuple[str, str]], status: int | None) -> str:

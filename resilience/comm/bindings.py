@@ -90,7 +90,8 @@ def _find_places(roots: Sequence[object]) -> Iterator[tuple[Any, Any, ProcessGro
     kept: list[Any] = []
     while stack:
         each = stack.pop()
-        if id(each) in seen or _is_leaf(each):
+        is_leaf = isinstance(each, _LEAVES) and not isinstance(each, torch.nn.Parameter)
+        if is_leaf or id(each) in seen:
             continue
         seen.add(id(each))
         kept.append(each)
@@ -101,10 +102,6 @@ def _find_places(roots: Sequence[object]) -> Iterator[tuple[Any, Any, ProcessGro
                 raise StateError(f"a {type(each).__name__} holds a group for good")
             else:
                 yield holder, key, value
-
-
-def _is_leaf(value: object) -> bool:
-    return isinstance(value, _LEAVES) and not isinstance(value, torch.nn.Parameter)
 
 
 def _references(value: Any) -> Iterator[tuple[Any, Any, Any]]:

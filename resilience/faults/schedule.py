@@ -44,7 +44,8 @@ def random_faults(
     The draws for a step depend on nothing but the seed and the step: a longer run begins
     with the faults of a shorter one. A fault in a recovery comes with one that begins it.
     """
-    pairs = [(kind, place) for kind in kinds for place in places if _is_allowed(kind, place)]
+    pairs = [(kind, place) for kind in kinds for place in places]
+    pairs = [each for each in pairs if each != ("corrupt", "within_update")]
     causes = [(kind, place) for kind, place in pairs if _begins_recovery(kind, place)]
     if not causes:
         pairs = [(kind, place) for kind, place in pairs if place != "recovery"]
@@ -53,10 +54,6 @@ def random_faults(
         if _draw(seed, step, "fires") * mean_steps_between < 1 << 64:
             faults += _draw_step(seed, step, world_size, pairs, causes)
     return tuple(faults)
-
-
-def _is_allowed(kind: FaultKind, place: FaultPlace) -> bool:
-    return kind != "corrupt" or place != "within_update"
 
 
 def _begins_recovery(kind: FaultKind, place: FaultPlace) -> bool:

@@ -134,7 +134,7 @@ class Network:
                 continue
             end.held += [packet for due_s, packet in end.arriving if due_s > self.now_s]
             end.arriving = deque(each for each in end.arriving if each[0] <= self.now_s)
-            end.lost_s = self._give_up_s()
+            end.lost_s = self.now_s + self.lease_s + self._random.uniform(0, _PROBE_S)
             end.owner.note_change()
 
     def heal(self, some: Collection[str], others: Collection[str]) -> None:
@@ -199,9 +199,6 @@ class Network:
     def forget(self, name: str) -> None:
         """Take the transport of a process that has ended out of the network."""
         self._nodes.pop(name, None)
-
-    def _give_up_s(self) -> float:
-        return self.now_s + self.lease_s + self._random.uniform(0, _PROBE_S)
 
     def _awake(self) -> list[SimulatedTransport]:
         return [each for name, each in self._nodes.items() if name not in self._paused_s]

@@ -141,7 +141,8 @@ def _job_lines(namespace: str, job: Mapping[str, Any]) -> list[str]:
         return [*lines, "  no step"]
     if job["lag"].get("store"):
         whole = [each for each in job["steps"] if not each["is_stale"]]
-        stored = max((each["step"] for each in whole if has_stored(each)), default=None)
+        kept = (each for each in whole if each["store"] == each["num_shards"] > 0)
+        stored = max((each["step"] for each in kept), default=None)
         of = f"of {max(each['step'] for each in whole)}" if whole else "at all"
         lines += [f"  in the store: {'no step' if stored is None else f'step {stored}'} {of}"]
     rows = [_TITLES, *map(_row, job["steps"])]
@@ -152,11 +153,6 @@ def _job_lines(namespace: str, job: Mapping[str, Any]) -> list[str]:
         if step and not (step["is_complete"] and not step["is_stale"]):
             lines += _wrap(f"    {step['reason']}")
     return lines
-
-
-def has_stored(step: Mapping[str, Any]) -> bool:
-    """Return whether a step is whole in the store."""
-    return bool(step["store"] == step["num_shards"] > 0)
 
 
 def _row(step: Mapping[str, Any]) -> tuple[str, ...]:

@@ -39,18 +39,13 @@ def clean_nodes(run: RunFolder) -> Cleaned:
     """Remove the run's memory on every node that it had; what is not reached is left."""
     if run.job.memoryd is None and run.job.resilience.batches is None:
         return Cleaned()
-    nodes = find_nodes(run)
+    nodes = sorted(newest_logs(run))
     with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
         answers = list(pool.map(lambda node: _clean_node(run, node), nodes))
     return Cleaned(
         removed=tuple(each for answer in answers for each in answer.removed),
         left=tuple(each for answer in answers for each in answer.left),
     )
-
-
-def find_nodes(run: RunFolder) -> list[str]:
-    """Return the nodes that any start of the run had, by the logs that they wrote."""
-    return sorted(newest_logs(run))
 
 
 def newest_logs(run: RunFolder) -> dict[str, Path]:

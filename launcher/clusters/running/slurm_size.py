@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from launcher.clusters.running.cluster import ASK_TIMEOUT_S, RunFolder
 from launcher.clusters.running.requests import write_size
@@ -93,12 +92,9 @@ def find_added(run: RunFolder) -> list[AddedJob]:
         return []
     command = ("squeue", "--noheader", "--me", f"--name={added_name(run)}", f"--format={_FORMAT}")
     found = read_added(run_program(command, run.path, timeout_s=ASK_TIMEOUT_S))
-    return [replace(each, is_leaving=_left_file(run, each).exists()) for each in found]
-
-
-def _left_file(run: RunFolder, job: AddedJob) -> Path:
-    """Return the file that a job's script makes when its agent is asked to leave."""
-    return run.path / "added" / f"{job.job_id}.left"
+    # A job's script makes this file when its agent is asked to leave.
+    left = run.path / "added"
+    return [replace(each, is_leaving=(left / f"{each.job_id}.left").exists()) for each in found]
 
 
 def read_added(text: str) -> list[AddedJob]:
