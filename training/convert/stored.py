@@ -238,7 +238,10 @@ class StoredStep:
         piece = bytearray(min(PIECE_BYTES, num_bytes - begin))
         self._store.get_data(self._namespace, digest, num_bytes, memoryview(piece), begin=begin)
         if xxhash.xxh3_64_intdigest(piece) != checksum:
-            raise TierError(f"{self.title} is damaged: its bytes are not what their checksums say")
+            raise TierError(
+                f"{self.title} is damaged: its bytes are not what their checksums say; choose "
+                "another step with --step"
+            )
         return piece
 
 

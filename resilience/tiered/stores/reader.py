@@ -52,14 +52,14 @@ class StoreReader:
         self._bad: set[ShardId] = set()
         """Shards whose bytes were just found damaged."""
         self.left_out: dict[tuple[int, int], str] = {}
-        """By step and generation why it is not whole, where a description cannot be read."""
+        """By step and generation why it is not whole, where a shard is damaged."""
 
     def steps(self, *, check: Check | None = None, reads_all: bool = False) -> list[StepOnOffer]:
         """Return the steps that have shards there, newest first. Raises TierError.
 
         Of each step one description is read, or all with `reads_all`. A step of which one was
-        found damaged is never whole; `left_out` has the reason. It stays in the list, since it
-        tells which older histories are over.
+        found damaged, or without its data, is never whole; `left_out` has the reason. The step
+        stays in the list, since it tells which older histories are over.
         """
         self.left_out.clear()
         shards: dict[tuple[int, int], list[ShardId]] = defaultdict(list)
@@ -72,6 +72,11 @@ class StoreReader:
             for each in found:
                 if not num_shards or reads_all:
                     if (meta := entries.read(each)) is None:
+                        continue
+                    # Of a step that is deleted just now the description goes before the data.
+                    if not self._store.has_data(meta) and self._store.get_meta(each):
+                        text = f"the {meta.num_bytes} bytes of shard {each.shard} are not there"
+                        self._leave_out(each, TierError(text))
                         continue
                     num_shards = meta.num_shards
                 readable.append(each.shard)

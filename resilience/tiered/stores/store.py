@@ -121,6 +121,10 @@ class Store:
         if num_bytes:
             self._objects.read(name, num_bytes, begin, into.cast("B"))
 
+    def has_data(self, meta: ShardMeta) -> bool:
+        """Return whether the shard's data is there with all its bytes; they are not read."""
+        return self._has(data_key(meta.id.namespace, content_digest(meta)), meta.num_bytes)
+
     def put_meta(self, meta: ShardMeta) -> None:
         """Write the entry that makes the shard count, behind its data.
 
@@ -129,12 +133,12 @@ class Store:
         """
         digest = content_digest(meta)
         data = data_key(meta.id.namespace, digest)
-        if not self._has(data, meta.num_bytes):
+        if not self.has_data(meta):
             raise TierError(f"{data} is not there with {meta.num_bytes} bytes; put it before")
         name = _entry_key(meta.id, digest)
         text = encode_meta(meta)
         self._objects.write(name, len(text), [memoryview(text)])
-        if not self._has(data, meta.num_bytes):
+        if not self.has_data(meta):
             self._objects.delete([name])
             raise TierError(f"{data} was deleted while its entry was written; put it again")
         others = [each.stored.name for each in self._entries_of(meta.id) if each.digest != digest]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.tiered.errors import TierError
-from resilience.tiered.shard import ShardId, ShardMeta, encode_meta
+from resilience.tiered.shard import ShardId, ShardMeta, content_digest, encode_meta
 from resilience.tiered.stores.choice import open_as, parse_place
 from resilience.tiered.stores.deadline import DeadlineError
 from resilience.tiered.stores.entries import EntryReader
@@ -73,6 +73,28 @@ def test_a_damaged_description_hides_no_other_step(
     assert [*reader.left_out] == [(bad, 0)]
     # The damaged one goes on to say that older histories are over.
     assert [each.step for each in steps] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+@pytest.mark.parametrize("num_bytes", [None, 0, 99, 101])
+def test_a_step_without_all_of_its_data_hides_no_other_step(
+    place: Place, bad: int, num_bytes: int | None
+) -> None:
+    store = place.open()
+    for step in (1, 2, 3):
+        make_shard(step, step=step, num_bytes=100).put(store)
+    digest = content_digest(make_shard(bad, step=bad, num_bytes=100).meta)
+    data = Path(place.settings["folder"]) / "job" / "data" / digest
+    data.unlink()
+    if num_bytes is not None:
+        data.write_bytes(b"x" * num_bytes)
+    reader = StoreReader(store, "job", source="x")
+
+    steps = reader.steps()
+
+    whole = [each.step for each in steps if len(each.shards) == each.num_shards]
+    assert whole == [each for each in (3, 2, 1) if each != bad]
+    assert reader.left_out == {(bad, 0): "the 100 bytes of shard 0 are not there"}
 
 
 @pytest.mark.parametrize(("reads_all", "is_whole"), [(True, [False, True]), (False, [True, True])])
