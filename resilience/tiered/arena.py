@@ -227,7 +227,7 @@ class Arena:
         except OSError as error:
             with suppress(OSError):
                 new.unlink()
-            raise VaultFullError(f"no room for a description in {self.folder}: {error}") from error
+            raise VaultFullError(f"cannot write a description in {self.folder}: {error}") from error
 
     def unseal(self, segment: Segment) -> None:
         """Take the description away: no later daemon finds the segment."""

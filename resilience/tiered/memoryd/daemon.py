@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from resilience.node_config import UNDONE_STATUS
 from resilience.settings import CLOSE_TIMEOUT_S
@@ -30,6 +31,8 @@ from resilience.tiered.vault import Vault
 REMOVE_SIGNAL = signal.SIGUSR1
 """Ends the daemon and takes the arena away: its job is over."""
 
+_LOOK_S = 5.0
+"""How often the daemon looks whether its folder is there."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, REMOVE_SIGNAL)
 
 
@@ -101,7 +104,7 @@ def run_daemon(options: MemorydOptions) -> int:
         _announce(options, vault)
         # Memory of many gigabytes takes minutes, and nobody waits for it.
         threading.Thread(target=_expire, args=(options,), name="expiry", daemon=True).start()
-        has_to_go = _wait_for_end(lease) == REMOVE_SIGNAL
+        has_to_go = _wait_for_end(lease, options.folder) == REMOVE_SIGNAL
         lease.end()
         is_removed |= has_to_go
         drain_s = options.kept.remove_s if has_to_go else options.kept.drain_s
@@ -115,15 +118,21 @@ def run_daemon(options: MemorydOptions) -> int:
     return 0 if is_done else UNDONE_STATUS
 
 
-def _wait_for_end(lease: Lease) -> int:
-    """Return the signal that ends the daemon.
+def _wait_for_end(lease: Lease, folder: Path) -> int:
+    """Return the signal that ends the daemon: SIGINT where its folder was removed.
 
     A scheduler sends SIGTERM to every process of a job at once, while the workers have their last
     step to save yet. The agent that holds the lease has it too, and ends the daemon after them.
     """
-    while (number := signal.sigwait(END_SIGNALS)) == signal.SIGTERM and lease.is_held:
-        complain("SIGTERM is left to the agent, which ends the daemon after the workers")
-    return number
+    while (found := signal.sigtimedwait(END_SIGNALS, _LOOK_S)) is None or (
+        found.si_signo == signal.SIGTERM and lease.is_held
+    ):
+        if found is not None:
+            complain("SIGTERM is left to the agent, which ends the daemon after the workers")
+        elif not folder.exists():
+            complain(f"{folder} was removed, and the daemon ends: the next one makes it anew")
+            return signal.SIGINT
+    return found.si_signo
 
 
 def _expire(options: MemorydOptions) -> None:

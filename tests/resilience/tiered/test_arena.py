@@ -303,7 +303,7 @@ def test_without_room_for_a_description_the_old_one_stays(arena: Arena, folder: 
     arena.seal(segment, b"old")
     (folder / "segment-0.meta.new").mkdir()
 
-    with pytest.raises(VaultFullError, match="no room for a description"):
+    with pytest.raises(VaultFullError, match="cannot write a description"):
         arena.seal(segment, b"new")
 
     assert (folder / "segment-0.meta").read_bytes() == b"old"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_a_signal_says_whether_the_arena_stays(
         assert daemon.folder.exists() == stays
         if stays:
             assert load(daemon.start().client(), make_id()) == make_content(MIB)
+
+
+@pytest.mark.slow
+def test_a_daemon_without_its_arena_ends_and_the_next_one_makes_it_anew(tmp_path: Path) -> None:
+    """It could keep nothing any more, and its agent starts it again."""
+    with Daemon(folder=tmp_path / "arena").start() as daemon:
+        save(daemon.client(), make_id(), make_content(MIB))
+        shutil.rmtree(daemon.folder)
+
+        assert daemon.wait() == 0
+        assert "was removed, and the daemon ends" in daemon.outputs[-1]
+
+        client = daemon.start().client()
+        save(client, make_id(step=2), make_content(MIB))
+        assert load(client, make_id(step=2)) == make_content(MIB)
 
 
 def test_a_daemon_removes_what_has_expired_beside_it(tmp_path: Path) -> None:
