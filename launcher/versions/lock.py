@@ -64,12 +64,13 @@ def parse_lock(text: str, path: object) -> dict[str, tuple[Version, ...]]:
         raise RecipeError(f"{path} holds a merge that is not ended: {_way_out(text, path)}")
     try:
         _check_shape(text, path)
-        content = yaml.safe_load(text) or {}
         list(find_scalars(text))
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = f": {error.problem}" if isinstance(error, ConstructorError) else ""
+        is_of_value = isinstance(error, (ConstructorError, ValueError))
+        problem = f": {getattr(error, 'problem', error)}" if is_of_value else ""
         raise RecipeError(f"{path}{line}: broken YAML{problem}") from error
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: allowed: a mapping of recipes' names to their versions")

@@ -14,6 +14,8 @@ from yaml.constructor import SafeConstructor
 from launcher.written.texts import is_text_place, to_text
 
 _TAG = "tag:yaml.org,2002:"
+_DIGITS_MAX = 1000
+"""Of a whole number to any base; Python refuses to write one of 4,300 decimal digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,9 @@ def _value(node: yaml.ScalarNode) -> Any:
             "float": "construct_yaml_float"}.get(node.tag.removeprefix(_TAG))  # fmt: skip
     if make is None:
         return None
+    if make == "construct_yaml_int" and len(node.value) > _DIGITS_MAX:
+        problem = f"found a number of {len(node.value)} characters; allowed: {_DIGITS_MAX}"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     try:
         return getattr(SafeConstructor(), make)(node)
     except (ValueError, KeyError):

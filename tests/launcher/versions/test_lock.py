@@ -121,3 +121,17 @@ def test_two_branches_that_add_other_recipes_keep_both_lines(tmp_path: Path, sty
     )  # fmt: skip
     found = {name: len(rows) for name, rows in parse_lock(kept, "lock").items()}
     assert found == dict.fromkeys(("a/a", "b/b", "b/new", "b/other", "c/c"), 1)
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [
+    ("date: '2026-03-01'", "date: 2026-13-40", "month must be in 1..12"),
+    ("version: 1", f"version: {'9' * 5000}", "found a number of 5000 characters"),
+])  # fmt: skip
+def test_a_value_that_python_cannot_take_is_told_with_its_file(
+    before: str, after: str, told: str
+) -> None:
+    text = format_lock({"a/b": (version(1),)})
+    assert before in text
+
+    with pytest.raises(RecipeError, match=rf"^the lock.*: broken YAML: {told}"):
+        parse_lock(text.replace(before, after), "the lock")

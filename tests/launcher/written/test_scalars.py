@@ -9,7 +9,7 @@ import yaml
 
 from launcher.composition.compose import resolve
 from launcher.composition.frozen import read_frozen
-from launcher.composition.yaml_size import keep_texts
+from launcher.composition.yaml_size import check_yaml, keep_texts
 from launcher.errors import RecipeError
 from launcher.job.cluster import K8sCluster
 from launcher.versions.lock import parse_lock
@@ -118,3 +118,11 @@ def test_a_value_of_its_own_stays_beside_one_that_is_merged(text: str, kept: obj
 def test_a_key_of_two_merged_mappings_is_refused() -> None:
     with pytest.raises(yaml.YAMLError, match="duplicate key A"):
         list(find_scalars("env: {<<: [{A: on}, {A: x}]}"))
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "0x" + "f" * 5000, "0b" + "1" * 5000])
+@pytest.mark.parametrize("key", ["env: {A", "trainer: {max_steps"])
+def test_a_number_that_python_cannot_write_is_refused_with_its_line(key: str, digits: str) -> None:
+    told = rf"^mine, line 2, column \d+: found a number of {len(digits)} characters; allowed: 1000"
+    with pytest.raises(RecipeError, match=told):
+        check_yaml(f"a: b\n{key}: {digits}}}\n", "mine")
