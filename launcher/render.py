@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.clusters.agent import NO_INTENT, Intent
+from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import K8sCluster, SlurmCluster
 from launcher.rundir import JOB_FILE
+from launcher.secrets import FORM
 
 
 def render(job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT) -> dict[str, str]:
@@ -19,19 +21,15 @@ def render(job: Job, templates: Mapping[str, str], intent: Intent = NO_INTENT) -
 
     Raises RecipeError where a template fails or what came out breaks a rule.
     """
-    return {JOB_FILE: job.to_json(), **_render_cluster(job, templates, intent)}
-
-
-def _render_cluster(job: Job, templates: Mapping[str, str], intent: Intent) -> dict[str, str]:
     # Each kind is imported when it is asked for, which halves the launcher's start-up.
     if isinstance(job.cluster, SlurmCluster):
-        from launcher.clusters.slurm import render_slurm
-
-        return render_slurm(job, templates, intent)
-    if isinstance(job.cluster, K8sCluster):
-        from launcher.clusters.k8s.manifest import render_k8s
-
-        return render_k8s(job, templates, intent)
-    from launcher.clusters.local import render_local
-
-    return render_local(job, templates, intent)
+        from launcher.clusters.slurm import render_slurm as render_kind
+    elif isinstance(job.cluster, K8sCluster):
+        from launcher.clusters.k8s.manifest import render_k8s as render_kind
+    else:
+        from launcher.clusters.local import render_local as render_kind
+    files = {JOB_FILE: job.to_json(), **render_kind(job, templates, intent)}
+    if name := next((name for name, text in files.items() if FORM.search(text)), None):
+        allowed = "allowed: a reference under cluster.secrets"
+        raise RecipeError(f"{name} would hold a secret of a template's (not shown); {allowed}")
+    return files

@@ -12,7 +12,7 @@ _WORDS = (
     r"|SECRET|CRED(?:ENTIAL)?S?|(?:GH|GIT(?:HUB|LAB))_PAT|DOCKER_AUTH_CONFIG|CONNECTION_STRING"
     r"|REDISCLI_AUTH|(?:PRIVATE|API|ACCESS|SIGNING|WANDB|NGC"
     r"|(?:EN|DE)CRYPTION|MASTER|DEPLOY|AUTH|ACCOUNT|SHARED|STORAGE|LICENSE|SSH|HMAC|OPENAI"
-    r"|ANTHROPIC|CLIENT|WEBHOOK)[_-]?KEYS?)|(?-i:(?<=[a-z])(?:Token|Secret|ApiKey))(?![a-z])"
+    r"|ANTHROPIC|CLIENT|WEBHOOK)[_-]?KEYS?)|(?-i:(?<=[a-z])(?:Token|Secret|ApiKey|AccessKey))(?![a-z])"
     r"|PASSWORD|PASSWD|PASSPHRASE|PGPASS|SSHPASS|_PWD"
     r"|(?<!ONE)(?<!TWO)(?<!FIRST)(?<!SECOND)_PASS(?!_))(?![A-Z0-9])"
 )
@@ -34,20 +34,23 @@ _FORMS = "|".join(
     (
         r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
         r"\b(?:hf|api_org|npm|r8|gsk|ntn|lin_api|glsa|rubygems)_[A-Za-z0-9]{20,}",
-        r"\bdckr_pat_[\w-]{20,}|\bAGE-SECRET-KEY-1\w+",
+        r"\bdckr_[op]at_[\w-]{20,}|\bAGE-SECRET-KEY-1\w+",
+        r"\b(?:glc|figd|sbp|pcsk|KGAT|nfp|dbtc|pnu|phx|sq[pu]|bkua|sntry[su])_[A-Za-z0-9]{20,}",
         r"\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}",
         r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|imt|agent)-[\w.-]{16,}",
         r"\bxox[a-z]-[\w-]{10,}|\bxapp-[\w-]{16,}|\bhooks\.slack\.com/services/\w+/\w+/\w+",
-        r"\bpypi-[\w-]{16,}|\bnvapi-[\w-]{16,}|\bxai-\w{20,}|\btskey-[\w-]{16,}",
+        r"\bpypi-AgE[\w-]{16,}|\bnvapi-[\w-]{16,}|\bxai-\w{20,}|\btskey-[\w-]{16,}",
         r"\bAIza[\w-]{30,}|\bya29\.[\w-]{16,}|\bGOCSPX-[\w-]{16,}",
-        r"\bsk-[A-Za-z0-9_-]{20,}|\b[rs]k_(?:live|test)_\w{16,}|\bwhsec_\w{16,}",
+        r"\bsk-(?=[\w-]*\d)[\w-]{20,}|\b[rs]k_(?:live|test)_\w{16,}|\bwhsec_\w{16,}",
+        r"\bpplx-\w{20,}|\bLS0tLS1CRUdJTi(?:BQUklW|BSU0EgUFJJ|BPUEVOU1|BFQyBQ|BFTkNS|BQR1AgUFJJ)",
         r"\bdapi[0-9a-f]{32}|\bdo[opr]_v1_[0-9a-f]{32,}|\bhv[sb]\.[\w-]{20,}|\bshp[a-z]{2}_\w{20,}",
         r"\bSG\.[\w-]{16,}\.[\w-]{16,}|\bATATT3[\w-]{20,}|\bwandb_v1_\w{16,}",
         r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----",
         r"\beyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]{5,}",
     )
 )
-_FORM = re.compile(_FORMS)
+FORM = re.compile(_FORMS)
+"""A secret that is known by its form, whatever is around it."""
 _TEXT = re.compile(
     _FORMS
     # NAME=value, --name value, "name: value", and the header of a request.
@@ -140,7 +143,7 @@ def _joined(node: object, place: tuple[Any, ...]) -> Iterator[tuple[tuple[str, .
             yield from _joined(value, (*place, str(key)))
     elif isinstance(node, list):
         words = [str(each) for each in node if not isinstance(each, (dict, list))]
-        texts = [" ".join(words), *_FORM.findall("".join(words))]
+        texts = [" ".join(words), *FORM.findall("".join(words))]
         if not any(map(_TEXT.search, words)):
             yield from ((place, text) for text in texts if _TEXT.search(text))
         for index, value in enumerate(node):

@@ -15,6 +15,12 @@ from tests.launcher.shipped import CLUSTERS, RECIPES, shipped_job
 TINY = "llama/llama3_tiny_pretrain"
 # Of a pre_script, a variable or any other text.
 SECRET_TEXTS = [
+    "docker login -p dckr_oat_CANARY0123456789abcdef",
+    "Endpoint=sb://h/;SharedAccessKey=CANARY012345",
+    "sk-proj-CANARY0123456789abcdef",
+    "pypi-AgEIcHlwaS5vcmcCANARY0123",
+    "pcsk_CANARY0123456789abcdef",
+    "data: LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQCANARY",
     "curl -H 'Authorization: ApiKey CANARY8f2a41bc'",
     "curl -H 'authorization: CANARY8f2a41bc'",
     "clientSecret=CANARY",
@@ -73,6 +79,10 @@ SECRET_TEXTS = [
     "tool --password hunter2",
 ]
 HARMLESS_TEXTS = [
+    "pip install sk-learn-contrib-package-name-long",
+    "pip --index-url https://pypi-public-mirror-internal-host/simple",
+    "caBundle: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tCk1JSUJ",
+    "squ_of_the_team_has_a_long_name",
     "convert --eos-token END --pad_token=PAD unk_token=unk",
     "Authorization: required",
     "export TOKENIZERS_PARALLELISM=false",
