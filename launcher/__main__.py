@@ -114,10 +114,8 @@ def _launch(given: list[str], start: Path) -> int:
     choice = choose_recipe(arguments, folders.recipes, start)
     if choice.recipe is None and not any(option in given for option in _WITHOUT_RECIPE):
         raise RecipeError("no recipe; name one with recipe=NAME, `list` shows them")
-
-    for old, new in choice.renamed:
-        sys.stderr.write(f"note: recipe {old!r} is called {new!r} now\n")
-
+    notes = (f"note: recipe {old!r} is called {new!r} now\n" for old, new in choice.renamed)
+    sys.stderr.writelines(notes)
     # Hydra is imported once the recipe is known to be there.
     from launcher.app import launch
     from launcher.composition.compose import call_once, check_kept
@@ -166,6 +164,8 @@ def _launch(given: list[str], start: Path) -> int:
             SweepFolder.remove_new()
     if refusals:
         raise refusals[0]
+    if SweepFolder.path and len(statuses) == 1:
+        raise RecipeError("the sweep has no job: one of its keys has no value to take")
     return max(statuses)
 
 

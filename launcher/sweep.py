@@ -1,18 +1,25 @@
-"""Leave nothing of a sweep that is refused: Hydra writes its config before it looks at a job."""
+"""Leave nothing of a sweep that is refused: Hydra writes its config before it looks at a job.
+
+A sweep of very many jobs is refused before Hydra lists them, which would take all of the memory.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from launcher.errors import RecipeError
 
 _CONFIG_FILE = "multirun.yaml"
+_JOBS_MAX = 1000
 
 
 class SweepFolder(Callback):
@@ -29,6 +36,8 @@ class SweepFolder(Callback):
         """
         path = Path(config.hydra.sweep.dir).absolute()
         self._note(path)
+        if (num_jobs := _count_jobs(config.hydra)) > _JOBS_MAX:
+            raise RecipeError(f"the sweep has {num_jobs:g} jobs; allowed: at most {_JOBS_MAX}")
         file = path / _CONFIG_FILE
         if os.path.lexists(file):
             if file.is_symlink() or not file.is_file():
@@ -49,6 +58,18 @@ class SweepFolder(Callback):
                 # A folder that another sweep has filled meanwhile stays.
                 with suppress(OSError):
                     path.unlink() if path.name == _CONFIG_FILE else path.rmdir()
+
+
+def _count_jobs(hydra: DictConfig) -> float:
+    """Return how many jobs a sweep has at most; options by a pattern count as one."""
+    params = hydra.sweeper.get("params") or {}
+    words = [*(f"{key}={value}" for key, value in params.items()), *hydra.overrides.task]
+    overrides = OverridesParser.create().parse_overrides(words)
+    values = {each.get_key_element(): each.value() for each in overrides}.values()
+    lists = [len(each.list) for each in values if isinstance(each, ChoiceSweep)]
+    ranges = [each for each in values if isinstance(each, RangeSweep)]
+    lengths = [abs((r.stop or 0) - (r.start or 0)) / abs(r.step or 1) for r in ranges]
+    return math.prod([*lists, *lengths])
 
 
 def _inwards_first(path: Path) -> tuple[Path, ...]:

@@ -7,6 +7,7 @@ instead: ours, a team's, or the one that a recipe given by path lies in.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
 from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
 from launcher.composition.yaml_size import check_yaml, keep_texts, naming_file, read_yaml_text
+from launcher.errors import RecipeError
 from launcher.hydra_words import check_hydra_words
 from launcher.paths import shipped_folder
 
@@ -118,6 +120,8 @@ class GroupSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Read one file. Raises RecipeError and ConfigLoadError."""
         path = Path(self.path, self._normalize_file_name(config_path))
+        if posixpath.normpath(config_path).startswith("../"):
+            raise RecipeError(f"{config_path} leads out of the folder of groups, {self.path}")
         text = read_yaml_text(path) if path.is_file() else ""
         with naming_file(path):
             found = super().load_config(config_path)

@@ -166,7 +166,7 @@ def _repeated(faults: FaultsSettings) -> Iterator[str]:
     """Refuse faults in a recovery that no other fault begins."""
     for index, fault in enumerate(faults.injected):
         if fault.place == "recovery" and not any(
-            _begins_recovery(other.kind, other.place) and other.step >= fault.step
+            other.kind != "slow" and other.place != "recovery" and other.step >= fault.step
             for other in faults.injected
         ):
             yield (
@@ -206,10 +206,6 @@ def _corruption(job: JobContent, faults: FaultsSettings) -> Iterator[str]:
             f"{shown(settings.self_check_every_n_steps)} would not find the faults 'corrupt' of "
             "resilience.faults before they spread; allowed with them: 1"
         )
-
-
-def _begins_recovery(kind: str, place: str) -> bool:
-    return kind != "slow" and place != "recovery"
 
 
 def _is_corruptible(place: str) -> bool:

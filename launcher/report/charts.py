@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from launcher.monitor.checkpoints import FAILED, LOADED, SAVED, UNREADABLE
 from launcher.monitor.recoveries import Recovery
 from launcher.monitor.runstate import CHECKPOINT, PHASES, RECOVERY, STARTING, TRAINING
-from launcher.report.record import IDLE, RunRecord, Size, Span, Step
+from launcher.report.record import IDLE, RunRecord, Span, Step
 
 Figure = dict[str, Any]
 Point = TypeVar("Point")
@@ -66,7 +66,8 @@ def size_chart(record: RunRecord) -> Figure:
     """Return how many workers the run had over time; nothing of one that kept its size."""
     data = []
     if len({size.num_workers for size in record.sizes}) > 1:
-        shown = thin([point for size in record.sizes for point in _ends(size)])
+        ends = ((size, at) for size in record.sizes for at in (size.start_s, size.end_s))
+        shown = thin([(at, size.num_workers) for size, at in ends])
         data = [
             {
                 "type": "scatter",
@@ -81,10 +82,6 @@ def size_chart(record: RunRecord) -> Figure:
     layout = _layout("seconds since the run's start", "workers", has_legend=False)
     layout["yaxis"]["rangemode"] = "tozero"
     return {"data": data, "layout": layout}
-
-
-def _ends(size: Size) -> tuple[tuple[float, int], ...]:
-    return (size.start_s, size.num_workers), (size.end_s, size.num_workers)
 
 
 def timeline_chart(record: RunRecord) -> Figure:

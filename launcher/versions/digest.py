@@ -78,12 +78,9 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[
     for each in find_differences(before, now):
         is_off = ABSENT in each.values and any(_OFF.fullmatch(str(value)) for value in each.values)
         if each.place != ("recipe", "version") and not is_off:
-            old, new = (_show(None if value is ABSENT else value) for value in each.values)
+            values = (None if value is ABSENT else value for value in each.values)
+            old, new = (json.dumps(value, ensure_ascii=False, default=repr) for value in values)
             yield f"{key_of(each.place)}: {old} -> {new}"
-
-
-def _show(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _closed(text: str) -> str | None:

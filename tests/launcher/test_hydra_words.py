@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.errors import RecipeError
 from launcher.hydra_words import check_hydra_words
@@ -77,10 +77,19 @@ RUNS = {
         {"mine.yaml": MINE, "templates/local/node.sh.j2":
          "{{ ''.__class__.__base__.__subclasses__() and cycler.__init__.__globals__.os.mkdir"
          "('CANARY') }}"}, "template local/node.sh.j2: "),
+    "template-with-a-secret": (
+        {"mine.yaml": MINE, "templates/local/node.sh.j2": f"export A=hf_{'c' * 30}"},
+        "node-0.sh would hold a secret of a template's"),
+    "group-elsewhere": (
+        {"mine.yaml": MINE.replace("  - _self_", "  - /../theirs/x"), "conf/README": "",
+         "theirs/x.yaml": "# @package _global_\nenv: {A: b}\n"},
+        "../theirs/x leads out of the folder of groups"),
 }  # fmt: skip
 
 
-_UNPLACED = ("action", "action-of-a-sweep", "template", "run-dir-of-the-machine")
+_UNPLACED = (
+    "action", "action-of-a-sweep", "template", "template-with-a-secret", "run-dir-of-the-machine",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -173,14 +182,45 @@ def multirun_file(folder: Path, kind: str) -> Path:
     return file
 
 
+def sweep_config(folder: Path, *task: str, **params: str) -> DictConfig:
+    hydra = {"sweep": {"dir": folder}, "sweeper": {"params": params}, "overrides": {"task": task}}
+    return OmegaConf.create({"hydra": hydra})
+
+
+@pytest.mark.parametrize("task", [
+    ["a=range(1,1000000000)"], ["a=shuffle(range(1,5000))"], ["a=range(0,1,0.0001)"],
+    ["a=range(1,102)", "b=1,2,3,4,5,6,7,8,9,10"], ["a=range(0,inf)"],
+])  # fmt: skip
+def test_a_sweep_of_very_many_jobs_is_refused_before_they_are_listed(
+    tmp_path: Path, task: list[str]
+) -> None:
+    first, *others = task
+    for config in (
+        sweep_config(tmp_path, *task),
+        sweep_config(tmp_path, *others, a=first.removeprefix("a=")),
+    ):
+        with pytest.raises(RecipeError, match=r"^the sweep has \S+ jobs; allowed: at most 1000$"):
+            SweepFolder().on_multirun_start(config)
+    # The command line has precedence over the file.
+    SweepFolder().on_multirun_start(sweep_config(tmp_path, "a=range(0,1000)", a=first[2:]))
+
+
+def test_a_sweep_without_a_job_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+
+    said = launch("-m", "recipe=mine.yaml", "model=glob(nosuch*)", folder=tmp_path)
+
+    told = "the sweep has no job: one of its keys has no value to take\n"
+    assert (said.status, said.err) == (2, told)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe"])
 def test_a_sweep_writes_into_nothing_but_a_plain_file(tmp_path: Path, kind: str) -> None:
     file = multirun_file(tmp_path, kind)
 
     with pytest.raises(RecipeError, match="is no plain file, and a sweep writes to it; remove it"):
-        SweepFolder().on_multirun_start(
-            OmegaConf.create({"hydra": {"sweep": {"dir": file.parent}}})
-        )
+        SweepFolder().on_multirun_start(sweep_config(file.parent))
 
     assert os.path.lexists(file)
 
@@ -188,7 +228,7 @@ def test_a_sweep_writes_into_nothing_but_a_plain_file(tmp_path: Path, kind: str)
 def test_a_sweep_replaces_the_file_that_has_another_name_elsewhere(tmp_path: Path) -> None:
     file = multirun_file(tmp_path, "second-name")
 
-    SweepFolder().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": file.parent}}}))
+    SweepFolder().on_multirun_start(sweep_config(file.parent))
 
     assert not file.exists()
     assert (tmp_path / "victim").read_text() == "theirs"

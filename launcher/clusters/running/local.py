@@ -85,10 +85,8 @@ class LocalMachine:
         holder = read_lock(run.path)
         if holder is not None and not holder.is_here and holder.host != os.uname().nodename:
             raise OutsideError(f"{run.path} was started on {holder.host}; clean it there")
-        strays: tuple[set[int], set[int]] = (set(), set())
-        if holder is not None and holder.run_id:
-            strays = end_strays(holder.run_id, run_dir=run.path)
-        found, left = strays
+        run_id = holder.run_id if holder else ""
+        found, left = end_strays(run_id, run_dir=run.path) if run_id else (set[int](), set[int]())
         memory = remove_memory(run)
         return Cleaned(
             removed=(*(f"process {pid}" for pid in sorted(found - left)), *memory.removed),
