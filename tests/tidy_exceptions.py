@@ -72,11 +72,8 @@ FOREIGN_TARGETS = {
         ),
     ),
     "training/megatron/step.py": (
-        "Megatron has no call that forgets a step; torch's optimizers take options this way",
-        (
-            "group.grad_reduce_handle group.is_first_batch group.per_param_grad_ready_counts "
-            "optimizer.param_groups"
-        ),
+        "Megatron has no call that forgets a step",
+        "group.grad_reduce_handle group.is_first_batch group.per_param_grad_ready_counts",
     ),
     "training/megatron/trainer.py": (
         "Megatron has no call that has parameters gathered anew",
@@ -101,9 +98,9 @@ FOREIGN_TARGETS = {
         "Transformers' way to name the class in config.json",
         "config.architectures",
     ),
-    "training/torch/step.py": (
+    "training/trainer.py": (
         "torch's optimizers take options this way",
-        "self._optimizer.param_groups",
+        "optimizer.param_groups",
     ),
 }
 """By file, the attributes of others that it assigns to: why, and which."""

@@ -9,12 +9,13 @@ one, and names a whole one of the size of a page.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from launcher.job import Job
 from resilience.state.view import StateView
@@ -155,3 +156,27 @@ class MakeTrainer(Protocol):
 
     def __call__(self, job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
         """Return the trainer; one that `is_restartable` takes groups more than once."""
+
+
+def run_updates(optimizers: Iterable[Optimizer], watch: StepWatch) -> None:
+    """Step each optimizer.
+
+    One parameter group comes after the other where a fault may strike between them: the bits are
+    the same.
+    """
+    if "within_update" not in watch.places:
+        for optimizer in optimizers:
+            optimizer.step()
+        return
+    is_begun = False
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        try:
+            for options in groups:
+                if is_begun:
+                    watch.reach("within_update")
+                optimizer.param_groups = [options]
+                optimizer.step()
+                is_begun = True
+        finally:
+            optimizer.param_groups = groups

@@ -22,26 +22,38 @@ _START = re.compile(r"resilience\.agent \S+: start \d+ of the run begins")
 _NUM_LINES_MAX = 60
 _NUM_TAIL = 20
 _TAIL_BYTES = 1 << 20
+READ_BYTES_MAX = 64 << 20
+"""Of one log, by one call: a log may have more than fits into memory."""
 
 
 class LogReader:
     """Reads the lines that are appended to a log."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
-        """Begin at the log's end as it is now, or at its beginning."""
+        """Begin at the log's end as it is now, or as far before it as READ_BYTES_MAX allows."""
+        size = path.stat().st_size if path.exists() else 0
         self._path = path
-        self._offset = path.stat().st_size if path.exists() and not from_start else 0
+        self._offset = max(0, size - READ_BYTES_MAX) if from_start else size
+        self._num_left_out = self._offset if from_start else 0
 
     def read_new(self) -> list[str]:
         """Return the lines that ended since the last call; none while there is no file."""
         try:
             with open(self._path, "rb", opener=open_plain) as file:
                 file.seek(self._offset)
-                *lines, _unfinished = file.read().split(b"\n")
+                content = file.read(READ_BYTES_MAX)
         except FileNotFoundError:
             return []
-        self._offset += sum(len(line) + 1 for line in lines)
-        return [plain(line.decode("utf-8", "replace")) for line in lines]
+        # A line that is longer than what is read counts as one that has ended.
+        end = content.rfind(b"\n") + 1 or len(content) // READ_BYTES_MAX * READ_BYTES_MAX
+        self._offset += end
+        lines = [plain(line.decode("utf-8", "replace")) for line in content[:end].split(b"\n")]
+        if content[:end].endswith(b"\n") or not end:
+            lines.pop()
+        if self._num_left_out:
+            lines.insert(0, f"the {self._num_left_out:,} bytes before are only in {self._path}")
+            self._num_left_out = 0
+        return lines
 
 
 def read_tail(path: Path) -> list[str]:

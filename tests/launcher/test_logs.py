@@ -4,6 +4,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import LogLine
 from launcher.commands.logs import _of_last_start
+from launcher.monitor import logs
 from launcher.monitor.logs import LogReader, failure_lines, is_warning, plain, read_tail
 
 AGENT = "resilience.agent node-0: the run ends with exit status 1: rank 0 "
@@ -71,6 +72,20 @@ def test_reader_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
         file.write("o\n")
 
     assert (first, reader.read_new()) == (["one"], ["two"])
+
+
+def test_reader_takes_a_part_of_a_log_that_is_larger_than_memory(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(logs, "READ_BYTES_MAX", 10)
+    path = tmp_path / "node-0.log"
+    path.write_text("first line\nsecond\n")
+    reader = LogReader(path, from_start=True)
+
+    assert reader.read_new() == [f"the 8 bytes before are only in {path}", "ne", "second"]
+    with path.open("a") as file:
+        file.write("x" * 25 + "\nend\n")
+    assert [reader.read_new() for _ in range(4)] == [["x" * 10], ["x" * 10], ["xxxxx", "end"], []]
 
 
 def test_missing_log_has_no_lines(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from resilience.errors import StateError
 from training.megatron import library
 from training.megatron.model import MegatronModel
 from training.megatron.plan import MegatronPlan
-from training.trainer import StepResult, StepWatch
+from training.trainer import StepResult, StepWatch, run_updates
 
 
 class MegatronStepper:
@@ -109,28 +109,13 @@ class MegatronStepper:
     def update(self, lr: float) -> None:
         """Write main parameters and moments of this rank's shards; holds no collective.
 
-        The model's parameters follow in `settle`. Takes one parameter group after the other where
-        a fault may strike between them; the bits are the same.
+        The model's parameters follow in `settle`.
         """
-        is_split = "within_update" in self._watch.places
-        is_begun = False
-        for part in self._model.parts:
-            optimizer = part.optimizer
-            groups = optimizer.param_groups
-            for options in groups:
+        optimizers = [part.optimizer for part in self._model.parts]
+        for optimizer in optimizers:
+            for options in optimizer.param_groups:
                 options["lr"] = lr * options.get("lr_mult", 1.0)
-            if not is_split:
-                optimizer.step()
-                continue
-            try:
-                for options in groups:
-                    if is_begun:
-                        self._watch.reach("within_update")
-                    optimizer.param_groups = [options]
-                    optimizer.step()
-                    is_begun = True
-            finally:
-                optimizer.param_groups = groups
+        run_updates(optimizers, self._watch)
 
     def corrupt(self, kind: str) -> None:
         """Flip a bit of the first shard's parameter, or of its first moment."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from training.torch.initial import local_part
 from training.torch.model import SpreadModel
-from training.trainer import StepResult, StepWatch
+from training.trainer import StepResult, StepWatch, run_updates
 
 
 class TorchStepper:
@@ -148,25 +148,10 @@ class TorchStepper:
         return [local_part(each.grad) for each in parameters if each.grad is not None]
 
     def update(self, lr: float) -> None:
-        """Write parameters and moments from the gradients in memory; holds no collective.
-
-        Takes one parameter group after the other where a fault may strike between them; the
-        bits are the same.
-        """
+        """Write parameters and moments from the gradients in memory; holds no collective."""
         for options in self._optimizer.param_groups:
             options["lr"] = lr
-        if "within_update" not in self._watch.places:
-            self._optimizer.step()
-            return
-        groups = self._optimizer.param_groups
-        try:
-            for number, options in enumerate(groups):
-                if number:
-                    self._watch.reach("within_update")
-                self._optimizer.param_groups = [options]
-                self._optimizer.step()
-        finally:
-            self._optimizer.param_groups = groups
+        run_updates([self._optimizer], self._watch)
 
     def corrupt(self, kind: str) -> None:
         """Flip a bit of the first parameter, or of its first moment."""
