@@ -4,6 +4,8 @@
 # make test-long   that and what takes longer, part by part; PART=... for one of them
 # make mutants  break lines that carry an invariant, one at a time: a test beside each has to fail;
 #             ARGS="WORD ..." for those whose file or name holds one of the words
+# make golden write what recipes render to tests/golden, and print how the texts that are kept as
+#             digests have changed; ARGS=REVISION prints how all differ from those of a commit
 # make check  format, lint, types and import contracts alone
 # make image  the image that Kubernetes manifests name, with docker, podman or buildah;
 #             ACCELERATOR=cuda for GPUs, BASE=... for another image to start from
@@ -46,7 +48,7 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run install install-megatron check format test test-long mutants bench image clean
+.PHONY: run install install-megatron check format test test-long mutants golden bench image clean
 
 run: $(VENV)/.train
 	$(BIN)/python -m launcher recipe=$(RECIPE) action=run $(ARGS)
@@ -104,6 +106,9 @@ part-%:
 
 mutants: $(VENV)/.dev
 	$(BIN)/python -m tests.mutants $(ARGS)
+
+golden: $(VENV)/.dev
+	$(BIN)/python -m tests.launcher.golden $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py

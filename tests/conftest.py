@@ -32,9 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="seconds by folder, the budget of tests/budget.py, and a second run of what failed",
     )
-    parser.addoption(
-        "--update-golden", action="store_true", help="write what is rendered to tests/golden"
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,11 +54,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
-
-
-@pytest.fixture
-def update_golden(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--update-golden"))
 
 
 @pytest.fixture(scope="session")
