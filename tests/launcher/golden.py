@@ -113,8 +113,11 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for name in sorted(before.keys() | after.keys()):
         old, new = (each.get(name, "").splitlines() for each in (before, after))
-        if lines := list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]:
-            groups.setdefault("\n".join(lines), []).append(name)
+        lines = list(difflib.unified_diff(old, new, lineterm="", n=2))[2:]
+        # Without the numbers of lines, which keep the same change apart.
+        text = "\n".join("@@" if line.startswith("@@ ") else line for line in lines)
+        groups.setdefault(text, []).append(name)
+    groups.pop("", None)
     return "".join("".join(f"=== {name}\n" for name in names) + f"{text}\n"
                    for text, names in groups.items())  # fmt: skip
 

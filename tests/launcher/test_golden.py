@@ -43,13 +43,14 @@ def test_only_texts_of_shipped_recipes_are_kept() -> None:
 
 
 def test_a_change_of_many_texts_is_shown_once() -> None:
-    before = {"a": "1\n2\n3\n", "b": "1\n2\n3\n", "c": "1\n", "gone": "x\n"}
+    before = {"a": "0\n1\n2\n3\n", "b": "x\n0\n1\n2\n3\n", "c": "1\n", "gone": "x\n"}
+    after = {"a": "0\n1\ntwo\n3\n", "b": "x\n0\n1\ntwo\n3\n", "c": "1\n", "new": "y\n"}
 
-    told = differences(before, {"a": "1\ntwo\n3\n", "b": "1\ntwo\n3\n", "c": "1\n", "new": "y\n"})
+    told = differences(before, after)
 
     assert told.splitlines() == [
-        "=== a", "=== b", "@@ -1,3 +1,3 @@", " 1", "-2", "+two", " 3",
-        "=== gone", "@@ -1 +0,0 @@", "-x", "=== new", "@@ -0,0 +1 @@", "+y",
+        "=== a", "=== b", "@@", " 0", " 1", "-2", "+two", " 3",
+        "=== gone", "@@", "-x", "=== new", "@@", "+y",
     ]  # fmt: skip
 
 
