@@ -1,15 +1,20 @@
-"""What `make test` adds to pytest: seconds by folder, the budget, and a second run of what failed.
+"""What `make test` adds to pytest: seconds by folder, the budgets, and a second run of what failed.
 
 Under xdist the processes that run tests measure, and the one that starts them adds up and judges.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,6 +25,8 @@ from tests.apart import seconds_apart
 
 _RERUNS_MAX = 20
 """Of more that fail, chance is not the cause."""
+# Of Linux, linux/prctl.h.
+_SET_CHILD_SUBREAPER = 36
 _OWN_S = "own_s"
 _SLOWNESS = "slowness"
 
@@ -50,6 +57,30 @@ class Meter:
         return report
 
 
+class Descendants:
+    """The processes that the session has started, whoever has started or left them.
+
+    A process whose parent ends becomes a child of this one, which counts the time of its
+    processor when it ends.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def cpu_seconds(self) -> float:
+        """Return the seconds of processors of all that have ended, and of this process."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._reap()
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 class Judge:
     """Adds up what all processes report, and says at the end what is wrong."""
 
@@ -59,6 +90,7 @@ class Judge:
         self._seen: set[str] = set()
         self._problems: list[str] = []
         self._failed: list[str] = []
+        self._descendants = Descendants()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[folder_of(report.nodeid)] += report.duration
@@ -83,6 +115,8 @@ class Judge:
         for folder, seconds in sorted(self._seconds.items(), key=lambda each: -each[1]):
             terminalreporter.line(f"{seconds:8.1f}  {folder}")
         terminalreporter.line(f"{sum(self._seconds.values()):8.1f}  together")
+        cpu_s = self._descendants.cpu_seconds()
+        terminalreporter.line(f"{cpu_s:8.1f}  of processors, of all processes together")
         if self._problems:
             terminalreporter.section("budget")
         for problem in self._problems:
