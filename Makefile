@@ -28,17 +28,17 @@ TEST_JOBS ?= 3
 PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 
 # Every test file belongs to one part of make test-long, by the folder that it lies in.
-PART_recovery := tests/training/recovery --ignore=tests/training/recovery/test_random.py --ignore=tests/training/recovery/test_elastic.py --ignore=tests/training/recovery/test_elastic_changes.py
-PART_elastic := tests/training/recovery/test_elastic.py tests/training/recovery/test_elastic_changes.py tests/launcher/running/test_everything.py
-PART_random := tests/training/recovery/test_random.py
-PART_training := tests/training --ignore=tests/training/recovery --ignore=tests/training/megatron
-PART_megatron := tests/training/megatron
-PART_tiered := tests/resilience/tiered
+PART_recovery := tests/scenarios/recovery --ignore=tests/scenarios/recovery/test_random.py
+PART_elastic := tests/scenarios/elastic
+PART_random := tests/scenarios/recovery/test_random.py
+PART_training := tests/training tests/scenarios/tiered tests/scenarios/mmap --ignore=tests/training/megatron
+PART_megatron := tests/training/megatron tests/scenarios/megatron
+PART_tiered := tests/resilience/tiered tests/scenarios/memoryd
 PART_data := tests/resilience/data
-PART_agent := tests/resilience --ignore=tests/resilience/tiered --ignore=tests/resilience/data --ignore=tests/resilience/agent/membership
-PART_membership := tests/membership tests/resilience/agent/membership --ignore=tests/resilience/agent/membership/test_model.py --ignore=tests/resilience/agent/membership/test_random.py
-PART_model := tests/resilience/agent/membership/test_model.py tests/resilience/agent/membership/test_random.py
-PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/membership --ignore=tests/launcher/running/test_everything.py
+PART_agent := tests/resilience tests/scenarios/agents --ignore=tests/resilience/tiered --ignore=tests/resilience/data
+PART_membership := tests/scenarios/membership tests/scenarios/simulation --ignore=tests/scenarios/simulation/test_model.py --ignore=tests/scenarios/simulation/test_random.py
+PART_model := tests/scenarios/simulation/test_model.py tests/scenarios/simulation/test_random.py
+PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/scenarios/agents --ignore=tests/scenarios/elastic --ignore=tests/scenarios/megatron --ignore=tests/scenarios/membership --ignore=tests/scenarios/memoryd --ignore=tests/scenarios/mmap --ignore=tests/scenarios/recovery --ignore=tests/scenarios/simulation --ignore=tests/scenarios/tiered
 PARTS := recovery elastic random training megatron tiered data agent membership model rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)

@@ -5,35 +5,37 @@ from __future__ import annotations
 import os
 import time
 
-_RECOVERY = "tests/training/recovery"
+_RECOVERY = "tests/scenarios/recovery"
 _MEGATRON = (
-    "tests/training/megatron/test_recovery.py::test_a_run_with_faults_has_the_bits_of_one_without"
+    "tests/scenarios/megatron/test_recovery.py::test_a_run_with_faults_has_the_bits_of_one_without"
 )
 BUDGET_S = 10.0
 OVER = {
-    "tests/test_first_run.py::test_the_first_run_learns_and_leaves_a_model_and_a_report": (
+    "tests/scenarios/first_run/test_first_run.py"
+    "::test_the_first_run_learns_and_leaves_a_model_and_a_report": (
         "the recipe that the README has a newcomer run, all of its 200 steps"
     ),
     "tests/training/test_main.py::test_torchrun_trains_a_job": "real torchrun, real imports",
     "tests/training/test_main.py::test_workers_that_torchrun_starts_again_meet_again": (
         "real torchrun, which starts all workers twice"
     ),
-    "tests/slurm/test_run.py::test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine": (
+    "tests/scenarios/slurm/test_run.py"
+    "::test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine": (
         "two whole runs of the launcher with real imports, one by a real Slurm"
     ),
-    "tests/slurm/test_jobs.py"
+    "tests/scenarios/slurm/test_jobs.py"
     "::test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own": (
         "Slurm holds a job back that was requeued"
     ),
-    "tests/resilience/agent/test_faults_of_workers.py"
+    "tests/scenarios/agents/test_faults_of_workers.py"
     "::test_run_ends_with_the_undisturbed_bits[hangs]": "hangs, each found after its deadline",
     "tests/benchmarks/test_overhead.py::test_worker_without_recovery_meets_nothing_of_it": (
         "a real agent with real imports: a warm one would hide what is loaded"
     ),
-    "tests/test_pages.py::test_versions_are_kept_as_the_page_says": (
+    "tests/scenarios/pages/test_readme.py::test_versions_are_kept_as_the_page_says": (
         "eight commands of the launcher, typed one after the other as the page has them"
     ),
-    "tests/launcher/running/test_continue.py::test_a_finished_run_goes_on_where_it_ended": (
+    "tests/launcher/commands/test_going_on.py::test_a_finished_run_goes_on_where_it_ended": (
         "two whole runs of the launcher with real imports"
     ),
     f"{_RECOVERY}/test_nodes.py::test_run_goes_on_without_a_lost_node[coordinator-hybrid]": (

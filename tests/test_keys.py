@@ -264,12 +264,12 @@ OF_S3 = {
 """Refused beside a folder; the recipes of real sizes have them beside a bucket."""
 TIERED_LOOP = {"resilience.tiered.copy_while", "resilience.tiered.namespace",
                "resilience.tiered.ram.every_n_steps"}  # fmt: skip
-# Read at run time by workers that an agent started: tests/training/ and tests/resilience/faults
-# test them, and that faults and checks change no bit.
+# Read at run time by workers that an agent started: tests/scenarios/recovery and
+# tests/resilience/faults test them, and that faults and checks change no bit.
 AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.faults.random",
               "resilience.checkpointless.self_check_every_n_steps"}  # fmt: skip
 # Read at run time by workers and by who makes their batches, tested in tests/resilience/data, and
-# that they change no bit in tests/training.
+# that they change no bit in tests/scenarios/mmap.
 MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in MMAP)}
 LOOPS = SHARED_LOOP | AGENT_LOOP | TIERED_LOOP | MMAP_LOOP
 # Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU,

@@ -1,4 +1,4 @@
-"""Rules about the tests themselves: what keeps each promise, parts of test-long, the budget."""
+"""Rules about the tests themselves: where each lies, what keeps a promise, parts, the budget."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from tests import budget
 ROOT = Path(__file__).parents[1]
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 OVER_MAX = 19
+APART = {
+    "test_durations.py": "what `make test` adds to pytest",
+    "test_extras.py": "what extras of the package ask for",
+    "test_image.py": "docker/Dockerfile, and the script that builds it",
+    "test_keys.py": "every key of every shipped recipe",
+    "test_mutants.py": "the list of `make mutants`, and its runner",
+    "test_public_reports.py": "a table of tests",
+    "test_suite.py": "the tests themselves",
+    "test_tidy.py": "the code itself",
+    "test_wheel.py": "the package, where it is installed",
+}
+"""Test modules at the top of `tests`, each with what it is about: no module, package or run."""
+APART_MAX = 15
 
 
 def find_test(name: str) -> ast.FunctionDef | None:
@@ -56,6 +69,51 @@ def test_each_promise_has_a_fast_test_and_a_real_run_in_make_test() -> None:
         assert real, promise
         assert [each for each in fast + real if find_test(each) is None] == [], promise
         assert [each for each in fast + real if is_slow(each)] == [], promise
+
+
+def is_in_place(name: str) -> bool:
+    """Say whether a test module, by its path below `tests`, lies where its subject lies."""
+    path = Path(name)
+    if len(path.parts) == 1:
+        return name in APART
+    if path.parts[0] == "scenarios":
+        return len(path.parts) > 2
+    folder = ROOT / path.parent
+    if not (folder / "__init__.py").is_file():
+        return False
+    modules = {each.stem for each in folder.glob("*.py")} - {"__init__"}
+    subjects = {each.strip("_") for each in modules} | {folder.name}
+    words = path.stem.removeprefix("test_").split("_")
+    return any("_".join(words[: n + 1]) in subjects for n in range(len(words)))
+
+
+def test_each_test_module_lies_where_its_subject_lies() -> None:
+    names = [path.relative_to(ROOT / "tests").as_posix() for path in TEST_FILES]
+
+    assert [each for each in names if not is_in_place(each)] == []
+    assert sorted(APART) == [each for each in names if "/" not in each]
+    assert all(APART.values())
+    assert len(APART) <= APART_MAX
+
+
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        ("launcher/job/test_rules.py", True),
+        ("launcher/job/test_rules_of_megatron.py", True),
+        ("launcher/job/test_job_of_a_team.py", True),
+        ("training/test_main.py", True),
+        ("scenarios/recovery/test_anything.py", True),
+        ("launcher/test_rules.py", False),
+        ("launcher/job/test_rule.py", False),
+        ("launcher/job/test_rulesets.py", False),
+        ("launcher/running/test_local.py", False),
+        ("scenarios/test_anything.py", False),
+        ("test_anything.py", False),
+    ],
+)
+def test_place_of_a_test_module_is_told_by_its_name(name: str, does: bool) -> None:
+    assert is_in_place(name) == does
 
 
 def parts() -> dict[str, list[str]]:

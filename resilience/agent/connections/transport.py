@@ -1,7 +1,8 @@
 """The seam between agents: numbered peers that say messages to each other. Pure.
 
 `tcp_transport` is the real one. `resilience.testing.network` has one in memory, whose time, delays
-and cuts a test decides. Both pass the same suite, tests/contracts/test_transports.py.
+and cuts a test decides. Both pass the same suite,
+`tests/resilience/agent/connections/test_transport_contract.py`.
 """
 
 from __future__ import annotations

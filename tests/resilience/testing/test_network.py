@@ -1,4 +1,4 @@
-"""The troubles of a simulated network; what it has in common with TCP is in tests/contracts."""
+"""The troubles of a simulated network; what TCP does as well is in test_transport_contract.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.contracts.transports import MemoryWorld, Node, say
+from tests.resilience.transports import MemoryWorld, Node, say
 
 LEASE_S = 3.0
 

@@ -15,7 +15,7 @@ from resilience.tiered.status import WIDTH, Told, find_folders, render_status, s
 from tests.resilience.tiered.asked import ask
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save
 from tests.resilience.tiered.kept import wait_until, waiting
-from tests.resilience.tiered.test_two_nodes import make_pair
+from tests.scenarios.memoryd.test_two_nodes import make_pair
 from tests.tokens import write_token
 
 

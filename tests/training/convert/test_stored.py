@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from launcher.job import Job
 from tests.cases import slow
 from tests.resilience.tiered.daemons import Daemon
+from tests.scenarios.tiered.runs import tiered
 from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, TORCH, make_job, write_job
-from tests.training.tiered.runs import tiered
 from tests.training.workers import Outcome, Workers
 from training.convert.__main__ import main
 

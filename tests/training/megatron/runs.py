@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.job import Job
+from tests.scenarios.recovery.runs import FaultOutcome, make_fault_job
 from tests.training import jobs
-from tests.training.recovery.runs import FaultOutcome, make_fault_job
 from training.plan import plan_copy
 
 NUM_STEPS = 16

@@ -1,0 +1,79 @@
+"""AWS's own model of a HyperPodPyTorchJob takes what we render, and judges at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.clusters.k8s.k8s_full import full_job
+from tests.launcher.k8s_job import at, documents, k8s_job
+from tests.launcher.shipped import RECIPES, shipped_job
+
+REPOSITORY = Path(__file__).parents[4]
+PYTHON = REPOSITORY / ".venv-aws/bin/python"
+JUDGE = Path(__file__).with_name("aws_judge.py")
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-aws-model.sh makes it"
+)
+
+
+# Kubernetes has these fields in a pod. The model confuses classes of one name: a term between
+# pods with one of nodes, and the security context of a pod with that of a container.
+NOT_IN_THE_MODEL: dict[str, tuple[str, dict[str, Any]]] = {
+    "podAffinityTerm": ("affinity podAffinity", {"cluster.affinity.same_topology": "layer"}),
+    "fsGroup": ("securityContext fsGroup", {"cluster.security.fs_group": 1}),
+}
+
+
+def _without(document: dict[str, Any], *paths: str) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    for path in paths:
+        *parents, last = path.split()
+        del at(changed, " ".join(("spec replicaSpecs 0 template spec", *parents)))[last]
+    return changed
+
+
+def _misspelt(document: dict[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(document)
+    changed["spec"]["runPolicy"]["cleanPodPolicies"] = "All"
+    return changed
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, str | None]:
+    """One process judges everything: its import takes seconds."""
+    jobs = {recipe: documents(shipped_job(recipe, "hyperpod"))["job"] for recipe in RECIPES}
+    whole = documents(full_job("hyperpod"))["job"]
+    jobs["full"] = _without(whole, *(path for path, _ in NOT_IN_THE_MODEL.values()))
+    jobs["misspelt"] = _misspelt(jobs["full"])
+    for name, (_, changes) in NOT_IN_THE_MODEL.items():
+        jobs[name] = documents(k8s_job("hyperpod", changes))["job"]
+    done = subprocess.run(
+        [PYTHON, JUDGE], input=json.dumps([*jobs.values()]), capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(jobs, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("name", [*RECIPES, "full"])
+def test_model_takes_the_manifest(verdicts: dict[str, str | None], name: str) -> None:
+    assert verdicts[name] is None
+
+
+def test_model_refuses_a_misspelt_field(verdicts: dict[str, str | None]) -> None:
+    assert "cleanPodPolicies" in (verdicts["misspelt"] or "")
+
+
+@pytest.mark.parametrize("name", NOT_IN_THE_MODEL)
+def test_model_still_lacks_a_field_of_kubernetes(
+    verdicts: dict[str, str | None], name: str
+) -> None:
+    """Once it has it, the full job needs no exception above."""
+    assert name in (verdicts[name] or "")

@@ -1,0 +1,80 @@
+"""Kubernetes' own schemas, strictly, for every document that we render."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from launcher.clusters.k8s.check import read_documents
+from launcher.clusters.k8s.growth import growth_job
+from launcher.clusters.k8s.manifest import GROWTH
+from launcher.job import Job
+from tests.launcher.clusters.k8s.k8s_full import full_job
+from tests.launcher.k8s_job import KINDS, documents, pod
+from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
+
+# The oldest version of which the package has schemas, and a recent one.
+VERSIONS = ("1.25", "1.33")
+# A container beside others that begins before them and ends after them is known from this one.
+SIDECARS_FROM = "1.29"
+# How often a pod of each index may fail can be said from this one.
+REPLACEMENT_FROM = "1.29"
+JOBS = {
+    **{
+        f"{recipe}-{kind}": (lambda recipe=recipe, kind=kind: shipped_job(recipe, kind))
+        for recipe in RECIPES
+        for kind in KINDS
+    },
+    **{f"full-{kind}": (lambda kind=kind: full_job(kind)) for kind in KINDS},
+}
+
+
+def validate(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", JOBS)
+def test_documents_fit_the_schemas(name: str, version: str) -> None:
+    found = documents(JOBS[name]())
+    if pod(JOBS[name]())["spec"].get("initContainers"):
+        version = max(version, SIDECARS_FROM)
+    elif "podReplacementPolicy" in found["job"]["spec"]:
+        version = max(version, REPLACEMENT_FROM)
+
+    for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
+        validate(found[kind], version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("make", [shipped_job, untiered_job])
+def test_jobs_of_an_elastic_run_fit_the_schemas(version: str, make: Callable[..., Job]) -> None:
+    own = ["resilience.elastic.may_lose_steps=true", "cluster.growth_priority_class=low"]
+    job = make("llama/llama3_tiny_elastic", "job", own)
+    least = SIDECARS_FROM if make is shipped_job else REPLACEMENT_FROM
+    base, (first, second) = documents(job)["Job"], read_documents(rendered(job)[GROWTH])
+
+    for document in (base, first, second, growth_job(base, 3, "1-2", priority_class="low")):
+        validate(document, max(version, least))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", JOBS)
+def test_pods_fit_the_schema_of_a_pod_template(name: str, version: str) -> None:
+    template = pod(JOBS[name]())
+    if template["spec"].get("initContainers"):
+        version = max(version, SIDECARS_FROM)
+
+    validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, version)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schema_refuses_a_misspelt_field_of_a_pod(kind: str) -> None:
+    template = pod(full_job(kind))
+    template["spec"]["hostNetwrk"] = True
+
+    with pytest.raises(kubernetes_validate.ValidationError, match="hostNetwrk"):
+        validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, VERSIONS[-1])

@@ -1,0 +1,333 @@
+"""Runs on this machine that go on in the background: look at them, and end them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.running.lock import read_lock
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.agent.evidence.locks import LAUNCHER_LOCK
+from resilience.events import EventLog
+from tests.launcher.command import launch, refuse
+from tests.launcher.local_world import (
+    WORDS,
+    launcher_of,
+    prepare,
+    put_steps,
+    start_run,
+    status_of,
+    tell,
+)
+from tests.processes import descendants, wait_for_end
+
+
+def test_detached_run_goes_on_in_a_session_of_its_own_and_ends_by_itself(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    assert os.getsid(pid) == pid
+    assert status_of(run).out.startswith("llama3-tiny-pretrain: running\n")
+
+    tell(run, 0)
+    wait_for_end(pid)
+
+    ended = status_of(run)
+    assert ended.status == 0
+    assert ended.out.startswith("llama3-tiny-pretrain: succeeded: all nodes succeeded\n")
+    assert "version 1: finished" in (run / "logs/launcher.log").read_text()
+
+
+def test_step_that_is_kept_is_named_as_long_as_it_is_there(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+    fields = {"event": "checkpoint_saved", "fields": {"num_bytes": 8, "seconds": 0.1}}
+    record = {"time": 1e9, "node": "node-0", "rank": 0, "generation": 0, "step": 4, **fields}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    arena = SHARED_MEMORY / f"{arena_prefix(run)}node-0"
+    arena.mkdir(mode=0o700)
+    try:
+        assert "  safe      checkpoint of step 4\n" in status_of(run).out
+        os.kill(pid, signal.SIGTERM)
+        wait_for_end(pid)
+        assert "  safe      checkpoint of step 4 in memory\n" in status_of(run).out
+    finally:
+        arena.rmdir()
+
+    assert "  safe " not in status_of(run).out
+
+
+def test_store_is_looked_at_before_it_is_said_what_is_in_it(team: Path) -> None:
+    run = start_run(team)
+    with EventLog(run / "events.jsonl", node="node-0", rank=None, generation=0) as events:
+        events.write("step_stored", step=8, store="folder:checkpoints")
+
+    def safe() -> str:
+        (line,) = (each for each in status_of(run).out.splitlines() if "  safe  " in each)
+        return line.removeprefix("  safe      ")
+
+    assert safe() == "step 8 is not in the store any more: it has no whole step"
+    put_steps(run, 4)
+    assert safe() == "step 8 is not in the store any more: step 4 is the newest there"
+    put_steps(run, 8)
+    assert safe().startswith("in the store: step 8 of 8, ")
+    put_steps(run, 12)
+    assert safe().startswith("in the store: step 8 of 8, ")
+    (description,) = run.rglob("steps/000000000004-g*/*.json")
+    description.write_text("{}")
+    told = safe()
+    assert told.startswith("in the store: step 8 of 8, ")
+    assert "; damaged there: step 4 (steps/" not in told
+    assert "; damaged there: step 4 (" in told
+    assert "no description of a shard" in told
+    shutil.rmtree(next((run / "checkpoints").glob("*/steps/000000000008-*")))
+    assert safe() == "in the store: step 12"
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_bytes(b"")
+    text = safe()
+    assert text.startswith("in the store: step 8 of 8, ")
+    assert "; the store cannot be looked at from here: folder:" in text
+    tell(run, 0)
+
+
+def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) -> None:
+    (team / "taken").mkdir()
+    (team / "taken" / LAUNCHER_LOCK).mkdir()
+
+    ended = launch(*WORDS, "run.dir=taken", folder=team)
+
+    assert ended.status == 1
+    assert ended.err.splitlines()[-1].startswith("the run was not started: cannot make ")
+
+
+def test_second_launcher_in_a_runs_folder_is_refused(team: Path) -> None:
+    run = start_run(team)
+
+    again = launch(*WORDS, f"run.dir={run}", folder=team)
+    (run / "events.jsonl").unlink()
+    by_force = launch(*WORDS, f"run.dir={run}", folder=team)
+    (run / LAUNCHER_LOCK).unlink()
+    (run / "events.jsonl").unlink(missing_ok=True)
+    without_lock = launch(*WORDS, f"run.dir={run}", folder=team)
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert again.status == 2
+    assert (by_force.status, without_lock.status) == (1, 1)
+    assert "another launcher runs in" in by_force.err
+    assert f"another launcher runs in {run}, and its launcher.lock was removed" in without_lock.err
+    assert cancelled.out == f"{run} has ended: what {run} held of it was removed while it ran\n"
+
+
+def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
+    run = start_run(team)
+    started = {launcher_of(run), *descendants(launcher_of(run))}
+    assert len(started) >= 3
+
+    cancelled = launch("cancel", run.name, folder=team)
+
+    assert cancelled.status == 0, cancelled.err
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
+    for pid in started:
+        wait_for_end(pid)
+    assert "asked for its end with `launcher cancel`" in status_of(run).out
+    assert "stopped by SIGINT" in status_of(run).out
+    again = launch("cancel", run.name, folder=team)
+    assert (again.status, "has ended before" in again.out) == (0, True)
+
+
+def test_run_in_a_folder_that_takes_no_file_is_cancelled(team: Path) -> None:
+    run = start_run(team)
+    (run / "cancelled.json").mkdir()
+
+    cancelled = launch("cancel", run.name, folder=team)
+
+    assert cancelled.status == 0, cancelled.err
+    assert cancelled.err == f"cannot write to {run}: Is a directory; nobody is named as asking\n"
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
+
+
+@pytest.mark.parametrize("word", ["llama3-tiny-pretrain", "runs/llama3-tiny-pretrain"])
+def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> None:
+    """By its launcher, which still has the lock open that was in the folder.
+
+    A launcher that only waits stands for the real one, which would end the run by itself meanwhile.
+    """
+    run = team / "runs" / "llama3-tiny-pretrain"
+    run.mkdir(parents=True)
+    (run / LAUNCHER_LOCK).touch()
+    # A shell has what it starts in the background ignore SIGINT.
+    waits = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "lock = open(sys.argv[1]); print(flush=True); signal.pause()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", waits, str(run / LAUNCHER_LOCK)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        try:
+            assert launcher.stdout
+            launcher.stdout.readline()
+            shutil.rmtree(run)
+
+            ended = launch("cancel", word, folder=team)
+
+            assert (ended.status, ended.err) == (0, "")
+            assert (
+                ended.out == f"{word} has ended: what {run} held of it was removed while it ran\n"
+            )
+            assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
+        finally:
+            launcher.kill()
+    assert not run.exists()
+    assert f"no run '{word}'" in refuse(team, "cancel", word)
+
+
+def test_run_that_somebody_else_ends_says_so(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    os.kill(pid, signal.SIGTERM)
+    wait_for_end(pid)
+
+    out = status_of(run).out
+    assert out.startswith(
+        "llama3-tiny-pretrain: cancelled: not by this launcher; stopped by SIGTERM\n"
+    )
+
+
+def test_run_whose_launcher_was_killed_is_forgotten(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+
+    assert status_of(run).out.startswith("llama3-tiny-pretrain: forgotten: its launcher was killed")
+
+
+def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> None:
+    """The number in the lock's file may be another process's by now: here it is this one's."""
+    run = start_run(team)
+    tell(run, 0)
+    wait_for_end(launcher_of(run))
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"pid": os.getpid()}))
+
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.out.startswith("llama3-tiny-pretrain has ended before: succeeded")
+
+
+def test_number_that_another_container_has_written_is_never_signalled(team: Path) -> None:
+    """The lock is held, and the number is that of a process here that has nothing to do with it."""
+    run = start_run(team)
+    pid = launcher_of(run)
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"pid": os.getpid()}))
+
+    cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.status == 1
+    assert "is a process of another container; ask it there" in cancelled.err
+    os.kill(pid, signal.SIGTERM)
+    wait_for_end(pid)
+    assert "cancelled: not by this launcher; stopped by SIGTERM" in status_of(run).out
+
+
+def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
+    run = start_run(team)
+    pid = launcher_of(run)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
+    content = json.loads((run / LAUNCHER_LOCK).read_text())
+    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"host": "far", "boot_id": "other"}))
+
+    ended = status_of(run)
+
+    assert ended.status == 1
+    assert ended.out.startswith(
+        "llama3-tiny-pretrain: unreachable: it was started on far; ask there"
+    )
+    assert "events    silent for " in ended.out
+    assert launch("cancel", str(run), folder=team).status == 1
+
+
+def test_failed_run_says_its_first_error_first(team: Path) -> None:
+    prepare(
+        team,
+        "#!/bin/sh\n{# job #}\n"
+        "{% if node == 'node-0' %}echo the reason for it; exit 7{% endif %}\n\nsleep 1000000\n",
+    )
+    run = start_run(team)
+    holder = read_lock(run)
+    assert holder is not None
+    wait_for_end(holder.pid)
+
+    assert status_of(run).out.startswith(
+        "llama3-tiny-pretrain: failed: node-0 ended with exit status 7\n"
+    )
+    logs = launch("logs", run.name, folder=team)
+    first, second, *_ = logs.out.splitlines()
+    assert first == "first error: node-0 ended with exit status 7"
+    assert second == "first error: the reason for it"
+    assert logs.out.endswith("\nnode-0: the reason for it\n")
+
+
+def test_followed_logs_go_on_until_the_run_has_ended(team: Path) -> None:
+    run = start_run(team, "trainer.num_nodes=2", "trainer.global_batch_size=16")
+    tell(run, 0)
+
+    logs = launch("logs", run.name, "-f", folder=team)
+
+    assert logs.status == 0
+    assert sorted(logs.out.splitlines()) == [
+        "node-0: 2026-11-24 10:00:02 node-0 is there",
+        "node-0: the reason",
+        "node-1: 2026-11-24 10:00:02 node-1 is there",
+        "node-1: the reason",
+    ]
+
+
+def test_runs_are_listed_with_how_they_stand(team: Path) -> None:
+    (team / "runs").mkdir()
+    one = start_run(team)
+    two = start_run(team, "run.name=another")
+    tell(one, 0)
+    wait_for_end(launcher_of(one))
+
+    listed = launch("runs", folder=team)
+
+    assert listed.status == 0
+    assert [line.split()[:5] for line in listed.out.splitlines()] == [
+        ["another", "running", "step", "0", "of"],
+        ["llama3-tiny-pretrain", "succeeded", "step", "0", "of"],
+    ]
+    assert launch("cancel", str(two), folder=team).status == 0
+
+
+def test_mistyped_run_is_told_the_nearest_names(team: Path) -> None:
+    run = start_run(team)
+
+    for command in ("status", "logs", "cancel"):
+        assert refuse(team, command, "llama3-tiny-pretrian") == (
+            "no run 'llama3-tiny-pretrian'; closest: 'llama3-tiny-pretrain'\n"
+        )
+    assert "allowed: 0 to 3" in refuse(team, "logs", run.name, "--rank", "9")
+    assert "no option '--rnak'" in refuse(team, "logs", run.name, "--rnak")
+
+
+@pytest.mark.parametrize("words", [("action=render",), ("action=run", "--multirun")])
+def test_only_one_run_of_this_machine_can_be_detached(tmp_path: Path, words: tuple[str]) -> None:
+    ended = launch("recipe=llama/llama3_tiny_pretrain", "run.detach=true", *words, folder=tmp_path)
+
+    assert ended.status == 2
+    assert "run.detach true needs action=run without --multirun" in ended.err

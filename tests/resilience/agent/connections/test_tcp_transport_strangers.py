@@ -1,0 +1,351 @@
+"""What strangers can do to agents' connections over TCP: nothing."""
+
+from __future__ import annotations
+
+import resource
+import secrets
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from resilience.agent.connections.door import NAME_BYTES, NONCE_BYTES, Door
+from resilience.agent.connections.tcp_transport import (
+    DOOR_S,
+    ORIGIN_STRANGERS_MAX,
+    QUEUE_BYTES_MAX,
+)
+from resilience.agent.connections.transport import Gone
+from resilience.comm.messages import encode
+from tests.resilience.transports import LIMIT_S, TOKEN, Node, TcpWorld, say
+
+ROOT = str(Path(__file__).parents[4])
+MAGIC = b"agents 1"
+few = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class Pair:
+    """Two agents that talk, of which strangers want something."""
+
+    def __init__(self, lease_s: float = 10.0) -> None:
+        self.world = TcpWorld(lease_s)
+        self.a, self.b = self.world.node("a"), self.world.node("b")
+        self.b_of_a = self.a.transport.connect(self.b.transport.address)
+        self.world.settle(lambda: bool(self.a.arrived and self.b.arrived))
+        self.a_of_b = self.b.arrived[0].peer
+        self._number = 0
+
+    def stranger(self, host: str = "127.0.0.1", node: Node | None = None) -> socket.socket:
+        """Return a connection to the first agent's port."""
+        address, _, port = (node or self.a).transport.address.rpartition(":")
+        return socket.create_connection((address, int(port)), source_address=(host, 0))
+
+    def settle_until_closed(self, stranger: socket.socket) -> bytes:
+        """Return what a stranger is told before its connection ends."""
+        stranger.setblocking(False)  # noqa: FBT003
+        told = bytearray()
+
+        def is_closed() -> bool:
+            try:
+                data = stranger.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            told.extend(data)
+            return not data
+
+        end_s = time.monotonic() + LIMIT_S
+        while not is_closed():
+            assert time.monotonic() < end_s
+            self.world.turn(time.monotonic() + 0.01)
+        return bytes(told)
+
+    def check_undisturbed(self, *others: str) -> None:
+        """Fail where the two do not talk, or anything else has come than these of others."""
+        self._number += 1
+        self.a.transport.send(self.b_of_a, say(self._number))
+        self.b.transport.send(self.a_of_b, say(self._number))
+        self.world.settle(lambda: bool(self.a.heard(self.b_of_a) and self.b.heard(self.a_of_b)))
+        heard = [self._number]
+        assert self.a.heard(self.b_of_a) == self.b.heard(self.a_of_b) == heard
+        assert [type(e).__name__ for e in self.a.arrived if e.peer != self.b_of_a] == [*others]
+        self.a.arrived.clear()
+        self.b.arrived.clear()
+
+
+@pytest.fixture
+def two() -> Iterator[Pair]:
+    each = Pair()
+    each.a.arrived.clear()
+    each.b.arrived.clear()
+    yield each
+    each.world.close()
+
+
+def knock(stranger: socket.socket, token: str, world: TcpWorld) -> list[bytes]:
+    """Go through the door by hand; returns what was sent."""
+    door = Door(
+        token,
+        name=secrets.token_bytes(NAME_BYTES),
+        nonce=secrets.token_bytes(NONCE_BYTES),
+        connects=True,
+    )
+    sent = [door.opening]
+    stranger.sendall(door.opening)
+    while not door.is_passed:
+        while not select.select([stranger], [], [], 0)[0]:
+            world.turn(time.monotonic() + 0.01)
+        sent.append(door.feed(stranger.recv(door.num_wanted)))
+    stranger.sendall(sent[-1])
+    return sent
+
+
+@few
+@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=200).map(lambda each: MAGIC + each)))
+def test_garbage_at_the_door(two: Pair, data: bytes) -> None:
+    with two.stranger() as stranger:
+        stranger.sendall(data)
+        with suppress(OSError):  # refused by its first bytes
+            stranger.shutdown(socket.SHUT_WR)
+        two.settle_until_closed(stranger)
+
+        two.check_undisturbed()
+
+
+@few
+@given(st.text(max_size=40).filter(lambda each: each != TOKEN))
+def test_another_secret(two: Pair, token: str) -> None:
+    with two.stranger() as stranger:
+        mine = Door(
+            token,
+            name=secrets.token_bytes(NAME_BYTES),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            connects=True,
+        )
+        stranger.sendall(mine.opening + secrets.token_bytes(32) + encode(say(666)))
+        told = two.settle_until_closed(stranger)
+
+        assert len(told) == 88
+        assert TOKEN.encode() not in told
+        two.check_undisturbed()
+
+
+def test_what_was_overheard_does_not_come_in_again(two: Pair) -> None:
+    with two.stranger() as friend, two.stranger() as stranger:
+        sent = knock(friend, TOKEN, two.world)
+        stranger.sendall(b"".join(sent) + encode(say(666)))
+        two.settle_until_closed(stranger)
+
+        two.check_undisturbed("Came")
+
+
+def test_a_challenge_that_is_handed_back_is_refused(two: Pair) -> None:
+    """A stranger listens where an agent connects to, and asks that agent for the answers."""
+    with socket.create_server(("127.0.0.1", 0)) as trap:
+        peer = two.a.transport.connect(f"127.0.0.1:{trap.getsockname()[1]}")
+        caught, _ = trap.accept()
+        with caught, two.stranger() as stranger:
+            while not select.select([caught], [], [], 0)[0]:
+                two.world.turn(time.monotonic() + 0.01)
+            stranger.sendall(caught.recv(1000))
+            assert two.settle_until_closed(stranger) == b""
+            caught.sendall(MAGIC + secrets.token_bytes(48 + 32))
+            two.world.settle(lambda: bool(two.a.kinds(peer)))
+
+        assert two.a.kinds(peer) == ["Gone"]
+        two.check_undisturbed("Gone")
+
+
+@few
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=5))
+def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[bytes]) -> None:
+    with two.stranger() as friend:
+        knock(friend, TOKEN, two.world)
+        friend.sendall(b"\n".join([b"", *lines, b"{}\n"]))
+        two.settle_until_closed(friend)
+
+        two.check_undisturbed("Came", "Gone")
+
+
+def test_half_a_message_holds_nobody_up(two: Pair) -> None:
+    with two.stranger() as friend:
+        knock(friend, TOKEN, two.world)
+        friend.sendall(encode(say(1)) + encode(say(2))[:-5])
+        two.world.settle(lambda: len(two.a.arrived) == 2)
+        two.check_undisturbed("Came", "Heard")
+
+        friend.close()
+        two.world.settle(lambda: bool(two.a.arrived))
+        two.check_undisturbed("Gone")
+
+
+def test_peer_that_does_not_read_is_gone_and_holds_nobody_up() -> None:
+    two = Pair(lease_s=2.0)
+    two.a.arrived.clear()
+    two.b.arrived.clear()
+    with two.stranger() as friend:
+        knock(friend, TOKEN, two.world)
+        two.world.settle(lambda: bool(two.a.arrived))
+        (came,) = two.a.arrived
+        for number in range(20):
+            two.a.transport.send(came.peer, say(number, "long" * 250_000))
+        two.check_undisturbed("Came")
+
+        two.world.settle(lambda: bool(two.a.arrived))
+        two.check_undisturbed("Gone")
+    two.world.close()
+
+
+def test_peer_for_which_too_much_waits_is_gone(two: Pair) -> None:
+    with two.stranger() as friend:
+        knock(friend, TOKEN, two.world)
+        two.world.settle(lambda: bool(two.a.arrived))
+        (came,) = two.a.arrived
+        half = say(1, "x" * (QUEUE_BYTES_MAX // 2))
+        for _ in range(3):
+            two.a.transport.send(came.peer, half)
+
+        assert select.select([two.a.transport], [], [], 0)[0]
+        (gone,) = two.a.transport.receive()
+        assert gone == Gone(peer=came.peer, reason=f"more than {QUEUE_BYTES_MAX} bytes wait for it")
+        two.check_undisturbed("Came")
+
+
+def test_silence_at_the_door_has_a_deadline(two: Pair) -> None:
+    with two.stranger() as stranger:
+        stranger.sendall(MAGIC)
+        two.check_undisturbed()
+        due_s = two.a.transport.tick(time.monotonic())
+        assert due_s < time.monotonic() + DOOR_S
+
+        assert two.a.transport.tick(due_s) == float("inf")
+        two.settle_until_closed(stranger)
+        two.check_undisturbed()
+
+
+def test_a_flood_from_one_host_takes_nobody_s_place(two: Pair) -> None:
+    with ExitStack() as stack:
+        flood = [
+            stack.enter_context(two.stranger("127.0.0.2")) for _ in range(ORIGIN_STRANGERS_MAX + 9)
+        ]
+        friend = stack.enter_context(two.stranger())
+        early = flood[: len(flood) - ORIGIN_STRANGERS_MAX]
+        for each in early:
+            two.settle_until_closed(each)
+        knock(friend, TOKEN, two.world)
+        late = stack.enter_context(two.stranger("127.0.0.2"))
+        knock(late, TOKEN, two.world)
+        two.world.settle(lambda: len(two.a.arrived) == 2)
+
+        two.check_undisturbed("Came", "Came")
+        assert not select.select(flood[len(early) + 1 :], [], [], 0)[0]
+
+
+def test_without_descriptors_nobody_is_let_in_until_there_are_some(two: Pair) -> None:
+    with two.stranger() as friend:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = max(two.a.transport.fileno(), friend.fileno())
+        with ExitStack() as stack:
+            while (taken := stack.enter_context(socket.socket())).fileno() < lowest:
+                pass
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken.fileno() + 1, limits[1]))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            two.a.transport.receive()
+            due_s = two.a.transport.tick(time.monotonic())
+
+            assert due_s < time.monotonic() + 2
+            assert not select.select([two.a.transport], [], [], 0)[0]
+            two.check_undisturbed()
+        two.a.transport.tick(due_s)
+        knock(friend, TOKEN, two.world)
+        two.check_undisturbed("Came")
+
+
+def test_a_process_that_stood_still_reads_before_it_judges(two: Pair) -> None:
+    """Nothing of the agent ran while the answer came, and after its deadline."""
+    c = two.world.node("c")
+    peer = c.transport.connect(two.b.transport.address)
+    due_s = c.transport.tick(time.monotonic())
+
+    c.transport.tick(due_s + 1000)
+    two.world.settle(lambda: bool(c.arrived))
+
+    assert c.kinds(peer) == ["Reached"]
+
+
+def test_names_are_looked_up_without_waiting(two: Pair) -> None:
+    port = two.b.transport.address.rpartition(":")[2]
+
+    unknown = two.a.transport.connect(f"{'no' * 40}.invalid:1")
+    assert select.select([two.a.transport], [], [], LIMIT_S)[0]
+    known = [two.a.transport.connect(f"localhost:{port}") for _ in range(3)]
+    two.world.settle(lambda: all(two.a.kinds(each) for each in (*known, unknown)))
+
+    assert [two.a.kinds(each) for each in known] == [["Reached"]] * 3
+    (gone,) = (each for each in two.a.arrived if each.peer == unknown)
+    assert isinstance(gone, Gone)
+    assert "label" in gone.reason
+
+
+def test_addresses_of_ipv6() -> None:
+    world = TcpWorld()
+    try:
+        a = world.node("a", host="::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    b = world.node("b", host="::1")
+    assert a.transport.address.startswith("[::1]:")
+
+    b.transport.connect(a.transport.address)
+    world.settle(lambda: bool(a.arrived and b.arrived))
+
+    assert (a.kinds(), b.kinds()) == (["Came"], ["Reached"])
+    world.close()
+
+
+LOST_HOST = """
+import fcntl, socket, struct, sys, time
+sys.path.insert(0, sys.argv[1])
+
+def set_loopback(flags):
+    with socket.socket() as any:
+        fcntl.ioctl(any, 0x8914, struct.pack("16sh", b"lo", flags))
+
+set_loopback(0x1)
+from tests.resilience.transports import TcpWorld, say
+world = TcpWorld(lease_s=1.0)
+a, b = world.node("a"), world.node("b")
+peer = a.transport.connect(b.transport.address)
+world.settle(lambda: a.arrived and b.arrived)
+# With an answer all that was sent is acknowledged, and nothing has to be sent again.
+b.transport.send(b.arrived[0].peer, say(1))
+world.settle(lambda: a.heard())
+set_loopback(0)
+began_s = time.monotonic()
+if sys.argv[2] == "talks":
+    a.transport.send(peer, say(1))
+world.settle(lambda: len(a.arrived) == 3)
+print(a.arrived[2], round(time.monotonic() - began_s, 1))
+"""
+
+
+@pytest.mark.parametrize("which", ["talks", "silent"])
+def test_a_host_that_is_gone_without_a_word_is_noticed_in_time(which: str) -> None:
+    """In a network of its own, whose only interface is taken down."""
+    command = ["unshare", "--map-root-user", "--net", sys.executable, "-c", LOST_HOST]
+    ended = subprocess.run([*command, ROOT, which], capture_output=True, text=True, timeout=60)
+    if "unshare" in ended.stderr:
+        pytest.skip(f"no network namespace: {ended.stderr.strip()}")
+
+    assert "Gone" in ended.stdout, ended.stderr

@@ -1,0 +1,257 @@
+"""Nodes of a run of one size that are asked to leave: what the coordinator decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from resilience.agent.coordination.membership import (
+    ENDED,
+    RUNNING,
+    STOPPING,
+    Action,
+    Event,
+    HandOver,
+    NodeJoined,
+    Note,
+    Said,
+    State,
+    Tick,
+)
+from resilience.checkpointless.plan import RecoveryPlan, plan_recovery
+from resilience.comm.messages import (
+    PLANNED,
+    Leave,
+    LetGo,
+    SaveState,
+    StateSaved,
+    Stopped,
+    StopRun,
+)
+from resilience.elastic.policy import Policy
+from resilience.state.layout import make_layout
+from resilience.state.report import Phase, Report
+from tests.resilience.agent.coordination.decisions import (
+    OPTIONS,
+    ends,
+    failed,
+    join,
+    lost,
+    opened,
+    phases,
+    play,
+    stopped,
+)
+from tests.resilience.agent.coordination.test_size import asked, sent
+
+SAVED = {"saved": 2, "place": "/run/state"}
+
+
+def begun(*, nodes: int = 2, standby: int = 0, **options: Any) -> State:
+    values = {"num_nodes": nodes, "num_standby_nodes": standby, "awaits_nodes": True, **options}
+    state = State(options=replace(OPTIONS, policy=Policy(), **values))
+    state, _ = play(state, *(join(f"n{index}") for index in range(nodes + standby)))
+    assert (state.stage, len(state.members.nodes)) == (RUNNING, nodes)
+    return state
+
+
+def left(state: State, *, nodes: tuple[str, ...] = (), rest: Any = None) -> list[Event]:
+    """Return what is heard when all ranks leave after a step."""
+    generation = state.generation
+    first = failed(state.members.nodes[0], 0, generation, PLANNED)
+    return [first, *_told(state, nodes or state.members.nodes, rest)]
+
+
+def _told(state: State, nodes: tuple[str, ...], rest: Any = None) -> list[Event]:
+    return [
+        stopped(node, rank, state.generation, 5, rest)
+        for node in nodes
+        for rank in state.members.ranks_of(state.members.nodes.index(node))
+    ]
+
+
+def again(node: str, start: str) -> NodeJoined:
+    one = join(node)
+    return replace(one, join=replace(one.join, start=start))
+
+
+def last_holder_is_asked() -> tuple[State, list[Action]]:
+    """n1 was let go, and n0 is asked before another n1 has come."""
+    state, _ = play(begun(), Tick(), now_s=10.0)
+    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+    state, _ = play(state, Tick(), *left(state, rest=SAVED), now_s=12.0)
+    state, _ = play(state, lost("n1"), now_s=12.5)
+    return play(state, asked(state, "n0"), now_s=30.0)
+
+
+def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() -> None:
+    state, first = play(begun(), Tick(), now_s=10.0)
+    state, first = play(state, asked(state, "n1"), now_s=10.0)
+    assert not sent(first, Leave)
+    state, second = play(state, Tick(), now_s=12.0)
+    state, third = play(state, *left(state), now_s=12.1)
+    assert sent(second, Leave) == ["n0"]
+    assert sent(third, LetGo) == ["n1"]
+    assert not sent([*first, *second, *third], StopRun)
+
+    state, actions = play(state, lost("n1"), Tick(), now_s=13.0)
+    assert (state.stage, opened(actions), ends(actions)) == (STOPPING, [], [])
+    state, actions = play(state, again("n1", "later"), now_s=40.0)
+
+    assert state.stage == RUNNING
+    assert [phase == Phase.FRESH.value for phase in phases(opened(actions)[0])] == [
+        False, False, True, True,
+    ]  # fmt: skip
+    # A requested leave is no fault.
+    assert state.incidents == ()
+    assert state.let_go == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("leaver", "expected"),
+    [
+        pytest.param({"phase": Phase.COMPUTING, "step": 6, "step_generation": 0}, 6, id="updated"),
+        pytest.param({"phase": Phase.PASSED, "gradient_generation": 0}, 6, id="passed"),
+        pytest.param({"phase": Phase.TORN_UPDATE, "gradient_generation": 0}, 6, id="torn"),
+        pytest.param({"phase": Phase.ENTERED, "gradient_generation": 0}, 5, id="none-has-passed"),
+        pytest.param(
+            {"phase": Phase.COMPUTING, "step": 6, "step_generation": 7}, 5, id="another-history"
+        ),
+    ],
+)
+def test_a_step_that_a_leaving_node_alone_has_ended_is_not_run_again(
+    leaver: dict[str, Any], expected: int
+) -> None:
+    """The others are still in its gate, and end the update from their own gradients."""
+    state, _ = play(begun(), Tick(), now_s=10.0)
+    state, _ = play(state, asked(state, "n1"), Tick(), now_s=10.0)
+    in_gate = {"phase": Phase.ENTERED, "gradient_generation": 0}
+    told = [failed("n1", 2, 0, PLANNED)]
+    for node, rank, values in [
+        ("n0", 0, in_gate), ("n0", 1, in_gate), ("n1", 2, leaver), ("n1", 3, leaver),
+    ]:  # fmt: skip
+        report = Report(**{
+            "rank": rank, "node": node, "generation": 0, "member_generation": 0, "step": 5,
+            **values,
+        })  # fmt: skip
+        message = Stopped(generation=0, rank=rank, report=report.to_json())
+        told.append(Said(node=node, message=message))
+    state, actions = play(state, *told, now_s=12.0)
+    assert sent(actions, LetGo) == ["n1"]
+
+    state, actions = play(state, lost("n1"), again("n1", "later"), now_s=40.0)
+
+    reports = [Report.from_json(each) for each in opened(actions)[0].reports]
+    plan = plan_recovery(reports)
+    assert isinstance(plan, RecoveryPlan)
+    assert (plan.step, plan.roll_forward) == (expected, (0, 1) if expected == 6 else ())
+
+
+def test_the_node_that_coordinates_hands_that_over_before_it_leaves() -> None:
+    state, _ = play(begun(), Tick(), now_s=10.0)
+    state = replace(state, ballot=(state.ballot[0], "n0"))
+    state, _ = play(state, asked(state, "n0"), Tick(), now_s=10.0)
+    _, actions = play(state, Tick(), *left(state), now_s=12.0)
+
+    assert {each.node for each in actions if isinstance(each, HandOver)} == {"n1"}
+    assert not sent(actions, LetGo)
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "expected"),
+    [
+        pytest.param({}, ["n0", "n1"], StopRun, id="all-are-asked"),
+        pytest.param({"awaits_nodes": False}, ["n1"], StopRun, id="nobody-starts-another"),
+        pytest.param({"awaits_nodes": False, "standby": 1}, ["n1"], Leave, id="one-stands-by"),
+        pytest.param({"num_shards": 4, "is_sharded": True}, ["n1"], StopRun, id="last-holder"),
+        pytest.param(
+            {"num_shards": 4, "is_sharded": True, "nodes": 4},
+            ["n1", "n2"],
+            Leave,
+            id="a-copy-stays",
+        ),
+        pytest.param(
+            {"num_shards": 4, "is_sharded": True, "nodes": 4}, ["n1", "n3"], StopRun, id="no-copy"
+        ),
+        pytest.param({"recovers": False}, ["n1"], StopRun, id="without-recovery"),
+    ],
+)
+def test_a_node_leaves_only_where_the_rest_holds_the_state_and_another_node_comes(
+    options: dict[str, Any], names: list[str], expected: type
+) -> None:
+    state, _ = play(begun(**options), Tick(), now_s=10.0)
+    events = [asked(state, name) for name in names]
+    state, first = play(state, *events, now_s=10.0)
+    _, second = play(state, Tick(), now_s=12.0)
+
+    found = {kind for kind in (Leave, StopRun) if sent([*first, *second], kind)}
+    assert found == {expected}
+
+
+def test_a_standby_node_takes_the_place_at_once() -> None:
+    state, _ = play(begun(standby=1, awaits_nodes=False), Tick(), now_s=10.0)
+    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+    state, actions = play(state, Tick(), *left(state), now_s=12.0)
+    assert sent(actions, LetGo) == ["n1"]
+
+    state, _ = play(state, lost("n1"), now_s=12.5)
+
+    assert (state.stage, state.members.nodes) == (RUNNING, ("n0", "n2"))
+
+
+def test_the_last_holder_saves_its_state_once_and_the_run_ends() -> None:
+    """Pods of one job that are told within a minute: one stop, one saved state."""
+    state, actions = last_holder_is_asked()
+    (order,) = [
+        e.message for e in actions if hasattr(e, "message") and isinstance(e.message, SaveState)
+    ]
+    assert (order.rank, order.step) == (0, 5)
+    state, actions = play(state, Tick(), Tick(), now_s=31.0)
+    assert (sent(actions, SaveState), ends(actions)) == ([], [])
+
+    said = StateSaved(generation=order.generation, rank=0, name=order.name, part="/run/state")
+    state, actions = play(state, Said(node="n0", message=said), Tick(), now_s=32.0)
+
+    assert state.stage == ENDED
+    (end,) = set(ends(actions))
+    assert end.status == 143
+    assert end.reason == (
+        "n0 asked to leave, and no other node holds the state; the newest state known to be saved "
+        "is that of step 5 in /run/state"
+    )
+    assert Note(event="state_saved", fields={"saved_step": 5, "place": "/run/state"}) in actions
+
+
+def test_the_last_holder_gives_its_state_to_a_node_that_comes_while_it_saves() -> None:
+    state, actions = last_holder_is_asked()
+    (order,) = [
+        e.message for e in actions if hasattr(e, "message") and isinstance(e.message, SaveState)
+    ]
+    said = StateSaved(generation=order.generation, rank=0, name=order.name, part="/run/state")
+
+    state, actions = play(state, again("n1", "later"), now_s=31.0)
+    state, more = play(state, Said(node="n0", message=said), Tick(), now_s=32.0)
+
+    assert ends([*actions, *more]) == []
+    assert state.stage == RUNNING
+    # It is asked still, and leaves once the other one has the state.
+    state, actions = play(state, Tick(), now_s=34.0)
+    assert sent(actions, Leave) == ["n0"]
+
+
+def test_the_run_waits_where_the_last_holder_can_save_nothing() -> None:
+    state, _ = play(begun(), Tick(), now_s=10.0)
+    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+    state, _ = play(state, Tick(), *left(state), lost("n1"), now_s=12.0)
+
+    state, actions = play(state, asked(state, "n0"), Tick(), now_s=30.0)
+
+    assert (state.stage, sent(actions, SaveState), ends(actions)) == (STOPPING, [], [])
+
+
+def test_layouts_of_the_table_hold_what_their_names_say() -> None:
+    nodes = ("n0", "n1", "n2", "n3")
+    copies = make_layout(nodes=nodes, num_local_ranks=2, num_shards=4, is_sharded=True)
+    assert copies.shards_of(1) == copies.shards_of(3) != copies.shards_of(2)

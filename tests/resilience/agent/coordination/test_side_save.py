@@ -1,0 +1,316 @@
+"""What nodes save that may not go on, or lack a node, and what is decided on evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.membership import (
+    ENDED,
+    RUNNING,
+    STOPPING,
+    Action,
+    Claimed,
+    ClaimRecord,
+    NodeEnded,
+    NodeJoined,
+    Note,
+    Options,
+    Said,
+    Send,
+    State,
+    Tick,
+)
+from resilience.agent.coordination.standing import Standing
+from resilience.agent.coordination.votes import find_doubted
+from resilience.comm.messages import SaveState, StateSaved
+from resilience.state.layout import Layout, make_layout
+from resilience.state.report import Phase, Report
+from tests.resilience.agent.coordination.decisions import (
+    ends,
+    join,
+    layout,
+    opened,
+    play,
+    promise,
+    stopped,
+)
+
+THREE = ("n0", "n1", "n2")
+OPTIONS = Options(
+    num_nodes=3, num_local_ranks=2, partition_patience_s=100.0, last_save_deadline_s=30.0
+)
+TELLS: dict[str, Any] = {"saved": 2, "place": "/run/state"}
+
+
+def shut_out(*, rest: dict[str, Any] = TELLS, steps: tuple[int, int] = (5, 5)) -> State:
+    """Return what the last of three knows that is alone from 0 s on."""
+    state = follow("n2")
+    state, _ = play(
+        state,
+        join("n2", 4, THREE),
+        *(stopped("n2", rank, 4, step, rest) for rank, step in zip((4, 5), steps, strict=True)),
+    )
+    return state
+
+
+def follow(*more: str, members: Layout | None = None, options: Options = OPTIONS) -> State:
+    return take_over(
+        options,
+        Standing(generation=4, opened=4, layout=members or layout(*THREE), shares_folder=True),
+        lost="n0",
+        known={*THREE, *more},
+        now_s=0.0,
+    )
+
+
+def orders(actions: list[Action]) -> list[SaveState]:
+    sent = [each.message for each in actions if isinstance(each, Send)]
+    return [each for each in sent if isinstance(each, SaveState)]
+
+
+def saved(order: SaveState, node: str = "n2", **what: str) -> Said:
+    message = StateSaved(generation=order.generation, rank=order.rank, name=order.name, **what)
+    return Said(node=node, message=message)
+
+
+def reason(actions: list[Action]) -> str:
+    (end,) = set(ends(actions))
+    assert end.status == 75
+    return end.reason
+
+
+def test_side_that_may_not_go_on_saves_what_it_holds_and_says_where() -> None:
+    state, actions = play(shut_out(), Tick(), now_s=99.0)
+    assert orders(actions) == []
+
+    state, actions = play(state, Tick(), now_s=100.0)
+    (order,) = orders(actions)
+    state, more = play(state, saved(order, part="/run/state"), Tick(), now_s=101.0)
+    assert ends([*actions, *more]) == []
+    assert Note(event="state_saved", fields={"saved_step": 5, "place": "/run/state"}) in more
+    _, actions = play(state, Tick(), now_s=200.0)
+
+    assert (order.rank, order.step, order.generation) == (4, 5, 4)
+    assert reason(actions).endswith(
+        "the newest state known to be saved is that of step 5 in /run/state"
+    )
+    assert "n2 came and n0, n1 did not within 200 s" in reason(actions)
+
+
+def test_save_has_a_deadline_of_its_own() -> None:
+    state, _ = play(shut_out(), Tick(), now_s=100.0)
+    state, actions = play(state, Tick(), now_s=130.0)
+
+    text = "rank 4 did not save its part within 30 s"
+    (warning,) = [each for each in actions if isinstance(each, Note)]
+    assert warning.fields == {"text": f"what these nodes hold was not saved: {text}"}
+    _, actions = play(state, Tick(), now_s=200.0)
+    assert reason(actions).endswith(f"; what is held here was not saved: {text}")
+
+
+def test_rank_that_dies_while_it_saves_is_not_waited_for() -> None:
+    state, _ = play(shut_out(), Tick(), now_s=100.0)
+    gone = {rank: each for rank, each in state.reports.items() if rank != 4}
+
+    _, actions = play(replace(state, reports=gone), Tick(), now_s=101.0)
+
+    assert "did not come together" in str(actions)
+
+
+def sharded(*steps: int | None) -> State:
+    """Return what a node knows that has two of four ranks, each with a shard of its own."""
+    nodes = ("n0", "n1", "n2", "n3")
+    plain = make_layout(nodes=nodes, num_local_ranks=2, num_shards=4)
+    members = replace(plain, starts=nodes)
+    state = follow("n3", members=members)
+    late = replace(join("n2", 4, nodes).join, layout=members)
+    state, _ = play(state, NodeJoined(join=late))
+    for rank, step in zip((4, 5), steps, strict=True):
+        said = stopped("n2", rank, 4, step, TELLS).message
+        shard = members.seat(rank).shard
+        state, _ = play(
+            state, Said(node="n2", message=replace(said, report={**said.report, "shard": shard}))
+        )
+    return state
+
+
+def test_side_that_holds_a_part_saves_nothing_and_says_so() -> None:
+    state, actions = play(sharded(5, 5), Tick(), now_s=100.0)
+
+    assert orders(actions) == []
+    _, actions = play(state, Tick(), now_s=200.0)
+    assert reason(actions).endswith(
+        "that of step 2 in /run/state; what is held here was not saved: of step 5 nobody here "
+        "holds shard 2, 3"
+    )
+
+
+def test_newest_state_that_is_whole_is_saved() -> None:
+    _, actions = play(shut_out(steps=(5, 6)), Tick(), now_s=100.0)
+
+    assert [(each.rank, each.step) for each in orders(actions)] == [(5, 6)]
+
+
+def test_torn_and_changed_states_are_not_saved() -> None:
+    state = shut_out()
+    torn = {
+        4: replace(state.reports[4], phase=Phase.TORN_UPDATE),
+        5: replace(state.reports[5], is_healthy=False),
+    }
+    _, actions = play(replace(state, reports=torn), Tick(), now_s=100.0)
+    assert orders(actions) == []
+
+    different = {rank: replace(each, digest=f"{rank}") for rank, each in state.reports.items()}
+    _, actions = play(replace(state, reports=different), Tick(), now_s=100.0)
+    assert orders(actions) == []
+
+
+def test_what_is_saved_already_or_cannot_be_saved_is_not_asked_for() -> None:
+    for rest in ({"saved": 5, "place": "/run/state"}, {}):
+        _, actions = play(shut_out(rest=rest), Tick(), now_s=100.0)
+
+        assert orders(actions) == []
+
+
+def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
+    state = follow(options=replace(OPTIONS, join_deadline_s=20.0, stop_deadline_s=5.0))
+    reports = [stopped(f"n{rank // 2}", rank, 4, 5, TELLS) for rank in range(2, 6)]
+    state, _ = play(state, join("n1", 4, THREE), join("n2", 4, THREE), *reports)
+
+    state, actions = play(state, Tick(), now_s=25.0)
+    (order,) = orders(actions)
+    assert ends(actions) == []
+    state, actions = play(state, saved(order, "n1", part="the tiers"), Tick(), now_s=26.0)
+
+    assert state.stage == ENDED
+    assert "no node took the place of lost n0" in reason(actions)
+    assert reason(actions).endswith("that of step 5 in the tiers")
+
+
+def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -> None:
+    state = follow("n3", members=layout("n0", "n1"))
+    state, _ = play(state, join("n1", 4, ("n0", "n1")))
+    reports = [stopped("n1", rank, 4, 5, TELLS) for rank in (2, 3)]
+    for event in (join("n3"), *reports):
+        state, _ = play_alone(state, event)
+    state, _ = play_alone(state, Tick(), now_s=3.0)
+    actions = []
+    for event in promise(state, "n1", "n3"):
+        state, more = play_alone(state, event, now_s=3.0)
+        actions += more
+    assert any(isinstance(each, ClaimRecord) for each in actions)
+    for event in (Claimed(generation=5, layout=None, reason="it is gone"), Tick()):
+        state, actions = play_alone(state, event, now_s=50.0)
+    state, actions = play_alone(state, Tick(), now_s=51.0)
+    assert [isinstance(each, ClaimRecord) for each in actions] == [True]
+
+    state, actions = play_alone(state, Tick(), now_s=199.0)
+    assert [each.rank for each in orders(actions)] == [2]
+    state, actions = play_alone(state, Tick(), now_s=203.0)
+    state, more = play_alone(state, Tick(), now_s=230.0)
+
+    words = "did not say within 200 s which half of the nodes goes on: it is gone"
+    assert words in reason([*actions, *more])
+
+
+def test_folder_has_its_time_from_when_it_is_asked() -> None:
+    """The node that was missing came late."""
+    options = replace(OPTIONS, partition_patience_s=100.0, join_deadline_s=120.0)
+    state = follow("n3", members=layout("n0", "n1"), options=options)
+    reports = [stopped("n1", rank, 4) for rank in (2, 3)]
+    for event in (join("n1", 4, ("n0", "n1")), *reports):
+        state, _ = play_alone(state, event)
+    state, _ = play_alone(state, Tick(), now_s=125.0)
+
+    state, actions = play_alone(state, join("n3"), now_s=126.0)
+    for event in [*promise(state, "n1", "n3"), Tick()]:
+        state, more = play_alone(state, event, now_s=126.0)
+        actions += more
+    (claim,) = [each for each in actions if isinstance(each, ClaimRecord)]
+    assert ends(actions) == []
+    for now_s in (127.0, 201.0, 220.0):
+        state, more = play_alone(state, Tick(), now_s=now_s)
+        assert ends(more) == []
+    state, _ = play(state, Claimed(generation=5, layout=claim.layout), now_s=221.0)
+
+    assert state.stage == RUNNING
+    assert state.members.nodes == ("n3", "n1")
+
+
+def play_alone(state: State, event: Any, now_s: float = 0.0) -> tuple[State, list[Action]]:
+    """Return the state after an event that nobody answers."""
+    from resilience.agent.coordination.coordinator import decide
+
+    return decide(state, event, now_s)
+
+
+# ---- evidence
+
+
+def end_of(node: str, *starts: str) -> NodeEnded:
+    return NodeEnded(node=node, starts=frozenset(starts or {node}), reason="it is off")
+
+
+def test_standby_alone_goes_on_once_the_node_has_ended() -> None:
+    options = replace(OPTIONS, num_nodes=1)
+    state = follow("n9", members=layout("n0"), options=options)
+    state = replace(state, known=frozenset({"n0", "n9"}))
+    state, actions = play(state, join("n9"))
+    assert (opened(actions), find_doubted(state)) == ([], {"n0": frozenset({"n0"})})
+
+    state, actions = play(state, end_of("n0"), now_s=1.0)
+
+    assert Note(event="node_ended", fields={"node": "n0", "reason": "it is off"}) in actions
+    assert (state.stage, state.layout) == (RUNNING, layout("n9"))
+    assert opened(actions)[0].generation > 100
+
+
+def test_evidence_about_another_start_is_none() -> None:
+    state = follow("n9", members=layout("n0"), options=replace(OPTIONS, num_nodes=1))
+    state = replace(state, known=frozenset({"n0", "n9"}), starts={"n0": "newer"})
+    state, _ = play(state, join("n9"))
+
+    state, _ = play(state, end_of("n0", "n0"), end_of("n0", "newer"), now_s=1.0)
+    assert state.stage == STOPPING
+    state, _ = play(state, end_of("n0", "n0", "newer"), now_s=1.0)
+
+    assert state.stage == RUNNING
+
+
+def test_last_holder_of_a_shard_is_not_waited_for_once_it_has_ended() -> None:
+    state = follow(members=layout(*THREE))
+    fresh = [stopped(f"n{rank // 2}", rank, 4, None) for rank in range(2, 6)]
+    state, actions = play(
+        state, join("n1", 4, THREE), join("n2", 4, THREE), join("n9"), *fresh, now_s=4.0
+    )
+    assert opened(actions) == []
+
+    state, actions = play(state, end_of("n0"), now_s=4.0)
+
+    assert state.stage == RUNNING
+    assert len(opened(actions)) == 3
+
+
+def test_nobody_is_doubted_who_is_at_hand() -> None:
+    state, _ = play(follow(), join("n1", 4, THREE), join("n2", 4, THREE))
+
+    assert find_doubted(state) == {"n0": frozenset({"n0"})}
+    state, _ = play(state, join("n0", 4, THREE))
+    assert find_doubted(state) == {}
+    state, _ = play(state, end_of("n0"))
+    assert "n0" not in state.dead
+
+
+def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> None:
+    state, actions = play(shut_out(), Tick(), now_s=100.0)
+    (order,) = orders(actions)
+    state, _ = play(state, saved(order, part="/run/state"), Tick(), now_s=101.0)
+    reports = [stopped(f"n{rank // 2}", rank, 4, 5, TELLS) for rank in range(4)]
+
+    state, actions = play(state, join("n0", 4, THREE), join("n1", 4, THREE), *reports, now_s=150.0)
+
+    assert (state.stage, state.members.nodes, state.side_save) == (RUNNING, THREE, None)
+    told = [Report.from_json(each) for each in opened(actions)[0].reports]
+    assert {(each.phase, each.step) for each in told} == {(Phase.COMPUTING, 5)}

@@ -1,0 +1,100 @@
+"""A real Kubernetes: one that a script beside the repository starts, where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SANDBOX = ROOT.parent / "shared/sandbox/k8s.sh"
+DEFINITION = Path(__file__).with_name("hyperpodpytorchjob.yaml")
+START_TIMEOUT_S = 300
+COMMAND_TIMEOUT_S = 60
+WAIT_S = 90.0
+
+
+def kubectl(config: Path, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["kubectl", f"--kubeconfig={config}", *words],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+
+
+def wait_until(is_so: Callable[[], object], wait_s: float = WAIT_S) -> None:
+    end_s = time.monotonic() + wait_s
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def kube_config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The configuration of an API server of our own, without nodes, that knows our kinds."""
+    with _cluster(tmp_path_factory.mktemp("k8s"), num_nodes=0) as config:
+        _define(config)
+        yield config
+
+
+@pytest.fixture
+def kube_with_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The configuration of a cluster of two nodes, whose pods have this checkout at its place."""
+    folders = {str(ROOT), sys.base_prefix, sys.prefix}
+    own = {
+        "K8S_SHARE": " ".join(sorted(folders)),
+        "K8S_IMAGE_PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+    }
+    with _cluster(tmp_path_factory.mktemp("pods"), num_nodes=2, **own) as config:
+        yield config
+
+
+@contextmanager
+def _cluster(folder: Path, *, num_nodes: int, **variables: str) -> Iterator[Path]:
+    if not SANDBOX.exists() or shutil.which("kubectl") is None:
+        pytest.skip(f"no {SANDBOX} or no kubectl, so no Kubernetes of our own")
+    try:
+        started = _sandbox("up", folder, str(num_nodes), **variables)
+        if "missing packages" in started.stderr:
+            pytest.skip(started.stderr.strip())
+        assert started.returncode == 0, started.stderr
+        yield folder / "admin.kubeconfig"
+    finally:
+        _sandbox("down", folder)
+
+
+def _sandbox(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with files for its output: its daemons would keep a pipe open."""
+    folder = words[1]
+    assert isinstance(folder, Path)
+    # The system's own python3 may lack what the script calls.
+    path = f"{sys.base_prefix}/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    own = {"PATH": path, "HOME": str(folder), "K8S_INSTALL": "0"}
+    out, err = folder / "out", folder / "err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        done = subprocess.run(
+            ["bash", SANDBOX, *map(str, words)],
+            env=own | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            timeout=START_TIMEOUT_S,
+        )
+    return subprocess.CompletedProcess(done.args, done.returncode, out.read_text(), err.read_text())
+
+
+def _define(config: Path) -> None:
+    for words in (
+        ("apply", f"--filename={DEFINITION}"),
+        ("wait", "--for=condition=Established", f"--filename={DEFINITION}", "--timeout=30s"),
+    ):
+        done = kubectl(config, *words)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,123 @@
+"""A Job with pods that run, as it is rendered: what a deleted pod costs."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.k8s.values import JOB_LABEL
+from resilience.events import EventReader
+from tests.launcher.command import launch
+from tests.scenarios.k8s.conftest import kubectl, wait_until
+from tests.scenarios.recovery.runs import FaultOutcome, check_no_step_lost, check_same_bits
+
+NUM_STEPS = 100
+STEPS_BEFORE = 40
+"""A pod is deleted after one of these, since ranks go on for two seconds and more after that."""
+RUN_S = 600.0
+"""How long a run of so many steps may take on a machine that others use as well."""
+CLAIM = "results"
+CLAIMS = """
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: {claim}}}
+spec:
+  capacity: {{storage: 1Gi}}
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  hostPath: {{path: {folder}}}
+  claimRef: {{namespace: default, name: {claim}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: {claim}, namespace: default}}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  resources: {{requests: {{storage: 1Gi}}}}
+  volumeName: {claim}
+"""
+
+
+class Pods:
+    """Runs of two pods on a cluster, and the folder of their claim."""
+
+    def __init__(self, config: Path, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._claim = folder / "claim"
+        self._claim.mkdir()
+        self.ask("apply", "--filename=-", text=CLAIMS.format(claim=CLAIM, folder=self._claim))
+
+    def ask(self, *words: str, text: str | None = None) -> str:
+        done = kubectl(self._config, *words, text=text)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def submit(self, name: str) -> None:
+        done = launch(
+            "recipe=llama/llama3_tiny_checkpointless",
+            "cluster=k8s",
+            "cluster.image=localhost/host:1",
+            f"cluster.volume_claims=[{{claim_name: {CLAIM}, mount_path: /results}}]",
+            "cluster.run_path=/results",
+            "trainer.num_nodes=2",
+            "trainer.num_devices=1",
+            f"trainer.max_steps={NUM_STEPS}",
+            "trainer.optimizer.warmup_steps=5",
+            "resilience.faults=null",
+            f"run.name={name}",
+            "action=submit",
+            folder=self._folder,
+        )
+        assert done.status == 0, done.err
+
+    def names(self, run: str) -> list[str]:
+        return self.ask("get", "pods", f"--selector={JOB_LABEL}={run}", "--output=name").split()
+
+    def steps(self, run: str) -> list[int]:
+        """Return the steps that were taken, without a last one before a fault, told again."""
+        events = EventReader(self._claim / run / "events.jsonl").read_new()
+        steps = (each for each in events if each.event == "step")
+        return [each.step or 0 for each in steps if each.fields.get("duration_s") is not None]
+
+    def wait_for_end(self, run: str) -> FaultOutcome:
+        def ended() -> list[str]:
+            status = json.loads(self.ask("get", f"job/{run}", "--output=json")).get("status", {})
+            types = [each["type"] for each in status.get("conditions") or ()]
+            return [each for each in types if each in ("Complete", "Failed")]
+
+        wait_until(ended, RUN_S)
+        assert ended() == ["Complete"], launch("logs", run, folder=self._folder).out
+        return FaultOutcome(self._claim / run, [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * RUN_S)
+def test_a_deleted_pod_is_replaced_and_no_step_is_lost(
+    kube_with_pods: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    sys.stdout.write(f"seed {seed}\n")
+    chance = random.Random(seed)
+    monkeypatch.setenv("KUBECONFIG", str(kube_with_pods))
+    pods = Pods(kube_with_pods, tmp_path)
+    pods.submit("calm")
+    undisturbed = pods.wait_for_end("calm")
+
+    pods.submit("deleted")
+    step = chance.randrange(STEPS_BEFORE)
+    wait_until(lambda: any(each >= step for each in pods.steps("deleted")), RUN_S)
+    pod = chance.choice(sorted(pods.names("deleted")))
+    sys.stdout.write(f"{pod} is deleted after step {step}\n")
+    pods.ask("delete", pod, "--wait=false")
+    outcome = pods.wait_for_end("deleted")
+
+    assert pods.steps("deleted") == list(range(NUM_STEPS))
+    assert len(outcome.named("agent_started")) == 3, "no pod was replaced"
+    check_no_step_lost(outcome.events)
+    check_same_bits(outcome, undisturbed)

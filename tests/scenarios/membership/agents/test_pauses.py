@@ -1,0 +1,106 @@
+"""Agents that stand still: each of them, each two, and all, in one run after the other."""
+
+from __future__ import annotations
+
+import signal
+from itertools import combinations
+
+import pytest
+
+from tests.scenarios.membership.agents.conftest import MakeWorld
+from tests.scenarios.membership.agents.real_world import RealWorld, pause
+
+SIZES = ((2, 0), (2, 1), (1, 2), (2, 2), (3, 1))
+"""Nodes and standby nodes."""
+LEASES = (1.3, 3.0, 4.0, 10.0)
+SHORT_S, REAL_S = 0.3, 3.0
+
+
+def groups(world: RealWorld) -> list[tuple[str, ...]]:
+    pairs = list(combinations(world.names, 2))
+    others = [] if len(world.names) == 2 else [tuple(world.names)]
+    return [*((name,) for name in world.names), *pairs, *others]
+
+
+def stand_still(world: RealWorld, who: tuple[str, ...], leases: float) -> None:
+    world.stand_still(*who)
+    pause(leases * world.lease_s)
+    world.go_on(*who)
+    world.wait_for_progress()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_agent_that_stands_still_comes_back(make_world: MakeWorld, size: tuple[int, int]) -> None:
+    world = make_world(num_nodes=size[0], num_standby=size[1], lease_s=SHORT_S)
+    world.start(*world.names)
+    world.wait_for_progress()
+
+    stand_still(world, (world.names[0],), 3.0)
+
+    world.finish()
+
+
+def test_standby_node_that_loses_its_worker_meanwhile_comes_back(make_world: MakeWorld) -> None:
+    """It is told to whom to go before it has another one."""
+    world = make_world(num_nodes=1, num_standby=1, lease_s=SHORT_S)
+    world.start("n0")
+    world.wait_until(lambda: world.num_joined("n0") == 1, "the first node is there")
+    world.start("n1")
+    world.wait_for_progress()
+
+    world.stand_still("n1")
+    world.kill_worker("n1")
+    pause(3 * SHORT_S)
+    world.go_on("n1")
+
+    world.finish()
+
+
+def test_worker_of_a_standby_node_that_does_not_end_fails_nothing(make_world: MakeWorld) -> None:
+    """It was a member's, and holds nothing that anybody needs."""
+    world = make_world(num_nodes=2, num_standby=1, lease_s=SHORT_S)
+    world.start(*world.names)
+    world.wait_for_progress()
+    stand_still(world, ("n0",), 3.0)
+
+    world.kill_worker("n0", signal.SIGSTOP)
+
+    world.finish()
+
+
+@pytest.mark.parametrize(
+    ("num_standby", "silent"),
+    [
+        pytest.param(1, ("n0",), id="alone"),
+        pytest.param(2, ("n0", "n3"), id="enough-to-go-on"),
+    ],
+)
+def test_node_that_was_silent_as_the_run_finished_has_finished(
+    make_world: MakeWorld, num_standby: int, silent: tuple[str, ...]
+) -> None:
+    """Whether the others have ended for certain by then or not."""
+    world = make_world(num_nodes=2, num_standby=num_standby, lease_s=SHORT_S)
+    world.start(*world.names)
+    world.wait_for_progress()
+    world.stand_still(*silent)
+    world.wait_for_progress()
+
+    world.finish(later=silent)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lease_s", [SHORT_S, REAL_S])
+@pytest.mark.parametrize("leases", LEASES)
+@pytest.mark.parametrize("size", SIZES)
+def test_agents_that_stand_still_come_back(
+    make_world: MakeWorld, size: tuple[int, int], leases: float, lease_s: float
+) -> None:
+    world = make_world(num_nodes=size[0], num_standby=size[1], lease_s=lease_s)
+    world.start(*world.names)
+    world.wait_for_progress()
+
+    for group in groups(world):
+        stand_still(world, group, leases)
+
+    world.finish()

@@ -1,0 +1,332 @@
+"""Strangers at the doors of a real daemon: refused rightly, and everybody else is served."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.tiered.errors import LostError
+from resilience.tiered.frames import FrameSocket
+from tests.resilience.tiered.cluster import wait_until
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
+from tests.resilience.tiered.http_client import head, shard_meta, shard_path
+from tests.scenarios.memoryd.guarded import (
+    BEARER,
+    BUDGET_MIB,
+    EXTRA_BYTES,
+    TOKEN,
+    Guarded,
+    ask,
+    is_ended,
+    local_hello,
+    make_guarded,
+    peer_hello,
+)
+
+WRONG_TOKENS = ["", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00e9", "x" * 5000]
+NUM_CONNECTIONS = 1000
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    (tmp_path / "disk").mkdir()
+    with make_guarded(tmp_path, "--store", f"folder:{tmp_path / 'disk' / 'store'}") as opened:
+        yield opened
+
+
+@pytest.mark.slow
+def test_wrong_token_at_each_door(guarded: Guarded) -> None:
+    worker, aws = guarded.log_in()
+    for token in WRONG_TOKENS:
+        for connection, hello in (
+            (guarded.local(), local_hello(token)),
+            (guarded.peer(), peer_hello(token)),
+            (guarded.peer(), peer_hello(token, is_link=True)),
+        ):
+            reply = ask(connection, hello)
+            assert (reply["error"], reply["message"]) == ("refused", "wrong token")
+            assert is_ended(connection)
+        for method, path in (
+            ("GET", "/v1/cp/checkpoints/theirs/latest"),
+            ("GET", shard_path("theirs", 0, 1)),
+            ("POST", shard_path("theirs", 0, 1)),
+            ("DELETE", "/v1/cp/namespaces/theirs"),
+            ("POST", "/v1/cp/cluster/reset"),
+        ):
+            words = {"Authorization": f"Bearer {token}".encode().decode("latin-1")}
+            with guarded.http() as stranger:
+                answer = stranger.ask(method, path, b"", Shard_Meta=shard_meta(b""), **words)
+            assert answer.status == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+    guarded.serve(worker, aws)
+
+
+TRICKS = ["..", ".", "../x", "../../x", "/etc/x", "a/../../x", "a/b", "a\\..\\x", ".x", "a\0b", "~"]
+
+
+@pytest.mark.slow
+def test_no_namespace_leads_out_of_its_folder(guarded: Guarded) -> None:
+    worker, aws = guarded.log_in()
+    guarded.serve(worker, aws)
+    before = _folders(guarded)
+    encoded = [
+        each.replace("/", "%2f").replace("\\", "%5c").replace("\0", "%00") for each in TRICKS
+    ]
+    encoded += [each.replace(".", "%2e") for each in encoded]
+    encoded += [each.replace("%", "%25") for each in encoded if "%" in each]
+    encoded += ["..%c0%af..%c0%afx", "%u002e%u002e", "..;", "%"]
+    for name in [*encoded, *TRICKS]:
+        for method, path in (
+            ("POST", f"/v1/cp/namespaces/{name}?num_ranks=1"),
+            ("POST", f"/v1/cp/checkpoints/{name}/0/1"),
+            ("GET", f"/v1/cp/checkpoints/{name}/0/1"),
+        ):
+            with guarded.http() as client:
+                body = b"x" if method == "POST" else None
+                words = {"Shard_Meta": shard_meta(b"x"), "Authorization": BEARER}
+                assert client.ask(method, path, body, **words).status in (400, 404), (name, path)
+    node = guarded.known_peer()
+    for name in TRICKS:
+        hello = ask(guarded.local(), local_hello(TOKEN, namespace=name))
+        assert hello["error"] == "invalid", name
+        for row in ([name, 1, 0, "0"], ["http:" + name, 1, 0, "0"]):
+            assert ask(node, {"op": "fetch", "shard": row})["error"] == "invalid", name
+    link = _link(guarded)
+    for name in TRICKS:
+        shard = {"format": 1, "namespace": name}
+        reply = ask(link, {"op": "push", "shard": shard, "origin": "b", "job": "job"})
+        assert reply["error"] == "invalid", name
+    link.close()
+
+    store = guarded.folder.parent / "disk" / "store"
+    new = _folders(guarded) - before - {store}
+    assert {each for each in new if not each.is_relative_to(store / "run")} == set()
+    guarded.serve(worker, aws)
+
+
+def _folders(guarded: Guarded) -> set[Path]:
+    return {each for each in guarded.folder.parent.rglob("*") if each.is_dir()}
+
+
+def _link(guarded: Guarded) -> FrameSocket:
+    """Return a connection that says it is node b's own; the real one comes back behind it."""
+    link = guarded.peer()
+    reply = ask(link, peer_hello(TOKEN, is_link=True, domain="b", switch=""))
+    assert reply["node"] == "a"
+    return link
+
+
+@pytest.mark.slow
+def test_what_is_too_large_costs_no_memory(guarded: Guarded) -> None:
+    worker, aws = guarded.log_in()
+    guarded.serve(worker, aws)
+    before = guarded.pss_bytes()
+    words = {"Shard_Meta": shard_meta(b""), "Authorization": BEARER}
+    for length in (BUDGET_MIB * MIB + 1, 1 << 40, (1 << 63) - 1):
+        with guarded.http() as client:
+            client.send(
+                head("POST", shard_path("theirs", 0, 1), Content_Length=str(length), **words)
+            )
+            assert client.answer().status == 413
+    with guarded.http() as client:
+        client.send(b"GET / HTTP/1.1\r\nX: " + b"y" * (1 << 20))
+        assert client.answer().status == 431
+    for connection in (guarded.local(), guarded.peer()):
+        connection.socket.sendall(struct.pack(">I", (1 << 32) - 1))
+        assert connection.receive(timeout_s=LIMIT_S).message["error"] == "invalid"
+        assert is_ended(connection)
+    for size in (BUDGET_MIB * MIB + 1, 1 << 50, (1 << 63) - 1):
+        begin = {"op": "begin", "step": 999, "generation": 0, "shard": "0", "num_shards": 1}
+        assert ask(guarded.known_local(), {**begin, "num_bytes": size})["error"] == "full"
+
+    assert guarded.pss_bytes() < before + EXTRA_BYTES
+    guarded.serve(worker, aws)
+
+
+def frames_of(door: str) -> list[dict[str, Any]]:
+    """Return right requests of a door, to be made wrong."""
+    if door == "local":
+        shard = {"step": 1, "generation": 0, "shard": "0"}
+        return [
+            local_hello(TOKEN),
+            {"op": "begin", **shard, "num_shards": 1, "num_bytes": 10},
+            {"op": "commit", "segment": 0, "meta": {"format": 1}},
+            {"op": "read", **shard},
+            {"op": "bad", "segment": 1},
+            {"op": "steps"},
+            {"op": "status"},
+        ]
+    return [
+        peer_hello(TOKEN),
+        {"op": "inventory", "copies": [["run", 1, 0, "0", 1, "d", 3]], "jobs": {"run": "job"}},
+        {"op": "changes", "copies": [], "gone": [["run", 1, 0, "0"]], "complete": [["run", 1, 0]]},
+        {"op": "fetch", "shard": ["run", 1, 0, "0"], "job": "job"},
+        {"op": "push", "shard": {"format": 1}, "origin": "b", "job": "job"},
+    ]
+
+
+def spoil(rng: random.Random, value: Any) -> Any:
+    """Put something else into a value, deep inside or in its place."""
+    if rng.random() < 0.3:
+        return rng.choice([None, True, -1, 1 << 70, 1.5, "", "x" * 300, [], {}, [[]], "\ud800"])
+    if isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        return {**value, key: spoil(rng, value[key])}
+    if isinstance(value, list) and value:
+        place = rng.randrange(len(value))
+        return [*value[:place], spoil(rng, value[place]), *value[place + 1 :]]
+    return rng.choice([None, -5, "other", 1 << 62, {"a": []}])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_garbage_at_each_door(guarded: Guarded, seed: int) -> None:
+    rng = random.Random(seed)
+    worker, aws = guarded.log_in()
+    guarded.serve(worker, aws)
+    before = guarded.pss_bytes()
+    for _ in range(150):
+        for door, connection in (("local", guarded.local()), ("peer", guarded.peer())):
+            hello, *others = frames_of(door)
+            _say_wrong(rng, connection, [hello, rng.choice(others)])
+            connection.close()
+        with guarded.http() as client, suppress(OSError):
+            client.send(_wrong_request(rng))
+            client.socket.shutdown(socket.SHUT_WR)
+            while client.socket.recv(1 << 16):
+                pass
+
+    assert guarded.pss_bytes() < before + EXTRA_BYTES
+    guarded.serve(worker, aws)
+    assert "Traceback" not in guarded.end()
+
+
+def _say_wrong(rng: random.Random, connection: FrameSocket, messages: list[dict[str, Any]]) -> None:
+    """Say one wrong thing, or all but one right; whatever comes back is fine."""
+    with suppress(OSError, ValueError):
+        place = rng.randrange(len(messages))
+        for number, message in enumerate(messages):
+            if number < place:
+                connection.send(message, timeout_s=LIMIT_S)
+                connection.receive(timeout_s=LIMIT_S, takes_files=True).close()
+            elif rng.random() < 0.7:
+                connection.send(_fields(spoil(rng, message)), timeout_s=LIMIT_S)
+            else:
+                connection.socket.sendall(rng.randbytes(rng.randrange(1, 4000)))
+        connection.socket.shutdown(socket.SHUT_WR)
+        while connection.socket.recv(1 << 16):
+            pass
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"op": value}
+
+
+def _wrong_request(rng: random.Random) -> bytes:
+    meta = shard_meta(b"abc")
+    right = head("POST", shard_path("theirs", 0, 1), Content_Length="3", Shard_Meta=meta)
+    data = bytearray(right[:-2] + f"Authorization: {BEARER}\r\n\r\nabc".encode())
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(data))
+        if rng.random() < 0.5:
+            data[place] = rng.randrange(256)
+        else:
+            data[place:place] = rng.randbytes(rng.randrange(1, 200))
+    return bytes(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["local", "http", "peer"])
+def test_a_thousand_connections(guarded: Guarded, door: str) -> None:
+    worker, aws = guarded.log_in()
+    guarded.serve(worker, aws)
+    before = guarded.pss_bytes()
+    with ExitStack() as stack:
+        strangers = []
+        for _ in range(NUM_CONNECTIONS):
+            strangers.append(stranger := _connect(guarded, door))
+            stack.callback(stranger.close)
+        refused = [answer for each in strangers if (answer := _read_refusal(each)) is not None]
+
+        assert len(refused) >= NUM_CONNECTIONS - 600
+        assert set(refused) == {{"local": "busy", "http": "503", "peer": ""}[door]}
+        assert guarded.pss_bytes() < before + EXTRA_BYTES
+        guarded.serve(worker, aws)
+
+    wait_until(lambda: _is_admitted(guarded, door))
+    guarded.serve(worker, aws)
+    assert "Traceback" not in guarded.end()
+
+
+def _connect(guarded: Guarded, door: str) -> socket.socket:
+    if door == "local":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(LIMIT_S)
+        connection.connect(str(guarded.daemon.socket_path))
+        return connection
+    port = guarded.http_port if door == "http" else guarded.cluster.ports["a"]
+    return socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
+
+
+def _read_refusal(connection: socket.socket) -> str | None:
+    """Return what a refused one is told; None for one that is let in."""
+    connection.settimeout(0.002)
+    try:
+        data = connection.recv(1 << 16)
+    except TimeoutError:
+        return None
+    if data.startswith(b"HTTP/1.1 "):
+        return data.split()[1].decode()
+    return "busy" if b'"busy"' in data else data.decode()
+
+
+def _is_admitted(guarded: Guarded, door: str) -> bool:
+    """Try to come in once, as somebody who may."""
+    try:
+        if door == "local":
+            guarded.daemon.client().steps()
+        elif door == "peer":
+            guarded.known_peer()
+        else:
+            with guarded.http() as client:
+                path = "/v1/cp/namespaces/theirs"
+                return client.ask("GET", path, Authorization=BEARER).status == 200
+    except (LostError, OSError):
+        return False
+    return True
+
+
+def test_files_are_the_users_alone(tmp_path: Path) -> None:
+    """Whatever the umask: the folder is 0700, and all in it 0600."""
+    with make_guarded(tmp_path) as guarded:
+        guarded.daemon.end()
+        before = ("sh", "-c", 'umask 0; exec "$@"', "sh")
+        guarded.daemon.start("--http", f"127.0.0.1:{guarded.http_port}", before=before)
+        worker, aws = guarded.log_in()
+        guarded.serve(worker, aws)
+        body = make_content(MIB)
+        path, meta = shard_path("theirs", 0, 1), shard_meta(body)
+        assert aws.ask("POST", path, body, Shard_Meta=meta, Authorization=BEARER).status == 200
+        save(guarded.cluster["b"].client(), make_id(50), make_content(MIB, 50))
+        wait_until((guarded.daemon.folder / "copies.json").exists)
+
+        modes = {each.name: _mode(each) for each in guarded.daemon.folder.iterdir()}
+
+        assert _mode(guarded.daemon.folder) == 0o700
+        assert {"memoryd.sock", "lock", "jobs.json", "copies.json"} < modes.keys()
+        assert any(each.startswith("segment-") and each.endswith(".meta") for each in modes)
+        assert {name: mode for name, mode in modes.items() if mode != 0o600} == {}
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)

@@ -1,0 +1,349 @@
+"""A node of the simulation: the real decisions of an agent, with workers that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resilience.agent.coordination import founding
+from resilience.agent.coordination.coordinator import take_over
+from resilience.agent.coordination.membership import (
+    Claimed,
+    Ended,
+    Judged,
+    Note,
+    Recorded,
+    State,
+)
+from resilience.agent.coordination.outlook import FOLLOWING, LEADING
+from resilience.agent.coordination.party import Party, make_outlook
+from resilience.agent.coordination.standing import Standing
+from resilience.comm.messages import (
+    Break,
+    End,
+    Failed,
+    Learn,
+    Leave,
+    Message,
+    Open,
+    Propose,
+    ReplaceRank,
+    Stopped,
+    StopRun,
+)
+from resilience.state.layout import Layout
+from resilience.state.report import Phase, Report, fresh_report
+from tests.scenarios.simulation.stand_ins import NoStores
+
+LEASE_S = 3.0
+
+
+@dataclass
+class Rank:
+    """What a worker holds."""
+
+    step: int = 0
+    is_fresh: bool = True
+
+
+class SimNode:
+    """One process of an agent, and its node's workers."""
+
+    def __init__(self, world: Any, name: str, start: int) -> None:
+        self.world, self.name, self.start = world, name, f"{name}#{start}"
+        self.transport = world.network.node(name, world.tokens.get(name, ""))
+        self.standing = Standing()
+        self.opening: Open | None = None
+        self.is_broken = True
+        self.ranks: list[Rank] = [Rank() for _ in range(world.options.num_local_ranks)]
+        self.told: dict[int, Stopped] = {}
+        self.replaced: set[int] = set()
+        """Local ranks whose process has died."""
+        self.end: End | None = None
+        self.is_looking = False
+        self.left = -1
+        """The generation that all are to leave after a step, as this node was told."""
+        self.planned: Failed | None = None
+        """What it has said since of having left its generation so."""
+        self.leaves_within_s: float | None = None
+        """Set where the node was asked to leave the run."""
+        self.party = Party(
+            self,
+            make_outlook(
+                run="run",
+                node=name,
+                address=self.transport.address,
+                start=self.start,
+                endpoints=world.endpoints,
+                lease_s=LEASE_S,
+                now_s=world.network.now_s,
+            ),
+            transport=self.transport,
+            make_stores=NoStores,
+            records=self,
+            note=self.note,
+            clock=lambda: world.network.now_s,
+            doubt=lambda doubted: None,
+        )
+
+    def note(self, note: Note, generation: int) -> None:
+        self.world.notes.append((self.world.network.now_s, self.name, generation, note))
+
+    def look(self, start: str) -> None:
+        """See the folder, or not: `shares_folder` of the world says."""
+
+    def claim(self, generation: int, layout: Layout) -> None:
+        self.world.note_decision(layout)
+
+        def answer() -> Claimed:
+            winner = self.world.folder.records.setdefault(generation, layout)
+            return Claimed(generation=generation, layout=winner)
+
+        self.world.ask_folder(self, answer)
+
+    def found(self, agents: tuple[str, ...]) -> None:
+        def answer() -> Judged:
+            found = self.world.folder.founding
+            record = founding.judge(found, run="run", newcomers=agents, unchanged_s=0.0)
+            if isinstance(record, str):
+                return Judged(record=None, reason=record)
+            self.world.folder.founding = record
+            return Judged(record=record)
+
+        self.world.ask_folder(self, answer)
+
+    def read_record(self, after: Ended) -> None:
+        """Ask how far the run has come; no run of the simulation ends."""
+        if self.is_looking:
+            return
+        self.is_looking = True
+
+        def answer() -> Recorded | None:
+            self.is_looking = False
+            record = self.world.folder.founding
+            if record is None:
+                return None
+            return Recorded(
+                generation=record.generation,
+                starts=dict(record.starts),
+                gone=frozenset(record.gone),
+                after=after,
+            )
+
+        self.world.folder.read(self, answer, self.world.network.now_s)
+
+    def renew(
+        self,
+        agents: tuple[str, ...],
+        generation: int,
+        *,
+        starts: Mapping[str, str],
+        here: Collection[str],
+        gone: Collection[str],
+        **end: Any,
+    ) -> None:
+        def answer() -> None:
+            record = self.world.folder.founding
+            if record and (record.generation, record.is_over) <= (generation, False):
+                own = founding.note_agents(record, agents, starts, here=here, gone=gone)
+                own = replace(own, generation=generation, **end)
+                self.world.folder.founding = own
+
+        self.world.ask_folder(self, answer)
+
+    # ---- the agent
+
+    def make_state(self, lost: str, dead: frozenset[str], known: frozenset[str]) -> State:
+        return take_over(
+            self.world.options,
+            self.standing,
+            lost=lost,
+            dead=dead,
+            known=known,
+            now_s=self.world.network.now_s,
+        )
+
+    def join(self) -> None:
+        join = self.standing.join(
+            node=self.name,
+            address=self.transport.address,
+            start=self.start,
+            sees_folder=self.world.shares_folder,
+        )
+        self.party.tell(replace(join, leaves_within_s=self.leaves_within_s))
+
+    @property
+    def place(self) -> int:
+        layout = self.standing.layout
+        return -1 if layout is None else layout.place_of(self.name, self.start)
+
+    @property
+    def due_s(self) -> float:
+        """Return when the agent has something to do that nobody asks it for."""
+        view, state = self.party._outlook, self.party.state
+        is_led = view.stage == FOLLOWING and view.link is not None
+        if not is_led and not (view.stage == LEADING and view.is_settled):
+            return self.world.network.now_s
+        leases_s = [line.heard_s + LEASE_S for line in view.lines.values()]
+        beat_s = view.beat_s if state is None else self.party._beat_s
+        return min([beat_s + view.beat_every_s, *leases_s])
+
+    def hear(self, message: Message) -> None:
+        self.world.has_changed = True
+        if isinstance(message, End):
+            self.end = message
+            self.party.close()
+            self.is_broken = True
+        elif isinstance(message, Propose):
+            self.world.note_decision(message.layout)
+            self.standing, agreement = self.standing.consider(message)
+            if agreement:
+                self.party.tell(agreement)
+        elif isinstance(message, Learn):
+            self.learn(message)
+        elif isinstance(message, Open):
+            self.open(message)
+        elif isinstance(message, ReplaceRank):
+            self.world.fail(self, message.rank % len(self.ranks))
+        elif isinstance(message, Leave):
+            self.left = message.generation
+        elif isinstance(message, StopRun):
+            # No run of the simulation ends: whoever has asked takes it back.
+            self.leaves_within_s = None
+            self.join()
+        elif isinstance(message, Break) and message.generation == self.standing.generation:
+            self.stop()
+
+    def open(self, opening: Open) -> None:
+        if opening.generation <= self.standing.generation:
+            return
+        self.world.layouts[opening.generation] = opening.layout
+        self.check(opening)
+        known, self.told, self.planned = self.told, {}, None
+        self.standing, self.opening, self.is_broken = self.standing.open(opening), opening, False
+        self.party.move(opening.generation, opening.layout)
+        before = opening.before or opening.layout
+        place = before.index_of(self.name)
+        has_other_shards = place >= 0 and before.shards_of(place) != opening.layout.shards_of(
+            self.place
+        )
+        for local_rank, rank in enumerate(self.ranks):
+            if place < 0:
+                rank.is_fresh, rank.step = True, 0
+                continue
+            number = before.ranks_of(place)[local_rank]
+            report, told = opening.reports[number], known.get(number)
+            if report["phase"] == Phase.FRESH.value:
+                rank.is_fresh, rank.step = True, 0
+            elif has_other_shards or told is None or told.report != report:
+                # A process whose shard is another one ends.
+                self.world.fail(self, local_rank)
+
+    def check(self, opening: Open) -> None:
+        """Fail for an opening that is not one of this run, or whose reports are not of its end."""
+        layout, options = opening.before or opening.layout, self.world.options
+        reports = [Report.from_json(each) for each in opening.reports]
+        num_nodes, sizes = len(opening.layout.nodes), options.policy.sizes
+        assert num_nodes in (sizes or (options.num_nodes,)) or (opening.is_passing and sizes)
+        assert [each.rank for each in reports] == list(range(layout.world_size))
+        assert {each.generation for each in reports} == {opening.generation - 1}
+        seats = [layout.seat(each.rank) for each in reports]
+        assert [each.shard for each in reports] == [each.shard for each in seats]
+        if opening.before is None:
+            assert [each.node for each in reports] == [each.node for each in seats]
+
+    def learn(self, news: Learn) -> None:
+        self.world.layouts[news.generation] = news.layout
+        if news.generation <= self.standing.generation:
+            return
+        before = self.told if self.keeps_state(news.layout, news.opened) else {}
+        self.standing = self.standing.learn(news)
+        self.party.move(news.generation, news.layout)
+        told = [self.renumber(self.standing.relabel(each)) for each in before.values()]
+        self.told = {each.rank: each for each in told}
+        if self.place < 0:
+            self.is_broken = True
+        else:
+            self.stop()
+
+    def keeps_state(self, layout: Layout, opened: int) -> bool:
+        opening, place = self.opening, layout.place_of(self.name, self.start)
+        if opening is None or opening.generation != opened or place < 0:
+            return False
+        own = opening.layout.index_of(self.name)
+        return own >= 0 and opening.layout.shards_of(own) == layout.shards_of(place)
+
+    def renumber(self, said: Stopped) -> Stopped:
+        """Return it under the rank that the worker has in the newest generation."""
+        layout = self.standing.layout
+        assert layout is not None
+        rank = layout.ranks_of(self.place)[said.rank % layout.num_local_ranks]
+        report = {**said.report, "rank": rank, "replica": layout.seat(rank).replica}
+        return replace(said, rank=rank, report=report)
+
+    def leave(self) -> None:
+        """Leave the generation after a step, as all others do."""
+        opening = self.opening
+        assert opening is not None
+        self.is_broken = self.world.has_changed = True
+        generation = self.standing.generation
+        self.planned = Failed(
+            generation=generation, rank=opening.rank, reason="planned", text="as asked"
+        )
+        self.party.tell(self.planned)
+        if self.standing.generation == generation:
+            self.stop()
+        self.world.set_tick(self.name)
+
+    def stop(self) -> None:
+        """Have the workers stop, and tell what they hold."""
+        self.is_broken = True
+        layout = self.standing.layout
+        if self.planned is not None and layout is not None:
+            left = self.standing.relabel(self.planned)
+            self.party.tell(replace(left, rank=layout.ranks_of(self.place).start))
+        for local_rank in range(len(self.ranks)):
+            self.party.tell(self.report(local_rank))
+
+    def report(self, local_rank: int) -> Stopped:
+        layout = self.standing.layout
+        assert layout is not None
+        number = layout.ranks_of(self.place).start + local_rank
+        if number not in self.told:
+            rank, generation = self.ranks[local_rank], self.standing.generation
+            report = fresh_report(layout, number, generation)
+            was_there = self.keeps_state(layout, self.standing.opened)
+            if not rank.is_fresh and was_there:
+                report = replace(
+                    report, phase=Phase.COMPUTING, step=rank.step, member_generation=generation
+                )
+            self.told[number] = Stopped(
+                generation=generation,
+                rank=number,
+                report=report.to_json(),
+                is_replaced=local_rank in self.replaced,
+            )
+        return self.told[number]
+
+
+def find_start(opening: Open) -> int:
+    """Return how many steps the ranks of a generation begin with."""
+    layout = opening.layout
+    before = opening.before or layout
+    reports = [Report.from_json(each) for each in opening.reports]
+    names = {name for name in layout.nodes if _keeps_shards(name, before, layout)}
+    held = [
+        each
+        for each in reports
+        if each.phase is not Phase.FRESH and before.seat(each.rank).node in names
+    ]
+    start = max((each.step for each in held), default=0)
+    return start if {each.shard for each in held if each.step == start} == set(layout.shards) else 0
+
+
+def _keeps_shards(name: str, before: Layout, after: Layout) -> bool:
+    """Return whether the same start of an agent is a member of both, with the same shards."""
+    place = after.index_of(name)
+    old = before.place_of(name, after.starts[place])
+    return old >= 0 and before.shards_of(old) == after.shards_of(place)

@@ -1,0 +1,261 @@
+"""The commands on runs, typed on a real Slurm."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
+from resilience.event_files import event_files
+from tests.launcher.command import Ended, launch
+from tests.processes import command_of, parents
+from tests.scenarios.slurm.cluster import wait_until
+from tests.scenarios.slurm.jobs import Slurm, stand_in
+from tests.scenarios.slurm.test_tiered import arenas as arenas_of
+from tests.scenarios.slurm.test_tiered import submit as submit_tiered
+from tests.scenarios.slurm.test_tiered import wait_for_checkpoints
+
+
+@pytest.fixture
+def submitted(slurm: Slurm, tmp_path: Path) -> Path:
+    """A run that was submitted from a folder, whose agents go on until they are told."""
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "resilience/tiered=ram", f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=as told",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 2, "both agents")
+    return run
+
+
+def ask(run: Path, *words: str) -> Ended:
+    return launch(*words, folder=run.parents[1])
+
+
+def test_run_is_found_looked_at_and_ended(submitted: Path) -> None:
+    job_id = json.loads((submitted / "submitted.json").read_text())["job_id"]
+    # As its nodes' agents would: the newest step, and what the store has of it.
+    for number, event in enumerate(("step", "checkpoint_saved", "step_stored")):
+        record = {"time": time.time() + number, "node": "n1", "rank": 0, "generation": 0, "step": 4}
+        record |= {"event": event, "fields": {"loss": 2.5, "duration_s": 0.5, "num_bytes": 8}}
+        if event == "step_stored":
+            record["rank"] = None
+        with (submitted / "events.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    status = ask(submitted, "status", submitted.name)
+    listed = ask(submitted, "runs")
+    logs = ask(submitted, "logs", submitted.name)
+    cancelled = ask(submitted, "cancel", submitted.name)
+    after = ask(submitted, "status", submitted.name)
+    attached = ask(submitted, "attach", submitted.name)
+
+    lines = status.out.splitlines()
+    assert lines[0] == "llama3-tiny-pretrain: running"
+    assert f"  where     slurm, job {job_id} on n[1-2]" in lines
+    assert "  steps     5 of 200, loss 2.5000, 0.5 s a step, 1 min 38 s left" in lines
+    assert any(line.startswith("  safe      checkpoint of step 4, in the store: step 4 of 4, ")
+               for line in lines)  # fmt: skip
+    assert listed.out.split()[:2] == ["llama3-tiny-pretrain", "running"]
+    assert "agent of n1 start 0\n" in logs.out
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert " has ended after " in cancelled.out
+    assert "cancelled: " in after.out.splitlines()[0]
+    assert (attached.status, attached.err) == (0, "")
+    assert "llama3-tiny-pretrain has ended: cancelled: " in attached.out
+    assert f"  where     slurm, job {job_id} on n[1-2]\n" in attached.out
+    assert "no end on record" not in attached.out
+
+
+def test_controller_that_is_away_is_status_1_and_says_since_when_nothing_was_heard(
+    submitted: Path, slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = {"time": 1e9, "node": "n1", "rank": 0, "generation": 0, "step": 4}
+    record |= {"event": "step", "fields": {"loss": 2.5}}
+    (submitted / "events.jsonl").write_text(json.dumps(record) + "\n")
+    text = (slurm.folder / "slurm.conf").read_text().replace("SlurmctldPort=", "SlurmctldPort=1#")
+    (tmp_path / "cut.conf").write_text(text.replace("MessageTimeout=10", "MessageTimeout=2"))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "cut.conf"))
+
+    status = ask(submitted, "status", submitted.name)
+    listed = ask(submitted, "runs")
+
+    assert status.status == 1
+    assert "unreachable: scontrol show job" in status.out
+    assert "ended with exit status 1: " in status.out
+    assert "Unable to contact slurm controller" in status.out
+    assert (listed.status, "Unable to contact slurm controller" in listed.out) == (1, True)
+    assert "events    silent for " in status.out
+    assert sys.executable not in status.out
+
+
+def test_second_job_in_the_runs_folder_is_named_and_ended_with_it(
+    submitted: Path, slurm: Slurm
+) -> None:
+    first = json.loads((submitted / "submitted.json").read_text())["job_id"]
+    second = slurm.ask("sbatch", "--parsable", "--hold", "job.sbatch", folder=submitted).strip()
+
+    both = ask(submitted, "status", submitted.name).out.splitlines()[0]
+    slurm.ask("scancel", first)
+    slurm.wait_for_end(first)
+    alone = ask(submitted, "status", submitted.name).out.splitlines()[0]
+    cancelled = ask(submitted, "cancel", submitted.name)
+
+    assert both == (f"llama3-tiny-pretrain: running: job {second} was submitted in the same folder")
+    assert alone == (
+        f"llama3-tiny-pretrain: queued: JobHeldUser; job {first} has ended, and job {second} was "
+        "submitted in the same folder"
+    )
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert slurm.field(second, "JobState") == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_cancel_waits_for_the_end_of_a_second_job(slurm: Slurm, tmp_path: Path) -> None:
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit", "run.name=twice",
+        f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=count how often it is asked",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/twice"
+    second = slurm.ask("sbatch", "--parsable", "job.sbatch", folder=run).strip()
+    slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 4, "the agents of both jobs")
+    first = json.loads((run / "submitted.json").read_text())["job_id"]
+    slurm.ask("scancel", first)
+    slurm.wait_for_end(first)
+
+    cancelled = ask(run, "cancel", run.name)
+
+    assert (cancelled.status, cancelled.err) == (0, "")
+    assert slurm.field(second, "JobState") in ("CANCELLED", "FAILED")
+
+
+def test_clean_names_a_node_that_is_down(submitted: Path, slurm: Slurm) -> None:
+    ask(submitted, "cancel", submitted.name)
+    slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=no power")
+    try:
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+        # The tests that follow have their jobs on the first nodes.
+        states = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
+        slurm.wait_until(lambda: set(slurm.ask(*states).split()) == {"idle"}, "all nodes are idle")
+
+    assert cleaned.status == 1
+    assert cleaned.err == (
+        "left: n2 was not reached, and may hold memory of the run: Slurm's state of it is down, "
+        "no power; `clean` the run again when the node is back\n"
+    )
+
+
+def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> None:
+    """One node's daemon still has its arena, and one node takes no step any more."""
+    arenas = [SHARED_MEMORY / f"{arena_prefix(submitted)}n{number}" for number in (1, 2)]
+    refused = ask(submitted, "clean", submitted.name)
+    ask(submitted, "cancel", submitted.name)
+    try:
+        for arena in arenas:
+            arena.mkdir(mode=0o700)
+            (arena / "lock").write_bytes(b"memoryd 1")
+        with (arenas[0] / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            used = ask(submitted, "clean", submitted.name)
+
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        for arena in arenas:
+            shutil.rmtree(arena, ignore_errors=True)
+
+    assert refused.status == 2
+    assert (used.status, used.out) == (1, f"removed {arenas[1]} on n2\n")
+    assert used.err == f"left: {arenas[0]} on n1, which is in use\n"
+    assert (cleaned.status, cleaned.out) == (0, f"removed {arenas[0]} on n1\n")
+    # Slurm takes a moment to let go of the nodes of a step that has ended.
+    wait_until(lambda: slurm.ask("squeue", "--noheader") == "", "an empty queue", 30.0)
+
+
+@pytest.mark.slow
+def test_node_that_takes_no_step_is_named(submitted: Path, slurm: Slurm) -> None:
+    ask(submitted, "cancel", submitted.name)
+    slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    try:
+        cleaned = ask(submitted, "clean", submitted.name)
+    finally:
+        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+
+    assert cleaned.status == 1
+    assert cleaned.err.startswith("left: n2 was not reached, and may hold memory of the run: ")
+
+
+def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:
+    """Before any agent is started: nothing but the script's own output tells of it."""
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "cluster.modules=[cuda]", folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    run = tmp_path / "runs/llama3-tiny-pretrain"
+    slurm.wait_for_end(json.loads((run / "submitted.json").read_text())["job_id"])
+
+    status = ask(run, "status", run.name)
+    logs = ask(run, "logs", run.name)
+
+    why = "failed: Slurm's state is FAILED, exit status 1"
+    assert status.out.startswith(f"llama3-tiny-pretrain: {why}")
+    said = "cluster.modules is set and this node has no command module"
+    assert [line.partition(": ")[0] for line in logs.out.splitlines() if said in line] == [
+        "first error",
+        next(run.glob("*.log")).stem,
+    ]
+
+
+def test_run_that_waits_is_taken_out_of_the_queue(slurm: Slurm, tmp_path: Path) -> None:
+    ended = launch(
+        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit",
+        "+cluster.extra_options.hold='true'", folder=tmp_path,
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+
+    cleaned = launch("clean", "llama3-tiny-pretrain", folder=tmp_path)
+
+    assert cleaned.status == 0, cleaned.err
+    assert cleaned.out.startswith("removed job ")
+    assert slurm.ask("squeue", "--noheader") == ""
+    status = launch("status", "llama3-tiny-pretrain", folder=tmp_path)
+    assert status.out.startswith("llama3-tiny-pretrain: cancelled: ")
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_job_of_which_everything_was_killed(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """Real agents, workers and daemons: all of them end at once, and nothing is tidied up."""
+    run = tmp_path / "run"
+    job_id = submit_tiered(run, "trainer.max_steps=5000")
+    wait_for_checkpoints(slurm, run, 1)
+    folders = arenas_of(run)
+    assert sorted(folders) == ["n1", "n2"]
+
+    slurm.ask("scancel", "--signal=KILL", job_id)
+    slurm.wait_for_end(job_id)
+    assert all(path.is_dir() for path in folders.values())
+    cleaned = launch("clean", str(run), folder=tmp_path)
+
+    assert (cleaned.status, cleaned.err) == (0, "")
+    assert sorted(cleaned.out.splitlines()) == sorted(
+        f"removed {path} on {node}" for node, path in folders.items()
+    )
+    assert not any(path.exists() for path in folders.values())
+    assert [pid for pid in parents() if str(run).encode() in command_of(pid)] == []
+    assert slurm.ask("squeue", "--noheader") == ""
+    assert event_files(run / "events.jsonl")
+    assert list(run.glob("logs/*.log"))

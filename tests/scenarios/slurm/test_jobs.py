@@ -1,0 +1,263 @@
+"""Jobs that a real Slurm runs, with stand-ins for the nodes' agents."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launcher.shipped import shipped_job
+from tests.scenarios.slurm.jobs import Run, Slurm
+
+Submit = Callable[..., Run]
+HOSTILE = """it's "so" $(touch pwned) `touch pwned` \\ # ; & | \n second line\t$HOME"""
+SECRET = "swordfish-4711"
+
+
+def word(agent: dict[str, Any], option: str) -> str:
+    """Return what an option says, which the workers may be told as well."""
+    found = {text for text in agent["words"] if text.startswith(f"--{option}=")}
+    assert len(found) == 1, agent["words"]
+    return str(found.pop().partition("=")[2])
+
+
+def test_one_agent_a_node_knows_where_all_are_found(slurm: Slurm, submit: Submit):
+    run = submit()
+
+    first, second = run.seen(2)
+
+    assert run.end() == "COMPLETED"
+    assert first["node"] < second["node"]
+    for agent in (first, second):
+        port = 10000 + int(run.job_id) % 10000
+        nodes = (first["node"], second["node"])
+        assert word(agent, "rdzv-endpoint") == ",".join(f"{node}:{port}" for node in nodes)
+        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "0")
+        assert word(agent, "node-name") == agent["node"]
+        assert word(agent, "run-dir") == str(run.folder)
+        assert word(agent, "job") == str(run.folder / "job.json")
+        assert word(agent, "config") == str(run.folder / "node.json")
+        assert agent["folder"] == str(run.folder)
+        log = run.folder / f"logs/slurm-{run.job_id}.0.{agent['node']}.log"
+        assert log.read_text() == f"agent of {agent['node']} start 0\n"
+
+
+def test_nodes_that_share_a_machine_meet_at_the_given_address(submit: Submit):
+    run = submit(cluster={"rdzv_host": "127.0.0.1", "rdzv_port": 29871})
+
+    for agent in run.seen(2):
+        assert word(agent, "rdzv-endpoint") == "127.0.0.1:29871,127.0.0.1:29872"
+        assert word(agent, "local-addr") == "127.0.0.1"
+
+
+def test_environment_of_the_recipe_reaches_the_agents_as_it_was_written(submit: Submit):
+    run = submit(env={"HOSTILE": HOSTILE, "EMPTY": ""}, name="env 'n' $(touch pwned)")
+
+    for agent in run.seen(2):
+        assert agent["env"]["HOSTILE"] == HOSTILE
+        assert agent["env"]["EMPTY"] == ""
+    assert run.end() == "COMPLETED"
+    assert not list(run.folder.parent.rglob("pwned"))
+
+
+def test_agent_has_the_gpus_and_cores_that_the_recipe_asks_for(submit: Submit):
+    run = submit(
+        instance={"accelerator": "gpu"},
+        resources={"num_cpus": 24},
+        cluster={"exclusive": False},
+    )
+
+    for agent in run.seen(2):
+        assert agent["env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert agent["env"]["SLURM_CPUS_ON_NODE"] == "24"
+
+
+def test_pre_script_runs_once_on_each_node_and_sets_up_the_agent(submit: Submit):
+    script = 'export SET_UP="$SLURMD_NODENAME"\necho "$UNSET_VARIABLE" >>"pre-$SLURMD_NODENAME"\n'
+    run = submit(cluster={"pre_script": script})
+
+    for agent in run.seen(2):
+        assert agent["env"]["SET_UP"] == agent["node"]
+        assert (run.folder / f"pre-{agent['node']}").read_text() == "\n"
+
+
+def test_failing_pre_script_fails_the_job_before_any_agent_starts(submit: Submit):
+    run = submit(cluster={"pre_script": "ls /absent-folder\n"})
+
+    assert run.end() == "FAILED"
+    assert "/absent-folder" in "".join(path.read_text() for path in run.folder.glob("logs/*"))
+    assert not list(run.folder.glob("seen-*"))
+
+
+def test_secrets_reach_the_agents_and_nothing_else(
+    slurm: Slurm, submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "a secret's file"
+    file.touch(mode=0o600)
+    file.write_text(f"{SECRET}\n")
+    monkeypatch.setenv("EXPORTED", "given by hand")
+    run = submit(
+        cluster={"secrets": {"FROM_FILE": {"file": str(file)}, "EXPORTED": {"file": None}}},
+    )
+
+    agents = run.seen(2)
+
+    for agent in agents:
+        assert agent["env"]["FROM_FILE"] == f"<{len(SECRET)} characters>"
+        assert agent["env"]["EXPORTED"] == "given by hand"
+    assert run.end() == "COMPLETED"
+    found = subprocess.run(
+        ["grep", "--recursive", "--text", "--files-with-matches", SECRET, run.folder, slurm.folder],
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        pytest.param("absent", "secret TOKEN_NAME: no file", id="no-such-file"),
+        pytest.param("readable", "has mode 644; allowed: 600", id="others-may-read-it"),
+        pytest.param("empty", "is empty", id="empty-file"),
+        pytest.param(None, "secret TOKEN_NAME is not set; export it", id="not-exported"),
+    ],
+)
+def test_unusable_secret_ends_the_job_with_a_message(
+    submit: Submit, tmp_path: Path, secret: str | None, message: str
+):
+    (tmp_path / "readable").write_text(SECRET)
+    (tmp_path / "readable").chmod(0o644)
+    (tmp_path / "empty").touch(mode=0o600)
+    file = str(tmp_path / secret) if secret else None
+    run = submit(cluster={"secrets": {"TOKEN_NAME": {"file": file}}})
+
+    assert run.end() == "FAILED"
+    assert run.exit_status == "1"
+    assert message in run.log()
+    assert SECRET not in run.log()
+    assert not list(run.folder.glob("seen-*"))
+
+
+def test_failing_agent_ends_the_other_nodes_and_gives_the_job_its_status(submit: Submit):
+    run = submit(does="fail on the second node")
+
+    first, second = run.seen(2)
+
+    assert run.end() == "FAILED"
+    assert run.exit_status == "7"
+    assert (run.folder / f"stopped-0-{first['node']}").read_text() == "SIGTERM"
+    assert not (run.folder / f"stopped-0-{second['node']}").exists()
+
+
+def recovering(standby: int) -> dict[str, Any]:
+    """Return values of a run that recovers without checkpoints, with nodes that stand by."""
+    feature = shipped_job("llama/llama3_tiny_checkpointless", "slurm").resilience.checkpointless
+    assert feature
+    values = feature.model_dump(mode="json") | {"standby_nodes": standby}
+    return {"resilience": {"checkpointless": values}, "resources": {"shm_gib": 1}}
+
+
+@pytest.mark.parametrize(("standby", "state"), [(1, "COMPLETED"), (0, "FAILED")])
+def test_run_that_recovers_outlives_a_killed_agent_where_a_node_stands_by(
+    submit: Submit, standby: int, state: str
+):
+    run = submit(does="die on the second node", **recovering(standby))
+
+    run.seen(2 + standby)
+    assert run.end() == state
+    assert not list(run.folder.glob("stopped-*"))
+
+
+def test_agents_of_a_run_with_nodes_that_stand_by_may_end_by_themselves(
+    slurm: Slurm, submit: Submit
+):
+    run = submit(does="wait", **recovering(standby=1))
+    run.seen(3)
+
+    slurm.ask("scancel", "--signal=TERM", run.job_id)
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 3)] == ["SIGTERM"] * 3
+    assert run.end() == "FAILED"
+    assert run.exit_status == "5"
+
+
+def test_requeued_job_starts_again_with_logs_and_a_rendezvous_of_its_own(
+    slurm: Slurm, submit: Submit
+):
+    run = submit(does="finish when restarted")
+    run.seen(2)
+
+    slurm.ask("scontrol", "requeue", run.job_id)
+    again = run.seen(2, restart=1)
+
+    assert run.end() == "COMPLETED"
+    for agent in again:
+        assert (word(agent, "rdzv-id"), word(agent, "rdzv-attempt")) == (run.job_id, "1000")
+        assert agent["env"]["SLURM_RESTART_COUNT"] == "1"
+        log = run.folder / f"logs/slurm-{run.job_id}.1.{agent['node']}.log"
+        assert log.read_text() == f"agent of {agent['node']} start 1\n"
+    assert len(list(run.folder.glob(f"logs/slurm-{run.job_id}.0.*.log"))) == 2
+
+
+@pytest.mark.parametrize("sent", ["TERM", "USR1", "USR2"])
+def test_signal_to_the_batch_script_stops_the_agents(slurm: Slurm, submit: Submit, sent: str):
+    run = submit(does="wait")
+    run.seen(2)
+
+    slurm.ask("scancel", "--batch", f"--signal={sent}", run.job_id)
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 2)] == ["SIGTERM"] * 2
+    assert run.end() == "FAILED"
+    assert run.exit_status == "5"
+
+
+def test_cancelled_job_stops_its_agents_before_it_kills_them(slurm: Slurm, submit: Submit):
+    run = submit(does="wait")
+    run.seen(2)
+
+    slurm.ask("scancel", run.job_id)
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 2)] == ["SIGTERM"] * 2
+    assert run.end() == "CANCELLED"
+
+
+def test_user_signals_to_all_processes_of_a_step_end_nothing(slurm: Slurm, submit: Submit):
+    run = submit(does="wait")
+    run.seen(2)
+
+    slurm.ask("scancel", "--signal=USR1", run.job_id)
+    slurm.ask("scancel", "--signal=TERM", run.job_id)
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 2)] == ["SIGTERM"] * 2
+    assert run.end() == "FAILED"
+
+
+@pytest.mark.slow  # Slurm looks at time limits every 30 seconds.
+def test_agents_are_stopped_ahead_of_the_time_limit(submit: Submit):
+    run = submit(
+        does="wait", time_limit="00:01:00", cluster={"signal_before_end_s": 60, "requeue": False}
+    )
+
+    assert [path.read_text() for path in run.wait_for("stopped-0-*", 2)] == ["SIGTERM"] * 2
+    assert run.end() == "FAILED"
+    assert run.exit_status == "5"
+
+
+def test_script_that_is_called_elsewhere_says_where_to_call_it(
+    slurm: Slurm, submit: Submit, tmp_path: Path
+):
+    run = submit()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    job_id = slurm.ask(
+        "sbatch", "--parsable", str(run.folder / "job.sbatch"), folder=elsewhere
+    ).strip()
+
+    assert slurm.wait_for_end(job_id) == "FAILED"
+    text = "".join(path.read_text() for path in elsewhere.glob("*.log"))
+    assert f"no job.json in {elsewhere}; call sbatch in the run's folder" in text

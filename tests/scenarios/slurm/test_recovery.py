@@ -1,0 +1,128 @@
+"""A job on a real Slurm that loses a worker, an agent and a node, and ends with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from resilience.events import Event, EventReader, read_events
+from tests.launcher.command import launch
+from tests.processes import command_of
+from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.test_run import losses, weights
+
+pytest.importorskip("torch", reason="a worker needs torch")
+MAX_STEPS = 120
+RECIPE = (
+    "recipe=llama/llama3_tiny_pretrain",
+    "resilience/checkpointless=default",
+    "resources.shm_gib=1",
+    "resilience.checkpointless.hang_deadline_s=10",
+    "resilience.checkpointless.join_deadline_s=60",
+    f"trainer.max_steps={MAX_STEPS}",
+    "trainer.log_every_n_steps=1",
+)
+
+
+def processes(job_id: str, node: str) -> list[int]:
+    """Return every process that a node of the job has started."""
+    marks = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURMD_NODENAME={node}".encode()}
+    marks.add(b"SLURM_STEP_ID=0")
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if marks <= set((path / "environ").read_bytes().split(b"\0")):
+                found.append(int(path.name))
+    return found
+
+
+def agent_of(job_id: str, node: str) -> int:
+    """Return the agent's process, which its workers' are forked from."""
+    (agent,) = (
+        pid for pid in processes(job_id, node) if b"\0resilience.agent\0" in command_of(pid)
+    )
+    return agent
+
+
+class Watch:
+    """Waits for events of a run."""
+
+    def __init__(self, slurm: Slurm, run_dir: Path) -> None:
+        self._slurm = slurm
+        self._reader = EventReader(run_dir / "events.jsonl")
+        self.seen: list[Event] = []
+
+    def wait_for(self, is_it: Callable[[Event], bool], what: str) -> Event:
+        """Return the first new event of which it is so."""
+        found: list[Event] = []
+
+        def has_come() -> bool:
+            new = self._reader.read_new()
+            self.seen += new
+            found.extend(each for each in new if is_it(each))
+            return bool(found)
+
+        self._slurm.wait_until(has_come, what)
+        return found[0]
+
+    def wait_for_progress(self) -> None:
+        """Return when a step has ended after what was seen up to now."""
+        newest = max((each.step or 0 for each in self.seen if each.event == "step"), default=0)
+        self.wait_for(lambda e: e.event == "step" and (e.step or 0) > newest + 3, "a later step")
+
+    def members(self) -> dict[int | None, Event]:
+        """Return where each rank is, by its last start."""
+        return {each.rank: each for each in self.seen if each.event == "worker_started"}
+
+
+@pytest.mark.slow
+def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
+    slurm: Slurm, tmp_path: Path
+):
+    here = launch(
+        *RECIPE, "cluster=local", "action=run", f"run.dir={tmp_path}/here", folder=tmp_path
+    )
+    assert here.status == 0, here.err
+    run_dir = tmp_path / "there"
+    there = launch(
+        *RECIPE,
+        "cluster=slurm",
+        "action=submit",
+        "resilience.checkpointless.standby_nodes=2",
+        "cluster.rdzv_host=127.0.0.1",
+        f"cluster.python={sys.executable}",
+        f"run.dir={run_dir}",
+        folder=tmp_path,
+    )
+    assert there.status == 0, there.err
+    job_id = json.loads((run_dir / "submitted.json").read_text())["job_id"]
+    watch = Watch(slurm, run_dir)
+
+    watch.wait_for_progress()
+    os.kill(watch.members()[1].fields["pid"], signal.SIGKILL)
+    watch.wait_for(lambda event: event.event == "worker_replaced", "another worker")
+    watch.wait_for_progress()
+    os.kill(agent_of(job_id, watch.members()[0].node), signal.SIGKILL)
+    watch.wait_for(lambda event: event.event == "generation_opened", "a node less")
+    watch.wait_for_progress()
+    for pid in processes(job_id, watch.members()[3].node):
+        os.kill(pid, signal.SIGKILL)
+    watch.wait_for(lambda event: event.event == "generation_opened", "another node less")
+    state = slurm.wait_for_end(job_id)
+
+    logs = "".join(path.read_text() for path in run_dir.rglob("*.log"))
+    assert state == "COMPLETED", logs
+    assert len(losses(tmp_path / "here")) == MAX_STEPS
+    assert losses(run_dir) == losses(tmp_path / "here")
+    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    events = read_events(run_dir / "events.jsonl")
+    assert "recovery_fallback" not in {each.event for each in events}
+    members = {each.node for each in events if each.event == "worker_started"}
+    assert len(members) == 4, "both nodes that stood by have taken a lost one's place"

@@ -1,0 +1,58 @@
+"""A recipe trained on a real Slurm has the bits of the same recipe trained on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience.events import read_events
+from tests.launcher.command import launch
+from tests.scenarios.slurm.jobs import Slurm
+
+pytest.importorskip("torch", reason="a worker needs torch")
+RECIPE = ("recipe=llama/llama3_tiny_pretrain", "trainer.max_steps=10")
+
+
+def losses(run_dir: Path) -> dict[int, float]:
+    """Return the loss of each step, which every rank has to agree on."""
+    found: dict[int, float] = {}
+    for event in read_events(run_dir / "events.jsonl"):
+        if event.event == "step" and event.step is not None:
+            loss = found.setdefault(event.step, event.fields["loss"])
+            assert event.fields["loss"] == loss
+    return found
+
+
+def weights(run_dir: Path) -> dict[str, bytes]:
+    files = (run_dir / "checkpoint").glob("*.safetensors")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine(slurm: Slurm, tmp_path: Path):
+    here = launch(
+        *RECIPE, "cluster=local", "action=run", f"run.dir={tmp_path}/here", folder=tmp_path
+    )
+    there = launch(
+        *RECIPE,
+        "cluster=slurm",
+        "action=submit",
+        "cluster.rdzv_host=127.0.0.1",
+        f"cluster.python={sys.executable}",
+        f"run.dir={tmp_path}/there",
+        folder=tmp_path,
+    )
+    assert here.status == 0, here.err
+    assert there.status == 0, there.err
+    job_id = json.loads((tmp_path / "there/submitted.json").read_text())["job_id"]
+
+    state = slurm.wait_for_end(job_id)
+
+    logs = "".join(path.read_text() for path in (tmp_path / "there").rglob("*.log"))
+    assert state == "COMPLETED", logs
+    assert len(losses(tmp_path / "here")) == 10
+    assert losses(tmp_path / "there") == losses(tmp_path / "here")
+    assert weights(tmp_path / "here")
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")

@@ -1,0 +1,164 @@
+"""Runs without recovery that begin from a checkpoint, and what a daemon does to a run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job import Job
+from resilience.events import EventLog
+from resilience.tiered.client import TieredClient
+from resilience.tiered.loader import whole_steps
+from tests.resilience.tiered.daemons import make_content, make_id, save
+from tests.scenarios.tiered.runs import Nodes, loads, open_only, saved_steps, start_nodes, tiered
+from tests.training.jobs import make_job
+from tests.training.workers import Outcome, Workers
+from training.backends.choice import open_checkpoints
+from training.errors import TrainingError
+from training.stop import EXIT_STATUS
+
+
+def plain_job(max_steps: int, *, num_devices: int = 2, **tiers: Any) -> Job:
+    """Return a sharded job whose learning rates do not depend on its number of steps."""
+    return make_job(
+        trainer={
+            "num_devices": num_devices,
+            "sharding": "full",
+            "max_steps": max_steps,
+            "optimizer": {"decay_steps": 400},
+        },
+        resilience={"tiered": tiered(every_n_steps=4, **tiers)},
+    )
+
+
+def train(workers: Workers, nodes: Nodes, folder: Path, job: Job, **options: Any) -> Outcome:
+    return workers.run(job, folder, variables=nodes.variables("n0"), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_run_goes_on_with_other_workers(tmp_path: Path, workers: Workers, num_devices: int) -> None:
+    undisturbed = workers.run(
+        plain_job(14).model_copy(update={"resilience": make_job().resilience}), tmp_path / "calm"
+    )
+
+    with start_nodes(tmp_path / "nodes") as nodes:
+        train(workers, nodes, tmp_path / "run", plain_job(10))
+        second = train(workers, nodes, tmp_path / "run", plain_job(14, num_devices=num_devices))
+
+    assert {each[1:] for each in loads(second)} == {(10, "ram")}
+    assert second.losses[-4:] == pytest.approx(undisturbed.losses[-4:], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_requested_stop_saves_the_last_step(tmp_path: Path, workers: Workers) -> None:
+    target = "tests.training.programs:stop_within_steps"
+
+    with start_nodes(tmp_path / "nodes") as nodes:
+        job = plain_job(10)
+        outcome = train(
+            workers, nodes, tmp_path / "run", job, target=target, is_success_expected=False
+        )
+        found = whole_steps(open_only(nodes["n0"]))
+
+    assert outcome.statuses == [EXIT_STATUS] * 2
+    (stopped,) = {each.step for each in outcome.named("worker_stopped")}
+    assert stopped is not None
+    assert found[0].step == stopped + 1
+    assert saved_steps(outcome)[-1] == stopped + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_run_goes_on_without_its_daemon(
+    tmp_path: Path, workers: Workers, how: signal.Signals
+) -> None:
+    """It says so once; that its checkpoints fail is all."""
+    with start_nodes(tmp_path / "nodes") as nodes:
+        process = nodes["n0"].process
+        assert process is not None
+        variables = {"TEST_DAEMON": str(process.pid), "TEST_SIGNAL": str(int(how))}
+        outcome = workers.run(
+            plain_job(10),
+            tmp_path / "run",
+            target="tests.scenarios.tiered.programs:lose_daemon",
+            variables={**nodes.variables("n0"), **variables},
+        )
+
+    assert saved_steps(outcome) == [4]
+    failed = outcome.named("checkpoint_failed")
+    assert {(each.rank, each.step) for each in failed} >= {(0, 8), (1, 8)}
+    for rank in range(2):
+        assert outcome.log(rank).count("no checkpoint of step 8: ") == 1
+        assert outcome.log(rank).count("the run goes on") == 1
+
+
+@pytest.mark.slow
+def test_full_daemon_costs_a_run_its_checkpoints_alone(tmp_path: Path, workers: Workers) -> None:
+    with start_nodes(tmp_path / "nodes") as nodes:
+        other = nodes["n0"].client("other")
+        save(other, make_id(name="other"), make_content((64 << 20) - (128 << 10)))
+        outcome = train(workers, nodes, tmp_path / "run", plain_job(10))
+
+    failed = outcome.named("checkpoint_failed")
+    assert failed
+    assert "bytes needed" in failed[0].fields["reason"]
+    assert outcome.log().count("bytes needed") <= 2
+
+
+def test_namespace_of_another_job_is_a_users_error(tmp_path: Path, workers: Workers) -> None:
+    with start_nodes(tmp_path / "nodes") as nodes:
+        taken: TieredClient = nodes["n0"].client("taken")
+        save(taken, make_id(name="taken"), make_content(100))
+        job = plain_job(10, namespace="taken")
+        outcome = train(workers, nodes, tmp_path / "run", job, is_success_expected=False)
+
+    # Who ends first is that of the run; the other one may be killed by then.
+    assert 2 in outcome.statuses
+    text = outcome.log()
+    assert "training: the namespace 'taken' belongs to the job 'job'" in text
+    assert "begin anew with resilience.tiered.namespace=NAME" in text
+    assert "Traceback" not in text
+
+
+def test_run_without_a_daemons_folder_says_what_is_missing(
+    tmp_path: Path, workers: Workers
+) -> None:
+    outcome = workers.run(plain_job(10), tmp_path, is_success_expected=False)
+
+    assert 1 in outcome.statuses
+    logs = outcome.log(0) + outcome.log(1)
+    assert "training: the variable MEMORYD_DIR is not set" in logs
+    assert "Traceback" not in logs
+
+
+def test_run_whose_store_nobody_has_named_does_not_begin_without(tmp_path: Path) -> None:
+    unset = ["url", "every_s", "keep", "endpoint", "region", "part_size_mib", "attempts"]
+    store = {
+        **dict.fromkeys(unset),
+        "every_n_steps": 4,
+        "waiting_max": 1,
+        "deadline_s": 60.0,
+        "path_style": False,
+        "required": True,
+    }
+    job = plain_job(10, store=store)
+
+    with (
+        EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0) as events,
+        pytest.raises(TrainingError, match=r"^resilience\.tiered\.store\.url is null"),
+    ):
+        open_checkpoints(job, run_dir=tmp_path, node="n0", events=events)
+
+
+def test_run_without_tiers_imports_nothing_of_them(tmp_path: Path, workers: Workers) -> None:
+    job = plain_job(2).model_copy(update={"resilience": make_job().resilience})
+
+    outcome = workers.run(job, tmp_path, target="tests.scenarios.tiered.programs:name_modules")
+
+    found = outcome.log()
+    assert "training.loop" in found
+    assert "resilience.tiered" not in found

@@ -1,0 +1,225 @@
+"""Runs that lose every copy of their state and go on from a checkpoint, by themselves."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from resilience.tiered.loader import whole_steps
+from tests.resilience.tiered.daemons import Daemon
+from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.s3_server import s3_server
+from tests.scenarios.recovery.conftest import undisturbed  # noqa: F401
+from tests.scenarios.recovery.matrix import pack, spread_faults
+from tests.scenarios.recovery.runs import check_same_bits, finish, run_job, start_run
+from tests.scenarios.tiered.runs import (
+    is_saved,
+    loads,
+    make_tiered_job,
+    open_only,
+    read_shards,
+    saved_steps,
+    start_nodes,
+    tiered,
+)
+
+NUM_STEPS = 40
+PROGRAMS = "tests.scenarios.recovery.programs"
+SLOW = {"kind": "slow", "place": "data", "step": 18, "rank": 0, "seconds": 100}
+"""Gives time to change the world between two steps."""
+PATIENT = {"hang_deadline_s": 120, "stop_deadline_s": 15}
+
+
+def check_went_on(outcome, undisturbed, trainer: str, *, sources: set[str], least: int) -> int:  # noqa: F811
+    """Assert that all ranks went on from one checkpoint with the right bits; returns its step."""
+    check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
+    found = loads(outcome)
+    assert [rank for rank, _, _ in found] == [0, 1, 2, 3]
+    assert {source for _, _, source in found} <= sources
+    (step,) = {step for _, step, _ in found}
+    assert step is not None
+    assert step >= least
+    fallbacks = outcome.named("recovery_fallback")
+    assert {each.step for each in fallbacks} == {step}
+    assert {each.fields["source"] for each in fallbacks} <= sources
+    return step
+
+
+@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
+def test_run_without_any_worker_goes_on_from_memory(tmp_path, undisturbed, trainer):  # noqa: F811
+    job = make_tiered_job(trainer, max_steps=NUM_STEPS)
+
+    with (
+        start_nodes(tmp_path / "nodes") as nodes,
+        start_run(tmp_path / "run", job, **nodes.variables("n0")) as run,
+    ):
+        run.wait_for(is_saved(15))
+        wait_until(lambda: _is_whole(nodes["n0"], 15))
+        run.kill_ranks(0, 1, 2, 3)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    check_went_on(outcome, undisturbed, trainer, sources={"ram"}, least=15)
+    assert not outcome.named("checkpoint_failed")
+
+
+@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
+def test_run_without_any_memory_goes_on_from_the_store(tmp_path, undisturbed, trainer):  # noqa: F811
+    job = make_tiered_job(trainer, max_steps=NUM_STEPS, faults=[SLOW], settings=PATIENT)
+    options = ["--store", f"folder:{tmp_path / 'store'}", "--store-every-n-steps", "5"]
+
+    with (
+        start_nodes(tmp_path / "nodes", options=options) as nodes,
+        start_run(tmp_path / "run", job, **nodes.variables("n0")) as run,
+    ):
+        run.wait_for_step(17)
+        wait_until(lambda: list(tmp_path.glob("store/*/steps/000000000015-*/0.*json")) != [])
+        wait_until(lambda: not _lacks(nodes["n0"]))
+        nodes.lose_memory()
+        run.kill_ranks(0, 1, 2, 3)
+        outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    step = check_went_on(outcome, undisturbed, trainer, sources={"ram", "folder"}, least=15)
+    assert step == 15
+    assert "folder" in {source for _, _, source in loads(outcome)}
+
+
+@pytest.mark.slow
+def test_run_without_any_memory_goes_on_from_s3(tmp_path, undisturbed):  # noqa: F811
+    job = make_tiered_job("hybrid", max_steps=NUM_STEPS, faults=[SLOW], settings=PATIENT)
+    with s3_server(tmp_path) as server:
+        server.make_bucket("bucket")
+        options = ["--store", "s3://bucket/runs", "--store-endpoint", server.endpoint]
+        options += ["--store-path-style", "--store-every-n-steps", "5"]
+        with (
+            start_nodes(tmp_path / "nodes", options=options) as nodes,
+            start_run(tmp_path / "run", job, **nodes.variables("n0")) as run,
+        ):
+            run.wait_for_step(17)
+            wait_until(lambda: _stored(nodes["n0"]) == [15])
+            wait_until(lambda: not _lacks(nodes["n0"]))
+            nodes.lose_memory()
+            run.kill_ranks(0, 1, 2, 3)
+            outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    step = check_went_on(outcome, undisturbed, "hybrid", sources={"ram", "s3"}, least=15)
+    assert step == 15
+    assert "s3" in {source for _, _, source in loads(outcome)}
+
+
+def _is_whole(daemon: Daemon, least: int) -> bool:
+    """Say whether all ranks have saved this step or a later one: rank 0 may be the first."""
+    return any(each.step >= least for each in whole_steps(open_only(daemon)))
+
+
+def _stored(daemon: Daemon) -> list[int]:
+    """Return the newest step that the store has, of each namespace."""
+    namespaces = daemon.client(None).status()["store"]["namespaces"]
+    return [each["newest_step"] for each in namespaces.values()]
+
+
+def _lacks(daemon: Daemon) -> list[int]:
+    """Return the steps that the store has not got yet."""
+    namespaces = daemon.client(None).status()["store"]["namespaces"]
+    return [step for each in namespaces.values() for step in each["steps_waiting"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
+def test_job_that_is_started_again_goes_on_and_saves_again(tmp_path, undisturbed, trainer):  # noqa: F811
+    """Its generations begin at 0 again, and what it saves is newer all the same."""
+    job = make_tiered_job(trainer, max_steps=NUM_STEPS)
+    with start_nodes(tmp_path / "nodes") as nodes:
+        with start_run(tmp_path / "run", job, **nodes.variables("n0")) as run:
+            run.wait_for(is_saved(15))
+            wait_until(lambda: _is_whole(nodes["n0"], 15))
+            run.kill_node("n0")
+
+        with start_run(tmp_path / "run", job, **nodes.variables("n0")) as run:
+            outcome = finish(run)
+
+    assert outcome.statuses == [0], run.log()
+    step = check_went_on(outcome, undisturbed, trainer, sources={"ram"}, least=15)
+    later = [each for each in saved_steps(outcome) if each > step]
+    assert set(later) == set(range(step + 5, NUM_STEPS + 1, 5))
+    assert not outcome.named("checkpoint_failed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
+def test_run_that_gives_up_saves_in_its_tiers_and_says_so(tmp_path, undisturbed, trainer):  # noqa: F811
+    settings = {"restarts_without_progress_max": 1}
+    job = make_tiered_job(trainer, max_steps=NUM_STEPS, settings=settings)
+    program = {"module": PROGRAMS, "TEST_PROGRAM": "die_in_forward", "TEST_MARKERS": os.devnull}
+    with start_nodes(tmp_path / "nodes") as nodes:
+        with start_run(tmp_path / "run", job, **program, **nodes.variables("n0")) as run:
+            given_up = finish(run)
+            last = run.log().splitlines()[-1]
+        (newest, *_) = whole_steps(client := open_only(nodes["n0"]))
+
+        with start_run(tmp_path / "run", job, **nodes.variables("n0")) as run:
+            outcome = finish(run)
+
+    assert given_up.statuses == [75]
+    assert newest.step == 3
+    where = f"the state of step 3 is saved in the nodes' memory, namespace {client.namespace}"
+    assert last.endswith(where)
+    assert outcome.statuses == [0], run.log()
+    assert check_went_on(outcome, undisturbed, trainer, sources={"ram"}, least=3) == 3
+
+
+@pytest.mark.slow
+def test_two_nodes_that_lose_all_workers_and_one_memory(tmp_path, undisturbed):  # noqa: F811
+    """Each node has a whole copy; the one that lost its memory reads from the other."""
+    names = ("n0", "n1")
+    job = make_tiered_job(
+        "hybrid", max_steps=NUM_STEPS, num_nodes=2, num_devices=2, faults=[SLOW], settings=PATIENT
+    )
+
+    with start_nodes(tmp_path / "nodes", names) as nodes:
+        variables = {each: nodes.variables(each) for each in names}
+        with start_run(tmp_path / "run", job, nodes=names, by_node=variables) as run:
+            run.wait_for_step(17)
+            nodes.lose_memory("n1")
+            run.kill_ranks(0, 1, 2, 3)
+            outcome = finish(run)
+
+    assert outcome.statuses == [0, 0], run.log()
+    check_went_on(outcome, undisturbed, "hybrid", sources={"ram", "peer:n0"}, least=15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
+def test_what_is_saved_through_faults_is_what_is_saved_without(tmp_path, trainer):
+    """No step of another outcome, no half an update, no mixture is ever visible."""
+    (faults,) = pack(spread_faults(trainer), 70)
+    keep_all = ["--keep", "100"]
+    shards = []
+    for name, each in (("calm", []), ("faulty", faults)):
+        job = make_tiered_job(trainer, max_steps=70, faults=each, tiers=tiered(every_n_steps=1))
+        with start_nodes(tmp_path / name, options=keep_all) as nodes:
+            outcome = run_job(tmp_path / f"run-{name}", job, **nodes.variables("n0"))
+            assert outcome.statuses == [0], outcome.folder
+            shards.append(read_shards(nodes["n0"]))
+
+    calm, faulty = shards
+    assert {step for step, _ in calm} == set(range(1, 71))
+    assert len({step for step, _ in faulty}) >= 60
+    assert [key for key in faulty if faulty[key] != calm[key]] == []
+
+
+@pytest.mark.slow
+def test_seconds_are_counted_by_one_rank_for_all(tmp_path):
+    job = make_tiered_job("hybrid", max_steps=6, tiers=tiered(every_n_steps=None, every_s=0.0001))
+
+    with start_nodes(tmp_path / "nodes", options=["--keep", "100"]) as nodes:
+        outcome = run_job(tmp_path / "run", job, **nodes.variables("n0"))
+        found = whole_steps(open_only(nodes["n0"]))
+
+    assert outcome.statuses == [0], outcome.folder
+    # The last one is saved whatever the seconds.
+    assert saved_steps(outcome) == [1, 2, 3, 4, 5, 6]
+    assert [each.step for each in found] == [6, 5, 4, 3, 2, 1]
