@@ -25,6 +25,7 @@ from tests.warm import start as start_process
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = Path(__file__).with_name("program.py")
+PLAIN_PROGRAM = Path(__file__).with_name("plain_program.py")
 LIMIT_S = 240
 """A run that takes longer hangs."""
 _MARK = "AGENT_TEST_RUN"

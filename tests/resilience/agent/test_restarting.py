@@ -19,6 +19,7 @@ from resilience.inprocess.variables import NCCL_ERRORS
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import (
     LIMIT_S,
+    PLAIN_PROGRAM,
     ROOT,
     Run,
     fault,
@@ -28,7 +29,7 @@ from tests.resilience.agent.runs import (
 from tests.shared import Shared
 
 HERE = Path(__file__).parent
-PLAIN = (str(HERE / "plain_program.py"),)
+PLAIN = (str(PLAIN_PROGRAM),)
 ONE_NODE = ("--no-recovery", "--nproc-per-node", "2")
 RECOVERY = ("--nproc-per-node", "2")
 TWO_NODES = ("--no-recovery", "--nnodes", "2", "--nproc-per-node", "1")

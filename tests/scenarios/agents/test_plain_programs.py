@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.resilience.agent.runs import Run
+from tests.resilience.agent.runs import PLAIN_PROGRAM, Run
 
-PROGRAM = (str(Path(__file__).with_name("plain_program.py")),)
+PROGRAM = (str(PLAIN_PROGRAM),)
 RANKS = ("--nproc-per-node", "2", "--spares", "2")
 
 
