@@ -52,7 +52,7 @@ class EventLog:
         at_s = time.monotonic()
         if self.pid != os.getpid():
             self.pid = os.getpid()
-            path = Path(self.run_dir, f"events-{self.pid}.jsonl")
+            path = Path(self.run_dir, f"measured-{self.pid}.jsonl")
             self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         line = {"at_s": at_s, "word": word, "rank": rank, "pid": self.pid, **values}
         os.write(self.file, json.dumps(line).encode() + b"\n")
@@ -77,7 +77,7 @@ class EventReader:
     def read_new(self) -> list[Event]:
         """Return what came since the last call, by time, and remember it in `events`."""
         fresh: list[Event] = []
-        for path in self.run_dir.glob("events-*.jsonl"):
+        for path in self.run_dir.glob("measured-*.jsonl"):
             with path.open("rb") as file:
                 file.seek(self.offsets.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
