@@ -1,4 +1,4 @@
-"""What `make test` adds to pytest: seconds by folder, the budgets, and a second run of what failed.
+"""Additions of `make test` to pytest: seconds by folder, the budget, and a second run of failures.
 
 Under xdist the processes that run tests measure, and the one that starts them adds up and judges.
 """
@@ -58,7 +58,7 @@ class Meter:
 
 
 class Descendants:
-    """The processes that the session has started, whoever has started or left them.
+    """All processes below the session: those of its tests, and those that a test has left.
 
     A process whose parent ends becomes a child of this one, which counts the time of its
     processor when it ends.

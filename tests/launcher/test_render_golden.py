@@ -1,4 +1,4 @@
-"""What every shipped recipe renders for every kind of cluster is what was reviewed."""
+"""Rendered texts of each shipped recipe, for each kind of cluster, are the reviewed ones."""
 
 from __future__ import annotations
 

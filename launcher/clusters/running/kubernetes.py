@@ -143,8 +143,8 @@ class KubernetesRuns:
             if lines:
                 path = copy.with_name(f"events.copy{name}")
                 with open(path, "a", encoding="ascii", opener=open_plain) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    # Else another command has copied the same lines meanwhile.
+                    # Another command that copies now, or has copied, has written the same lines.
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if os.fstat(file.fileno()).st_size == sizes.get(f"events{name}", 0):
                         file.write(f"{lines}\n")
 

@@ -23,7 +23,7 @@ SIZE_FILE = "size.json"
 
 def write_request(run: RunFolder) -> None:
     """Note that this start of the run is asked to end, now. Raises OutsideError."""
-    _write(run, CANCELLED_FILE, {"job_id": _start_of(run)}, "nobody is named as asking")
+    _write(run, CANCELLED_FILE, {"job_id": _start_of(run)}, "its status will not say who asked")
 
 
 def write_size(run: RunFolder, num_nodes: int) -> None:

@@ -58,9 +58,9 @@ def is_any_there(paths: Collection[Path]) -> bool:
 def is_other(file: int, own: Path) -> bool:
     """Return whether another folder than an open one has the run's folder's name.
 
-    `own` is the agent's file, in a folder of the run's folder. Where a file system is mounted anew,
-    that file shows that the folder is the same. The open
-    descriptor keeps the folder's number from another one. False where that cannot be known.
+    `file` is the descriptor of the open folder, which keeps its inode from being given to another.
+    `own` is the agent's file two levels below the folder's name. Where a file system was mounted
+    anew, that file shows that the folder is the same. False where that cannot be known.
     """
     try:
         is_same = os.path.samestat(os.fstat(file), own.parent.parent.stat())

@@ -32,7 +32,7 @@ REMOVE_SIGNAL = signal.SIGUSR1
 """Ends the daemon and takes the arena away: its job is over."""
 
 _LOOK_S = 5.0
-"""How often the daemon looks whether its folder is there."""
+"""Seconds between two looks of the daemon for its folder."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, REMOVE_SIGNAL)
 
 

@@ -100,7 +100,7 @@ def test_daemons_that_outlive_their_run_are_ended(run: Run) -> None:
 
 
 def test_a_copy_of_a_runs_folder_ends_no_process_of_the_run(tmp_path: Path) -> None:
-    """A copy has the run's lock, with its id, and nobody holds the copy's lock."""
+    """A copy has the run's lock, with its id, and no process holds the copy's lock."""
     local_world.prepare(tmp_path)
     try:
         live = local_world.start_run(tmp_path)

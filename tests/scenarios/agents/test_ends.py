@@ -325,7 +325,7 @@ def test_agent_that_cannot_start_says_why_in_a_line(
     assert run.wait() == 1, run.show()
     *notes, line = [each for each in run.text().splitlines() if each.startswith("resilience.agent")]
     assert words in line
-    # What answers at an address of nobody's is the network's affair.
+    # An address for documentation may answer, by a network's own proxy.
     assert all(" 203.0.113.1:9: " in each for each in notes)
     assert "Traceback" not in run.text()
     run.assert_nothing_left()

@@ -38,7 +38,7 @@ def read_all(folder: Path) -> dict[Path, bytes]:
 def test_run_without_its_folder_saves_its_state_says_so_and_ends(
     tmp_path: Path, recipe: str, recovers: bool, is_replaced: bool
 ) -> None:
-    """What it has saved stays in the memory of its nodes, where its store was in the folder.
+    """Its checkpoints stay in the memory of its nodes, where its store was in the folder.
 
     Another run's folder that has the name then, with files of the same names, stays as it is.
     """

@@ -150,7 +150,10 @@ def test_run_in_a_folder_that_takes_no_file_is_cancelled(team: Path) -> None:
     cancelled = launch("cancel", run.name, folder=team)
 
     assert cancelled.status == 0, cancelled.err
-    assert cancelled.err == f"cannot write to {run}: Is a directory; nobody is named as asking\n"
+    assert (
+        cancelled.err
+        == f"cannot write to {run}: Is a directory; its status will not say who asked\n"
+    )
     assert cancelled.out.startswith("llama3-tiny-pretrain has ended after ")
 
 
