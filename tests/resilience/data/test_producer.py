@@ -189,6 +189,7 @@ def test_a_full_file_system_is_an_error_until_there_is_room(scene: Scene, tmp_pa
         loader = scene.open(options={"num_items": NUM_ITEMS_64K})
         read(loader, *range(30))
         wait_until_idle(loader)
+        (maker,) = scene.producers()
         with stuff.open("wb", buffering=0) as file, suppress(OSError):
             while file.write(bytes(4096)):
                 pass
@@ -198,6 +199,8 @@ def test_a_full_file_system_is_an_error_until_there_is_room(scene: Scene, tmp_pa
             other.read(0)
         stuff.unlink()
         loader.close()
+        # Its pages are free once it has no file of them open any more.
+        end_process(maker, signal.SIGKILL)
         for path in scene.segments():
             path.unlink()
         read(other, 0)
