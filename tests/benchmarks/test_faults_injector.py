@@ -60,7 +60,7 @@ def test_timed_fault_of_a_rank_that_was_away_is_merged(tmp_path):
 def test_reader_leaves_a_half_written_line_for_later(tmp_path):
     log = EventLog(str(tmp_path))
     log.write("committed", 1, step=3, world=4)
-    path = next(tmp_path.glob("events-*"))
+    path = next(tmp_path.glob("measured-*"))
     whole = path.read_text()
     path.write_text(whole + whole[:10])
     reader = EventReader(str(tmp_path))
