@@ -184,7 +184,7 @@ def test_program_that_shares_a_device_runs_on_a_cpu() -> None:
 def test_program_that_runs_recipes_runs_on_a_cpu() -> None:
     rows = show_trainer("cpu")
 
-    assert [row.is_shown for row in rows] == [True] * 4, rows
+    assert [row.is_shown for row in rows] == [True] * 5, rows
 
 
 @pytest.mark.slow
