@@ -116,8 +116,9 @@ class NodePart:
             return False
         at = before.ranks_of(place)[rank % before.num_local_ranks]
         report, told = self.opening.reports[at], self._told.get(at)
-        is_fresh = report["phase"] == Phase.FRESH.value
-        return not is_fresh and (told is None or told.report != report)
+        fresh = Phase.FRESH.value
+        # The phase may be another one than was told: that of a gate that others had passed.
+        return report["phase"] != fresh and (told is None or told.report["phase"] == fresh)
 
     def learn(self, news: Learn) -> None:
         """Take note of a generation in which the node's workers are not; what they hold counts.

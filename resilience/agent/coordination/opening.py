@@ -113,8 +113,7 @@ def _release(state: State, now_s: float, *, is_whole: bool) -> Decision | None:
         if heir := find_heir(state, staying):
             return state, [HandOver(node=heir)]
         orders = [Send(node=node, message=LetGo()) for node in asked if node not in state.let_go]
-        reports = keep_proof(state, asked)
-        return replace(state, let_go=state.let_go | set(asked), reports=reports), [*orders]
+        return replace(state, let_go=state.let_go | set(asked)), [*orders]
     if state.side_save is None:
         state, actions = begin_save(state, now_s)
         return (state, actions) if is_saving(state) else after(actions, advance(state, now_s))
@@ -407,8 +406,9 @@ def learn(state: State) -> Learn:
 def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
     before = state.members
+    told = keep_proof(state)
     reports = tuple(
-        (state.reports.get(rank) or fresh_report(before, rank, state.generation)).to_json()
+        (told.get(rank) or fresh_report(before, rank, state.generation)).to_json()
         for rank in range(before.world_size)
     )
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)

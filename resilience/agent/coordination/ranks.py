@@ -24,6 +24,7 @@ from resilience.agent.coordination.membership import (
     after,
 )
 from resilience.agent.coordination.opening import advance, end_run
+from resilience.agent.coordination.size import note_passed
 from resilience.comm.messages import PLANNED, Break, Failed, Finished, Stopped
 from resilience.state.report import Phase, Report
 
@@ -131,7 +132,8 @@ def note_stopped(state: State, event: Said, now_s: float) -> Decision:
         state = replace(state, is_stateless=True)
     if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
         return state, actions
-    state = replace(state, reports={**state.reports, stopped.rank: report})
+    passed = note_passed(state.passed, report)
+    state = replace(state, reports={**state.reports, stopped.rank: report}, passed=passed)
     return after(actions, advance(state, now_s))
 
 

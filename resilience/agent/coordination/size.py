@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isinf
 
@@ -15,6 +15,7 @@ from resilience.elastic.policy import Growth, plan_growth
 from resilience.state.layout import Layout
 from resilience.state.report import Phase, Report
 
+_SHOWS_NO_GATE = (Phase.FRESH, Phase.ENTERED, Phase.TORN_REPAIR)
 GATHER_S = 2.0
 """Whoever asks one node to leave may be about to ask all: then the run is to stop."""
 
@@ -214,28 +215,28 @@ def _holds_one_state(state: State) -> bool:
 
 
 def _find_version(report: Report) -> tuple[int, int]:
-    if report.phase in (Phase.ENTERED, Phase.PASSED):
+    # An update that was torn had begun behind the gate.
+    if report.phase in (Phase.ENTERED, Phase.PASSED, Phase.TORN_UPDATE):
         return report.step + 1, report.gradient_generation
     return report.step, report.step_generation
 
 
-def keep_proof(state: State, leaving: Collection[str]) -> dict[int, Report]:
-    """Return the reports, where a gate that a rank of a leaving node has passed counts as passed.
+def note_passed(passed: frozenset[tuple[int, int]], *reports: Report) -> frozenset[tuple[int, int]]:
+    """Return which updates have passed their gate, of the newest step, with what ranks tell."""
+    shown = {_find_version(each) for each in reports if each.phase not in _SHOWS_NO_GATE}
+    newest = max((step for step, _ in passed | shown), default=0)
+    return frozenset(each for each in passed | shown if each[0] == newest)
 
-    The reports of such nodes go with them. Without that proof the others would run the step again.
+
+def keep_proof(state: State) -> dict[int, Report]:
+    """Return the reports, where a gate counts as passed that only ranks have passed that are gone.
+
+    Their reports have gone with them. Without that proof the others would run the step again.
     """
-    gone = [each for each in state.reports.values() if each.node in leaving]
-    # An update that was torn had begun behind the gate.
-    passed = {
-        _find_version(
-            replace(each, phase=Phase.PASSED) if each.phase is Phase.TORN_UPDATE else each
-        )
-        for each in gone
-        if each.phase not in (Phase.FRESH, Phase.ENTERED, Phase.TORN_REPAIR)
-    }
+    gone = state.passed - note_passed(frozenset(), *state.reports.values())
     return {
         rank: replace(each, phase=Phase.PASSED)
-        if each.phase is Phase.ENTERED and _find_version(each) in passed
+        if each.phase is Phase.ENTERED and _find_version(each) in gone
         else each
         for rank, each in state.reports.items()
     }

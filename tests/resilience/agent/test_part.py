@@ -25,6 +25,8 @@ MEMBERS = layout("n0", "n1")
 FRESH = fresh_report(MEMBERS, 0, 4)
 HELD = Report(rank=0, node="n0", generation=4, phase=Phase.COMPUTING, step=9, member_generation=4)
 
+ENTERED, PASSED = (replace(HELD, phase=each) for each in (Phase.ENTERED, Phase.PASSED))
+
 
 def opening(generation: int, own: Report = FRESH, members: Layout = MEMBERS) -> Open:
     reports = (own.to_json(), fresh_report(members, 1, generation - 1).to_json())
@@ -55,6 +57,7 @@ def part(tmp_path: Path) -> Iterator[NodePart]:
         pytest.param(FRESH, HELD, True, id="replaced-since"),
         pytest.param(None, HELD, True, id="never-told"),
         pytest.param(FRESH, FRESH, False, id="counted-as-fresh"),
+        pytest.param(ENTERED, PASSED, False, id="another-rank-had-passed-the-gate"),
     ],
 )
 def test_generation_may_not_count_on_a_process_that_is_gone(

@@ -109,6 +109,22 @@ def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() ->
     assert state.let_go == frozenset()
 
 
+def in_step(node: str, rank: int, **values: Any) -> Said:
+    """Return what a rank tells that is in the gate of a step, or where `values` say."""
+    report = Report(**{
+        "rank": rank, "node": node, "generation": 0, "member_generation": 0, "step": 5,
+        "phase": Phase.ENTERED, "gradient_generation": 0, **values,
+    })  # fmt: skip
+    return Said(node=node, message=Stopped(generation=0, rank=rank, report=report.to_json()))
+
+
+def goes_on(actions: list[Action]) -> tuple[int, tuple[int, ...]]:
+    """Return with which step a generation begins, and the ranks that end it alone."""
+    plan = plan_recovery([Report.from_json(each) for each in opened(actions)[0].reports])
+    assert isinstance(plan, RecoveryPlan)
+    return plan.step, plan.roll_forward
+
+
 @pytest.mark.parametrize(
     ("leaver", "expected"),
     [
@@ -127,26 +143,27 @@ def test_a_step_that_a_leaving_node_alone_has_ended_is_not_run_again(
     """The others are still in its gate, and end the update from their own gradients."""
     state, _ = play(begun(), Tick(), now_s=10.0)
     state, _ = play(state, asked(state, "n1"), Tick(), now_s=10.0)
-    in_gate = {"phase": Phase.ENTERED, "gradient_generation": 0}
-    told = [failed("n1", 2, 0, PLANNED)]
-    for node, rank, values in [
-        ("n0", 0, in_gate), ("n0", 1, in_gate), ("n1", 2, leaver), ("n1", 3, leaver),
-    ]:  # fmt: skip
-        report = Report(**{
-            "rank": rank, "node": node, "generation": 0, "member_generation": 0, "step": 5,
-            **values,
-        })  # fmt: skip
-        message = Stopped(generation=0, rank=rank, report=report.to_json())
-        told.append(Said(node=node, message=message))
+    leavers = [in_step("n1", rank, **leaver) for rank in (2, 3)]
+    told = [failed("n1", 2, 0, PLANNED), in_step("n0", 0), in_step("n0", 1), *leavers]
     state, actions = play(state, *told, now_s=12.0)
     assert sent(actions, LetGo) == ["n1"]
 
-    state, actions = play(state, lost("n1"), again("n1", "later"), now_s=40.0)
+    _, actions = play(state, lost("n1"), again("n1", "later"), now_s=40.0)
 
-    reports = [Report.from_json(each) for each in opened(actions)[0].reports]
-    plan = plan_recovery(reports)
-    assert isinstance(plan, RecoveryPlan)
-    assert (plan.step, plan.roll_forward) == (expected, (0, 1) if expected == 6 else ())
+    assert goes_on(actions) == (expected, (0, 1) if expected == 6 else ())
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_gate_that_a_killed_process_alone_had_passed_stays_passed(first: int) -> None:
+    """Before or after the others have told that they are still in it."""
+    others = [in_step("n0", 0), in_step("n0", 1), in_step("n1", 3)]
+    passed = in_step("n1", 2, phase=Phase.PASSED)
+    killed = [failed("n1", 2, 0, "died"), in_step("n1", 2, phase=Phase.FRESH)]
+
+    told = [*others[:first], passed, *killed, *others[first:]]
+    _, actions = play(begun(), failed("n0", 0), *told, now_s=1.0)
+
+    assert goes_on(actions) == (6, (0, 1, 3))
 
 
 def test_the_node_that_coordinates_hands_that_over_before_it_leaves() -> None:
