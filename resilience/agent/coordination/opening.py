@@ -406,11 +406,7 @@ def learn(state: State) -> Learn:
 def _open(state: State, layout: Layout, now_s: float) -> Decision:
     generation = state.generation + 1
     before = state.members
-    told = keep_proof(state)
-    reports = tuple(
-        (told.get(rank) or fresh_report(before, rank, state.generation)).to_json()
-        for rank in range(before.world_size)
-    )
+    reports = tuple(each.to_json() for each in keep_proof(state))
     shares_folder = all(state.present[node].shares_folder for node in layout.nodes)
     fields = {"number": generation, "world_size": layout.world_size}
     actions: list[Action] = [Note(event="generation_opened", fields=fields)]

@@ -13,7 +13,7 @@ from resilience.comm.messages import Leave, StopRun
 from resilience.elastic.copies import add_holders, fill_copies
 from resilience.elastic.policy import Growth, plan_growth
 from resilience.state.layout import Layout
-from resilience.state.report import Phase, Report
+from resilience.state.report import Phase, Report, fresh_report
 
 _SHOWS_NO_GATE = (Phase.FRESH, Phase.ENTERED, Phase.TORN_REPAIR)
 GATHER_S = 2.0
@@ -228,18 +228,22 @@ def note_passed(passed: frozenset[tuple[int, int]], *reports: Report) -> frozens
     return frozenset(each for each in passed | shown if each[0] == newest)
 
 
-def keep_proof(state: State) -> dict[int, Report]:
-    """Return the reports, where a gate counts as passed that only ranks have passed that are gone.
+def keep_proof(state: State) -> tuple[Report, ...]:
+    """Return what all ranks hold, where a gate that only ranks have passed that are gone is passed.
 
     Their reports have gone with them. Without that proof the others would run the step again.
     """
     gone = state.passed - note_passed(frozenset(), *state.reports.values())
-    return {
-        rank: replace(each, phase=Phase.PASSED)
+    told = (
+        state.reports.get(rank) or fresh_report(state.members, rank, state.generation)
+        for rank in range(state.members.world_size)
+    )
+    return tuple(
+        replace(each, phase=Phase.PASSED)
         if each.phase is Phase.ENTERED and _find_version(each) in gone
         else each
-        for rank, each in state.reports.items()
-    }
+        for each in told
+    )
 
 
 def is_passing(state: State, layout: Layout) -> bool:

@@ -86,7 +86,7 @@ def test_a_producer_that_dies_is_replaced_by_one_for_all_ranks(
 ) -> None:
     reads, cache = tmp_path / "reads", tmp_path / "cache"
     reads.mkdir()
-    job = make_megatron_job("tensor", mmap=mmap(cache))
+    job = make_megatron_job("tensor", mmap=mmap(cache), max_steps=40)
 
     with start_run(tmp_path / "run", job, module=PROGRAM, TEST_READS=str(reads)) as run:
         run.wait_for_step(4)
@@ -96,7 +96,7 @@ def test_a_producer_that_dies_is_replaced_by_one_for_all_ranks(
         outcome = finish(run)
 
     assert len(killed) == 2
-    check_same(outcome, undisturbed(make_megatron_job("tensor")))
+    check_same(outcome, undisturbed(make_megatron_job("tensor", max_steps=40)))
     for counts in count_reads(reads).values():
         assert set(range(NUM_STEPS)) <= set(counts)
         # The one that was being made at the end is made again, and no other.
