@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,83 +22,16 @@ from tests.resilience.data.scene import _write, count_up
 PACKAGE = str(Path(resilience.data.__file__).parent)
 
 
-class PickyError(Exception):
-    """An error whose constructor fails when it is given what it has made of its argument."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"code {code}")
-        assert code in (1, 2)
-
-
-class MuteError(Exception):
-    """An error that has no text."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-class ShardError(Exception):
-    """An error that came of another."""
-
-
-def _raise_chained() -> None:
-    try:
-        Path("/nowhere/shard-7").read_bytes()
-    except OSError as error:
-        raise ShardError("shard 7") from error
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-RAISES: dict[str, Callable[[], None]] = {
-    "index": lambda: _raise(IndexError("list index out of range")),
-    "key": lambda: _raise(KeyError("tokens")),
-    "file": lambda: Path("/nowhere/shard-7").touch(),
-    "chained": _raise_chained,
-    "picky": lambda: _raise(PickyError(1)),
-    "mute": lambda: _raise(MuteError(1)),
-    "long": lambda: _raise(ValueError("\u00e9" * 100_000)),
-}
-
-
-def raise_at(
-    start: Start, *, kind: str, number: int, marker: str, log: str = ""
-) -> Iterator[dict[str, Any]]:
-    """Raise at a batch, as long as the marker is there."""
-    for batch in count_up(start, log=log):
-        if batch["number"] == number and Path(marker).exists():
-            RAISES[kind]()
-        yield batch
-
-
-THINGS: dict[str, Any] = {
-    "set": {1, 2},
-    "function": print,
-    "numbered": {1: 2},
-    "objects": {"x": np.array([None])},
-}
-
-
-def yield_thing(start: Start, *, kind: str, log: str = "") -> Iterator[Any]:
+def yield_a_set(start: Start, *, log: str = "") -> Iterator[Any]:
     """Yield what is no batch, at batch 3."""
     for batch in count_up(start, log=log):
-        yield THINGS[kind] if batch["number"] == 3 else batch
+        yield {1, 2} if batch["number"] == 3 else batch
 
 
 def grow_at(start: Start, *, number: int, log: str = "") -> Iterator[dict[str, Any]]:
     """Yield one batch that is far larger than the others."""
     for batch in count_up(start, log=log):
         yield {**batch, "more": np.zeros(1 << 21 if batch["number"] == number else 1, np.uint8)}
-
-
-def give_nothing(*, log: str = "") -> None:
-    """Return what nobody can iterate over."""
-
-
-def fail_at_once(*, log: str = "") -> list[int]:
-    raise FileNotFoundError(2, "No such file or directory", "corpus.bin")
 
 
 class _Unreadable:

@@ -6,7 +6,6 @@ nobody: no collective, and no torch at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,15 +35,6 @@ class Layout:
     @property
     def dp(self) -> int:
         return max(self.dp_ranks) + 1
-
-
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    """The jobs of a test, which end with it."""
-    made: list[Job] = []
-    yield made
-    for job in made:
-        job.close()
 
 
 def start(folder: Path, jobs: list[Job], layout: Layout) -> Job:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,15 +210,6 @@ def settle(course: Course, workers: list[Worker]) -> None:
         course.check([worker.hear() for worker in workers])
 
 
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    """The jobs of a test, which end with it."""
-    made: list[Job] = []
-    yield made
-    for job in made:
-        job.close()
-
-
 def make_course(folder: Path, jobs: list[Job], variant: str, num_batches: int) -> Course:
     settings: dict[str, Any] = {"val_prefetch_length": VAL_PREFETCH}
     if variant == "untold":
@@ -267,8 +258,10 @@ def test_random_faults_change_no_batch(
     assert course.made_again() == [], course.history
 
 
-@pytest.mark.parametrize("variant", ["untold", pytest.param("validation", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("variant", ["untold", slow("validation")])
+@pytest.mark.parametrize(
+    "kind", ["worker", "job", slow("workers"), slow("producer"), slow("loaders")]
+)
 def test_the_first_batch_after_a_restart_needs_no_source(
     tmp_path: Path, jobs: list[Job], variant: str, kind: str
 ) -> None:
@@ -294,7 +287,7 @@ def test_the_first_batch_after_a_restart_needs_no_source(
     assert len(find_producers(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("variant", ["told", "untold"])
+@pytest.mark.parametrize("variant", ["told", slow("untold")])
 def test_a_new_producer_begins_where_its_consumers_are(
     tmp_path: Path, jobs: list[Job], variant: str
 ) -> None:

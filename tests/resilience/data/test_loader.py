@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from resilience.data import producer_connection
 from resilience.data.errors import (
-    CacheFullError,
     DataCacheError,
     LateBatchError,
     ProducerError,
@@ -24,14 +21,11 @@ from tests.processes import stopped
 from tests.resilience.data.scene import (
     LIMIT_S,
     Scene,
-    count_up,
     end_process,
     hold_at,
-    make_batch,
     run_script,
 )
-
-FLIP_AT = 64
+from tests.resilience.data.watch import check, read
 
 READ = """
 import sys
@@ -45,23 +39,6 @@ print("read", flush=True)
 """
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-def check(batch: dict[str, Any], number: int) -> None:
-    assert batch["number"] == number
-    assert np.array_equal(batch["x"], make_batch(number))
-
-
-def read(loader: Any, *numbers: int) -> None:
-    for number in numbers:
-        check(loader.read(number), number)
-
-
 def test_batches_come_in_order_and_by_number(scene: Scene) -> None:
     loader = scene.open()
 
@@ -70,15 +47,6 @@ def test_batches_come_in_order_and_by_number(scene: Scene) -> None:
     read(loader, 29, 28, 40)
     check(next(iter(loader)), 41)
     assert loader.samples_consumed == 42
-
-
-def test_the_stage_ends_where_the_source_does(scene: Scene) -> None:
-    loader = scene.open(options={"num_batches": 11})
-
-    assert [batch["number"] for batch in loader] == list(range(11))
-    assert [batch["number"] for batch in loader] == list(range(11))
-    with pytest.raises(IndexError, match="batch 12 does not exist: the stage has 11"):
-        loader.read(12)
 
 
 def test_a_resume_begins_at_its_sample_and_opens_the_source_there(scene: Scene) -> None:
@@ -95,10 +63,8 @@ def test_a_resume_begins_at_its_sample_and_opens_the_source_there(scene: Scene) 
         scene.open(samples_per_batch=6, samples_consumed=7)
 
 
-def test_what_is_cached_is_there_without_a_producer(scene: Scene, tmp_path: Path) -> None:
+def test_what_is_cached_is_there_without_a_producer(scene: Scene, gate: Path) -> None:
     """The new producer never makes anything: its source waits for ever before batch 20."""
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     options = {"number": 20, "gate": str(gate)}
     first = scene.open(hold_at, options, prefetch_length=30)
     read(first, *range(20))
@@ -109,17 +75,6 @@ def test_what_is_cached_is_there_without_a_producer(scene: Scene, tmp_path: Path
 
     read(again, 18, 19)
     assert len(scene.producers()) == 1
-
-
-def test_a_killed_producer_is_replaced_and_the_batches_are_the_same(scene: Scene) -> None:
-    loader = scene.open()
-
-    for number in range(60):
-        if number in (7, 8, 30):
-            end_process(scene.producers()[-1], signal.SIGKILL)
-        read(loader, number)
-
-    assert len(scene.producers()) >= 2
 
 
 def test_consumers_in_other_processes_share_one_producer(scene: Scene) -> None:
@@ -135,27 +90,6 @@ def test_consumers_in_other_processes_share_one_producer(scene: Scene) -> None:
     assert sorted(set(scene.lines("make"))) == sorted(scene.lines("make"))
 
 
-def test_what_is_written_into_a_batch_stays_with_who_wrote_it(scene: Scene) -> None:
-    loader, other = scene.open(), scene.open()
-    batch = loader.read(3)
-    batch["x"][:] = -1
-
-    read(other, 3)
-    read(loader, 3)
-    assert (batch["x"] == -1).all()
-
-
-def test_batches_outlive_their_files_and_the_loader(scene: Scene) -> None:
-    loader = scene.open()
-    batch = loader.read(0)
-    read(loader, *range(1, 80))
-    loader.close()
-
-    check(batch, 0)
-    with pytest.raises(DataCacheError, match="the loader is closed"):
-        loader.read(500)
-
-
 def test_validation_begins_at_0_each_time_and_is_warm(scene: Scene) -> None:
     loader = scene.open(stage="val", options={"num_batches": 12})
 
@@ -166,54 +100,12 @@ def test_validation_begins_at_0_each_time_and_is_warm(scene: Scene) -> None:
     assert [made.count(number) for number in range(4)] == [1] * 4
 
 
-def test_a_changed_recipe_gets_nothing_old(scene: Scene) -> None:
-    with scene.open(options={"num_items": 8}) as loader:
-        assert len(loader.read(0)["x"]) == 8
-
-    assert len(scene.open(options={"num_items": 9}).read(0)["x"]) == 9
-    read(scene.open(identity={"data": "other"}), 0)
-    assert len(scene.producers()) == 3
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "header", "remove"])
-def test_a_damaged_batch_is_made_again(scene: Scene, damage: str) -> None:
-    loader = scene.open()
-    read(loader, *range(20))
-    for path in scene.segments():
-        spoil(path, damage)
-
-    other = scene.open(samples_consumed=18)
-    read(other, *range(18, 40))
-    read(loader, *range(20, 40))
-
-    assert scene.lines("make").count(18) == 2
-
-
-def spoil(path: Path, damage: str) -> None:
-    size = path.stat().st_size
-    if damage == "remove":
-        path.unlink()
-    elif damage == "cut":
-        os.truncate(path, 8192)
-    else:
-        with path.open("r+b") as file:
-            for offset in range(0 if damage == "header" else 8192 + FLIP_AT, size, 64):
-                file.seek(offset)
-                byte = file.read(1)
-                file.seek(offset)
-                file.write(bytes([byte[0] ^ 4]))
-                if damage == "header":
-                    break
-
-
 def test_a_late_batch_is_an_error_that_says_what_the_producer_does(
-    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, gate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And before its deadline it is told of, once, with the same words."""
     monkeypatch.setattr(producer_connection, "LATE_S", 0.1)
     monkeypatch.setattr(producer_connection, "_EXPLAIN_S", LIMIT_S)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     options = {"number": 3, "gate": str(gate)}
     read(scene.open(hold_at, options), 0, 1, 2)
     events = EventLog(tmp_path / "events", node="n0", rank=2, generation=0)
@@ -267,17 +159,7 @@ def test_a_producer_that_is_stopped_is_an_error_within_the_deadline(
     events.close()
 
 
-def test_a_batch_beyond_the_budget_is_an_error_each_time(scene: Scene) -> None:
-    loader = scene.open(count_up, {"num_items": 1 << 18}, budget_mib=1)
-
-    for _ in range(2):
-        with pytest.raises(CacheFullError, match=r"set resilience.mmap.budget_mib to 3 or more"):
-            loader.read(0)
-
-
-def test_who_waits_is_asked_now_and_then_and_may_end_the_wait(scene: Scene, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+def test_who_waits_is_asked_now_and_then_and_may_end_the_wait(scene: Scene, gate: Path) -> None:
     num_calls = 0
 
     def on_wait() -> None:
@@ -326,9 +208,7 @@ def test_counting_what_is_ready_spoils_nothing(scene: Scene) -> None:
     read(loader, 1, 2)
 
 
-def test_whether_a_batch_is_ready_is_said_without_a_wait(scene: Scene, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+def test_whether_a_batch_is_ready_is_said_without_a_wait(scene: Scene, gate: Path) -> None:
     loader = scene.open(hold_at, options={"number": 40, "gate": str(gate)})
 
     assert not loader.is_ready(40)

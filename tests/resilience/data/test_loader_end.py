@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +10,6 @@ import pytest
 from resilience.data import producer_connection, spawn
 from tests.processes import wait_for_end
 from tests.resilience.data.scene import Scene, make_batch
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(tmp_path)
-    yield made
-    made.close()
 
 
 def test_nothing_is_left_of_a_job_when_its_last_loader_says_that_it_is_over(scene: Scene) -> None:
@@ -38,19 +29,7 @@ def test_nothing_is_left_of_a_job_when_its_last_loader_says_that_it_is_over(scen
         wait_for_end(each)
 
 
-def test_who_ends_first_ends_it_for_nobody_else(scene: Scene) -> None:
-    first, second = scene.open(), scene.open()
-    for loader in (first, second):
-        loader.read(0)
-    first.close(is_over=True)
-
-    assert np.array_equal(second.read(500)["x"], make_batch(500))
-    assert len(scene.producers()) == 1
-    second.close(is_over=True)
-    assert not scene.root.exists()
-
-
-def test_who_ends_first_does_not_wait_for_a_producer_that_serves_others(
+def test_who_ends_first_waits_for_nothing_and_ends_it_for_nobody_else(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = scene.open(), scene.open()
@@ -65,17 +44,10 @@ def test_who_ends_first_does_not_wait_for_a_producer_that_serves_others(
             patch.setattr(module, "await_end", wait)
         first.close(is_over=True)
 
-    second.read(500)
-
-
-def test_who_leaves_without_a_word_leaves_the_files(scene: Scene) -> None:
-    loader = scene.open()
-    loader.read(3)
-    loader.close()
-
-    assert 3 in scene.held()
-    assert len(scene.open(samples_consumed=3).read(3)) == 2
+    assert np.array_equal(second.read(500)["x"], make_batch(500))
     assert len(scene.producers()) == 1
+    second.close(is_over=True)
+    assert not scene.root.exists()
 
 
 def test_who_opens_a_cache_leaves_the_end_of_old_producers_to_its_own(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.data import producer
-from resilience.data.errors import CacheFullError, CacheKeyError, ProducerError, SourceError
+from resilience.data.errors import CacheKeyError, ProducerError
 from resilience.data.folder import PRODUCER_LOCK_NAME
 from resilience.data.loader import CachedLoader
 from tests.processes import wait_for_end
@@ -22,7 +21,6 @@ from tests.resilience.data.scene import (
     LIMIT_S,
     SampleError,
     Scene,
-    count_up,
     end_itself,
     end_process,
     fail_at,
@@ -31,21 +29,10 @@ from tests.resilience.data.scene import (
     make_stateful,
     start_child,
 )
+from tests.resilience.data.watch import read
 
 MIB = 1 << 20
 NUM_ITEMS_64K = 8192
-
-
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path)
-    yield scene
-    scene.close()
-
-
-def read(loader: CachedLoader, *numbers: int) -> None:
-    for number in numbers:
-        assert (loader.read(number)["x"][:64] == make_batch(number)).all()
 
 
 def wait_until_idle(loader: CachedLoader) -> None:
@@ -63,48 +50,21 @@ def used_bytes(scene: Scene) -> int:
     return num_bytes
 
 
-@pytest.fixture
-def marker(tmp_path: Path) -> Path:
-    path = tmp_path / "marker"
-    path.touch()
-    return path
-
-
 def test_an_error_of_the_dataset_arrives_as_itself_at_its_batch(scene: Scene, marker: Path) -> None:
-    options = {"number": 5, "kind": "sample", "marker": str(marker)}
+    options = {"number": 5, "marker": str(marker)}
     loaders = [scene.open(fail_at, options) for _ in range(2)]
     for loader in loaders:
         read(loader, *range(5))
 
     for loader in loaders:
         with pytest.raises(SampleError, match=r"^sample 5 is torn$") as caught:
-            loader.read(5)
+            next(iter(loader))
         assert caught.value.sample == 5
         assert "in fail_at" in str(caught.value.__cause__)
+        assert loader.samples_consumed == 5
     marker.unlink()
     for loader in loaders:
         read(loader, 5, 6, 2, 20)
-
-
-def test_an_error_that_cannot_be_made_again_says_what_it_was(scene: Scene, marker: Path) -> None:
-    loader = scene.open(fail_at, {"number": 0, "kind": "needy", "marker": str(marker)})
-
-    with pytest.raises(SourceError, match=r"the source of batch 0 raised .*\.NeedyError: <object"):
-        loader.read(0)
-
-
-def test_what_a_batch_cannot_hold_is_an_error_at_the_batch(scene: Scene) -> None:
-    loader = scene.open(count_up, {"num_items": "many"})
-
-    with pytest.raises(TypeError, match="str"):
-        loader.read(0)
-
-
-def test_a_source_that_does_not_exist_is_named(scene: Scene) -> None:
-    loader = scene.open(count_up, reference="tests.resilience.data.scene:nothing")
-
-    with pytest.raises(ProducerError, match="nothing"):
-        loader.read(0)
 
 
 def test_a_producer_that_ends_again_and_again_is_given_up(scene: Scene) -> None:
@@ -112,15 +72,6 @@ def test_a_producer_that_ends_again_and_again_is_given_up(scene: Scene) -> None:
 
     with pytest.raises(ProducerError, match="6 producers in a row have ended before batch 0"):
         loader.read(0)
-
-
-def test_so_many_batches_are_made_ahead_and_no_more(scene: Scene) -> None:
-    loader = scene.open(prefetch_length=5)
-    read(loader, 0)
-
-    wait_until_idle(loader)
-
-    assert scene.lines("make") == [0, 1, 2, 3, 4, 5]
 
 
 def test_old_segments_go_and_their_number_stays(scene: Scene) -> None:
@@ -148,26 +99,7 @@ def test_batches_since_the_checkpoint_stay(scene: Scene) -> None:
     assert min(scene.held()) > 30
 
 
-def test_the_checkpoint_before_the_last_counts_where_nobody_tells(scene: Scene) -> None:
-    loader = scene.open(checkpoint_frequency=200)
-    read(loader, *range(790))
-    wait_until_idle(loader)
-
-    # The segment that holds 400, and nothing before it.
-    assert min(scene.held()) in range(300, 401)
-
-
-def test_the_budget_is_never_passed(scene: Scene) -> None:
-    """Checkpoints would keep 400 batches of 64 KiB, the budget is 1 MiB."""
-    loader = scene.open(
-        options={"num_items": NUM_ITEMS_64K}, budget_mib=1, checkpoint_frequency=400
-    )
-    for number in range(60):
-        read(loader, number)
-        assert used_bytes(scene) <= MIB
-
-
-def test_one_far_behind_holds_up_nobody(scene: Scene) -> None:
+def test_one_far_behind_holds_up_nobody_within_the_budget(scene: Scene) -> None:
     slow = scene.open(options={"num_items": NUM_ITEMS_64K}, budget_mib=1)
     read(slow, 0)
     fast = scene.open(options={"num_items": NUM_ITEMS_64K}, budget_mib=1)
@@ -176,37 +108,6 @@ def test_one_far_behind_holds_up_nobody(scene: Scene) -> None:
         read(fast, number)
         assert used_bytes(scene) <= MIB
     read(slow, *range(1, 60))
-
-
-def test_a_full_file_system_is_an_error_until_there_is_room(scene: Scene, tmp_path: Path) -> None:
-    volume = scene.root.parent
-    volume.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(volume)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("needs the right to mount")
-    try:
-        stuff = volume / ".stuff"
-        loader = scene.open(options={"num_items": NUM_ITEMS_64K})
-        read(loader, *range(30))
-        wait_until_idle(loader)
-        (maker,) = scene.producers()
-        with stuff.open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
-        os.truncate(stuff, stuff.stat().st_size - 4096)
-        other = scene.open(options={"num_items": 4 * NUM_ITEMS_64K}, identity={"data": "large"})
-        with pytest.raises(CacheFullError, match="No space left"):
-            other.read(0)
-        stuff.unlink()
-        loader.close()
-        # Its pages are free once it has no file of them open any more.
-        end_process(maker, signal.SIGKILL)
-        for path in scene.segments():
-            path.unlink()
-        read(other, 0)
-    finally:
-        scene.close()
-        subprocess.run(["umount", "-l", str(volume)], check=True)
 
 
 def test_a_loader_with_a_state_goes_on_from_it(scene: Scene, tmp_path: Path) -> None:
@@ -225,14 +126,6 @@ def test_a_loader_with_a_state_goes_on_from_it(scene: Scene, tmp_path: Path) -> 
     assert len(list(scene.root.glob("*/state-*"))) <= 4
 
 
-def test_a_source_whose_place_is_unknown_is_read_from_the_start(scene: Scene) -> None:
-    loader = scene.open(make_stateful, samples_consumed=30)
-
-    read(loader, 30, 31)
-
-    assert scene.lines("make")[:31] == list(range(31))
-
-
 def make_key(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return a file with a key, and the settings that name it."""
     key_file = folder / "key"
@@ -247,60 +140,33 @@ def test_without_a_key_the_error_says_so_and_the_batches_stay(scene: Scene, tmp_
     loader = scene.open(encryption=encryption)
     read(loader, *range(20))
     assert not any(make_batch(18).tobytes() in path.read_bytes() for path in scene.segments())
-    loader.close()
     end_process(scene.producers()[0], signal.SIGTERM)
-    key_file.chmod(0o644)
-
-    with pytest.raises(CacheKeyError, match="key_file"):
-        scene.open(encryption=encryption).read(1_000)
-    scene.loaders[-1].close()
-    key_file.chmod(0o600)
-    read(scene.open(encryption=encryption, samples_consumed=18), 18)
-    assert scene.lines("make").count(18) == 1
-
-
-def test_a_key_that_was_not_there_for_a_while_is_asked_for_again(
-    scene: Scene, tmp_path: Path
-) -> None:
-    key_file, encryption = make_key(tmp_path)
-    loader = scene.open(encryption=encryption, owner_pid=os.getpid())
-    read(loader, 0)
-    end_process(scene.producers()[0], signal.SIGKILL)
     key_file.chmod(0o644)
 
     for _ in range(2):
         with pytest.raises(CacheKeyError, match="key_file"):
             loader.read(1_000)
+    with pytest.raises(CacheKeyError, match="key_file"):
+        scene.open(encryption=encryption)
     key_file.chmod(0o600)
+    read(scene.open(encryption=encryption, samples_consumed=18), 18)
+    assert scene.lines("make").count(18) == 1
     read(loader, 1_000)
 
 
-def test_it_ends_with_its_owner(scene: Scene) -> None:
-    owner = subprocess.Popen(["sleep", "600"])
-    loader = scene.open(owner_pid=owner.pid)
-    read(loader, 0)
-    (pid,) = scene.producers()
-    owner.kill()
-    owner.wait()
-
-    wait_for_end(pid)
-    assert not list(scene.root.glob("*/p.sock"))
-
-
-def test_it_lives_on_without_consumers_while_its_owner_does(scene: Scene) -> None:
+def test_it_lives_on_without_consumers_and_ends_with_its_owner(scene: Scene) -> None:
     with subprocess.Popen(["sleep", "600"]) as owner:
         scene.open(owner_pid=owner.pid).close()
         read(scene.open(owner_pid=owner.pid), *range(20))
         owner.kill()
 
-    assert len(scene.producers()) == 1
-    wait_for_end(scene.producers()[0])
+    (pid,) = scene.producers()
+    wait_for_end(pid)
+    assert not list(scene.root.glob("*/p.sock"))
 
 
 @pytest.mark.parametrize("how", ["over", "sigterm"])
-def test_it_ends_when_told_even_within_the_source(scene: Scene, tmp_path: Path, how: str) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+def test_it_ends_when_told_even_within_the_source(scene: Scene, gate: Path, how: str) -> None:
     loader = scene.open(hold_at, {"number": 1, "gate": str(gate)})
     read(loader, 0)
     (pid,) = scene.producers()

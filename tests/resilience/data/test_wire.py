@@ -64,10 +64,38 @@ def test_an_error_arrives_as_itself(error: Exception) -> None:
     assert "in pass_on" in "".join(traceback.format_exception(arrived))
 
 
+class MuteError(Exception):
+    """An error that has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_error_that_has_no_text_arrives_with_the_one_that_it_came_of() -> None:
+    error = MuteError(1)
+    error.__cause__ = FileNotFoundError("shard-7")
+
+    arrived = pass_on(error)
+
+    assert type(arrived) is MuteError
+    assert "FileNotFoundError: shard-7\n\nThe above exception was the direct cause of" in str(
+        arrived.__cause__
+    )
+
+
+class PickyError(Exception):
+    """An error whose constructor fails when it is given what it has made of its argument."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        assert code in (1, 2)
+
+
 @pytest.mark.parametrize(
     "error",
     [
         pytest.param(NeedyError(object()), id="arguments-that-json-cannot-hold"),
+        pytest.param(PickyError(1), id="constructor-that-fails"),
         pytest.param(type("Local", (ValueError,), {})("lost"), id="class-that-cannot-be-found"),
         pytest.param(ValueError("\u2603" * 10_000), id="too-long"),
     ],

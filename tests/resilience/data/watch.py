@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,12 @@ MARK = "BATCH_CACHE_TEST"
 def read(loader: CachedLoader, *numbers: int) -> None:
     """Read batches and compare every bit."""
     for number in numbers:
-        batch = loader.read(number)
-        assert batch["number"] == number
-        assert np.array_equal(batch["x"], make_batch(number, len(batch["x"])))
+        check(loader.read(number), number)
+
+
+def check(batch: dict[str, Any], number: int) -> None:
+    assert batch["number"] == number
+    assert np.array_equal(batch["x"], make_batch(number, len(batch["x"])))
 
 
 @contextmanager
