@@ -77,10 +77,6 @@ def test_a_group_that_cannot_be_replaced_is_named(groups: list[ProcessGroup]) ->
         Bindings(groups, [{"pair": (groups[0], 1)}])
 
 
-def count_threads(name: str) -> int:
-    return sum(each.name == name for each in threading.enumerate())
-
-
 def test_a_group_stays_while_anybody_else_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[int] = []
     monkeypatch.setattr(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,25 +82,30 @@ def test_page_has_no_name_and_ends_with_its_last_owner() -> None:
     os.close(file)
 
 
-def test_reader_never_sees_half_a_word(file: int, page: Page) -> None:
-    """The writer is another process, which is ended in the middle of writing."""
-    steps = (0, (1 << 40) - 1)
+@contextmanager
+def writing(file: int, marks: Sequence[tuple[int, Activity, int]]) -> Iterator[None]:
+    """Have another process write its place, until it is ended in the middle of that."""
     writer = os.fork()
-    if writer == 0:
+    if not writer:
         mine = Page(file, NUM_SLOTS)
         while True:
-            for step, activity in zip(steps, (Activity.NOWHERE, Activity.RECOVERY), strict=True):
-                mine.mark(0, step, activity, step & 0xFFFF)
+            for mark in marks:
+                mine.beat(0)
+                mine.mark(0, *mark)
     try:
-        seen = [page.read(0) for _ in range(100_000)]
+        yield
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
 
-    assert {(each.step, each.activity) for each in seen} <= {
-        (steps[0], Activity.NOWHERE),
-        (steps[1], Activity.RECOVERY),
-    }
+
+def test_reader_never_sees_half_a_word(file: int, page: Page) -> None:
+    marks = [(0, Activity.NOWHERE, 0), ((1 << 40) - 1, Activity.RECOVERY, 0xFFFF)]
+
+    with writing(file, marks):
+        seen = [page.read(0) for _ in range(100_000)]
+
+    assert {(each.step, each.activity) for each in seen} <= {mark[:2] for mark in marks}
     assert {each.micro_batch for each in seen} <= {0, 0xFFFF}
 
 
@@ -107,16 +113,9 @@ def test_a_time_that_is_written_again_is_never_seen_as_none(file: int, page: Pag
     """A healthy rank, seen in the midst of a mark, once counted as hung since the machine began."""
     page.beat(0)
     page.mark(0, 1, Activity.FORWARD)
-    writer = os.fork()
-    if not writer:
-        while True:
-            page.beat(0)
-            page.mark(0, 1, Activity.BACKWARD)
-    try:
+
+    with writing(file, [(1, Activity.BACKWARD, 0)]):
         seen = [page.read(0) for _ in range(200_000)]
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
 
     assert min(slot.beat_s for slot in seen) > 0
     assert min(slot.progress_s for slot in seen) > 0

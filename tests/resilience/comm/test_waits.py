@@ -23,6 +23,12 @@ LONG = timedelta(seconds=40)
 LOST_PEER = re.compile("Connection (closed|reset) by peer|Broken pipe")
 
 
+def run_two(target: Callable[..., Any]) -> list[Any]:
+    """Return what the target returns on two ranks, which are told the port of a store."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    return run_ranks(target, 2, server.port)
+
+
 def open_group(rank: int, world_size: int, port: int) -> TCPStore:
     store = TCPStore("127.0.0.1", port, timeout=LONG)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=LONG)
@@ -55,9 +61,7 @@ def wait_for_an_absent_peer(rank: int, world_size: int, port: int) -> list[str]:
 
 
 def test_a_wait_is_given_up_and_taken_up_again() -> None:
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    assert run_ranks(wait_for_an_absent_peer, 2, server.port) == [["[2.0, 2.0, 2.0]"]] * 2
+    assert run_two(wait_for_an_absent_peer) == [["[2.0, 2.0, 2.0]"]] * 2
 
 
 def fail(rank: int, world_size: int, port: int) -> str:
@@ -75,9 +79,7 @@ def fail(rank: int, world_size: int, port: int) -> str:
 
 
 def test_an_error_of_the_work_itself_passes() -> None:
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    assert run_ranks(fail, 2, server.port) == ["RuntimeError", "left"]
+    assert run_two(fail) == ["RuntimeError", "left"]
 
 
 def start_all_kinds(rank: int) -> dict[str, Work]:
@@ -136,9 +138,7 @@ def fail_in_all_kinds(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def test_no_kind_of_work_loses_its_error() -> None:
     """Each that a peer leaves ends with torch's own error, though the generation goes on."""
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    found, _ = run_ranks(fail_in_all_kinds, 2, server.port)
+    found, _ = run_two(fail_in_all_kinds)
 
     assert len(found) == 14
     assert found == dict.fromkeys(found, "its error")
@@ -168,9 +168,7 @@ def exchange(rank: int, world_size: int, port: int) -> list[str]:
 
 
 def test_a_wait_for_a_peer_is_given_up() -> None:
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    assert run_ranks(exchange, 2, server.port) == [["[1.0, 1.0, 1.0]"], ["[0.0, 0.0, 0.0]"]]
+    assert run_two(exchange) == [["[1.0, 1.0, 1.0]"], ["[0.0, 0.0, 0.0]"]]
 
 
 class Sent:

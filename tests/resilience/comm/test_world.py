@@ -353,6 +353,6 @@ def _num_entries(of: str) -> int:
 
 
 def test_restarts_leave_neither_threads_nor_sockets() -> None:
-    growth = run(restart_often, 4, 40)
+    growth = run(restart_often, 4, 25)
 
     assert all(each <= 2 for [each] in growth), growth
