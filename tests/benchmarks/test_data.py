@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import data
 from benchmarks import data_figures as figures
 from benchmarks.data_memory import read_mapped, read_own
 from benchmarks.data_plan import Plan, count_published, read_plan, write_plan
@@ -26,13 +27,6 @@ def rows_of(value, **changes):
         row: figures.Measured({each.name: [changes.get(each.name, value)] for each in lines})
         for row, lines in figures.FIGURES.items()
     }
-
-
-def run_benchmark(*options):
-    command = [sys.executable, "-m", "benchmarks.data", *options]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
 
 
 def bars_by_name(rows):
@@ -138,11 +132,13 @@ def test_published_batches_are_counted_in_all_caches_of_a_folder(tmp_path):
         (("--resume", "9"), "--resume a multiple of 8"),
     ],
 )
-def test_wrong_options_are_refused(options, words):
-    ended = run_benchmark(*options)
+def test_wrong_options_are_refused(monkeypatch, capsys, options, words):
+    monkeypatch.setattr(sys, "argv", ["benchmarks.data", *options])
 
-    assert ended.returncode == 2
-    assert words in ended.stderr
+    with pytest.raises(SystemExit, match="2"):
+        data.main()
+
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -151,10 +147,10 @@ def test_benchmark_measures_every_figure(tmp_path):
     """Whatever a batch holds other than what was made ends it with status 1."""
     table = tmp_path / "table.json"
 
-    ended = run_benchmark(
-        *("--laps", "1", "--read", "64", "--made", "200", "--steps", "500", "--consumers", "2"),
-        *("--first-s", "0.2", "--resume", "80000", "--force-load", "--json", str(table)),
-    )
+    options = "--laps 1 --read 64 --made 200 --steps 500 --consumers 2 --first-s 0.2 --resume 80000"
+    words = [*options.split(), "--force-load", "--json", table]
+    command = [sys.executable, "-m", "benchmarks.data", *words]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
 
     assert ended.returncode == 0, ended.stderr
     rows = json.loads(table.read_text())["rows"]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.events import EventLog
+from benchmarks.events import EventLog, EventReader
 from benchmarks.faults import (
     FaultInjector,
     InjectedFaultError,
@@ -71,31 +71,6 @@ def test_faults_by_step_go_round_the_ranks():
     assert [(fault.rank, fault.step) for fault in faults] == [(1, 8), (2, 14), (3, 20), (0, 26)]
 
 
-def test_fault_by_the_clock_is_not_missed_between_two_places(tmp_path):
-    plan = JobPlan(
-        run_dir=str(tmp_path),
-        num_steps=7,
-        faults=(Fault(kind="exception", rank=0, at_s=0.0),),
-    )
-    injector = FaultInjector(plan, EventLog(str(tmp_path)))
-    injector.fire(0, 1)
-    open_window(str(tmp_path), time.monotonic())
-    injector.fire(0, 1, "update")
-
-    with pytest.raises(InjectedFaultError):
-        injector.fire(0, 2)
-
-
-def test_fault_fires_in_its_place_alone(tmp_path):
-    faults = plan_steps("exception", 1, first_step=3, spacing=1, place="update")
-    plan = JobPlan(run_dir=str(tmp_path), num_steps=7, faults=faults)
-    injector = FaultInjector(plan, EventLog(str(tmp_path)))
-
-    injector.fire(1, 3)
-    with pytest.raises(InjectedFaultError):
-        injector.fire(1, 3, "update")
-
-
 def test_plan_survives_the_file_it_travels_in(tmp_path, monkeypatch):
     plan = JobPlan(
         run_dir=str(tmp_path),
@@ -108,3 +83,78 @@ def test_plan_survives_the_file_it_travels_in(tmp_path, monkeypatch):
 
     assert read_plan() == plan
     assert parse_plan((tmp_path / "plan.json").read_text()) == plan
+
+
+def make_injector(folder, *faults):
+    plan = JobPlan(run_dir=str(folder), num_steps=9, faults=faults)
+    return FaultInjector(plan, EventLog(str(folder)))
+
+
+def read_words(folder):
+    return [event.word for event in EventReader(str(folder)).read_new()]
+
+
+def test_fault_fires_at_its_step_and_rank_once(tmp_path):
+    injector = make_injector(tmp_path, Fault(kind="exception", rank=1, step=4))
+    injector.fire(1, 3)
+    injector.fire(0, 4)
+
+    with pytest.raises(InjectedFaultError, match="planned fault 0 of rank 1 in step 4"):
+        injector.fire(1, 4)
+
+    injector.fire(1, 4)
+    make_injector(tmp_path, Fault(kind="exception", rank=1, step=4)).fire(1, 4)
+    assert read_words(tmp_path) == ["faulted"]
+
+
+def test_fault_fires_in_its_place_alone(tmp_path):
+    faults = plan_steps("exception", 1, first_step=3, spacing=1, place="update")
+    injector = make_injector(tmp_path, *faults)
+
+    injector.fire(1, 3)
+    with pytest.raises(InjectedFaultError):
+        injector.fire(1, 3, "update")
+
+
+def test_timed_fault_waits_for_the_window_and_its_time(tmp_path):
+    injector = make_injector(tmp_path, Fault(kind="exception", rank=0, at_s=60.0))
+    injector.fire(0, 1)
+    open_window(str(tmp_path), time.monotonic())
+    injector.fire(0, 2)
+
+    assert read_words(tmp_path) == []
+
+
+def test_timed_fault_of_a_rank_that_was_training_is_not_missed_between_two_places(tmp_path):
+    injector = make_injector(tmp_path, Fault(kind="exception", rank=0, at_s=0.0))
+    injector.fire(0, 1)
+    open_window(str(tmp_path), time.monotonic())
+    injector.fire(0, 1, "update")
+
+    with pytest.raises(InjectedFaultError):
+        injector.fire(0, 2)
+
+
+def test_timed_fault_of_a_rank_that_was_away_is_merged(tmp_path):
+    open_window(str(tmp_path), time.monotonic() - 10)
+    injector = make_injector(tmp_path, Fault(kind="exception", rank=0, at_s=5.0))
+
+    injector.fire(0, 2)
+
+    assert read_words(tmp_path) == ["merged"]
+
+
+def test_reader_leaves_a_half_written_line_for_later(tmp_path):
+    log = EventLog(str(tmp_path))
+    log.write("committed", 1, step=3, world=4)
+    path = next(tmp_path.glob("measured-*"))
+    whole = path.read_text()
+    path.write_text(whole + whole[:10])
+    reader = EventReader(str(tmp_path))
+
+    first = reader.read_new()
+    path.write_text(whole + whole)
+    second = reader.read_new()
+
+    assert [event.step for event in first + second] == [3, 3]
+    assert reader.events == first + second

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,9 @@ from benchmarks import overhead, overhead_memory
 from benchmarks import overhead_figures as figures
 from benchmarks.events import Event
 from benchmarks.overhead_figures import Sample
+from tests.ports import free_ports
 from tests.training.jobs import make_job, write_job
+from tests.training.workers import ROOT, rank_variables
 
 MIB = 1 << 20
 
@@ -26,20 +27,13 @@ def fault(at_s, step, kind, pid):
 
 
 def test_pairs_are_judged_by_their_median_and_an_interval():
-    plain = [1.0] * 101
-    ours = [1 + index / 100 for index in range(101)]
+    """That of few pairs is all of them."""
+    ratio = figures.judge_pairs([1 + index / 100 for index in range(101)], [1.0] * 101)
+    of_few = figures.judge_pairs([2.0, 4.0], [1.0, 1.0])
 
-    ratio = figures.judge_pairs(ours, plain)
-
-    assert ratio.median == 1.5
-    assert (ratio.low, ratio.high) == (1.4, 1.6)
+    assert (ratio.low, ratio.median, ratio.high) == (1.4, 1.5, 1.6)
     assert ratio.of_sums == pytest.approx(1.5)
-
-
-def test_interval_of_few_pairs_is_all_of_them():
-    ratio = figures.judge_pairs([2.0, 4.0], [1.0, 1.0])
-
-    assert (ratio.low, ratio.median, ratio.high) == (2.0, 3.0, 4.0)
+    assert (of_few.low, of_few.median, of_few.high) == (2.0, 3.0, 4.0)
 
 
 def test_step_lasts_from_the_first_begin_to_the_last_end():
@@ -125,36 +119,43 @@ def test_what_a_worker_without_recovery_met_is_judged(change, is_clean):
     assert result["is_clean"] is is_clean
 
 
-def test_worker_without_recovery_meets_nothing_of_it(tmp_path):
-    """No thread, no module of recovery and no collective more than data parallel training needs."""
-    met = [run_off(tmp_path / str(steps), steps) for steps in overhead.OFF_STEPS]
+WORKERS = """
+import os, runpy, sys
+import torch, torch.distributed
+from transformers import LlamaForCausalLM
+for folder in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        options = [f"--job={folder}/job.json", f"--run-dir={folder}", "--node-name=node-0"]
+        sys.argv = ["benchmarks.overhead_off", *options]
+        runpy.run_module("benchmarks.overhead_off", run_name="__main__")
+    assert os.waitpid(child, 0)[1] == 0
+"""
 
+
+def test_worker_without_recovery_meets_nothing_of_it(tmp_path):
+    """No thread, no module of recovery and no collective more than data parallel training needs.
+
+    Both workers are forked from a process that has imported torch, and none of our modules.
+    """
+    folders = [tmp_path / str(number) for number in overhead.OFF_STEPS]
+    for folder, number in zip(folders, overhead.OFF_STEPS, strict=True):
+        write_job(folder, make_job(trainer={"max_steps": number, "save_checkpoint": False}))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **rank_variables(0, 1, free_ports(1)[0]),
+    }
+
+    command = [sys.executable, "-c", WORKERS, *map(str, folders)]
+    subprocess.run(command, env=environment, check=True, timeout=100, cwd=ROOT)
+
+    met = [json.loads((folder / "off-0.json").read_text()) for folder in folders]
     num_steps = overhead.OFF_STEPS[1] - overhead.OFF_STEPS[0]
     result = overhead.judge_off([met[0]], [met[1]], num_steps=num_steps, num_buckets=1)
-
     assert result["foreign_modules"] == []
     assert result["threads"] == ["MainThread"]
     assert result["collectives_per_step"] == [{"c10d.allreduce_.default": 2}]
     assert result["is_clean"]
-
-
-def run_off(folder, num_steps):
-    """Run one worker of a job as torchrun would start it."""
-    path = write_job(folder, make_job(trainer={"max_steps": num_steps, "save_checkpoint": False}))
-    root = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(root),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(overhead.free_ports(1)[0]),
-    }
-    command = [sys.executable, "-m", "benchmarks.overhead_off", f"--job={path}"]
-    command += [f"--run-dir={folder}", "--node-name=node-0"]
-    subprocess.run(command, env=environment, check=True, timeout=100, cwd=root)
-    return json.loads((folder / "off-0.json").read_text())
