@@ -8,6 +8,7 @@ that is gone.
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -47,6 +48,17 @@ def make_full_file(path: Path) -> None:
         os.mknod(path, stat.S_IFCHR | 0o666, Path("/dev/full").stat().st_rdev)
     except PermissionError:
         pytest.skip("no device can be made here")
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Let the kernel refuse to this process to write larger files, as a full disk would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -75,6 +75,7 @@ def start(
     output: IO[bytes],
     is_real: bool = False,
     is_leader: bool = False,
+    server: str = "tests.warm_server",
 ) -> Process:
     """Start `python -m MODULE ARGUMENTS` with all that it prints in one file.
 
@@ -96,7 +97,7 @@ def start(
         "folder": str(folder),
         "is_leader": is_leader,
     }
-    return Forked(*fork("tests.warm_server", request, output.fileno(), output.fileno()))
+    return Forked(*fork(server, request, output.fileno(), output.fileno()))
 
 
 def fork(server: str, request: Mapping[str, object], output: int, error: int) -> tuple[int, int]:

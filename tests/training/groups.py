@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
+from resilience.comm.world import World
 from resilience.state.layout import make_layout
 from training.group import WorkerGroup
+
+LONG = timedelta(seconds=60)
+
+
+def open_world(port: int, prefix: str, *, rank: int, size: int) -> World:
+    """Return a world of ranks whose store has this port."""
+    world = World(device_type="cpu")
+    world.open(host="127.0.0.1", port=port, prefix=prefix, rank=rank, world_size=size, timeout=LONG)
+    return world
+
+
+class Quiet:
+    """A watch that hears nothing."""
+
+    places = ()
+
+    def requests(self) -> int:
+        return 0
+
+    def forward(self, micro_batch: int, *, is_last: bool) -> None: ...
+    def backward(self, micro_batch: int) -> None: ...
+    def reach(self, place: str) -> None: ...
 
 
 def make_group(

@@ -125,27 +125,6 @@ def be_killed_once(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def spoil_weights(arguments: list[str]) -> int:
-    """Train; worker 1's rows of the output layer are spoiled before the first step."""
-    from training.torch.trainer import TorchTrainer
-
-    fill = TorchTrainer.fill
-
-    def fill_and_spoil(trainer: TorchTrainer) -> None:
-        import torch
-
-        from training.torch.initial import local_part
-
-        fill(trainer)
-        if os.environ["RANK"] == "1":
-            core: Any = trainer._core
-            with torch.no_grad():
-                local_part(core.lm_head.weight).fill_(float("inf"))
-
-    TorchTrainer.fill = fill_and_spoil  # type: ignore[method-assign]
-    return fail_late(arguments)
-
-
 def run_spoiled(arguments: list[str]) -> int:
     """Train; TEST_SPOIL of tests.training.spoiled says what is wrong with a step."""
     from tests.training import spoiled

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from resilience.state.layout import make_layout
 from tests.training.jobs import GPT_OSS, MEGATRON, MODEL_KEYS, make_job, with_other_value
+from tests.training.workers import rank_variables
 from training.environment import parse_environment
 from training.errors import DataError, PlacementError
 from training.plan import (
@@ -50,6 +52,7 @@ SCHEDULE = Schedule(lr=1.0, min_lr=0.1, warmup_steps=4, decay_steps=10)
 )
 def test_schedule(step, lr):
     assert SCHEDULE.lr_at(step) == pytest.approx(lr)
+    assert replace(SCHEDULE, warmup_steps=0).lr_at(0) == 1.0
 
 
 def test_schedule_spans_the_run_unless_told():
@@ -57,10 +60,6 @@ def test_schedule_spans_the_run_unless_told():
     options = {"decay_steps": 20, "warmup_steps": 5}
     schedule = plan_schedule(make_job(trainer={"max_steps": 50, "optimizer": options}))
     assert (schedule.decay_steps, schedule.warmup_steps) == (20, 5)
-
-
-def test_without_warm_up_the_first_step_is_the_peak():
-    assert Schedule(lr=1.0, min_lr=0.0, warmup_steps=0, decay_steps=5).lr_at(0) == 1.0
 
 
 _RENAMED = {
@@ -140,19 +139,13 @@ def test_mesh(trainer, world_size, mesh):
     assert plan_mesh(make_job(trainer=trainer).trainer, world_size) == mesh
 
 
-def test_accumulation_follows_from_the_batch():
-    trainer = {"global_batch_size": 24, "micro_batch_size": 2, "num_devices": 4}
-    split = plan_split(make_job(trainer=trainer), 4)
+@pytest.mark.parametrize(("batch", "sizes"), [(24, [3, 3, 3, 3]), (10, [1, 1, 1, 2])])
+def test_accumulation_follows_from_the_batch(batch, sizes):
+    split = plan_split(make_job(trainer={"global_batch_size": batch, "micro_batch_size": 2}), 4)
 
-    assert [split.micro_batches(rank) for rank in range(4)] == [
-        range(3), range(3, 6), range(6, 9), range(9, 12),
-    ]  # fmt: skip
-
-
-def test_some_ranks_have_one_micro_batch_more():
-    split = plan_split(make_job(trainer={"global_batch_size": 10, "micro_batch_size": 2}), 4)
-
-    assert [len(split.micro_batches(rank)) for rank in range(4)] == [1, 1, 1, 2]
+    shares = [split.micro_batches(rank) for rank in range(4)]
+    assert [len(share) for share in shares] == sizes
+    assert [number for share in shares for number in share] == list(range(batch // 2))
 
 
 def test_world_size_of_the_job_is_asked_for():
@@ -246,16 +239,8 @@ def test_layout_is_that_of_the_mesh_and_of_earlier_runs(
     own = {"sharding": sharding, "num_replicas": num_replicas, "num_nodes": num_nodes}
     job = make_job(trainer={**own, "num_devices": num_devices, "global_batch_size": 16})
     world_size = num_nodes * num_devices
-    environment = parse_environment(
-        {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(num_devices),
-            "MASTER_ADDR": "host",
-            "MASTER_PORT": "1",
-        }
-    )
+    variables = {**rank_variables(0, world_size, 1), "LOCAL_WORLD_SIZE": str(num_devices)}
+    environment = parse_environment(variables)
 
     layout = plan_layout(job, environment)
 
@@ -274,18 +259,23 @@ def test_layout_is_that_of_the_mesh_and_of_earlier_runs(
 
 
 @pytest.mark.parametrize(
-    ("sharding", "num_shards", "words"),
+    ("trainer", "num_shards", "words"),
     [
-        pytest.param("full", None, "needs --shards=4 .* started with no --shards", id="forgotten"),
-        pytest.param("none", 2, "needs no --shards .* started with --shards=2", id="needless"),
-        pytest.param("full", 2, "needs --shards=4 .* started with --shards=2", id="other"),
+        ({"sharding": "full"}, None, "needs --shards=4 .* started with no --shards"),
+        ({"sharding": "none"}, 2, "needs no --shards .* started with --shards=2"),
+        ({"sharding": "full"}, 2, "needs --shards=4 .* started with --shards=2"),
+        (
+            {**MEGATRON, "pipeline_parallel": 2, "num_replicas": 2},
+            2,
+            r"--shards=2 --stages=2 .* started with --shards=2$",
+        ),
     ],
 )
 def test_agents_that_were_told_other_shards_than_the_job_has_are_refused(
-    sharding, num_shards, words
+    trainer, num_shards, words
 ):
     """Each rank would take another part of the state for its own."""
-    job = make_job(trainer={"num_devices": 4, "sharding": sharding})
+    job = make_job(trainer={**trainer, "num_devices": 4})
     layout = make_layout(nodes=["n0"], num_local_ranks=4, num_shards=num_shards or 1)
 
     with pytest.raises(PlacementError, match=words):
@@ -321,13 +311,3 @@ def test_ranks_of_megatron_stand_in_its_order(trainer, data, shards, replicas):
     assert {each.data_size for each in found} == {max(data) + 1}
     assert [each.shard for each in found] == shards
     assert [each.replica for each in found] == replicas
-
-
-def test_agents_that_were_told_no_stages_are_refused():
-    job = make_job(
-        trainer={**MEGATRON, "pipeline_parallel": 2, "num_devices": 4, "num_replicas": 2}
-    )
-    layout = make_layout(nodes=["n0"], num_local_ranks=4, num_shards=2)
-
-    with pytest.raises(PlacementError, match=r"--shards=2 --stages=2 .* started with --shards=2$"):
-        check_layout(job, layout)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cases import slow
 from tests.training import trainer_ranks
-from tests.training.jobs import LLAMA, MEGATRON, make_job
+from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
 from tests.training.workers import Workers
 
 SIZE = 4
@@ -18,6 +18,7 @@ SHARDINGS: dict[str, dict[str, Any]] = {
     "copies": {},
     "hybrid": {"sharding": "hybrid", "num_replicas": 2},
     "full": {"sharding": "full"},
+    "experts": {"sharding": "hybrid", "num_replicas": 2, "activation_checkpointing": True},
 }
 _MEGATRON = {**MEGATRON, "num_devices": SIZE, "num_replicas": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -32,7 +33,8 @@ CASES = [
     ("torch", "hybrid"),
     ("toy", "hybrid"),
     ("megatron", "tensor"),
-    *(slow(each) for each in (("torch", "full"), ("toy", "copies"), ("toy", "full"))),
+    *(slow(("torch", each)) for each in ("full", "experts")),
+    *(slow(("toy", each)) for each in ("copies", "full")),
     *(slow(("megatron", each)) for each in ("sharded", "pipeline")),
 ]
 
@@ -52,7 +54,8 @@ def found(
     else:
         # Two micro batches of each rank.
         sizes = {"num_devices": SIZE, "global_batch_size": 4 * SIZE, "micro_batch_size": 2}
-        job = make_job(trainer={**sizes, **SHARDINGS[sharding]})
+        model = GPT_OSS if sharding == "experts" else LLAMA
+        job = make_job(trainer={**sizes, **SHARDINGS[sharding]}, model=model)
     Workers().run(
         job, folder, num_workers=SIZE + 1, target=TARGET, variables={"TEST_TRAINER": kind}
     )
@@ -102,6 +105,7 @@ def test_steps_after_aborts_in_every_place_have_the_bits_of_undisturbed_ones(
 ) -> None:
     for rank in found:
         assert rank["after aborts"] == rank["undisturbed"]
+        assert rank["old groups"] == 0
 
 
 def test_update_from_kept_gradients_ends_in_the_next_generation(

@@ -5,17 +5,19 @@ Every rank goes through generations in its own process. The last process only ho
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import ProcessGroup, _world
 
 from launcher.job import read_job
 from resilience.comm.forbid import forbid_collectives
@@ -23,6 +25,7 @@ from resilience.comm.world import World
 from resilience.errors import BrokenError
 from resilience.state.digest import digest_state
 from resilience.state.shared import SharedState
+from tests.training.groups import LONG, open_world
 from tests.training.toy import ToyTrainer
 from training.__main__ import choose_trainer
 from training.group import WorkerGroup
@@ -30,7 +33,6 @@ from training.plan import plan_copy, plan_placement
 from training.torch.trainer import TorchTrainer
 from training.trainer import Trainer
 
-LONG = timedelta(seconds=60)
 LR = 1e-3
 TRAINERS: dict[str, Any] = {"torch": TorchTrainer, "toy": ToyTrainer}
 ABORTS = [
@@ -42,6 +44,14 @@ ABORTS = [
     ("in reduction", 2),
 ]
 """Where a step is ended, and in which micro batch."""
+OF_LAYERS = [
+    (f"in {way} of layer {layer}", micro_batch)
+    for micro_batch in (1, 2)
+    for layer in (0, 1)
+    for way in ("forward", "backward")
+]
+"""Where one of the torch trainer is ended as well."""
+EVERYBODY = -1
 
 
 class InjectedError(Exception):
@@ -83,6 +93,7 @@ class Rank:
 
     def __init__(self, kind: str, job_path: Path, rank: int, size: int, port: int) -> None:
         self.rank, self.size, self._port = rank, size, port
+        self.is_torch = kind == "torch"
         self.job = read_job(job_path)
         self.watch = Watch(rank)
         make = TRAINERS.get(kind) or choose_trainer(self.job)
@@ -93,15 +104,7 @@ class Rank:
     def open(self) -> World:
         """Open the next generation and hand its groups to the trainer."""
         self._number += 1
-        world = World(device_type="cpu")
-        world.open(
-            host="127.0.0.1",
-            port=self._port,
-            prefix=f"g{self._number}",
-            rank=self.rank,
-            world_size=self.size,
-            timeout=LONG,
-        )
+        world = open_world(self._port, f"g{self._number}", rank=self.rank, size=self.size)
         layout = plan_copy(self.job, self.size).layout(["node-0"], self.size)
         self._data_rank = plan_placement(self.job.trainer, layout, self.rank).data_rank
         self.trainer.take_groups(
@@ -114,7 +117,34 @@ class Rank:
                 store=world.store,
             )
         )
+        if self.is_torch and self._number == 0:
+            self._watch_layers()
         return world
+
+    def _watch_layers(self) -> None:
+        """Tell the watch when each layer's forward has ended and when its backward begins."""
+        core: Any = self.trainer._core  # type: ignore[attr-defined]
+        for number, layer in enumerate(core.model.layers):
+
+            def tell(_: Any, __: Any, output: Any, number: int = number) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                self.watch.reach(f"forward of layer {number}")
+                tensor.register_hook(lambda _: self.watch.reach(f"backward of layer {number}"))
+
+            layer.register_forward_hook(tell)
+
+    def places(self) -> list[tuple[tuple[str, int], int]]:
+        """Return where steps are ended, each with the rank that ends it."""
+        places = [*ABORTS, *(OF_LAYERS if self.is_torch else ())]
+        in_turn = [(place, number % self.size) for number, place in enumerate(places)]
+        return in_turn + [(place, EVERYBODY) for place in places[::3] if self.is_torch]
+
+    def count_old_groups(self) -> int:
+        """Return how many groups of earlier generations the torch trainer's model holds."""
+        if not self.is_torch:
+            return 0
+        current = {id(each) for each in _world.pg_map}
+        return len(groups_within(self.trainer._model) - current)  # type: ignore[attr-defined]
 
     def digest(self) -> str:
         return digest_state(self.trainer.view)
@@ -151,7 +181,7 @@ class Rank:
         topic = f"fault/{self._number}"
         watcher = threading.Thread(target=self._watch_for, args=(topic, world))
         watcher.start()
-        self.watch.fails_at = place if self.rank == culprit else None
+        self.watch.fails_at = place if culprit in (self.rank, EVERYBODY) else None
         try:
             self.compute(0)
         except (InjectedError, BrokenError, RuntimeError):
@@ -184,6 +214,23 @@ def connect(port: int, *, is_master: bool = False) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=is_master, timeout=LONG, wait_for_workers=False)
 
 
+def groups_within(*roots: object) -> set[int]:
+    """Return the process groups that can be reached from the objects."""
+    seen, found, rest = set(), set(), list(roots)
+    while rest:
+        each = rest.pop()
+        if id(each) in seen or isinstance(each, (ModuleType, type, FrameType)):
+            continue
+        seen.add(id(each))
+        if isinstance(each, ProcessGroup):
+            found.add(id(each))
+        elif isinstance(each, FunctionType):
+            rest += [*(each.__closure__ or ()), *(each.__defaults__ or ())]
+        else:
+            rest += gc.get_referents(each)
+    return found
+
+
 def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     """Go through the contract; returns what the test looks at."""
     world = rank.open()
@@ -194,14 +241,17 @@ def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     rank.trainer.settle()
     found["settled twice"] = rank.digest()
     found["parts"] = [rank.compute_part(3), rank.compute_part(3)]
-    found["told"] = sorted(set(rank.watch.told))
+    found["told"] = sorted(each for each in set(rank.watch.told) if " of layer " not in each)
     found["first after steps"] = rank.begin_anew()
-    for number, place in enumerate(ABORTS):
+    for place, culprit in rank.places():
         rank.meet()
-        rank.abort(world, place, culprit=number % rank.size)
+        rank.abort(world, place, culprit=culprit)
+        # Each rank's part is a state that it could save alone.
+        assert rank.digest() == found["first"], f"ended at {place} by {culprit}"
         world = rank.open()
         rank.trainer.settle()
     found["after aborts"] = [rank.take_step(step) for step in range(3)]
+    found["old groups"] = rank.count_old_groups()
     # A gate has been passed: the update is ended in the next generation, from gradients kept.
     rank.begin_anew()
     result = rank.compute(0)

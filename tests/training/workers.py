@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import subprocess
 import sys
@@ -14,13 +12,19 @@ from typing import Any
 
 from launcher.job import Job
 from resilience.events import Event, read_events
-from tests.apart import apart
+from tests import warm
 from tests.ports import free_ports
 from tests.training.jobs import write_job
 
 ROOT = Path(__file__).parents[2]
 MAIN = "training.__main__:main"
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+# The last is what Megatron asks for; who stands in for its GPUs has set it in the server alone.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
+_WITH_MEGATRON = "tests.training.megatron.warm_server"
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,6 @@ class Outcome:
 class Workers:
     """Starts workers as torchrun would, by forking a process that has torch already."""
 
-    def __init__(self) -> None:
-        self._server = fork_server()
-
     def run(
         self,
         job: Job,
@@ -81,38 +82,40 @@ class Workers:
         path = write_job(folder, job)
         size = num_workers or job.trainer.world_size
         port = free_ports(1)[0]
-        request = {
-            "target": target,
-            "arguments": [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"],
-            "folder": str(folder),
-            "environments": [
-                {**rank_variables(rank, size, port), **(variables or {})} for rank in range(size)
-            ],
-        }
-        assert self._server.stdin
-        assert self._server.stdout
-        print(json.dumps(request), file=self._server.stdin, flush=True)
-        outcome = Outcome(folder, json.loads(self._server.stdout.readline()))
+        words = [f"--job={path}", f"--run-dir={folder}", "--node-name=node-0"]
+        started = [
+            call(
+                target,
+                words,
+                {**rank_variables(rank, size, port), **(variables or {})},
+                folder / f"worker-{rank}.log",
+                needs_megatron=job.trainer.kind == "megatron",
+            )
+            for rank in range(size)
+        ]
+        outcome = Outcome(folder, [each.wait() for each in started])
         if is_success_expected:
             assert outcome.statuses == [0] * size, "\n".join(map(outcome.log, range(size)))
         return outcome
 
 
-@functools.cache
-def fork_server() -> subprocess.Popen[str]:
-    """Start the process that forks workers, which ends with this one: its input does."""
-    with apart():
-        server = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.training.fork_server"],
-            cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+def call(
+    target: str,
+    words: list[str],
+    variables: Mapping[str, str],
+    log: Path,
+    *,
+    needs_megatron: bool = False,
+) -> warm.Process:
+    """Call a function, named as MODULE:FUNCTION, in a process that prints into a file."""
+    with log.open("wb") as output:
+        return warm.start(
+            ["tests.training.called", target, *words],
+            folder=ROOT,
+            environment={**os.environ, **_ONE_THREAD, **variables},
+            output=output,
+            server=_WITH_MEGATRON if needs_megatron else "tests.warm_server",
         )
-        assert server.stdout
-        assert server.stdout.readline() == "ready\n"
-    return server
 
 
 def run_torchrun(

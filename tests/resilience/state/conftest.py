@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.workers import fork_server
+from tests.training.workers import call
 
 
 @dataclass(frozen=True)
@@ -38,25 +38,12 @@ def run_node(tmp_path: Path) -> RunNode:
         way: str = "buffer",
         statuses: list[int] | None = None,
     ) -> Outcome:
-        request = {
-            "folder": str(tmp_path),
-            "num_ranks": num_ranks,
-            "way": way,
-        }
-        line = {
-            "target": f"tests.resilience.state.programs:{program}",
-            "arguments": [json.dumps(request)],
-            "folder": str(tmp_path),
-            "environments": [{}],
-            "is_failure_final": False,
-        }
-        forks = fork_server()
-        assert forks.stdin
-        assert forks.stdout
-        print(json.dumps(line), file=forks.stdin, flush=True)
-        ended = json.loads(forks.stdout.readline())
-        text = (tmp_path / "worker-0.log").read_text()
-        assert ended == [0], text
+        request = {"folder": str(tmp_path), "num_ranks": num_ranks, "way": way}
+        log = tmp_path / "worker-0.log"
+        target = f"tests.resilience.state.programs:{program}"
+        status = call(target, [json.dumps(request)], {}, log).wait()
+        text = log.read_text()
+        assert status == 0, text
         outcome = Outcome(tmp_path, json.loads((tmp_path / "statuses.json").read_text()), text)
         assert outcome.statuses == (statuses or [0] * num_ranks), text
         return outcome

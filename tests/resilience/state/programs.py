@@ -109,18 +109,8 @@ def move_and_tell(rank: Rank, pairs: list[tuple[int, int]]) -> None:
 
 
 @program
-def one_pair(rank: Rank) -> None:
-    move_and_tell(rank, [(0, 1)])
-
-
-@program
 def three_targets(rank: Rank) -> None:
     move_and_tell(rank, [(0, 3), (0, 1), (0, 2)])
-
-
-@program
-def two_pairs(rank: Rank) -> None:
-    move_and_tell(rank, [(3, 0), (1, 2)])
 
 
 @program
@@ -284,31 +274,20 @@ def killed_source(rank: Rank) -> None:
 
 @program
 def killed_target(rank: Rank) -> None:
-    group = rank.open_group(SOON)
-    view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
-
-    def kill(chunk: int) -> None:
-        if chunk == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    try:
-        move(rank, view, group, [(0, 1)], on_chunk=kill)
-    except RuntimeError as error:
-        rank.tell(str(error))
+    _fail_at_second_chunk(rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 @program
 def shut_sockets(rank: Rank) -> None:
     """The target's own sockets are shut down within the transfer, as a broken generation's are."""
+    _fail_at_second_chunk(rank, _shut_own_sockets)
+
+
+def _fail_at_second_chunk(rank: Rank, fail: Callable[[], None]) -> None:
     group = rank.open_group(SOON)
     view = PlainView([torch.zeros(MANY_BYTES if rank.is_same_node else 40 << 20)])
-
-    def shut(chunk: int) -> None:
-        if chunk == 1:
-            _shut_own_sockets()
-
     try:
-        move(rank, view, group, [(0, 1)], on_chunk=shut)
+        move(rank, view, group, [(0, 1)], on_chunk=lambda chunk: fail() if chunk == 1 else None)
     except RuntimeError as error:
         rank.tell(str(error))
 

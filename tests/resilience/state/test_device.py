@@ -17,28 +17,11 @@ from resilience.state.device import await_kernels, check_readable
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase, fresh_report
 from resilience.state.view import NamedTensor
+from tests.resilience.state.nodes import PlainView
 
 LAYOUT = make_layout(nodes=["n0"], num_local_ranks=1)
 LOST = torch.zeros(3, device="meta")
 """A tensor whose values cannot be read, as after the end of a context."""
-
-
-class View:
-    """A state of one tensor."""
-
-    replica, shard = 0, ""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
-
-    def tensors(self) -> list[NamedTensor]:
-        return [NamedTensor(name="w", tensor=self._tensor)]
-
-    def read_rest(self) -> dict[str, object]:
-        return {}
-
-    def write_rest(self, rest: object) -> None:
-        pass
 
 
 class Opening:
@@ -55,7 +38,7 @@ class Opening:
 def recovery_of(tensor: Tensor) -> Recovery:
     recovery = Recovery(apply=lambda step: None)
     recovery.enter(Opening())
-    recovery.bind(View(tensor))
+    recovery.bind(PlainView([tensor]))
     return recovery
 
 

@@ -5,8 +5,6 @@ import errno
 import mmap
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from resilience.state.digest import digest_state
 from resilience.state.shared import ALIGNMENT_BYTES, SharedState
 from resilience.state.state_files import create_state_files
 from resilience.state.torch_state import TorchState, materialise
+from tests.disks import files_of_at_most
 from tests.resilience.state.nodes import PlainView, opened_state_files
 from tests.resilience.state.programs import odd_tensors
 
@@ -103,30 +102,24 @@ def test_training_in_shared_memory_has_the_same_bits(
 
 
 def test_replaced_process_finds_what_the_dead_one_left(files: list[int]) -> None:
+    """But the first state of a process replaces that."""
     SharedState(files).adopt(contiguous(3), 1)
-    view, spare = contiguous(4), SharedState(files)
+    view, first, spare = contiguous(4), contiguous(4), SharedState(files)
     spare.prepare()
 
     assert spare.adopt(view, 1, is_overwritten=True)
-
     assert view.content() == contiguous(3).content()
+
+    assert SharedState(files).adopt(first, 1)
+    assert first.content() == contiguous(4).content()
 
 
 def test_state_of_a_replaced_process_is_zeros_where_nobody_was(files: list[int]) -> None:
-    view, spare = contiguous(4), SharedState(files)
+    view = contiguous(4)
 
-    assert spare.adopt(view, 1, is_overwritten=True)
+    assert SharedState(files).adopt(view, 1, is_overwritten=True)
 
     assert not any(each.any() for each in view.values)
-
-
-def test_first_state_of_a_process_replaces_what_was_left(files: list[int]) -> None:
-    SharedState(files).adopt(contiguous(3), 1)
-    view, other = contiguous(4), SharedState(files)
-
-    assert other.adopt(view, 1)
-
-    assert view.content() == contiguous(4).content()
 
 
 def test_place_grows_and_those_who_have_mapped_it_map_it_again(files: list[int]) -> None:
@@ -230,26 +223,15 @@ def test_tensors_return_where_memory_ends_on_the_way(
     assert view.content() == contiguous(3).content()
 
 
-LITTLE_MEMORY = """
-import resource, torch
-from resilience.state.shared import SharedState
-from resilience.state.state_files import create_state_files
-from tests.resilience.state.nodes import PlainView
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-shared = SharedState(create_state_files(1))
-values = [torch.full((600_000,), n, dtype=torch.uint8) for n in (1, 2)]
-print(shared.adopt(PlainView(values), 0), [int(each.sum()) for each in values])
-print(shared.adopt(PlainView(values[:1]), 0))
-"""
-
-
-def test_place_that_cannot_grow_leaves_ordinary_memory() -> None:
+def test_place_that_cannot_grow_leaves_ordinary_memory(files: list[int]) -> None:
     """A limit on files' sizes stands for a full memory."""
-    command = [sys.executable, "-c", LITTLE_MEMORY]
+    shared = SharedState(files)
+    values = [torch.full((600_000,), n, dtype=torch.uint8) for n in (1, 2)]
 
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    assert ended.stdout.splitlines() == ["False [600000, 1200000]", "True"], ended.stderr
+    with files_of_at_most(1 << 20):
+        assert not shared.adopt(PlainView(values), 0)
+        assert [int(each.sum()) for each in values] == [600_000, 1_200_000]
+        assert shared.adopt(PlainView(values[:1]), 0)
 
 
 def test_a_process_without_a_rank_has_the_memory_made_for_any(files: list[int]) -> None:

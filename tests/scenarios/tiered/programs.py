@@ -26,13 +26,6 @@ def lose_daemon(arguments: list[str]) -> int:
     return program.main(arguments)
 
 
-def name_modules(arguments: list[str]) -> int:
-    """Train, and write the names of all modules that are imported then."""
-    status = program.main(arguments)
-    sys.stdout.write("\n".join(sorted(sys.modules)))
-    return status
-
-
 def stand_still(arguments: list[str]) -> int:
     """Train; rank 0 stands still when it has told of step TEST_STEP, until it may go on.
 

@@ -22,6 +22,20 @@ from tests.training.workers import Outcome
 BUDGET_MIB = 64
 
 
+def folder_store(path: Path | str, **values: Any) -> dict[str, Any]:
+    """Return the settings of a store in a folder."""
+    unset = ("every_s", "keep", "endpoint", "region", "part_size_mib", "attempts")
+    return {
+        **dict.fromkeys(unset),
+        "url": f"folder:{path}",
+        "waiting_max": 1,
+        "deadline_s": 60.0,
+        "path_style": False,
+        "required": True,
+        **values,
+    }
+
+
 def tiered(
     *, every_n_steps: int | None = 5, every_s: float | None = None, **values: Any
 ) -> dict[str, Any]:

@@ -152,13 +152,3 @@ def test_run_whose_store_nobody_has_named_does_not_begin_without(tmp_path: Path)
         pytest.raises(TrainingError, match=r"^resilience\.tiered\.store\.url is null"),
     ):
         open_checkpoints(job, run_dir=tmp_path, node="n0", events=events)
-
-
-def test_run_without_tiers_imports_nothing_of_them(tmp_path: Path, workers: Workers) -> None:
-    job = plain_job(2).model_copy(update={"resilience": make_job().resilience})
-
-    outcome = workers.run(job, tmp_path, target="tests.scenarios.tiered.programs:name_modules")
-
-    found = outcome.log()
-    assert "training.loop" in found
-    assert "resilience.tiered" not in found

@@ -17,7 +17,8 @@ from resilience.tiered.loader import whole_steps
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import Daemon
-from tests.scenarios.tiered.runs import tiered
+from tests.resilience.tiered.kept import stored
+from tests.scenarios.tiered.runs import folder_store, tiered
 from tests.training.backends.subjects import NoProgress, go_on, make_subject
 from tests.training.jobs import make_job
 from training.backends.tiered import TieredCheckpoints
@@ -36,9 +37,11 @@ def saves(tmp_path: Path, client: TieredClient) -> TieredCheckpoints:
     return saves
 
 
-def make_saves(folder: Path, client: TieredClient, **changes: int) -> TieredCheckpoints:
+def make_saves(
+    folder: Path, client: TieredClient, store: Any = None, **changes: int
+) -> TieredCheckpoints:
     """Return them, with `changes` of the settings of memory."""
-    job = make_job(resilience={"tiered": tiered(every_n_steps=4)})
+    job = make_job(resilience={"tiered": tiered(every_n_steps=4, store=store)})
     settings = job.resilience.tiered
     assert settings is not None
     return TieredCheckpoints(
@@ -50,9 +53,9 @@ def make_saves(folder: Path, client: TieredClient, **changes: int) -> TieredChec
     )
 
 
-def bind(saves: TieredCheckpoints, check: Any = go_on) -> None:
+def bind(saves: TieredCheckpoints, check: Any = go_on, num_values: int = 9) -> None:
     """Let them save a state of which `check` says whether it is right."""
-    view = PlainView([torch.ones(9)], {"view": {}, "recovery": {}})
+    view = PlainView([torch.ones(num_values)], {"view": {}, "recovery": {}})
     saves.bind(make_subject(view, NoProgress(check=check)))
 
 
@@ -166,3 +169,31 @@ def test_part_is_given_up_where_something_else_is_to_be_done(
         saves.save_part(5, stop)
 
     assert whole_steps(client) == []
+
+
+@pytest.mark.parametrize(
+    ("num_values", "is_required", "stored_steps", "is_unstored"),
+    [
+        pytest.param(9, True, {"000000000007-g0"}, False, id="saved"),
+        # Its daemon would wait for it in vain.
+        pytest.param(1 << 20, True, set(), True, id="no-room"),
+        pytest.param(1 << 20, False, set(), False, id="no-room, not required"),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(
+    tmp_path: Path, num_values: int, is_required: bool, stored_steps: set[str], is_unstored: bool
+) -> None:
+    """Which would not get it by its cadence."""
+    disk = tmp_path / "disk"
+    store = folder_store(disk, every_n_steps=100, required=is_required)
+    words = ("--store", f"folder:{disk}", "--store-every-n-steps", "100")
+    with Daemon(folder=tmp_path / "arena", budget_mib=1, options=words).start() as daemon:
+        saves = make_saves(tmp_path, daemon.client(), store)
+        bind(saves, num_values=num_values)
+        saves.finish(7)
+
+        assert saves.is_unstored == is_unstored
+        assert daemon.end() == 0
+
+    kept = [each for space in disk.iterdir() for each in stored(disk, "steps", space.name)]
+    assert {each.parent.name for each in kept} == stored_steps

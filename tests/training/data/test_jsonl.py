@@ -129,18 +129,12 @@ def test_broken_line_is_named(write, tmp_path, line, complaint):
         _tokens(data, tmp_path)
 
 
-def test_missing_file_is_named(write, tmp_path):
+def test_what_is_missing_is_named(write, tmp_path):
     data = write().model_copy(update={"path": "/nowhere/text.jsonl"})
 
     with pytest.raises(DataError, match=r"cannot read data.path /nowhere/text.jsonl: no such file"):
         token_file(data, tmp_path)
-
-
-def test_missing_tokenizer_is_named():
     with pytest.raises(DataError, match=r"no folder at data.tokenizer /nowhere"):
         open_encoder("/nowhere")
-
-
-def test_folder_without_tokenizer_is_named(tmp_path):
     with pytest.raises(DataError, match=f"data.tokenizer {tmp_path} is no tokenizer: "):
         open_encoder(str(tmp_path))

@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +16,17 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launcher.job import Job
-from resilience.comm.world import World
 from resilience.state.shared import SharedState
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import load, whole_steps
 from resilience.tiered.saver import Saver
 from tests.resilience.rank_processes import fork_ranks
+from tests.training.groups import Quiet, open_world
 from training.group import WorkerGroup
 from training.plan import plan_copy, plan_placement
 
 STEP = 2
 NAMESPACE = "run"
-_LONG = timedelta(seconds=60)
-
-
-class _Watch:
-    """Hears of steps, and does nothing."""
-
-    places = ()
-
-    def requests(self) -> int:
-        return 0
-
-    def forward(self, micro_batch: int, *, is_last: bool) -> None: ...
-
-    def backward(self, micro_batch: int) -> None: ...
-
-    def reach(self, place: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -66,15 +49,12 @@ class Rank:
 
         if rank == 0:
             self._store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        self._world = World(device_type="cpu")
-        self._world.open(
-            host="127.0.0.1", port=port, prefix="g0", rank=rank, world_size=size, timeout=_LONG
-        )
+        self._world = open_world(port, "g0", rank=rank, size=size)
         copy = plan_copy(job, size)
         layout = copy.layout(["node-0"], size)
         self._job, self._placement = job, plan_placement(job.trainer, layout, rank)
         self.num_shards = copy.num_shards
-        self.trainer = MegatronTrainer(job, _Watch(), is_restartable=True)
+        self.trainer = MegatronTrainer(job, Quiet(), is_restartable=True)
         self.trainer.take_groups(
             WorkerGroup(
                 rank=rank,

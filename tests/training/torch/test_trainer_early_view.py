@@ -9,8 +9,8 @@ import pytest
 
 from resilience.state.shared import SharedState
 from tests.resilience.state.nodes import opened_state_files
+from tests.training.groups import Quiet
 from tests.training.jobs import make_job
-from tests.training.torch.test_trainer_copies import Quiet
 from training.recovery import reserve_room
 from training.torch.trainer import TorchTrainer
 

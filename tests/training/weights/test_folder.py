@@ -1,133 +1,113 @@
 from __future__ import annotations
 
-import functools
 import json
 import shlex
-import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from launcher.job.parameters import shapes
 from tests.training.convert.packing import PACKABLE, write_packed
 from tests.training.jobs import GPT_OSS, MEGATRON, TORCH, make_job
-from tests.training.workers import Outcome, Workers
+from training.errors import WeightsError
 from training.weights import folder
+from training.weights.export import make_config
+from training.weights.folder import check_weights, open_weights
 
+INDEX, EMBEDDING = "model.safetensors.index.json", "model.embed_tokens.weight"
 QUIETLY = "tests.training.programs:train_quietly"
 
 
-@pytest.fixture(scope="module")
-def trained(workers: Workers, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return workers.run(make_job(trainer={"max_steps": 1}), tmp_path_factory.mktemp("trained"))
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """Weights of the model of the tests' jobs."""
+    model = make_job().model
+    made = tmp_path / "weights"
+    make_config(model).save_pretrained(made)
+    tensors = {name: torch.zeros(shape) for name, shape in shapes(model).items()}
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    return made
 
 
-@pytest.fixture(params=[TORCH, MEGATRON], ids=["torch", "megatron"])
-def complain(request, workers, tmp_path):
-    """Return what tells with which line a run does not begin with a folder of weights."""
-    return functools.partial(_complaint, workers, tmp_path, request.param)
+def complaint(weights: Path, model: dict[str, Any]) -> str:
+    """Return why a run of the model does not begin with a folder of weights."""
+    with pytest.raises(WeightsError) as refused:
+        check_weights(weights, make_job(model=model).model)
+    return str(refused.value)
 
 
-def _complaint(workers, folder, trainer, weights, model):
-    job = make_job(model={**model, "weights": str(weights)}, trainer=trainer)
-    outcome = workers.run(job, folder, target=QUIETLY, is_success_expected=False)
+@pytest.mark.parametrize("trainer", [TORCH, MEGATRON], ids=["torch", "megatron"])
+def test_weights_of_another_model_are_refused_in_one_line(workers, tmp_path, weights, trainer):
+    job = make_job(model={"num_layers": 3, "weights": str(weights)}, trainer=trainer)
+
+    outcome = workers.run(job, tmp_path / "run", target=QUIETLY, is_success_expected=False)
+
     assert outcome.statuses == [1]
-    (line,) = outcome.log().splitlines()
-    return line
-
-
-def test_weights_of_other_dimensions_are_refused(complain, trained):
-    weights = trained.folder / "checkpoint"
-
-    line = complain(weights, {"num_layers": 3})
-
-    assert line == (
+    assert outcome.log() == (
         f"training: model.weights {weights} has num_hidden_layers 2, the job 3; "
-        "set the job's model to that of the weights"
+        "set the job's model to that of the weights\n"
     )
 
 
-def test_weights_of_another_rope_are_refused(complain, trained):
-    line = complain(trained.folder / "checkpoint", {"rope_theta": 20000.0})
+def test_parameter_of_another_shape_or_none_is_named(weights):
+    model = make_job().model
 
-    assert "has rope_parameters" in line
+    def read() -> str:
+        with pytest.raises(WeightsError) as refused:
+            open_weights(weights, model).read(EMBEDDING, (300, 32), (slice(0, 1),))
+        return str(refused.value)
 
-
-def test_weights_of_another_architecture_are_refused(complain, trained):
-    line = complain(trained.folder / "checkpoint", GPT_OSS)
-
-    assert "is of architecture 'llama', model.architecture is 'gpt_oss'" in line
-
-
-def test_folder_without_weights_is_refused(complain, tmp_path):
-    line = complain(tmp_path / "missing", {})
-
-    assert line.startswith(f"training: model.weights {tmp_path / 'missing'} has no usable config")
-
-
-def test_folder_without_a_parameter_is_refused(complain, tmp_path, trained):
-    weights = tmp_path / "weights"
-    weights.mkdir()
-    config = (trained.folder / "checkpoint/config.json").read_text()
-    (weights / "config.json").write_text(config)
-    (weights / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
-
-    line = complain(weights, {})
-
-    assert line == (
-        f"training: model.weights {weights} has no parameter 'model.embed_tokens.weight'"
-    )
+    path = weights / "model.safetensors"
+    assert read() == f"{EMBEDDING!r} in {path} has the shape (259, 32), the model (300, 32)"
+    path.unlink()
+    (weights / INDEX).write_text('{"weight_map": {}}')
+    assert read() == f"model.weights {weights} has no parameter {EMBEDDING!r}"
 
 
 @pytest.mark.parametrize(
-    ("file", "told"),
+    ("model", "told"),
     [
-        ("config.json", "has no usable config: config.json: the whole file []"),
-        ("model.safetensors.index.json", "has no safetensors: model.safetensors.index.json: the"),
+        ({"rope_theta": 20000.0}, "has rope_parameters"),
+        (GPT_OSS, "is of architecture 'llama', model.architecture is 'gpt_oss'"),
     ],
 )
-def test_folder_with_a_list_for_an_object_is_refused(complain, tmp_path, trained, file, told):
-    weights = tmp_path / "weights"
-    shutil.copytree(trained.folder / "checkpoint", weights)
-    (weights / file).write_text("[]")
-
-    assert complain(weights, {}).startswith(f"training: model.weights {weights} {told}")
+def test_weights_that_compute_something_else_are_refused(weights, model, told):
+    assert told in complaint(weights, model)
 
 
-def test_packed_weights_are_refused_with_the_command_that_expands_them(complain, tmp_path):
-    weights = tmp_path / "packed weights"
-    write_packed(weights)
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", None, "has no usable config"),
+        ("config.json", "[]", "has no usable config: config.json: the whole file []"),
+        (INDEX, "[]", f"has no safetensors: {INDEX}: the"),
+    ],
+)
+def test_folder_that_lacks_something_is_refused(weights, file, content, told):
+    (weights / file).unlink(missing_ok=True)
+    if content:
+        (weights / file).write_text(content)
 
-    line = complain(weights, PACKABLE)
+    assert complaint(weights, {}).startswith(f"model.weights {weights} {told}")
 
-    command = shlex.join(["python", "-m", "training.convert", str(weights), f"{weights}-plain"])
-    assert line == (
-        f"training: model.weights {weights} is quantised (mxfp4), and training needs plain "
-        f"weights; expand them with `{command}` and set model.weights to {weights}-plain"
+
+def test_packed_weights_are_refused_with_the_command_that_expands_them(tmp_path):
+    """And without one where they are packed otherwise."""
+    packed, other = tmp_path / "packed weights", tmp_path / "other"
+    write_packed(packed)
+    write_packed(other, method="fp8")
+
+    command = shlex.join(["python", "-m", "training.convert", str(packed), f"{packed}-plain"])
+    assert complaint(packed, PACKABLE) == (
+        f"model.weights {packed} is quantised (mxfp4), and training needs plain "
+        f"weights; expand them with `{command}` and set model.weights to {packed}-plain"
     )
-
-
-def test_weights_of_another_packing_are_refused(complain, tmp_path):
-    write_packed(tmp_path / "packed", method="fp8")
-
-    line = complain(tmp_path / "packed", PACKABLE)
-
-    assert line.endswith("needs plain weights; training.convert expands mxfp4 alone")
-
-
-def test_weights_of_another_shape_are_refused(complain, tmp_path, trained):
-    """The config says otherwise than the file."""
-    weights = tmp_path / "weights"
-    shutil.copytree(trained.folder / "checkpoint", weights)
-    config = json.loads((weights / "config.json").read_text())
-    (weights / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
-
-    line = complain(weights, {"vocab_size": 300})
-
-    assert line == (
-        f"training: 'model.embed_tokens.weight' in {weights / 'model.safetensors'} has the shape "
-        "(259, 32), the model (300, 32)"
+    assert complaint(other, PACKABLE).endswith(
+        "needs plain weights; training.convert expands mxfp4 alone"
     )
 
 

@@ -1,0 +1,15 @@
+"""Calls a function: `python -m tests.training.called MODULE:FUNCTION WORD...`."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import warnings
+
+if __name__ == "__main__":
+    # A worker that hangs is one that failed.
+    signal.alarm(100)
+    warnings.simplefilter("error")
+    module, _, function = sys.argv[1].partition(":")
+    sys.exit(getattr(importlib.import_module(module), function)(sys.argv[2:]))
