@@ -47,13 +47,10 @@ OVER = {
     **{
         f"{_MEGATRON}[{layout}]": "two runs of Megatron, whose import alone takes seconds"
         for layout in (
-            "tensor",
-            "pipeline-bf16",
             "sharded-bf16-overlap",
             "experts",
             "sequence-bf16-overlap",
             "tensor-pipeline-overlap",
-            "long-pipeline",
         )
     },
 }

@@ -25,50 +25,22 @@ from tests.training.workers import Workers
 from training.megatron.plan import plan_megatron
 from training.plan import plan_mesh, plan_schedule, plan_split
 
-STORE: dict[str, Any] = {
-    "url": "s3://bucket/runs",
-    "every_n_steps": 20,
-    "every_s": None,
-    "keep": None,
-    "required": True,
-    "waiting_max": 1,
-    "deadline_s": 60.0,
-    "endpoint": None,
-    "region": None,
-    "path_style": False,
-    "part_size_mib": None,
-    "attempts": None,
-}
-TIERED: dict[str, Any] = {
-    "backend": "memoryd",
-    "namespace": None,
-    "ram": {
-        "every_n_steps": 10,
-        "every_s": None,
-        "keep": 1,
-        "replicas": 0,
-        "domains_min": 1,
-        "budget_mib": None,
-        "peers_hold": "copies",
-    },
+
+def content(job: Job) -> dict[str, Any]:
+    plain: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
+    return plain
+
+
+SECTIONS: dict[str, Any] = content(shipped_job("llama/llama3_tiny_everything", "local"))[
+    "resilience"
+]
+"""A value for each section of resilience that a recipe may leave out."""
+STORE = {**SECTIONS["tiered"]["store"], "url": "s3://bucket/runs", "every_n_steps": 20}
+_OF_ONE_NODE = {"replicas": 0, "domains_min": 1}
+TIERED = {
+    **SECTIONS["tiered"],
+    "ram": {**SECTIONS["tiered"]["ram"], **_OF_ONE_NODE},
     "store": None,
-    "copy_while": "auto",
-    "lease_s": 60.0,
-    "token_file": None,
-    "peer_port": None,
-    "http_port": None,
-}
-MMAP: dict[str, Any] = {
-    "folder": None,
-    "prefetch_length": 10,
-    "val_prefetch_length": 10,
-    "lookback_length": 2,
-    "val_lookback_length": 0,
-    "checkpoint_frequency": None,
-    "budget_mib": 256,
-    "keep_s": 3600,
-    "deadline_s": 600.0,
-    "encryption": None,
 }
 OTHER: dict[str, Any] = {
     "name": "other",
@@ -112,22 +84,7 @@ OTHER: dict[str, Any] = {
     "resources.shm_gib": 70,
     "resilience.checkpointless.standby_nodes": 1,
     "resilience.checkpointless.self_check_every_n_steps": 1,
-    "resilience.checkpointless": {
-        "transfer_buffer_mib": 16,
-        "spares_per_node": 0,
-        "standby_nodes": 0,
-        "hang_deadline_s": 60,
-        "stop_deadline_s": 5,
-        "join_deadline_s": 60,
-        "lease_s": 5,
-        "partition_patience_s": 900,
-        "process_restarts_max": 3,
-        "restart_window_s": 60,
-        "restarts_forgiven_after_steps": 10,
-        "restarts_without_progress_max": 2,
-        "last_save_deadline_s": 30,
-        "self_check_every_n_steps": None,
-    },
+    "resilience.checkpointless": SECTIONS["checkpointless"],
     "resilience.faults": {"injected": [], "random": None},
     "resilience.faults.injected": [],
     "resilience.faults.random": {
@@ -136,7 +93,7 @@ OTHER: dict[str, Any] = {
         "kinds": ["exception"],
         "places": ["forward"],
     },
-    "resilience.mmap": MMAP,
+    "resilience.mmap": SECTIONS["mmap"],
     "resilience.mmap.budget_mib": 32,
     "resilience.mmap.encryption": {
         **dict.fromkeys(["kms_key_id", "endpoint", "region"]),
@@ -168,16 +125,7 @@ OTHER: dict[str, Any] = {
     "resilience.elastic.nodes_step": 1,
     "resilience.elastic.nodes_allowed": [1, 3],
     "resilience.elastic.faulty_scale_down_timeout_s": 7,
-    "resilience.elastic": {
-        "nodes_step": None,
-        "nodes_allowed": None,
-        "may_lose_steps": True,
-        "hold_s": 1.0,
-        "scale_up_snooze_s": 2.0,
-        "scaling_timeout_s": 60,
-        "graceful_shutdown_timeout_s": 30,
-        "faulty_scale_down_timeout_s": None,
-    },
+    "resilience.elastic": {**SECTIONS["elastic"], "may_lose_steps": True},
     "cluster.image_pull_policy": "Always",
     "cluster.job_kind": {"hyperpod": "job", "job": "hyperpod"},
     "cluster.run_policy.clean_pod_policy": "OnlyComplete",
@@ -270,7 +218,7 @@ AGENT_LOOP = {"resilience.faults", "resilience.faults.injected", "resilience.fau
               "resilience.checkpointless.self_check_every_n_steps"}  # fmt: skip
 # Read at run time by workers and by who makes their batches, tested in tests/resilience/data, and
 # that they change no bit in tests/scenarios/mmap.
-MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in MMAP)}
+MMAP_LOOP = {"resilience.mmap", *(f"resilience.mmap.{name}" for name in SECTIONS["mmap"])}
 LOOPS = SHARED_LOOP | AGENT_LOOP | TIERED_LOOP | MMAP_LOOP
 # Without an effect on the bits of one CPU worker: the first saves memory, the second needs a GPU,
 # the third a step that is not finite, the fourth several micro batches.
@@ -292,11 +240,6 @@ def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}.{key}" if path else key)
     else:
         yield path, node
-
-
-def content(job: Job) -> dict[str, Any]:
-    plain: dict[str, Any] = job.model_dump(mode="json", by_alias=True)
-    return plain
 
 
 def changed(job: Job, path: str, value: Any) -> dict[str, Any]:

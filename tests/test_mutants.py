@@ -129,6 +129,9 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     for name, text in TREE.items():
         (root / name).write_text(text)
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    # No other plugin: to import Hypothesis and Hydra takes a second, in each process of a mutant.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p pytest_timeout")
 
     def run(text: str) -> tuple[int, list[str]]:
         path = tmp_path / "list.yaml"

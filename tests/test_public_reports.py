@@ -7,7 +7,6 @@ not seen then, and those that were seen have been mended since.
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.launcher.command import launch
 from tests.launcher.local_world import prepare
 from tests.launcher.real_runs import named
 from tests.test_suite import find_test
-from training.data.order import SampleOrder, Split
 
 HELD = """
 verl 4873, KempnerForge 102: the newest checkpoint is announced before it is durable
@@ -44,8 +42,14 @@ spd 741, spd 677: SIGTERM at any moment
     scenarios/elastic/test_resizing.py::test_a_worker_that_is_asked_before_its_first_step_leaves_after_it
     scenarios/elastic/test_resizing.py::test_a_signal_in_the_save_does_not_end_it
     scenarios/tiered/test_stop.py::test_all_workers_end_after_one_step_that_every_node_keeps
+verl 7401, datasets 8308, torchtitan 3908: a resume, or a second one, repeats or loses samples
+    training/data/test_order.py::test_each_epoch_has_every_sample_once
+    training/data/test_position.py::test_batches_that_change_leave_no_sample_out_and_repeat_none
+    training/data/test_position.py::test_ranks_divide_the_samples_from_the_position_on
+accelerate 4071, 4233: the order is another one for other ranks, or the same in each epoch
+    training/data/test_order.py::test_split_covers_each_position_of_a_step_once
+    training/data/test_order.py::test_epochs_and_seeds_have_orders_of_their_own
 Megatron-Bridge 3503: after a resume the data begin with their first sample again
-    test_public_reports.py::test_a_resume_at_or_beside_the_end_of_an_epoch_repeats_and_loses_no_sample
     training/data/test_position.py::test_a_run_whose_batch_and_data_stay_counts_from_its_beginning
     scenarios/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
 NeMo-RL 2519: a resume with other data skips as many samples of them as the old ones gave
@@ -125,77 +129,6 @@ def _rows(table: str) -> list[tuple[str, list[str]]]:
 def test_a_report_has_tests_that_would_see_it(names: list[str]) -> None:
     assert names
     assert [name for name in names if find_test(name) is None] == []
-
-
-NUM_SAMPLES, BATCH, NUM_STEPS = 22, 4, 14
-
-
-def _trained(
-    *, world_size: int = 1, first_step: int = 0, first_sample: int = 0, last_step: int = NUM_STEPS
-) -> list[list[int]]:
-    """Return the samples of each step, in the order in which all ranks together have them."""
-    order = SampleOrder(num_samples=NUM_SAMPLES, seed=7)
-    split = Split(
-        global_batch_size=BATCH,
-        micro_batch_size=1,
-        world_size=world_size,
-        first_step=first_step,
-        first_sample=first_sample,
-    )
-    return [
-        [
-            order.sample_at(position)
-            for rank in range(world_size)
-            for micro_batch in split.micro_batches(rank)
-            for position in split.positions(step=step, micro_batch=micro_batch)
-        ]
-        for step in range(first_step, last_step)
-    ]
-
-
-@pytest.mark.parametrize("step", range(NUM_STEPS), ids=lambda step: f"verl-7401-stop-before-{step}")
-def test_a_resume_at_or_beside_the_end_of_an_epoch_repeats_and_loses_no_sample(step: int) -> None:
-    whole = _trained()
-
-    resumed = _trained(first_step=step, first_sample=step * BATCH)
-
-    assert whole[:step] + resumed == whole
-    assert sorted(list(chain(*whole))[:NUM_SAMPLES]) == list(range(NUM_SAMPLES))
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        pytest.param(3, 4, id="datasets-8308"),
-        pytest.param(5, 6, id="torchtitan-3908-within-an-epoch"),
-        pytest.param(5, 11, id="torchtitan-3908-beyond-it"),
-    ],
-)
-def test_a_second_resume_goes_on_where_the_first_ended(first: int, second: int) -> None:
-    parts = [
-        _trained(last_step=first),
-        _trained(first_step=first, first_sample=first * BATCH, last_step=second),
-        _trained(first_step=second, first_sample=second * BATCH),
-    ]
-
-    assert list(chain(*parts)) == _trained()
-
-
-@pytest.mark.parametrize("world_size", [2, 4], ids=lambda size: f"accelerate-4071-{size}-ranks")
-def test_the_order_of_samples_is_the_same_for_any_number_of_ranks(world_size: int) -> None:
-    assert _trained(world_size=world_size) == _trained()
-
-
-def test_accelerate_4233_another_epoch_has_another_order_of_the_same_samples() -> None:
-    order = SampleOrder(num_samples=NUM_SAMPLES, seed=7)
-
-    first, second = (
-        [order.sample_at(epoch * NUM_SAMPLES + index) for index in range(NUM_SAMPLES)]
-        for epoch in range(2)
-    )
-
-    assert sorted(first) == sorted(second)
-    assert first != second
 
 
 def test_a_failed_job_of_a_sweep_is_in_its_own_log_and_ends_no_other(tmp_path: Path) -> None:

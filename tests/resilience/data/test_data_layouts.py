@@ -15,7 +15,6 @@ from tests.resilience.data.job import (
     Job,
     expected_digests,
     find_producers,
-    kill_producers,
     logged,
     node_folder,
 )
@@ -114,24 +113,3 @@ def test_each_rank_gets_its_batches_and_peers_share_them(
             assert sorted(set(made)) == made
             assert bool(made) == (rank in held)
             assert len(logged(folder, "open", rank=rank)) == (rank in held)
-
-
-def test_a_node_that_is_started_again_finds_its_caches(tmp_path: Path, jobs: list[Job]) -> None:
-    """The other node reads on meanwhile; no source can be opened on either."""
-    layout = Layout(dp_ranks=(0, 0), num_nodes=2)
-    (expected,) = expected_of_position(tmp_path, layout)
-    job = start(tmp_path, jobs, layout)
-    for number in range(10):
-        job.ask("read", number)
-
-    kill_producers(node_folder(tmp_path, 1))
-    job.workers[1].end()
-    job.close_gate()
-    job.replace(job.workers[1], 9)
-
-    assert job.ask("read", 9) == [expected[9]] * 2
-    job.open_gate()
-    for number in range(10, NUM_BATCHES):
-        assert job.ask("read", number) == [expected[number]] * 2
-    assert logged(node_folder(tmp_path, 0), "open") == [0]
-    assert logged(node_folder(tmp_path, 1), "make").count(9) == 1

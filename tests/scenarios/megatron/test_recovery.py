@@ -34,13 +34,13 @@ BF16 = {"precision": "bf16", "dropout": 0.1}
 @pytest.mark.parametrize(
     ("layout", "values"),
     [
-        pytest.param("tensor", {}, id="tensor"),
-        pytest.param("pipeline", BF16, id="pipeline-bf16"),
         pytest.param("sharded", {**BF16, **OVERLAP}, id="sharded-bf16-overlap"),
         pytest.param("experts", {}, id="experts"),
         pytest.param("sequence", {**BF16, **OVERLAP}, id="sequence-bf16-overlap"),
         pytest.param("tensor-pipeline", OVERLAP, id="tensor-pipeline-overlap"),
-        pytest.param("long-pipeline", {}, id="long-pipeline"),
+        slow("tensor", {}, id="tensor"),
+        slow("pipeline", BF16, id="pipeline-bf16"),
+        slow("long-pipeline", {}, id="long-pipeline"),
         slow("sharded", {}, id="sharded"),
         slow("sharded", OVERLAP, id="sharded-overlap"),
         slow("sequence", {}, id="sequence"),
