@@ -96,14 +96,6 @@ def die_once(arguments: list[str]) -> int:
     return _act_on_event("step", rank=0, step=2, act=lambda: os._exit(9), arguments=arguments)
 
 
-def die_before_meeting(arguments: list[str]) -> int:
-    """Train; node 1's worker dies in its first life, before it meets the other."""
-    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if not is_first or "--node-name=node-1" not in arguments:
-        return main(arguments)
-    return _act_on_event("worker_started", rank=1, act=lambda: os._exit(9), arguments=arguments)
-
-
 def be_killed_once(arguments: list[str]) -> int:
     """Train; the worker of rank TEST_RANK is killed once in the run, in step TEST_STEP."""
     from training.torch.step import TorchStepper

@@ -1,26 +1,25 @@
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from launcher.job.workload import Jsonl
 from resilience.errors import BrokenError
 from tests.training.groups import make_group
 from tests.training.jobs import make_job
-from tests.training.workers import ROOT
 from training.coordinator import agree_on_name
 from training.data.loading import announce_samples, check_same_samples, open_samples
 from training.data.tokens import Samples
 from training.errors import DataError, GroupError
-from training.group import go_on, wait_for_key
+from training.group import choose_fixed_order, go_on, wait_for_key
 from training.stop import EXIT_STATUS, StopSignal
 
 SOON = timedelta(seconds=20)
@@ -125,16 +124,14 @@ def test_worker_that_was_replaced_opens_data_beside_those_that_have_it(tmp_path)
     assert found.read([0]).tolist() == samples.read([0]).tolist()
 
 
-def test_sums_have_one_order_and_a_kernel_without_one_is_refused() -> None:
-    """In a process of its own: torch keeps the choice. With warn_only attention has no order."""
-    code = (
-        "import os, torch; from training.group import choose_fixed_order; choose_fixed_order(); "
-        "print(torch.are_deterministic_algorithms_enabled(), "
-        "torch.is_deterministic_algorithms_warn_only_enabled(), "
-        "os.environ['CUBLAS_WORKSPACE_CONFIG'])"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
-
-    assert ended.stdout.split() == ["True", "False", ":4096:8"]
+def test_sums_have_one_order_and_a_kernel_without_one_is_refused(monkeypatch) -> None:
+    """With warn_only attention has no order."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        choose_fixed_order()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(mode=False)

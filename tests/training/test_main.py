@@ -9,7 +9,7 @@ import pytest
 
 from tests.disks import make_full_file
 from tests.training.jobs import GPT_OSS, MEGATRON, make_job, write_job
-from tests.training.workers import ROOT, Outcome, rank_variables, run_torchrun, run_two_agents
+from tests.training.workers import ROOT, Outcome, rank_variables, run_torchrun
 from training.__main__ import choose_trainer
 from training.errors import TrainingError
 from training.stop import EXIT_STATUS
@@ -58,17 +58,6 @@ def test_workers_that_torchrun_starts_again_meet_again(tmp_path):
     outcome = Outcome(tmp_path, [0, 0])
     assert [each.generation for each in outcome.events if each.event == "step"] == [0] * 3 + [1] * 4
     assert {each.generation for each in outcome.named("worker_finished")} == {1}
-
-
-@pytest.mark.slow
-def test_workers_meet_again_when_only_one_agent_counts_a_restart(tmp_path):
-    job = make_job(trainer={"num_nodes": 2, "num_devices": 1})
-
-    statuses = run_two_agents(tmp_path, job, program="die_before_meeting", max_restarts=2)
-
-    assert statuses == [0, 0]
-    outcome = Outcome(tmp_path, statuses)
-    assert {each.rank: each.generation for each in outcome.named("worker_finished")} == {0: 0, 1: 1}
 
 
 def test_full_disk_is_one_line(workers, tmp_path):

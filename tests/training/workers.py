@@ -124,58 +124,27 @@ def run_torchrun(
     """Run the job's workers under torchrun itself."""
     options = [f"--nproc-per-node={num_workers}", f"--max-restarts={max_restarts}"]
     return subprocess.run(
-        _agent(folder, job, ["--nnodes=1", "--rdzv-endpoint=127.0.0.1:0", *options], module),
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes=1",
+            "--rdzv-endpoint=127.0.0.1:0",
+            *options,
+            "--rdzv-backend=c10d",
+            "--local-addr=127.0.0.1",
+            "-m",
+            module,
+            f"--job={write_job(folder, job)}",
+            f"--run-dir={folder}",
+            "--node-name=node-0",
+        ],
         cwd=ROOT,
         env={**os.environ, **_ONE_THREAD},
         capture_output=True,
         text=True,
         timeout=300,
     )
-
-
-def run_two_agents(
-    folder: Path, job: Job, *, program: str, max_restarts: int, **variables: str
-) -> list[int]:
-    """Run the job's two workers under an agent each; returns the agents' exit statuses."""
-    options = [
-        "--nnodes=2",
-        "--nproc-per-node=1",
-        f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}",
-        f"--max-restarts={max_restarts}",
-    ]
-    agents = [
-        subprocess.Popen(
-            _agent(folder, job, options, "tests.training.programs", f"node-{number}"),
-            cwd=ROOT,
-            env={**os.environ, **_ONE_THREAD, "TEST_PROGRAM": program, **variables},
-            stderr=subprocess.DEVNULL,
-        )
-        for number in range(2)
-    ]
-    try:
-        return [each.wait(timeout=90) for each in agents]
-    finally:
-        for each in agents:
-            each.terminate()
-            each.wait()
-
-
-def _agent(
-    folder: Path, job: Job, options: list[str], module: str, node: str = "node-0"
-) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        *options,
-        "--rdzv-backend=c10d",
-        "--local-addr=127.0.0.1",
-        "-m",
-        module,
-        f"--job={write_job(folder, job)}",
-        f"--run-dir={folder}",
-        f"--node-name={node}",
-    ]
 
 
 def rank_variables(rank: int, size: int, port: int) -> dict[str, str]:

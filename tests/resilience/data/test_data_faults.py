@@ -99,7 +99,12 @@ def test_a_batch_beyond_the_budget_costs_itself_alone(scene: Scene) -> None:
     read(loader, *range(6, 40))
 
 
-def die_and_read(scene: Scene, tmp_path: Path, seed: int, num_deaths: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_deaths"), [(1, 8), *(slow(seed, 40) for seed in range(2, 9))]
+)
+def test_a_producer_killed_at_any_line_costs_no_batch(
+    scene: Scene, tmp_path: Path, seed: int, num_deaths: int
+) -> None:
     chance = random.Random(seed)
     plan = tmp_path / "plan"
     numbers = [chance.randrange(1, 1500) for _ in range(num_deaths)]
@@ -113,21 +118,6 @@ def die_and_read(scene: Scene, tmp_path: Path, seed: int, num_deaths: int) -> No
             number += 1
     read(loader, *range(number, number + 20))
     assert len(scene.producers()) == num_deaths + 1
-
-
-@pytest.mark.parametrize("seed", [1])
-def test_a_producer_killed_at_any_line_costs_no_batch(
-    scene: Scene, tmp_path: Path, seed: int
-) -> None:
-    die_and_read(scene, tmp_path, seed, num_deaths=8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 9))
-def test_a_producer_killed_at_any_line_costs_no_batch_ever(
-    scene: Scene, tmp_path: Path, seed: int
-) -> None:
-    die_and_read(scene, tmp_path, seed, num_deaths=40)
 
 
 @pytest.mark.parametrize("seed", [1, slow(2)])

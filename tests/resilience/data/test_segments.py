@@ -290,6 +290,7 @@ def test_a_disk_that_is_full_costs_the_batch_or_the_segment(
 
     with create(tmp_path) as writer:
         append(writer, 0)
+        num_files = open_files()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", fail)
             patch.setattr(os, "posix_fallocate", fail)
@@ -299,6 +300,7 @@ def test_a_disk_that_is_full_costs_the_batch_or_the_segment(
             ):
                 with pytest.raises(CacheFullError, match="No space left on device; make the file"):
                     write_more()
+        assert open_files() == num_files
         assert list(tmp_path.iterdir()) == [writer.path]
         append(writer, 1)
     with SegmentReader.open(writer.path, FINGERPRINT) as segment:

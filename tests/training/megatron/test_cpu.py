@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.training.workers import ROOT
+from training.megatron.cpu import stand_in
 
 CASES = {
     "current_device": "assert str(torch.cuda.current_device()) == 'cpu'",
@@ -67,20 +70,17 @@ assert try_all() == list(range(len(sys.argv) - 1)), "behind"
 """
 
 
-def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", text, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_every_stand_in_has_a_meaning_and_without_it_each_case_fails() -> None:
     """One process for all: each alone would import torch once more."""
-    ended = run(PROGRAM, *CASES.values())
+    command = [sys.executable, "-c", PROGRAM, *CASES.values()]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert ended.returncode == 0, ended.stderr
 
 
-def test_they_come_before_megatron() -> None:
-    ended = run("import megatron.core\nfrom training.megatron.cpu import stand_in\nstand_in()")
+def test_they_come_before_megatron(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.core", None)
+    message = r"megatron.core was imported before torch.cuda had its stand-ins"
 
-    assert ended.returncode != 0
-    assert "megatron.core was imported before torch.cuda had its stand-ins" in ended.stderr
+    with pytest.raises(RuntimeError, match=message):
+        stand_in()
