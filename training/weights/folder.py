@@ -7,6 +7,7 @@ expands them beforehand.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import textwrap
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from launcher.job.parameters import shapes
 from launcher.job.workload import Model
+from resilience.plain_files import open_plain, read_plain
 from resilience.validation import first_problem, list_some
 from training.errors import WeightsError
 from training.plan import plan_model_config
@@ -137,7 +139,7 @@ class WeightsFolder:
         """
         if self._opened is None or self._opened[0] != path or self._num_mapped > _MAPPED_MAX:
             self._opened = None
-            self._opened, self._num_mapped = (path, safe_open(path, framework="pt")), 0
+            self._opened, self._num_mapped = (path, _open_file(path)), 0
         return self._opened[1]
 
 
@@ -180,7 +182,7 @@ def read_config(folder: Path, *, key: str = "model.weights") -> Any:
 
     path = folder / _CONFIG_NAME
     try:
-        _Config.model_validate_json(path.read_bytes())
+        _Config.model_validate_json(read_plain(path))
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # what transformers raises for a value depends on the value
         reason = textwrap.shorten(_tell_reason(error, path), _REASON_MAX)
@@ -206,16 +208,22 @@ def _read_index(folder: Path, title: str) -> dict[str, Path]:
     index, single = folder / _INDEX_NAME, folder / _SINGLE_NAME
     try:
         if index.exists():
-            names = _Index.model_validate_json(index.read_bytes()).weight_map
+            names = _Index.model_validate_json(read_plain(index)).weight_map
             if single.exists() and _SINGLE_NAME not in names.values():
                 raise WeightsError(f"{title} has {_INDEX_NAME} and {_SINGLE_NAME}; remove one")
             return {name: folder / file for name, file in names.items()}
-        with safe_open(single, framework="pt") as file:
+        with _open_file(single) as file:
             return dict.fromkeys(file.keys(), single)
     except SafetensorError as error:
         raise WeightsError(f"{title} has no usable {single.name}: {error}") from error
     except (OSError, ValidationError) as error:
         raise WeightsError(f"{title} has no safetensors: {_tell_reason(error, index)}") from error
+
+
+def _open_file(path: Path) -> Any:
+    """Open the tensors of a plain file: opening a pipe would wait for ever."""
+    os.close(open_plain(path, os.O_RDONLY))
+    return safe_open(path, framework="pt")
 
 
 def _tell_reason(error: Exception, path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -159,4 +160,17 @@ def test_an_index_has_to_name_all_tensors_of_its_files_once(tmp_path: Path) -> N
     with pytest.raises(
         WeightsError, match=rf"a.safetensors has {HEAD}, and model.safetensors.index"
     ):
+        check_weights(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json"]
+)
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    """Opening it would wait for ever."""
+    model = write(tmp_path, LLAMA)
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+
+    with pytest.raises(WeightsError, match="is no plain file"):
         check_weights(tmp_path, model)
