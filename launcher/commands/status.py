@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.clusters.running.memory import find_memory
+from launcher.clusters.running.memory import find_memory, has_checkpoints
 from launcher.clusters.running.requests import read_size
 from launcher.commands.sight import RUNS_FOLDER, Sight, find_run, run_folders, see_run, sight_of
 from launcher.commands.stored import stored_steps
@@ -179,7 +179,7 @@ def _safe(sight: Sight) -> str | None:
         # The memory of other machines is not seen from here.
         when = "when it was last seen" if sight.left_out else "when it ended"
         parts.append(f"checkpoint of step {newest.step} {when}")
-    elif newest and find_memory(sight.run):
+    elif newest and has_checkpoints(sight.run.path):
         parts.append(f"checkpoint of step {newest.step} in memory")
     if sight.standing.phase.is_alive and state.domains and state.domains[0] < state.domains[1]:
         num, wanted = state.domains

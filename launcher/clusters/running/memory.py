@@ -38,6 +38,11 @@ def find_arenas(run_dir: Path) -> list[Path]:
     return sorted(SHARED_MEMORY.glob(f"{arena_prefix(run_dir)}*"))
 
 
+def has_checkpoints(run_dir: Path) -> bool:
+    """Return whether an arena of the run describes a shard: a new or foreign one has none."""
+    return any(any(arena.glob("segment-*.meta")) for arena in find_arenas(run_dir))
+
+
 def remove_arenas(run_dir: Path) -> None:
     """Remove the arenas of nodes that did not see the run succeed; what cannot go stays."""
     for path in find_arenas(run_dir):

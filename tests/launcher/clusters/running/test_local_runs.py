@@ -58,9 +58,12 @@ def test_step_that_is_kept_is_named_as_long_as_it_is_there(team: Path) -> None:
         assert "  safe      checkpoint of step 4\n" in status_of(run).out
         os.kill(pid, signal.SIGTERM)
         wait_for_end(pid)
+        # A daemon that began anew has an empty arena.
+        assert "  safe " not in status_of(run).out
+        (arena / "segment-0.meta").touch()
         assert "  safe      checkpoint of step 4 in memory\n" in status_of(run).out
     finally:
-        arena.rmdir()
+        shutil.rmtree(arena)
 
     assert "  safe " not in status_of(run).out
 
