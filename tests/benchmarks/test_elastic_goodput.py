@@ -64,6 +64,7 @@ def ready(generation: int, *slots: int) -> list[Event]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_there_are_always_as_many_nodes_as_there_may_be(seed: int) -> None:
+    """And one goes only beside one that has been there for a while."""
     stays = plan_stays(seed, SECONDS)
 
     for each in plan_happenings(stays):
@@ -72,15 +73,9 @@ def test_there_are_always_as_many_nodes_as_there_may_be(seed: int) -> None:
         assert len(staying) >= NODES_MIN
         assert len(here) <= NODES_MAX
         assert len({one.node for one in here}) == len(here)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_node_goes_only_beside_one_that_has_been_there_for_a_while(seed: int) -> None:
-    stays = plan_stays(seed, SECONDS)
-
-    for each in (one for one in stays if one.gone_s < FOREVER_S):
-        at_s = each.gone_s if each.asked_s is None else each.asked_s
-        others = [one for one in stays if one is not each and one.came_s <= at_s]
+    for leaving in (one for one in stays if one.gone_s < FOREVER_S):
+        at_s = leaving.gone_s if leaving.asked_s is None else leaving.asked_s
+        others = [one for one in stays if one is not leaving and one.came_s <= at_s]
         staying = [one for one in others if at_s < (one.asked_s or one.gone_s)]
         assert any(one.came_s == 0 or at_s - one.came_s > SETTLED_S for one in staying)
 

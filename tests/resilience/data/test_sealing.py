@@ -127,8 +127,10 @@ def test_another_producer_of_the_same_key_keeps_the_batches(key_file, cache):
     ],
 )
 def test_a_cache_whose_key_is_lost_is_thrown_away(key_file, cache, change):
-    """Its consumers get the new key with the next batch."""
+    """Its consumers get the new key with the next batch. So are batches that are not encrypted."""
+    (cache / SEGMENT).write_bytes(b"not encrypted")
     first = make_producer(by_file(key_file), cache)
+    assert (cache / SEGMENT).read_bytes() == b""
     consumer = make_consumer(by_file(key_file), cache)
     old = first.seal([b"old batch"], b"")
     assert consumer.open(old, b"") == b"old batch"
@@ -142,14 +144,6 @@ def test_a_cache_whose_key_is_lost_is_thrown_away(key_file, cache, change):
     with pytest.raises(DamagedBatchError):
         second.open(old, b"")
     assert sorted(path.name for path in cache.iterdir()) == [KEY_NAME, SEGMENT]
-
-
-def test_batches_that_are_not_encrypted_are_thrown_away(key_file, cache):
-    (cache / SEGMENT).write_bytes(b"batches")
-
-    make_producer(by_file(key_file), cache)
-
-    assert (cache / SEGMENT).read_bytes() == b""
 
 
 def test_each_cache_has_a_data_key_of_its_own_that_only_its_user_reads(key_file, cache, tmp_path):

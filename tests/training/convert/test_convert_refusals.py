@@ -106,12 +106,13 @@ main(sys.argv[1:])
 """
 
 
-def test_a_source_that_is_none_is_refused(convert, tmp_path):
+def test_a_source_that_is_none_is_refused(convert, packed, tmp_path):
     assert convert(tmp_path / "none") == (2, f"SOURCE {tmp_path / 'none'} is no folder")
+    config = packed / "config.json"
+    config.write_text(config.read_text().replace("mxfp4", "fp8"))
+    assert convert() == (2, f"{packed} is quantised as 'fp8'; allowed: 'mxfp4'")
 
-
-def test_a_folder_of_something_else_is_refused(convert, packed):
-    (packed / "config.json").unlink()
+    config.unlink()
 
     neither = "has neither a config.json, as weights have, nor a job.json, as runs have"
     assert convert() == (2, f"SOURCE {packed} {neither}")
@@ -124,13 +125,6 @@ def test_plain_weights_are_refused(convert, packed):
     status, line = convert(plain, plain.with_name("again"))
 
     assert (status, line) == (2, f"{plain} has plain weights already; set model.weights to it")
-
-
-def test_another_packing_is_refused(convert, packed):
-    path = packed / "config.json"
-    path.write_text(path.read_text().replace("mxfp4", "fp8"))
-
-    assert convert() == (2, f"{packed} is quantised as 'fp8'; allowed: 'mxfp4'")
 
 
 _NO_CAUSAL = ", and transformers makes no causal language model of its config: "

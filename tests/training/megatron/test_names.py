@@ -99,6 +99,19 @@ def places(model: Model, split: Split) -> Iterator[tuple[int, Place]]:
                 )
 
 
+def check_blocks(
+    name: str, model: Model, place: Place, whole: dict[str, Any], num_values: int
+) -> None:
+    """Assert that a parameter is read once and nothing beside it."""
+    read = 0
+    for source, part, own in blocks(name, model, place):
+        block = whole[source][part]
+        read += block.size
+        for piece, within in own:
+            np.testing.assert_array_equal(block[within], whole[source][piece.index])
+    assert read == num_values, name
+
+
 @pytest.mark.parametrize(("values", "split"), CASES)
 def test_every_value_has_a_place_and_comes_back_from_it(
     values: dict[str, Any], split: Split
@@ -112,6 +125,7 @@ def test_every_value_has_a_place_and_comes_back_from_it(
 
     for stage, place in places(model, split):
         for name, shape in own_shapes(model, split, stage):
+            check_blocks(name, model, place, whole, np.prod(shape))
             own = np.full(shape, -1)
             for piece in pieces(name, model, place):
                 part = whole[piece.source][piece.index]
@@ -152,24 +166,6 @@ def test_what_a_rank_has_not_given_is_told(values: dict[str, Any], split: Split)
     kept = [each for each in given if (each.source, each.index) != (name, last.index)]
     left = 1024 - 1024 // split.tensor
     assert gap_of(kept) == f"{left:,} of the 1,024 values of {name!r}"
-
-
-@pytest.mark.parametrize(("values", "split"), CASES)
-def test_a_parameter_is_read_once_and_nothing_beside_it(
-    values: dict[str, Any], split: Split
-) -> None:
-    model = model_of(values)
-    known = shapes(model)
-    whole = {name: np.arange(np.prod(shape)).reshape(shape) for name, shape in known.items()}
-    for stage, place in places(model, split):
-        for name, shape in own_shapes(model, split, stage):
-            read = 0
-            for source, part, own in blocks(name, model, place):
-                block = whole[source][part]
-                read += block.size
-                for piece, within in own:
-                    np.testing.assert_array_equal(block[within], whole[source][piece.index])
-            assert read == np.prod(shape), name
 
 
 def indices(found: list[Piece], source: str) -> Iterator[Index]:
