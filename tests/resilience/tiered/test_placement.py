@@ -50,9 +50,9 @@ def names(peers: Sequence[Node]) -> set[str]:
 
 @st.composite
 def uneven_racks(draw: st.DrawFn) -> list[Node]:
-    """Up to 64 nodes in racks of any sizes, some without a switch or in a rack of two domains."""
+    """Up to 32 nodes in racks of any sizes, some without a switch or in a rack of two domains."""
     sizes = draw(st.lists(st.integers(1, 16), min_size=1, max_size=12))
-    nodes = racks(*sizes)[:64]
+    nodes = racks(*sizes)[:32]
     if draw(st.booleans()):
         return nodes
     return [
@@ -63,16 +63,6 @@ def uneven_racks(draw: st.DrawFn) -> list[Node]:
         )
         for node in nodes
     ]
-
-
-def test_one_far_and_one_near() -> None:
-    for own, peers in choose_all(racks(4, 4, 4), 2).items():
-        assert kinds(own, peers) == ["far", "near"]
-
-
-def test_the_only_peer_is_far() -> None:
-    for own, peers in choose_all(racks(5, 4, 3), 1).items():
-        assert kinds(own, peers) == ["far"]
 
 
 def test_three_peers_are_in_three_failure_domains() -> None:
@@ -87,26 +77,6 @@ def test_near_and_far_where_each_node_is_a_failure_domain() -> None:
 
     for own, peers in choose_all(nodes, 2).items():
         assert kinds(own, peers) == ["far", "near"]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "replicas", "expected"),
-    [
-        (racks(1), 2, []),
-        (racks(1, 1), 2, ["n1-0"]),
-        (racks(2), 1, ["n0-1"]),
-        (racks(1, 1), 0, []),
-    ],
-)
-def test_as_many_peers_as_there_are(nodes: list[Node], replicas: int, expected: list[str]) -> None:
-    assert [peer.name for peer in choose_peers(nodes, "n0-0", replicas)] == expected
-
-
-def test_one_far_peer_serves_as_many_as_it_can() -> None:
-    """Three of four nodes are in one rack: one far peer is there to be had, of its nodes."""
-    choices = choose_all(racks(3, 1), 1)
-
-    assert [has_far(own, peers) for own, peers in choices.items()].count(False) == 2
 
 
 def test_who_has_no_far_peer_gets_far_instead_of_near() -> None:
@@ -146,7 +116,7 @@ def test_every_node_of_a_rack_of_two_or_more_has_a_near_peer(sizes: list[int]) -
         assert all(kinds(own, peers) == ["far", "near"] for own, peers in choices.items())
 
 
-@pytest.mark.parametrize("sizes", [(8,) * 8, (4, 4), (16, 16), (5, 3, 8, 1), (1,) * 20, (12,)])
+@pytest.mark.parametrize("sizes", [(4, 4), (16, 16), (5, 3, 8, 1), (1,) * 20, (12,)])
 def test_a_node_that_leaves_moves_few(sizes: tuple[int, ...]) -> None:
     """Two have to move, those that gave to it; others as their failure domains want it."""
     nodes = racks(*sizes)
@@ -173,6 +143,7 @@ def test_names_decide_and_not_their_order_alone() -> None:
 
 
 def test_unknown_and_double_names_are_refused() -> None:
+    assert exchange_groups([]) == choose_peers(racks(2), "n0-0", 0) == []
     with pytest.raises(ValueError, match="node x is not among 2 nodes; want it among them"):
         choose_peers(racks(2), "x", 1)
     with pytest.raises(ValueError, match="n0-0 more than once among the nodes; want each once"):
@@ -205,20 +176,6 @@ def test_who_exchanges_is_in_another_failure_domain_where_that_can_be(nodes: lis
 
     others = len(nodes) - biggest
     assert len(shared) <= max(0, (biggest - others) // 2)
-
-
-def test_a_pair_keeps_each_others_shards() -> None:
-    one, other = racks(1, 1)
-
-    assert exchange_groups([other, one]) == [("n0-0", "n1-0")]
-    for own, keeper in ((one, other), (other, one)):
-        assert choose_peers([one, other], own.name, 1, holds_instead=True) == [keeper]
-
-
-def test_nobody_to_exchange_with() -> None:
-    assert exchange_groups(racks(1)) == [("n0-0",)]
-    assert exchange_groups([]) == []
-    assert choose_peers(racks(1), "n0-0", 1, holds_instead=True) == []
 
 
 def test_a_pair_that_leaves_parts_few_others() -> None:
@@ -257,10 +214,3 @@ def test_a_node_that_leaves_hundreds_moves_few() -> None:
     for gone in nodes[::24]:
         after = choose_all([node for node in nodes if node != gone], 2)
         assert sum(len(names(after[name]) - names(before[name])) for name in after) <= 12
-
-
-def test_hundreds_exchange_in_pairs_of_other_failure_domains() -> None:
-    groups = exchange_groups(racks(*(16,) * 9))
-
-    assert Counter(map(len, groups)) == {2: 72}
-    assert all(one.partition("-")[0] != other.partition("-")[0] for one, other in groups)

@@ -43,15 +43,6 @@ def steps(*numbers: int, places: str = "ac") -> list[Copy]:
     return [each for number in numbers for each in everywhere(places, number)]
 
 
-def test_complete_steps_beyond_the_keep_count_go() -> None:
-    assert dropped(view(steps(10, 20, 30), LIVING, settings=RAM)) == [at(10)]
-
-
-def test_a_node_drops_only_what_it_holds() -> None:
-    assert dropped(view(steps(10, 20, 30), LIVING, "b", settings=RAM)) == []
-    assert dropped(view(steps(10, 20, 30), LIVING, "c", settings=RAM)) == [at(10)]
-
-
 def test_another_namespace_is_left_alone() -> None:
     other = view(steps(10, 20, 30), LIVING, settings=RAM)
     moved = View(namespace="other", **{n: getattr(other, n) for n in OTHER_FIELDS})
@@ -60,12 +51,6 @@ def test_another_namespace_is_left_alone() -> None:
 
 
 OTHER_FIELDS = ("own", "settings", "copies", "living", "now_s")
-
-
-def test_unfinished_steps_older_than_the_newest_complete_go() -> None:
-    copies = [*steps(10, 30), copy("a", 20, of=2)]
-
-    assert dropped(view(copies, LIVING, settings=RAM, now_s=1.0)) == [at(20)]
 
 
 @pytest.mark.parametrize("now_s", [599.0, 600.0])
@@ -125,15 +110,6 @@ def test_what_s3_has_to_get_stays_until_it_has_it() -> None:
     assert why(waits, 20) == "s3 has to get it"
     assert plan_drops(waits).drops == (shard_id(10), shard_id(30))
     assert dropped(view(has, LIVING, settings=RAM_S3)) == [at(10), at(20), at(30)]
-
-
-def test_half_of_a_step_in_s3_is_not_enough() -> None:
-    copies = [*everywhere("ac", 20, of=2), *everywhere("ac", 30, of=2)]
-    half = copy("the-s3", 20, of=2, tier="s3")
-    rest = copy("the-s3", 20, shard="1", of=2, tier="s3")
-
-    assert dropped(view([*copies, half], LIVING, settings=RAM_S3)) == []
-    assert dropped(view([*copies, half, rest], LIVING, settings=RAM_S3)) == [at(20), at(20)]
 
 
 def test_what_this_node_is_sending_stays() -> None:
@@ -274,30 +250,6 @@ def test_where_it_would_not_be_enough_nothing_goes() -> None:
     assert plan.reason.startswith("100 bytes needed, 5 free, only 10 bytes may go: step 20")
 
 
-def test_no_more_goes_than_has_to() -> None:
-    """The small step is tried first and is not needed once the big one has to go."""
-    small = [copy(place, 10, num_bytes=1) for place in "ac"]
-    big = [copy(place, 20, num_bytes=100) for place in "ac"]
-    node = view([*small, *big, *steps(30)], LIVING, settings=Settings(keep=3))
-
-    assert plan_room([node], needed_bytes=100, free_bytes=0).drops == (shard_id(20),)
-
-
-def test_bytes_that_a_kept_step_shares_are_not_free() -> None:
-    shared = [copy(place, step, digest="same") for place in "ac" for step in (10, 30)]
-    node = view([*shared, *steps(20)], LIVING, settings=Settings(keep=3))
-
-    assert plan_room([node], needed_bytes=10, free_bytes=0).drops == (shard_id(20),)
-    assert not plan_room([node], needed_bytes=11, free_bytes=0).is_enough
-
-
-def test_bytes_that_two_steps_share_are_free_when_both_go() -> None:
-    shared = [copy(place, step, digest="same") for place in "ac" for step in (10, 20)]
-    node = view([*shared, *steps(30)], LIVING, settings=Settings(keep=3))
-
-    assert plan_room([node], needed_bytes=10, free_bytes=0).drops == (shard_id(10), shard_id(20))
-
-
 def test_what_an_older_generation_left_unfinished_goes_before_complete_steps() -> None:
     copies = [*steps(10, 20), copy("a", 30, of=2), copy("a", 40, 2, of=2)]
     node = view(copies, LIVING, settings=RAM, now_s=1.0)
@@ -332,6 +284,12 @@ def tier_steps(*numbers: int, generation: int = 1) -> list[Copy]:
     ]
 
 
+def tier_drops(*copies: Copy, keep: int | None = None, **changes: Any) -> list[int]:
+    """Return the steps that go from S3."""
+    node = view(copies, LIVING, settings=Settings(lower={"s3": every(10, keep=keep)}), **changes)
+    return [each.step for each in plan_tier_drops(node, "s3").steps]
+
+
 def test_steps_beyond_the_keep_count_go_from_a_tier() -> None:
     settings = Settings(lower={"s3": every(10, keep=2)})
     plan = plan_tier_drops(view(tier_steps(10, 20, 30, 40), LIVING, settings=settings), "s3")
@@ -342,19 +300,8 @@ def test_steps_beyond_the_keep_count_go_from_a_tier() -> None:
 
 
 def test_a_tier_without_keep_count_keeps_all() -> None:
-    settings = Settings(lower={"s3": every(10)})
-    node = view(tier_steps(10, 20, 30), LIVING, settings=settings)
-
-    assert plan_tier_drops(node, "s3").steps == ()
+    assert tier_drops(*tier_steps(10, 20, 30)) == []
     assert plan_tier_drops(view(tier_steps(10, 20), LIVING, settings=Settings()), "s3").steps == ()
-
-
-def test_bytes_that_are_still_named_stay_in_a_tier() -> None:
-    settings = Settings(lower={"s3": every(10, keep=1)})
-    shared = [copy("the-s3", step, tier="s3", digest="same") for step in (10, 20)]
-    plan = plan_tier_drops(view(shared, LIVING, settings=settings), "s3")
-
-    assert (plan.steps, plan.spare) == ((at(10),), {"same"})
 
 
 def test_bytes_that_memory_may_be_about_to_name_stay_in_a_tier() -> None:
@@ -368,27 +315,19 @@ def test_bytes_that_memory_may_be_about_to_name_stay_in_a_tier() -> None:
 
 
 def test_unfinished_steps_of_a_tier_go_when_a_newer_one_is_there() -> None:
-    settings = Settings(lower={"s3": every(10)})
     half = copy("the-s3", 10, of=2, tier="s3")
     sending = Sending(tier="s3", at=at(10), digest="d", node="a")
 
-    def drops(copies: list[Copy], **changes: Any) -> list[int]:
-        plan = plan_tier_drops(view(copies, LIVING, settings=settings, **changes), "s3")
-        return [each.step for each in plan.steps]
-
-    assert drops([half, *tier_steps(20)]) == [10]
-    assert drops([half]) == []
-    assert drops([half, *tier_steps(5)]) == []
-    assert drops([half, *tier_steps(20)], sendings=(sending,)) == []
-    assert drops([half, *tier_steps(20), *everywhere("a", 10, of=2)]) == []
+    assert tier_drops(half, *tier_steps(20)) == [10]
+    assert tier_drops(half) == []
+    assert tier_drops(half, *tier_steps(5)) == []
+    assert tier_drops(half, *tier_steps(20), sendings=(sending,)) == []
+    assert tier_drops(half, *tier_steps(20), *everywhere("a", 10, of=2)) == []
 
 
 def test_what_was_found_damaged_goes_from_a_tier_as_what_is_intact_does() -> None:
-    settings = Settings(lower={"s3": every(10, keep=2)})
-
     def drops(damaged: list[Copy], *copies: Copy) -> list[int]:
-        node = view([*copies], LIVING, settings=settings, damaged=tuple(damaged))
-        return [each.step for each in plan_tier_drops(node, "s3").steps]
+        return tier_drops(*copies, keep=2, damaged=tuple(damaged))
 
     bad = tier_steps(30)
     assert drops(bad) == []
@@ -400,16 +339,11 @@ def test_what_was_found_damaged_goes_from_a_tier_as_what_is_intact_does() -> Non
 
 
 def test_a_stale_history_goes_from_a_tier_once_the_newer_one_is_there() -> None:
-    settings = Settings(lower={"s3": every(10)})
     old = tier_steps(10, 20, 30)
 
-    def drops(*more: Copy) -> list[int]:
-        plan = plan_tier_drops(view([*old, *more], LIVING, settings=settings), "s3")
-        return [each.step for each in plan.steps]
-
-    assert drops(copy("a", 5, 2, of=2)) == []
-    assert drops(*tier_steps(5, generation=2)) == [10, 20, 30]
-    assert drops(copy("a", 20, 2, of=2)) == [20, 30]
+    assert tier_drops(*old, copy("a", 5, 2, of=2)) == []
+    assert tier_drops(*old, *tier_steps(5, generation=2)) == [10, 20, 30]
+    assert tier_drops(*old, copy("a", 20, 2, of=2)) == [20, 30]
 
 
 @given(st.data(), clusters(), SETTINGS)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.tiered.catalog import Copy, StepAt, step_of
+from resilience.tiered.catalog import Copy
 from resilience.tiered.uploads import (
     Cadence,
     Sending,
@@ -24,7 +24,6 @@ from resilience.tiered.uploads import (
     plan_uploads,
 )
 from tests.resilience.tiered.inventories import (
-    NAMESPACE,
     at,
     clusters,
     copy,
@@ -69,11 +68,6 @@ def test_when_step_10_is_saved(cadence: Cadence, last_s: float | None, is_due: b
     assert decide_save(cadence, step=10, now_s=100.0, last_s=last_s) == is_due
 
 
-def test_step_zero_is_a_step() -> None:
-    assert decide_save(Cadence(every_n_steps=5), step=0, now_s=0.0, last_s=None)
-    assert wanted(view(steps(0), LIVING, settings=s3(every(5)))) == [0]
-
-
 def test_every_n_steps_the_newest_first() -> None:
     assert wanted(view(steps(10, 15, 20, 40), LIVING, settings=s3(every(20)))) == [40, 20]
 
@@ -85,28 +79,25 @@ def test_a_tier_that_is_not_asked_for_gets_nothing() -> None:
     assert {each.tier for each in plan_uploads(node)} == {"s3"}
 
 
-def test_a_step_without_all_its_shards_is_not_sent() -> None:
-    half = [copy("a", 20, of=2), copy("c", 20, of=2)]
-
-    assert wanted(view(half, LIVING, settings=s3(every(20)))) == []
-
-
-def test_a_step_with_all_shards_is_sent_before_it_is_safe() -> None:
-    halves = [copy("a", 20, of=2), copy("c", 20, shard="1", of=2)]
-
-    assert wanted(view(halves, LIVING, settings=s3(every(20)))) == [20]
-
-
-def test_a_step_whose_rest_is_in_another_tier_only_is_not_sent() -> None:
-    halves = [copy("a", 20, of=2), copy("the-folder", 20, shard="1", of=2, tier="folder")]
-
-    assert wanted(view(halves, LIVING, settings=s3(every(20)))) == []
-
-
-def test_a_stale_step_is_not_sent() -> None:
-    copies = [*steps(20, 40), copy("a", 30, 2, of=2)]
-
-    assert wanted(view(copies, LIVING, settings=s3(every(20)))) == [20]
+@pytest.mark.parametrize(
+    ("copies", "sent"),
+    [
+        pytest.param([copy("a", 20, of=2), copy("c", 20, of=2)], [], id="a-shard-is-missing"),
+        pytest.param(
+            [copy("a", 20, of=2), copy("c", 20, shard="1", of=2)], [20], id="before-it-is-safe"
+        ),
+        pytest.param(
+            [copy("a", 20, of=2), copy("the-folder", 20, shard="1", of=2, tier="folder")],
+            [],
+            id="the-rest-is-in-another-tier-only",
+        ),
+        pytest.param([*steps(20, 40), copy("a", 30, 2, of=2)], [20], id="the-newer-is-stale"),
+    ],
+)
+def test_a_step_is_sent_that_is_whole_in_memory_and_not_stale(
+    copies: list[Copy], sent: list[int]
+) -> None:
+    assert wanted(view(copies, LIVING, settings=s3(every(20)))) == sent
 
 
 def test_what_has_begun_is_ended_first() -> None:
@@ -181,15 +172,6 @@ def test_a_step_is_sent_when_all_nodes_know_who_holds_what() -> None:
     assert wanted(early) == wanted(unknown) == wanted(late) == [20]
     assert plan_uploads(early) == plan_uploads(unknown) == []
     assert [each.at for each in plan_uploads(late)] == [at(20)]
-
-
-def test_equal_replicas_are_sent_once() -> None:
-    (upload,) = plan_uploads(view(steps(20, places="abcd"), LIVING, settings=s3(every(20))))
-
-    assert upload.node in LIVING
-    assert upload == Upload(
-        tier="s3", at=at(20), digest="20/1/0/1", node=upload.node, shard_ids=(shard_id(20),)
-    )
 
 
 def test_equal_shards_are_sent_once_under_both_names() -> None:
@@ -327,20 +309,3 @@ def arrived(copies: Collection[Copy], upload: Upload, index: int) -> Copy:
         digest=upload.digest,
         num_bytes=source.num_bytes,
     )
-
-
-def test_views_are_of_one_namespace() -> None:
-    node = view(steps(20), LIVING, settings=s3(every(20)))
-    other = View(
-        namespace="other",
-        own="a",
-        settings=node.settings,
-        copies=node.copies,
-        living=LIVING,
-        now_s=0.0,
-    )
-
-    assert node.namespace == NAMESPACE
-    assert plan_uploads(node)
-    assert plan_uploads(other) == []
-    assert {step_of(each) for each in node.copies} == {StepAt(step=20, generation=1)}

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resilience.tiered.memoryd.__main__ import main
 from resilience.tiered.memoryd.options import default_folder, parse_options
+from resilience.tiered.placement import Node
+from resilience.tiered.stores.folder import FolderSettings
+from resilience.tiered.stores.s3 import S3Settings
 from tests.tokens import TOKEN, write_token
+
+BASE = ["--budget-mib", "1", "--node", "a"]
+LISTEN = ["--peer-listen", "127.0.0.1:7000"]
+INSTEAD = [*LISTEN, "--peers-hold", "instead"]
+FOLDER, S3 = ["--store", "folder:x"], ["--store", "s3://b"]
 
 
 def test_defaults_are_a_local_daemon_in_shared_memory() -> None:
@@ -34,11 +43,8 @@ def test_a_token_is_the_files_text(tmp_path: Path) -> None:
     ("words", "message"),
     [
         pytest.param([], "required: --budget-mib", id="no-budget"),
-        pytest.param(["--budget-mib", "0"], "--budget-mib: '0': Input should be", id="zero"),
-        pytest.param(["--budget-mib", "1.5"], "'1.5': Input should be a valid", id="broken"),
         pytest.param(["--budget-mib", "-1"], "'-1': Input should be greater", id="negative"),
         pytest.param(["--budget-mib", "9" * 9], "is more than the .* MiB of", id="beyond-memory"),
-        pytest.param(["--budget-mib", "9" * 99], "Input should be less than or equal", id="huge"),
         pytest.param(["--dir", "x" * 100], "--dir: 'x+' is too long; .* 107 bytes", id="long-dir"),
         pytest.param(["--http", "9200"], "--http: '9200' is not HOST:PORT", id="no-host"),
         pytest.param(["--http", "h:x"], "'h:x' is not HOST:PORT", id="no-port"),
@@ -64,10 +70,37 @@ def test_a_token_is_the_files_text(tmp_path: Path) -> None:
             ["--token-file", "large"], "'large' holds 4097 characters; allowed", id="large-file"
         ),
         pytest.param(["--token-file", "binary"], "'binary' cannot be read", id="binary-file"),
-        pytest.param(["--connections-max", "0"], "'0': Input should be", id="no-connections"),
+        pytest.param(["--peer", "b=h:1"], "needs --peer-listen", id="peer-alone"),
+        pytest.param([*LISTEN, "--peer", "b"], "is no peer; want NAME=HOST:PORT", id="peer"),
+        pytest.param([*LISTEN, "--peer", "b=h:1;rack=2"], "is no peer", id="peer-word"),
+        pytest.param([*LISTEN, "--peer", "b=h"], "is not HOST:PORT", id="peer-port"),
+        pytest.param([*LISTEN, *["--peer", "b=h:1"] * 2], "want each name once", id="peer-twice"),
+        pytest.param([*LISTEN, "--peers-file", "none"], "cannot be read", id="peers-file"),
+        pytest.param([*LISTEN, "--replicas", "-1"], "'-1': Input should be greater", id="replicas"),
+        pytest.param([*LISTEN, "--tls-ca", "f"], "needs --tls-key and --tls-ca", id="tls"),
+        pytest.param(["--peer-listen", "0.0.0.0:7000"], "needs --token-file", id="open-peers"),
+        pytest.param(["--peers-hold", "instead"], "instead needs --peer-listen", id="instead"),
+        pytest.param(
+            [*INSTEAD, "--replicas", "0"], "0 is not allowed with --peers-hold instead", id="none"
+        ),
+        pytest.param(
+            [*INSTEAD, "--domains-min", "2"],
+            "2 is more than --replicas 1, .* 1 to 1 is allowed",
+            id="domains",
+        ),
+        pytest.param(["--store", "s3://"], "neither folder:PATH nor s3://BUCKET", id="no-bucket"),
+        pytest.param(["--store", "/tmp"], "'/tmp' is neither", id="no-kind"),
+        pytest.param(["--store", "folder:"], "'folder:' is neither", id="no-folder"),
+        pytest.param(["--store-keep", "1"], "--store: has to be given with", id="no-store"),
+        pytest.param([*FOLDER, "--store-path-style"], "are of s3:// alone", id="folder-style"),
+        pytest.param([*S3, "--store-endpoint", "here"], "'here': allowed: http://", id="endpoint"),
+        pytest.param([*S3, "--store-part-size-mib", "1"], "not within 5 and 5120", id="parts"),
+        pytest.param(
+            [*S3, "--store-every-s", "1", "--store-every-n-steps", "1"],
+            "not allowed with --store-every-n-steps",
+            id="two-cadences",
+        ),
         pytest.param(["--idle-s", "nan"], "--idle-s: 'nan': Input should be a finite", id="nan"),
-        pytest.param(["--idle-s", "0"], "'0': Input should be greater than 0", id="no-time"),
-        pytest.param(["--idle-s", "inf"], "'inf': Input should be a finite", id="for-ever"),
         pytest.param(["--lease-s", "1e7"], "--lease-s: '1e7': at most 1e.06", id="for-years"),
         pytest.param(["--budget", "1"], "unrecognized arguments: --budget", id="abbreviation"),
         pytest.param(["more"], "unrecognized arguments: more", id="word"),
@@ -94,3 +127,66 @@ def test_wrong_options_end_with_status_2_and_one_message(
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "error:" in each]
     assert caught.value.code == 2
     assert re.search(message, line), line
+
+
+def test_a_node_without_a_door_is_alone() -> None:
+    assert parse_options(BASE).peers is None
+
+
+def test_peers_are_named_one_by_one() -> None:
+    words = ["--peer", "b=h:1", "--peer", "c=[::1]:2;domain=r;switch=s", "--replicas", "2"]
+    peers = parse_options([*BASE, *LISTEN, *words, "--domain", "q", "--switch", "t"]).peers
+
+    assert peers is not None
+    assert peers.own == Node(name="a", domain="q", switch="t")
+    assert peers.listen == ("127.0.0.1", 7000)
+    assert peers.peers == (
+        Node(name="b", domain="", address="h:1"),
+        Node(name="c", domain="r", switch="s", address="[::1]:2"),
+    )
+    assert (peers.replicas, peers.gone_s, peers.tls) == (2, 10.0, None)
+
+
+def test_a_file_names_all_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "peers"
+    file.write_text("# all nodes\na=h:1\n\nb=h:2;domain=r  # the other\n")
+    peers = parse_options([*BASE, *LISTEN, "--peers-file", str(file)]).peers
+
+    assert peers is not None
+    assert peers.peers == (Node(name="b", domain="r", address="h:2"),)
+
+
+def test_options_say_how_many_keep_a_shard_and_in_how_many_domains() -> None:
+    for replicas, domains_min in ((1, 1), (2, 2), (3, 2)):
+        options = parse_options([*BASE, *INSTEAD, "--replicas", str(replicas)])
+        settings = options.kept.settings
+        assert options.peers is not None
+        assert options.peers.holds_instead
+        assert (settings.keepers, settings.domains_min) == (replicas, domains_min)
+    assert parse_options(BASE).kept.settings.keepers == 0
+
+
+def test_options_of_a_store_are_read(tmp_path: Path) -> None:
+    def read(*words: str) -> Any:
+        return parse_options([*BASE, *words]).kept
+
+    assert read().store is None
+    assert (read().settings.keep, read().settings.domains_min) == (1, 2)
+    folder = read("--store", f"folder:{tmp_path}", "--store-deadline-s", "5")
+    assert folder.store == FolderSettings(folder=tmp_path, deadline_s=5)
+    assert folder.settings.lower["folder"].cadence.every_n_steps == 1
+    s3 = read(
+        *("--store", "s3://bucket/a/b", "--store-region", "eu-north-1", "--store-path-style"),
+        *("--store-part-size-mib", "8", "--store-attempts", "2", "--store-every-s", "60"),
+        *("--store-keep", "3", "--store-waiting-max", "2"),
+    )
+    assert s3.store == S3Settings(
+        bucket="bucket",
+        prefix="a/b",
+        region="eu-north-1",
+        force_path_style=True,
+        part_size_mib=8,
+        attempts=2,
+    )
+    tier = s3.settings.lower["s3"]
+    assert (tier.cadence.every_s, tier.keep, tier.waiting_max) == (60.0, 3, 2)
