@@ -1,36 +1,30 @@
-"""The command that asks daemons, in a process of its own."""
+"""The command that asks daemons."""
 
 from __future__ import annotations
 
+import io
 import os
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
-from tests.resilience.tiered.daemons import LIMIT_S, ROOT
-
-
-def spawn(*words: str | Path, **variables: str) -> subprocess.Popen[str]:
-    """Start `python -m resilience.tiered` with these words, and variables beside the usual ones."""
-    known = {name: text for name, text in os.environ.items() if not name.startswith("MEMORYD_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "resilience.tiered", *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**known, "PYTHONPATH": str(ROOT), **variables},
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Return exit status and both outputs."""
-    try:
-        output, errors = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise
-    return process.returncode, output, errors
+from resilience.tiered.__main__ import main
 
 
 def ask(*words: str | Path, **variables: str) -> tuple[int, str, str]:
-    """Run it to its end."""
-    return end(spawn(*words, **variables))
+    """Do what `python -m resilience.tiered` does, with variables beside the usual ones.
+
+    Returns exit status and both outputs.
+    """
+    known = {name: text for name, text in os.environ.items() if not name.startswith("MEMORYD_")}
+    output, errors = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, {**known, **variables}, clear=True),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        try:
+            status = main([*map(str, words)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+    return status, output.getvalue(), errors.getvalue()

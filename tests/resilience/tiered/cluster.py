@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience.tiered.shard import ShardId
 from tests.ports import free_ports
 from tests.resilience.tiered.daemons import LIMIT_S, Daemon, load
+from tests.resilience.tiered.fault_proxy import FaultProxy
+from tests.resilience.tiered.kept import wait_until
 
-_CHUNK_BYTES = 64 << 10
 
-
-class Wire:
+class Wire(FaultProxy):
     """Passes bytes on to a port; may stop, or flip a bit, where so many have gone up."""
 
     def __init__(self, port: int, to_port: int) -> None:
@@ -25,74 +23,28 @@ class Wire:
         self.flip_at: list[int] = []
         """Places in the stream of a connection, each for the first one that gets there."""
         self.is_stopped = threading.Event()
-        self.bytes_up = 0
-        self._to_port = to_port
         self._go_on = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        self._listener = socket.create_server(("127.0.0.1", port), backlog=64)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        super().__init__(to_port, listens_at=port)
 
     def go_on(self) -> None:
         """Stop nothing any more; what was stopped is cut."""
         self.stop_at = None
         self._go_on.set()
 
-    def cut(self) -> None:
-        """End all connections that there are, in the middle of whatever passes."""
-        for each in self._sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         self.go_on()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self.cut()
-        for thread in (self._thread, *self._threads):
-            thread.join(LIMIT_S)
-        for each in (self._listener, *self._sockets):
-            each.close()
+        super().close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._to_port))
-            except OSError:
-                client.close()
-                continue
-            self._sockets += [client, server]
-            for args in ((client, server, True), (server, client, False)):
-                thread = threading.Thread(target=self._pass_on, args=args, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket, is_up: bool) -> None:
-        done = 0
-        with suppress(OSError):
-            while data := bytearray(source.recv(_CHUNK_BYTES)):
-                if is_up:
-                    self._tamper(data, done)
-                    self.bytes_up += len(data)
-                    done += len(data)
-                    if self.stop_at is not None and done >= self.stop_at:
-                        self.is_stopped.set()
-                        self._go_on.wait(LIMIT_S)
-                        break
-                sink.sendall(data)
-        for each in (source, sink):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _tamper(self, data: bytearray, done: int) -> None:
-        for place in [each for each in self.flip_at if done <= each < done + len(data)]:
-            data[place - done] ^= 4
+    def tamper(self, data: bytes, passed: int) -> bytes | None:
+        flipped, end = bytearray(data), passed + len(data)
+        for place in [each for each in self.flip_at if passed <= each < end]:
+            flipped[place - passed] ^= 4
             self.flip_at.remove(place)
+        if self.stop_at is not None and end >= self.stop_at:
+            self.is_stopped.set()
+            self._go_on.wait(LIMIT_S)
+            return None
+        return bytes(flipped)
 
 
 @dataclass
@@ -131,7 +83,9 @@ def make_cluster(
             wire = cluster.wires[pair] = Wire(port, cluster.ports[pair[1]])
             stack.callback(wire.close)
         for name in names:
-            words = ["--node", name, "--peer-listen", f"127.0.0.1:{cluster.ports[name]}"]
+            words = ["--node", name]
+            if len(names) > 1:
+                words += ["--peer-listen", f"127.0.0.1:{cluster.ports[name]}"]
             for other in names:
                 if other != name:
                     port = wire_ports.get((name, other), cluster.ports[other])
@@ -139,15 +93,6 @@ def make_cluster(
             daemon = Daemon(folder=folder / name, budget_mib=budget_mib, options=[*words, *options])
             cluster.nodes[name] = stack.enter_context(daemon)
         yield cluster
-
-
-def wait_until(is_true: Callable[[], bool], daemon: Daemon | None = None) -> None:
-    """Wait for what other processes bring about."""
-    end_s = time.monotonic() + LIMIT_S
-    while not is_true():
-        if time.monotonic() > end_s:
-            raise AssertionError(daemon.client(None).status() if daemon else "it did not come")
-        time.sleep(0.02)
 
 
 def count_held(daemon: Daemon, shard_id: ShardId) -> int:
@@ -163,7 +108,7 @@ def count_held(daemon: Daemon, shard_id: ShardId) -> int:
 
 def wait_held(daemon: Daemon, *ids: ShardId) -> None:
     """Wait until a daemon holds the steps of all of these, each of one shard."""
-    wait_until(lambda: all(count_held(daemon, each) for each in ids), daemon)
+    wait_until(lambda: all(count_held(daemon, each) for each in ids), daemon.client(None).status)
 
 
 def load_own(daemon: Daemon, shard_id: ShardId, job: str = "job") -> bytes:

@@ -62,6 +62,8 @@ class Daemon:
     options: Sequence[str] = ()
     is_real: bool = False
     """Whether it is a program of its own, with imports and memory of its own, and not forked."""
+    token: str = ""
+    """What its clients say, if they say no other."""
     process: subprocess.Popen[str] | WarmDaemon | None = None
     ready: str = ""
     """The line that said that all doors are open."""
@@ -136,7 +138,8 @@ class Daemon:
 
     def client(self, namespace: str | None = "run", **options: Any) -> TieredClient:
         """Return a client of job "job", which connects on its first call; closed with this."""
-        client = TieredClient(self.socket_path, **{"namespace": namespace, "job": "job", **options})
+        given = {"namespace": namespace, "job": "job", "token": self.token, **options}
+        client = TieredClient(self.socket_path, **given)
         return self._opened.enter_context(client)
 
     def connect(self) -> FrameSocket:
@@ -174,6 +177,12 @@ def load(client: TieredClient, shard_id: ShardId) -> bytes:
         step=shard_id.step, generation=shard_id.generation, shard=shard_id.shard
     ) as loan:
         return bytes(loan.memory)
+
+
+def ask(connection: FrameSocket, message: dict[str, Any]) -> dict[str, Any]:
+    """Return what a door answers to a message."""
+    connection.send(message, timeout_s=LIMIT_S)
+    return connection.receive(timeout_s=LIMIT_S).message
 
 
 def segments(folder: Path) -> list[Path]:

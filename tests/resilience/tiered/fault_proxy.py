@@ -39,7 +39,7 @@ class Fault:
 class FaultProxy:
     """Passes everything on to a port, but for the fault of the moment."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, listens_at: int = 0) -> None:
         self.bytes_up = 0
         """Bytes that clients sent and that were passed on."""
         self._to_port = port
@@ -47,7 +47,7 @@ class FaultProxy:
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server(("127.0.0.1", listens_at), backlog=256)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -62,14 +62,14 @@ class FaultProxy:
     def begin(self, fault: Fault) -> None:
         """Let the fault happen; connections that are open and idle are ended."""
         self._fault = fault
-        self._cut_all()
+        self.cut()
 
     def end(self) -> None:
         """Pass everything on again; what hangs is cut."""
         self._fault = None
         changed, self._changed = self._changed, threading.Event()
         changed.set()
-        self._cut_all()
+        self.cut()
 
     def close(self) -> None:
         with suppress(OSError):
@@ -90,7 +90,12 @@ class FaultProxy:
         with self._lock:
             self._links.discard(link)
 
-    def _cut_all(self) -> None:
+    def tamper(self, data: bytes, passed: int) -> bytes | None:
+        """Return what is passed on of what a client sends; None where its connection is cut."""
+        return data
+
+    def cut(self) -> None:
+        """End all connections that there are, in the middle of whatever passes."""
         with self._lock:
             links = list(self._links)
         for each in links:
@@ -168,7 +173,10 @@ class _Link:
             if _is_cut(fault, "cut_up", passed + len(data)):
                 self._server.sendall(data[: len(data) // 2])
                 return False
-            self._server.sendall(data)
+            tampered = self._proxy.tamper(data, passed)
+            if tampered is None:
+                return False
+            self._server.sendall(tampered)
             passed += len(data)
             self._proxy.count_up(len(data))
         self._server.shutdown(socket.SHUT_WR)

@@ -49,3 +49,13 @@ def lose_memory(daemon: Daemon) -> str:
 def say(client: TieredClient) -> str:
     """Return the last error of the store."""
     return str(client.status()["store"]["last_error"])
+
+
+def wait_for_store(client: TieredClient, step: int) -> None:
+    """Wait until the store has a step, and nothing more is to be sent."""
+
+    def is_there() -> bool:
+        spaces = client.status()["store"]["namespaces"]
+        return spaces.get("run", {}).get("newest_step") == step and not waiting(client)
+
+    wait_until(is_there, client.status)

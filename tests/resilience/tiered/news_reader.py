@@ -6,7 +6,7 @@ import time
 
 from resilience.tiered.frames import FrameSocket
 from resilience.tiered.news import StoreNews, read_news
-from tests.resilience.tiered.daemons import LIMIT_S, Daemon
+from tests.resilience.tiered.daemons import LIMIT_S, Daemon, ask
 
 
 class Reader:
@@ -18,8 +18,7 @@ class Reader:
         self.ask({"op": "hello"})
 
     def ask(self, request: dict[str, object]) -> dict[str, object]:
-        self.connection.send(request, timeout_s=LIMIT_S)
-        return self.connection.receive(timeout_s=LIMIT_S).message
+        return ask(self.connection, request)
 
     def news(self) -> StoreNews:
         """Wait for what is newer."""

@@ -45,20 +45,11 @@ class S3Server:
         return f"http://127.0.0.1:{self.port}"
 
     def make_bucket(self, name: str) -> None:
-        self._request("PUT", f"/{name}")
-
-    def num_uploads(self, bucket: str) -> int:
-        """Return how many uploads are neither complete nor ended."""
-        return self._request("GET", f"/{bucket}?uploads").count(b"<UploadId>")
-
-    def _request(self, method: str, path: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.request(method, path)
+            connection.request("PUT", f"/{name}")
             answer = connection.getresponse()
-            body = answer.read()
-            assert answer.status == 200, body
-            return body
+            assert answer.status == 200, answer.read()
         finally:
             connection.close()
 
@@ -66,15 +57,28 @@ class S3Server:
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Start the server, and end it behind the tests; skips where none is installed."""
-    if reason := missing():
-        pytest.skip(reason)
+    with s3_environment(), s3_process(folder) as server:
+        yield server
+
+
+@contextmanager
+def s3_environment() -> Iterator[None]:
+    """Let clients talk to the server."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_SESSION_TOKEN", "http_proxy"):
             patch.delenv(name, raising=False)
-        with _process(folder) as process:
-            yield S3Server(_read_port(process, folder / _LOG))
+        yield
+
+
+@contextmanager
+def s3_process(folder: Path) -> Iterator[S3Server]:
+    """Start the server alone: what is in the environment stays as it is."""
+    if reason := missing():
+        pytest.skip(reason)
+    with _process(folder) as process:
+        yield S3Server(_read_port(process, folder / _LOG))
 
 
 @contextmanager

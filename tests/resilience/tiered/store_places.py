@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.stores.objects import Objects
 from resilience.tiered.stores.s3 import S3Settings, open_s3
 from resilience.tiered.stores.store import Store
-from tests.resilience.tiered.s3_server import S3Server
+from tests.resilience.tiered.s3_server import ENVIRONMENT, S3Server
 
 _NUMBERS = count(1)
 
@@ -114,17 +113,14 @@ def big_shard() -> Shard:
     return make_shard(7, num_bytes=3 * PIECE_BYTES + 5)
 
 
-def write_forever(place: Place) -> None:
+def write_forever(place: Place, told: Connection) -> None:
     """Put all but the last piece of the big shard, say so, and wait to be killed."""
+    os.environ.update(ENVIRONMENT)  # the server of these processes may have been forked before
     shard = big_shard()
 
     def pieces() -> Iterator[memoryview]:
         yield from shard.pieces()[:-1]
-        os.write(1, b"half\n")
-        sys.stdin.read()
+        told.send("half")
+        told.recv()
 
     place.open().put_data("job", shard.digest, len(shard.data), pieces())
-
-
-if __name__ == "__main__":
-    write_forever(Place(sys.argv[1], json.loads(sys.argv[2])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.arena_folder import remove_expired
-from tests.resilience.tiered.cluster import wait_until
-from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save, segments
+from tests.resilience.tiered.daemons import MIB, Daemon, load, make_content, make_id, save
+from tests.resilience.tiered.kept import wait_until
 
 DAY_S = 86400.0
 
@@ -35,26 +34,6 @@ def make_old(folder: Path, age_s: float = 2 * DAY_S) -> None:
 
 def names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("number", "stays"),
-    [
-        pytest.param(signal.SIGTERM, True, id="sigterm"),
-        pytest.param(signal.SIGUSR1, False, id="sigusr1"),
-    ],
-)
-def test_a_signal_says_whether_the_arena_stays(
-    tmp_path: Path, number: signal.Signals, stays: bool
-) -> None:
-    with Daemon(folder=tmp_path / "arena").start() as daemon:
-        save(daemon.client(), make_id(), make_content(MIB))
-        assert daemon.end(number) == 0
-
-        assert len(segments(daemon.folder)) == stays
-        assert daemon.folder.exists() == stays
-        if stays:
-            assert load(daemon.start().client(), make_id()) == make_content(MIB)
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -17,10 +17,12 @@ from resilience.tiered.aws_bucket import BucketSource
 from resilience.tiered.aws_door import CheckpointSource, DoorSource
 from resilience.tiered.aws_reader import AwsReader
 from resilience.tiered.stores.s3 import S3Settings
+from tests.ports import free_ports
 from tests.processes import stopped
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.aws_ranks import LIMIT_S, PYTHON, SAVED, WORLD_SIZE, Workers, loaded
 from tests.resilience.tiered.aws_state import State, is_equal, make_state
+from tests.resilience.tiered.daemons import Daemon
 from tests.resilience.tiered.http_client import (
     MIB,
     Client,
@@ -31,7 +33,6 @@ from tests.resilience.tiered.http_client import (
 )
 from tests.resilience.tiered.s3_server import ENVIRONMENT, s3_server
 
-REPOSITORY = Path(__file__).parents[3]
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(
@@ -39,41 +40,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class Daemon:
-    """A daemon in a process of its own, always on the same port once it has one."""
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    options = ("--http", f"127.0.0.1:{free_ports(1)[0]}")
+    with Daemon(folder=tmp_path / "arena", budget_mib=256, options=options) as running:
+        yield running.start()
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = 0
-        self.process: subprocess.Popen[str] | None = None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+def job_of(daemon: Daemon) -> dict[str, Any]:
+    """Return what tells workers of a daemon's door."""
+    return {"url": f"http://{daemon.options[1]}", "namespace": "job"}
 
-    def start(self) -> Daemon:
-        self.process = subprocess.Popen(
-            [sys.executable, HERE / "http_daemon.py", self.folder, "256", str(self.port)],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
-        return self
 
-    @property
-    def pid(self) -> int:
-        """Return its process."""
-        assert self.process is not None
-        return self.process.pid
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-
-    def client(self) -> Client:
-        return Client(("127.0.0.1", self.port))
+def connect(daemon: Daemon) -> Client:
+    host, port = daemon.options[1].split(":")
+    return Client((host, int(port)))
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +62,6 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     workers = Workers(tmp_path_factory.mktemp("workers"))
     yield workers
     workers.kill()
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path / "arena").start()
-    yield daemon
-    daemon.kill()
 
 
 def test_every_call_of_the_client(tmp_path: Path) -> None:
@@ -141,7 +115,7 @@ def test_every_call_of_the_client(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_workers_and_the_daemon_may_die(workers: Workers, daemon: Daemon) -> None:
-    job = {"url": daemon.url, "namespace": "job"}
+    job = job_of(daemon)
     assert workers.save(**job, step=0, seed=1) == SAVED
     assert workers.save(**job, step=10, seed=2, is_async=True) == SAVED
     workers.kill()
@@ -158,24 +132,25 @@ def test_all_workers_and_the_daemon_may_die(workers: Workers, daemon: Daemon) ->
 
 @pytest.mark.slow
 def test_steps_are_retained_and_others_are_missing(workers: Workers, daemon: Daemon) -> None:
-    job = {"url": daemon.url, "namespace": "job"}
+    job = job_of(daemon)
     assert all("error" in each for each in workers.load(**job, seed=1))
     for step in range(1, 6):
         assert workers.save(**job, step=step, seed=step) == SAVED
 
-    with daemon.client() as client:
+    with connect(daemon) as client:
         assert client.latest("job") == [5, 4, 3]
         assert client.ask("GET", "/v1/cp/namespaces/job").content["num_ranks"] == WORLD_SIZE + 1
     assert workers.load(**job, seed=3, step=3) == loaded(3)
     assert all("error" in each for each in workers.load(**job, seed=2, step=2))
     assert all("error" in each for each in workers.load(**job, seed=9, step=9))
-    with daemon.client() as client:
+    with connect(daemon) as client:
         client.ask("DELETE", shard_path("job", WORLD_SIZE, 5))
     assert workers.load(**job, seed=4) == loaded(4)
 
 
+@pytest.mark.slow
 def test_save_that_dies_leaves_the_step_before(workers: Workers, daemon: Daemon) -> None:
-    job = {"url": daemon.url, "namespace": "job"}
+    job = job_of(daemon)
     assert workers.save(**job, step=1, seed=1) == SAVED
     with stopped(daemon.pid):
         workers.tell(do="save", **job, step=2, seed=2)
@@ -188,7 +163,7 @@ def test_save_that_dies_leaves_the_step_before(workers: Workers, daemon: Daemon)
 
 @pytest.mark.slow
 def test_daemon_that_is_too_slow_fails_the_save_alone(workers: Workers, daemon: Daemon) -> None:
-    job = {"url": daemon.url, "namespace": "job"}
+    job = job_of(daemon)
     assert workers.save(**job, step=1, seed=1) == SAVED
     with stopped(daemon.pid):
         assert all("error" in each for each in workers.save(**job, step=2, seed=2, timeout_s=0.5))
@@ -229,10 +204,10 @@ def load_ours(rank: int, world_size: int, folder: str, url: str, endpoint: str =
 def test_ours_reads_on_any_number_of_ranks(
     workers: Workers, daemon: Daemon, tmp_path: Path, world_size: int
 ) -> None:
-    job = {"url": daemon.url, "namespace": "job"}
+    job = job_of(daemon)
     assert workers.save(**job, step=8, seed=5) == SAVED
 
-    found = run_ranks(load_ours, world_size, str(tmp_path), daemon.url)
+    found = run_ranks(load_ours, world_size, str(tmp_path), job["url"])
     assert found == [True] * world_size
 
 
@@ -243,11 +218,11 @@ def test_ours_reads_from_s3_what_no_memory_has(
     with s3_server(tmp_path) as server:
         server.make_bucket("bucket")
         workers.kill()  # the next ones have the server's credentials
-        job = {"url": daemon.url, "namespace": "job", "s3": "s3://bucket/base"}
+        job = {**job_of(daemon), "s3": "s3://bucket/base"}
         assert workers.save(**job, step=8, seed=5, endpoint=server.endpoint) == SAVED
         daemon.kill()
 
-        found = run_ranks(load_ours, 2, str(tmp_path), daemon.url, server.endpoint)
+        found = run_ranks(load_ours, 2, str(tmp_path), job["url"], server.endpoint)
         workers.kill()
     assert found == [True] * 2
 

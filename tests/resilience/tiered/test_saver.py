@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +13,10 @@ import torch
 from resilience.state.view import NamedTensor
 from resilience.tiered import packing
 from resilience.tiered.client import TieredClient
-from resilience.tiered.errors import HeldError, LostError, StaleError, VaultFullError
+from resilience.tiered.errors import HeldError, LostError, StaleError
 from resilience.tiered.loader import load, newest_whole
 from resilience.tiered.saver import AbandonedError, Saver, Saving
 from tests.processes import stopped
-from tests.resilience.rank_processes import CONTEXT
 from tests.resilience.state.nodes import PlainView
 from tests.resilience.state.programs import odd_tensors
 from tests.resilience.tiered.daemons import Daemon, segments
@@ -136,19 +133,6 @@ def test_step_that_nobody_has_is_lost(daemon: Daemon) -> None:
         load(daemon.client(), state(1), step=4, generation=0)
 
 
-def test_newest_whole_step_is_offered(daemon: Daemon) -> None:
-    client = daemon.client()
-    for step, shards in ((1, "01"), (2, "01"), (3, "0")):
-        for shard in shards:
-            saver = Saver(client, num_shards=2)
-            saver.save(state(step, shard=shard), step=step, generation=0)
-
-    found = newest_whole(client)
-
-    assert found is not None
-    assert (found.step, found.shards) == (2, ("0", "1"))
-
-
 def test_replica_of_a_shard_is_kept_once(daemon: Daemon) -> None:
     first = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
     second = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
@@ -208,18 +192,6 @@ def test_replica_waits_for_the_one_that_writes(daemon: Daemon, is_kept: bool) ->
         with pytest.raises(LostError, match="the replica that wrote shard 0 of step 1 has given"):
             second.wait(60)
         assert newest_whole(daemon.client()) is None
-
-
-def test_errors_of_the_daemon_reach_the_saver(daemon: Daemon) -> None:
-    saver = Saver(daemon.client(), num_shards=1)
-    saver.save(state(1), step=5, generation=2)
-
-    with pytest.raises(StaleError):
-        saver.save(state(1), step=5, generation=1)
-    with pytest.raises(VaultFullError):
-        saver.save(large(1, mib=65), step=6, generation=2)
-    with pytest.raises(VaultFullError):
-        saver.start(large(1, mib=65), step=6, generation=2).wait()
 
 
 def test_save_in_a_thread_keeps_what_a_forward_writes(daemon: Daemon) -> None:
@@ -395,43 +367,3 @@ def test_view_is_read_by_the_thread_that_owns_it(daemon: Daemon) -> None:
     view = SlowView([torch.ones(4)], {"a": 1})
 
     Saver(daemon.client(), num_shards=1).start(view, step=1, generation=0).wait()
-
-
-def die_in_mid_save(path: str) -> None:
-    from resilience.tiered import saver
-    from resilience.tiered.client import TieredClient
-
-    def pack_and_die(tensors: object, memory: np.ndarray, **options: object) -> None:  # type: ignore[type-arg]
-        memory[: len(memory) // 2] = 9
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    saver.pack = pack_and_die  # type: ignore[assignment]
-    client = TieredClient(Path(path), namespace="run", job="job")
-    Saver(client, num_shards=1).save(large(8), step=2, generation=0)
-
-
-def test_worker_killed_in_mid_save_leaves_the_newest_whole_step(daemon: Daemon) -> None:
-    client, other = daemon.client(), large(0)
-    Saver(client, num_shards=1).save(large(7), step=1, generation=0)
-
-    process = CONTEXT.Process(target=die_in_mid_save, args=(str(daemon.socket_path),))
-    process.start()
-    process.join(60)
-
-    assert process.exitcode == -signal.SIGKILL
-    found = newest_whole(client)
-    assert found is not None
-    assert found.step == 1
-    load(client, other, step=1, generation=0)
-    assert other.content() == large(7).content()
-
-
-def test_state_outlives_a_killed_daemon(daemon: Daemon) -> None:
-    client, other = daemon.client(), state(9)
-    Saver(client, num_shards=1).save(state(3), step=5, generation=2)
-    daemon.kill()
-    daemon.start()
-
-    load(client, other, step=5, generation=2)
-
-    assert other.content() == state(3).content()

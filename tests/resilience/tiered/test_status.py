@@ -1,10 +1,12 @@
-"""What a person is told of checkpoints."""
+"""What a person is told of checkpoints, and waiting for a daemon."""
 
 from __future__ import annotations
 
 import json
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,7 @@ import pytest
 from resilience.tiered.memoryd.local import SOCKET_NAME
 from resilience.tiered.status import WIDTH, Told, find_folders, render_status, show_bytes
 from tests.resilience.tiered.asked import ask
-from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save
-from tests.resilience.tiered.kept import wait_until, waiting
-from tests.scenarios.memoryd.test_two_nodes import make_pair
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, ROOT, Daemon, make_content, make_id, save
 from tests.tokens import write_token
 
 
@@ -158,31 +158,51 @@ def test_a_daemon_that_is_not_there_is_named_and_the_others_are_shown(tmp_path: 
     assert str(tmp_path / "there") in ended[2]
 
 
-@pytest.mark.slow
-def test_two_real_nodes(tmp_path: Path) -> None:
-    first, second = make_pair(tmp_path)
-    with first, second:
-        clients = [each.start().client() for each in (first, second)]
-        for number, client in enumerate(clients):
-            content = make_content(MIB, number)
-            save(client, make_id(4, str(number)), content, num_shards=2)
-        wait_until(lambda: not any(waiting(each) for each in clients))
-        wait_until(lambda: all(is_settled(each.status()) for each in clients))
-
-        status, output, errors = ask("status", "--dir", first.folder, "--dir", second.folder)
-
-    assert (status, errors) == (0, "")
-    assert output.count("sees node-") == 2
-    assert output.count(f"store folder:{tmp_path / 'store'} answers") == 2
-    assert output.endswith(
-        "namespace run of job job\n"
-        "  in the store: step 4 of 4\n"
-        "  step  generation  complete  size     in memory of (shards)   store\n"
-        "  4     0           yes       2.0 MiB  node-0 2/2, node-1 2/2  2/2\n"
-    )
+def test_it_ends_when_a_daemon_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "arena"
+    with Daemon(folder=folder) as daemon:
+        words = [sys.executable, "-m", "resilience.tiered", "wait", "--dir", folder]
+        waiting = subprocess.Popen([*words, "--timeout-s", "60"], env={"PYTHONPATH": str(ROOT)})
+        daemon.start()
+        assert waiting.wait(LIMIT_S) == 0
+        assert ask("wait", MEMORYD_DIR=str(folder)) == (0, "", "")
 
 
-def is_settled(reply: dict[str, Any]) -> bool:
-    """Say whether a daemon knows of a step that is everywhere."""
-    steps = reply["jobs"].get("run", {"steps": []})["steps"]
-    return bool(steps) and (steps[0]["ram"], steps[0]["store"]) == ({"node-0": 2, "node-1": 2}, 2)
+def test_a_daemon_that_was_killed_is_not_there(tmp_path: Path) -> None:
+    folder = tmp_path / "arena"
+    with Daemon(folder=folder).start() as daemon:
+        daemon.kill()
+        assert (folder / SOCKET_NAME).exists()
+        status, output, errors = ask("wait", "--dir", folder, "--timeout-s", "0.2")
+    assert (status, output) == (1, "")
+    assert f"no daemon has answered in {folder} within 0.2 s" in errors
+    assert "Connection refused" in errors
+
+
+def test_one_that_asks_for_a_token_has_answered(tmp_path: Path) -> None:
+    write_token(tmp_path / "token")
+    write_token(tmp_path / "other", "that of another run")
+    folder = tmp_path / "arena"
+    with Daemon(folder=folder, options=("--token-file", str(tmp_path / "token"))).start():
+        assert ask("wait", "--dir", folder)[0] == 0
+        variables = {"MEMORYD_TOKEN_FILE": str(tmp_path / "token")}
+        assert ask("wait", "--dir", folder, **variables)[0] == 0
+        wrong = ask("wait", "--dir", folder, "--token-file", tmp_path / "other")
+    assert wrong == (1, "", "resilience.tiered: wrong token\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param([], "arguments are required: COMMAND", id="nothing"),
+        pytest.param(["wait", "--timeout-s", "0"], "--timeout-s: '0': Input should be", id="zero"),
+        pytest.param(["wait", "--timeout-s", "x"], "--timeout-s: 'x': Input should be", id="text"),
+        pytest.param(["wait", "--token-file", "/no"], "--token-file: '/no' cannot be", id="token"),
+        pytest.param(["wait", "--dri", "/"], "unrecognized arguments: --dri", id="mistyped"),
+    ],
+)
+def test_wrong_options_are_refused(words: list[str], message: str) -> None:
+    status, output, errors = ask(*words)
+
+    assert (status, output) == (2, "")
+    assert message in errors

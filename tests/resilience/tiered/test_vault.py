@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,10 @@ from resilience.tiered.errors import HeldError, RefusedError, StaleError, VaultF
 from resilience.tiered.shard import ShardId
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import make_content, make_id, make_meta, segments
+from tests.resilience.tiered.vaults import Reopen, put
 
 PAGE = mmap.PAGESIZE
 BUDGET = 10 * PAGE
-
-Reopen = Callable[[], Vault]
 
 
 @pytest.fixture
@@ -28,30 +27,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reopen(folder: Path) -> Iterator[Reopen]:
-    """Return what gives the vault of a daemon that is started anew on the same folder."""
-    arenas: list[Arena] = []
-
-    def open_anew() -> Vault:
-        for each in arenas:
-            each.close()
-        arenas[:] = [Arena(folder, BUDGET)]
-        return Vault(arenas[0])
-
-    yield open_anew
-    for each in arenas:
-        each.close()
+def reopen(reopen: Reopen) -> Reopen:
+    return partial(reopen, BUDGET)
 
 
 @pytest.fixture
 def vault(reopen: Reopen) -> Vault:
     return reopen()
-
-
-def put(vault: Vault, shard_id: ShardId, content: bytes = b"hello") -> None:
-    with vault.begin(shard_id, len(content)) as writing:
-        writing.memory[:] = content
-        writing.commit(make_meta(shard_id, content))
 
 
 def get(vault: Vault, shard_id: ShardId) -> bytes:
@@ -429,9 +411,74 @@ def test_content_that_is_held_gets_another_name(vault: Vault, reopen: Reopen) ->
     assert get(reopen(), make_id(2)) == b"hello"
 
 
-def test_a_namespace_says_whose_it_is(vault: Vault) -> None:
-    assert vault.job_of("run") is None
+@pytest.mark.parametrize(
+    ("step", "generation", "is_copy", "is_stale"),
+    [
+        pytest.param(81, 5, False, True, id="of-the-old-run"),
+        pytest.param(81, 5, True, True, id="a-copy-of-it"),
+        pytest.param(80, 5, False, True, id="an-old-worker-that-lives-yet"),
+        pytest.param(80, 5, True, False, id="a-copy-of-what-was-before-both"),
+        pytest.param(81, 9, False, False, id="of-the-new-run"),
+        pytest.param(70, 9, False, False, id="of-the-new-run-and-earlier"),
+    ],
+)
+def test_a_run_that_goes_back_is_the_only_one_from_there_on(
+    reopen: Reopen, step: int, generation: int, is_copy: bool, is_stale: bool
+) -> None:
+    vault = reopen()
+    put(vault, make_id(100, generation=5))
+    vault.begin_run("run", step=80, first_generation=9)
+
+    for number in range(2):
+        vault = reopen() if number else vault
+        if is_stale:
+            with pytest.raises(StaleError, match="comes too late"):
+                put(vault, make_id(step, generation=generation), is_copy=is_copy)
+        else:
+            put(vault, make_id(step, str(number), generation=generation), is_copy=is_copy)
+
+
+def test_what_was_begun_before_is_not_committed_after(reopen: Reopen) -> None:
+    vault = reopen()
+    shard_id = make_id(100, generation=5)
+    with vault.begin(shard_id, 5) as writing:
+        writing.memory[:] = b"hello"
+        vault.begin_run("run", step=80, first_generation=9)
+        with pytest.raises(StaleError):
+            writing.commit(make_meta(shard_id, b"hello"))
+
+    assert vault.find(shard_id) is None
+    assert vault.free_bytes == vault.budget_bytes
+
+
+def test_the_newest_run_counts_and_the_same_may_say_so_again(reopen: Reopen) -> None:
+    vault = reopen()
+    for _ in range(2):
+        vault.begin_run("run", step=80, first_generation=9)
+    with pytest.raises(StaleError, match="the run from 9 on went on from step 80"):
+        vault.begin_run("run", step=60, first_generation=9)
+    with pytest.raises(StaleError):
+        vault.begin_run("run", step=60, first_generation=8)
+    vault.begin_run("run", step=90, first_generation=12)
+    vault.begin_run("other", step=5, first_generation=1)
+
+    assert vault.runs() == {"run": (None, {9: 80, 12: 90}), "other": (None, {1: 5})}
+    vault.begin_run("run", step=80, first_generation=13)
+    assert vault.runs()["run"] == (None, {13: 80})
+
+
+def test_a_run_is_known_when_nothing_is_held_and_until_another_job_begins(reopen: Reopen) -> None:
+    """Other nodes may still have what is of an older one, and say only once where it began."""
+    vault = reopen()
+    vault.claim("run", "job").close()
+    vault.begin_run("run", step=90, first_generation=7, job="job")
     claim = vault.claim("run", "job")
-    assert vault.job_of("run") == "job"
     claim.close()
-    assert vault.job_of("run") is None
+    for again in (vault, reopen()):
+        with pytest.raises(StaleError):
+            again.begin(make_id(110, generation=6), 5, is_copy=True)
+        assert again.job_of("run") is None
+    again.claim("run", "another")
+
+    assert again.runs() == {}
+    assert again.job_of("run") == "another"

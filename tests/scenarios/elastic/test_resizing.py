@@ -15,7 +15,7 @@ import pytest
 from launcher.job import Job, read_job
 from launcher.report.record import build_record
 from tests.ports import free_ports
-from tests.resilience.tiered.cluster import wait_until
+from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.tiered.runs import Nodes, loads, start_nodes, tiered
 from tests.training.jobs import make_job, write_job
 from tests.training.workers import ROOT, Outcome, Workers, rank_variables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -12,14 +11,20 @@ from typing import Any
 from resilience.tiered.client import TieredClient
 from resilience.tiered.frames import FrameSocket
 from tests.ports import free_ports
-from tests.resilience.tiered.cluster import (
-    Cluster,
-    count_held,
-    make_cluster,
-    wait_until,
+from tests.resilience.tiered.cluster import Cluster, count_held, make_cluster
+from tests.resilience.tiered.daemons import (
+    LIMIT_S,
+    MIB,
+    Daemon,
+    ask,
+    load,
+    make_content,
+    make_id,
+    save,
 )
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, load, make_content, make_id, save
 from tests.resilience.tiered.http_client import Client
+from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.memoryd.test_peers import connect, hello
 from tests.scenarios.memoryd.process_use import read_use
 from tests.tokens import write_token
 
@@ -53,8 +58,7 @@ class Guarded:
 
     def peer(self) -> FrameSocket:
         """Return a connection to the door for other nodes."""
-        address = ("127.0.0.1", self.cluster.ports["a"])
-        connection = FrameSocket(socket.create_connection(address, timeout=LIMIT_S))
+        connection = connect(self.cluster.ports["a"])
         self._opened.callback(connection.close)
         return connection
 
@@ -110,7 +114,7 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
     words = ("--token-file", str(token_file), *options)
     with make_cluster(folder, budget_mib=BUDGET_MIB, options=words) as cluster:
         for daemon in cluster.nodes.values():
-            daemon.client = _with_token(daemon)  # type: ignore[method-assign]
+            daemon.token = TOKEN
             daemon.is_real = True  # its memory is measured
         cluster["a"].start("--http", f"127.0.0.1:{port}")
         cluster["b"].start()
@@ -121,28 +125,12 @@ def make_guarded(tmp_path: Path, *options: str) -> Iterator[Guarded]:
             guarded.close()
 
 
-def _with_token(daemon: Daemon) -> Any:
-    """Return `client` of a daemon, for those who know the token if they say no other."""
-    make = daemon.client
-
-    def client(namespace: str | None = "run", **options: Any) -> TieredClient:
-        return make(namespace, **{"token": TOKEN, **options})
-
-    return client
-
-
-def ask(connection: FrameSocket, message: dict[str, Any]) -> dict[str, Any]:
-    connection.send(message, timeout_s=LIMIT_S)
-    return connection.receive(timeout_s=LIMIT_S).message
-
-
 def local_hello(token: object, **changes: object) -> dict[str, Any]:
     return {"op": "hello", "token": token, "namespace": "run", "job": "job", **changes}
 
 
 def peer_hello(token: object, **changes: object) -> dict[str, Any]:
-    fields = {"op": "hello", "version": 1, "node": "b", "boot": "1", "is_link": False}
-    return {**fields, "token": token, **changes}
+    return hello(token=token, **changes)
 
 
 def is_ended(connection: FrameSocket) -> bool:

@@ -1,13 +1,11 @@
-"""A rank of a job without torch: saves and loads known bytes as it is told, line by line.
-
-usage: rank_process.py SOCKET NAMESPACE JOB [TOKEN]    orders and answers are lines of JSON
-"""
+"""A rank of a job: saves and loads known bytes as it is told, one order after the other."""
 
 from __future__ import annotations
 
-import json
 import random
-import sys
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ def read_id(client: TieredClient, order: dict[str, Any]) -> ShardId:
     )
 
 
-def save(client: TieredClient, order: dict[str, Any]) -> dict[str, Any]:
+def save(client: TieredClient, order: dict[str, Any], orders: Connection) -> dict[str, Any]:
     """Save a shard; with `halt`, say so when half of it is written, and wait for the end."""
     shard_id, num_bytes = read_id(client, order), order["num_bytes"]
     content = make_bytes(shard_id, num_bytes)
@@ -54,8 +52,8 @@ def save(client: TieredClient, order: dict[str, Any]) -> dict[str, Any]:
     with draft:
         if order.get("halt"):
             draft.memory[: num_bytes // 2] = content[: num_bytes // 2]
-            say({"halted": True})
-            sys.stdin.readline()
+            orders.send({"halted": True})
+            orders.recv()
         draft.memory[:] = content
         draft.commit(make_meta(shard_id, content, num_shards=order["num_shards"]))
     return {}
@@ -86,24 +84,12 @@ def steps(client: TieredClient, order: dict[str, Any]) -> dict[str, Any]:
     return {"steps": [[each.step, each.generation, list(each.shards)] for each in rows]}
 
 
-def say(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    path, namespace, job, *token = sys.argv[1:]
-    orders = {"save": save, "load": load, "steps": steps}
-    with TieredClient(
-        Path(path), namespace=namespace, job=job, token=token[0] if token else ""
-    ) as client:
-        while line := sys.stdin.readline():
-            order = json.loads(line)
+def serve(orders: Connection, path: str, namespace: str) -> None:
+    """Do what the other end orders, and answer, until it ends."""
+    acts = {"save": partial(save, orders=orders), "load": load, "steps": steps}
+    with TieredClient(Path(path), namespace=namespace, job="job") as client, suppress(EOFError):
+        while order := orders.recv():
             try:
-                say(orders[order["op"]](client, order))
+                orders.send(acts[order["op"]](client, order))
             except (TieredError, KeyError, ValueError) as error:
-                say({"error": type(error).__name__, "text": str(error)})
-
-
-if __name__ == "__main__":
-    main()
+                orders.send({"error": type(error).__name__, "text": str(error)})

@@ -6,13 +6,9 @@ was on offer before is still there, whole and to the byte, for every node that i
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +21,10 @@ import xxhash
 from resilience.tiered.client import TieredClient
 from resilience.tiered.shard import ShardId, ShardMeta, decode_meta
 from tests.processes import stop
+from tests.resilience.rank_processes import CONTEXT, PRELOADED
 from tests.resilience.tiered.cluster import Cluster, make_cluster
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, ROOT, Daemon, segments
-from tests.scenarios.memoryd.rank_process import make_bytes
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, segments
+from tests.scenarios.memoryd.rank_process import make_bytes, serve
 
 NAMESPACE = "run"
 GONE_S = 1.0
@@ -38,41 +35,32 @@ StepId = tuple[int, int]
 class Rank:
     """A process that saves and loads through the daemon of its node."""
 
-    def __init__(self, daemon: Daemon, *, job: str = "job", namespace: str = NAMESPACE) -> None:
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.scenarios.memoryd.rank_process"),
-                *(str(daemon.socket_path), namespace, job),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+    def __init__(self, daemon: Daemon) -> None:
+        CONTEXT.set_forkserver_preload(PRELOADED)
+        self._pipe, orders = CONTEXT.Pipe()
+        arguments = (orders, str(daemon.socket_path), NAMESPACE)
+        self._process = CONTEXT.Process(target=serve, args=arguments)
+        self._process.start()
+        orders.close()
 
     def order(self, op: str, **words: Any) -> None:
         """Tell it what to do, without waiting."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"op": op, **words}) + "\n")
-        self.process.stdin.flush()
+        self._pipe.send({"op": op, **words})
 
     def answer(self) -> dict[str, Any]:
         """Wait for what it says to the last order."""
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 2 * LIMIT_S)
-        assert ready, "a rank does not answer"
-        line = self.process.stdout.readline()
-        assert line, f"a rank has ended: {self.process.wait()}"
-        return dict(json.loads(line))
+        assert self._pipe.poll(2 * LIMIT_S), "a rank does not answer"
+        return dict(self._pipe.recv())
 
     def ask(self, op: str, **words: Any) -> dict[str, Any]:
         self.order(op, **words)
         return self.answer()
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self._pipe.close()
 
 
 class Scene:

@@ -16,10 +16,13 @@ from resilience.tiered.memoryd.http_spaces import Spaces
 from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.vault import Vault
 from tests.ports import free_ports
-from tests.resilience.tiered.cluster import Cluster, make_cluster, wait_until
-from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
+from tests.resilience.tiered.aws_ranks import PYTHON, SAVED, Workers, loaded
+from tests.resilience.tiered.cluster import Cluster, make_cluster
+from tests.resilience.tiered.daemons import MIB, make_content, make_id
 from tests.resilience.tiered.http_client import Client, shard_path
-from tests.resilience.tiered.kept import lose_memory
+from tests.resilience.tiered.kept import lose_memory, wait_until
+from tests.resilience.tiered.vaults import put
+from tests.tokens import write_token
 
 WORLD = 4
 HOMES = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -180,9 +183,7 @@ def test_no_room_is_made_of_steps_that_a_silent_node_may_complete(tmp_path: Path
     spaces = Spaces(vault, tmp_path, num_spaces_max=1, peers=peers, safe=lambda name: ())
     spaces.create("space", 2, 1)
     for step in (90, 100, 110):
-        with vault.begin(make_id(step, name="http:space"), 5) as writing:
-            writing.memory[:] = b"hello"
-            writing.commit(make_meta(writing.id, b"hello", num_shards=2))
+        put(vault, make_id(step, name="http:space"), num_shards=2)
 
     assert not spaces.make_room(spaces.get("space"), 120)
     peers.is_there = True
@@ -190,3 +191,32 @@ def test_no_room_is_made_of_steps_that_a_silent_node_may_complete(tmp_path: Path
 
     assert sorted(each.id.step for each in vault.metas()) == [100, 110]
     arena.close()
+
+
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"no {PYTHON}; scripts/install-aws-checkpointing.sh makes it"
+)
+@pytest.mark.slow
+def test_ranks_load_at_the_other_nodes_door_what_dead_ones_saved(tmp_path: Path) -> None:
+    write_token(tmp_path / "token")
+    options = ("--token-file", str(tmp_path / "token"), "--http-open")
+    first, second = ports = free_ports(2)
+    there = [f"http://127.0.0.1:{each}" for each in (first, first, second, second)]
+    with make_cluster(tmp_path, budget_mib=256, options=options) as cluster:
+        for daemon, port in zip(cluster.nodes.values(), ports, strict=True):
+            daemon.start("--http", f"127.0.0.1:{port}")
+        with Workers(tmp_path) as workers:
+            assert workers.save(urls=there, namespace="job", step=7, seed=1) == SAVED
+            workers.kill()
+            wait_listed(ports, [7])
+            assert workers.load(urls=there[::-1], namespace="job", seed=1) == loaded(7)
+            assert workers.save(urls=there[::-1], namespace="job", step=8, seed=2) == SAVED
+            wait_listed(ports, [8, 7])
+            assert workers.load(urls=there, namespace="job", seed=2) == loaded(8)
+
+
+def wait_listed(ports: Sequence[int], steps: list[int]) -> None:
+    """Wait until both doors list these steps: nodes hear of each other's a moment later."""
+    for port in ports:
+        with Client(("127.0.0.1", port)) as client:
+            wait_until(lambda client=client: client.latest("job") == steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 
 from resilience.tiered.errors import VaultFullError
-from resilience.tiered.memoryd.options import parse_options
-from tests.resilience.tiered.cluster import Cluster, count_held, make_cluster, wait_until
+from tests.resilience.tiered.cluster import Cluster, count_held, make_cluster
 from tests.resilience.tiered.daemons import (
     LIMIT_S,
     MIB,
@@ -23,33 +21,30 @@ from tests.resilience.tiered.daemons import (
     save,
     segments,
 )
-from tests.resilience.tiered.kept import stored
+from tests.resilience.tiered.kept import stored, wait_until
 from tests.scenarios.memoryd.scene import make_scene
 
 INSTEAD = ("--peers-hold", "instead", "--peer-gone-s", "2")
 SIZE = 5 * MIB
-ALONE = ["--budget-mib", "1"]
-LISTEN = [*ALONE, "--peer-listen", "127.0.0.1:7000", "--peers-hold", "instead"]
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Cluster]:
-    with make_cluster(tmp_path, options=INSTEAD) as cluster:
+    """Two nodes with memory for three states."""
+    with make_cluster(tmp_path, options=INSTEAD, budget_mib=3 * SIZE // MIB) as cluster:
         cluster.start()
         yield cluster
 
 
-def content(name: str, step: int, number: int = 0) -> bytes:
-    return make_content(SIZE, 1000 * step + 10 * ord(name) + number)
+def content(name: str, step: int) -> bytes:
+    return make_content(SIZE, 1000 * step + ord(name))
 
 
-def save_all(cluster: Cluster, step: int, *, each: int = 1) -> None:
-    """Let every node write its shards of a step."""
-    for name in cluster.nodes:
-        client = cluster[name].client()
-        for number in range(each):
-            shard = make_id(step, f"{name}{number}")
-            save(client, shard, content(name, step, number), num_shards=each * len(cluster.nodes))
+def save_all(cluster: Cluster, step: int) -> None:
+    """Let every node write its shard of a step."""
+    for name, daemon in cluster.nodes.items():
+        shard = make_id(step, f"{name}0")
+        save(daemon.client(), shard, content(name, step), num_shards=len(cluster.nodes))
 
 
 def save_at_once(cluster: Cluster, step: int, *, shared: str = "") -> list[Callable[[], None]]:
@@ -81,7 +76,10 @@ def holds(daemon: Daemon) -> dict[int, set[str]]:
 def wait_settled(cluster: Cluster, step: int, expected: dict[str, set[str]]) -> None:
     """Wait until each node has what it is to keep of a step, and nothing else."""
     for name, shards in expected.items():
-        wait_until(lambda n=name, s=shards: holds(cluster[n]) == {step: s}, cluster[name])
+        wait_until(
+            lambda n=name, s=shards: holds(cluster[n]) == {step: s},
+            cluster[name].client(None).status,
+        )
 
 
 def arena_bytes(daemon: Daemon) -> int:
@@ -101,7 +99,7 @@ def test_two_nodes_have_each_others_shards_and_memory_for_one_save(pair: Cluster
         save_all(pair, step)
         wait_settled(pair, step, {"a": {"b0"}, "b": {"a0"}})
     for name in "ab":
-        wait_until(lambda n=name: arena_bytes(pair[n]) == 2 * SIZE, pair[name])
+        wait_until(lambda n=name: arena_bytes(pair[n]) == 2 * SIZE, pair[name].client(None).status)
         assert status(pair[name])["held_bytes"] == SIZE
         assert [each.step for each in pair[name].client().steps()] == [3]
         assert read(pair[name], 3, f"{name}0") == (
@@ -123,7 +121,7 @@ def test_the_old_step_stays_until_all_have_written_the_new_one(pair: Cluster) ->
     wait_until(lambda: count_held(pair["b"], make_id(2)) == 1)
     client.close()
 
-    wait_until(lambda: holds(pair["a"]) == {1: {"b0"}}, pair["a"])
+    wait_until(lambda: holds(pair["a"]) == {1: {"b0"}}, pair["a"].client(None).status)
     assert holds(pair["b"]) == {1: {"a0"}, 2: {"a0"}}
     assert [each.step for each in pair["b"].client().steps()] == [1]
     assert read(pair["a"], 1, "a0")[1] == content("a", 1)
@@ -198,14 +196,6 @@ def test_a_daemon_that_was_killed_finds_what_it_keeps(pair: Cluster) -> None:
     wait_settled(pair, 2, {"a": {"b0"}, "b": {"a0"}})
 
 
-def test_three_states_are_memory_enough_for_save_after_save(tmp_path: Path) -> None:
-    with make_cluster(tmp_path, options=INSTEAD, budget_mib=3 * 2 * SIZE // MIB) as cluster:
-        cluster.start()
-        for step in (1, 2, 3):
-            save_all(cluster, step, each=2)
-            wait_settled(cluster, step, {"a": {"b0", "b1"}, "b": {"a0", "a1"}})
-
-
 def test_two_states_alone_are_not_and_nothing_is_lost(tmp_path: Path) -> None:
     with make_cluster(tmp_path, options=INSTEAD, budget_mib=2 * SIZE // MIB) as cluster:
         cluster.start()
@@ -248,33 +238,3 @@ def test_who_is_killed_in_mid_save_leaves_the_newest_complete_step(
 
         scene.check(before)
         assert scene.go_on() > before
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([*ALONE, "--peers-hold", "instead"], "--peers-hold: instead needs --peer-listen"),
-        ([*LISTEN, "--replicas", "0"], "--replicas: 0 is not allowed with --peers-hold instead"),
-        (
-            [*LISTEN, "--domains-min", "2"],
-            "--domains-min: 2 is more than --replicas 1, .* 1 to 1 is allowed",
-        ),
-        ([*ALONE, "--peers-hold", "both"], "'both': Input should be 'copies' or 'instead'"),
-    ],
-)
-def test_wrong_options_are_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse_options(words)
-    assert re.search(message, capsys.readouterr().err)
-
-
-def test_options_say_how_many_keep_a_shard_and_in_how_many_domains() -> None:
-    for replicas, domains_min in ((1, 1), (2, 2), (3, 2)):
-        options = parse_options([*LISTEN, "--replicas", str(replicas)])
-        settings = options.kept.settings
-        assert options.peers is not None
-        assert options.peers.holds_instead
-        assert (settings.keepers, settings.domains_min) == (replicas, domains_min)
-    assert parse_options(ALONE).kept.settings.keepers == 0

@@ -10,15 +10,9 @@ import pytest
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import TierError
 from resilience.tiered.shard import ShardId
-from tests.resilience.tiered.cluster import (
-    count_held,
-    load_own,
-    make_cluster,
-    wait_held,
-    wait_until,
-)
+from tests.resilience.tiered.cluster import count_held, load_own, make_cluster, wait_held
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save, segments
-from tests.resilience.tiered.kept import lose_memory, stored
+from tests.resilience.tiered.kept import lose_memory, stored, wait_until
 
 SIZE = MIB + 3
 CONTENT = make_content(SIZE, 1)
@@ -67,7 +61,7 @@ def test_a_node_drops_what_another_one_got_damaged_from_it(tmp_path: Path) -> No
         save(cluster["a"].client(), make_id(), CONTENT)
         damage(cluster["a"])
         with cluster["b"].client() as client:
-            wait_until(lambda: bool(client.steps()), cluster["b"])
+            wait_until(lambda: bool(client.steps()), cluster["b"].client(None).status)
 
         with pytest.raises(TierError, match="cannot be had"):
             load_own(cluster["b"], make_id())

@@ -16,23 +16,21 @@ import pytest
 
 from resilience.tiered.errors import LostError
 from resilience.tiered.frames import FrameSocket
-from tests.resilience.tiered.cluster import wait_until
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, ask, make_content, make_id, save
 from tests.resilience.tiered.http_client import head, shard_meta, shard_path
+from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.memoryd.guarded import (
     BEARER,
     BUDGET_MIB,
     EXTRA_BYTES,
     TOKEN,
     Guarded,
-    ask,
     is_ended,
     local_hello,
     make_guarded,
     peer_hello,
 )
 
-WRONG_TOKENS = ["", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00e9", "x" * 5000]
 NUM_CONNECTIONS = 1000
 
 
@@ -41,89 +39,6 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
     (tmp_path / "disk").mkdir()
     with make_guarded(tmp_path, "--store", f"folder:{tmp_path / 'disk' / 'store'}") as opened:
         yield opened
-
-
-@pytest.mark.slow
-def test_wrong_token_at_each_door(guarded: Guarded) -> None:
-    worker, aws = guarded.log_in()
-    for token in WRONG_TOKENS:
-        for connection, hello in (
-            (guarded.local(), local_hello(token)),
-            (guarded.peer(), peer_hello(token)),
-            (guarded.peer(), peer_hello(token, is_link=True)),
-        ):
-            reply = ask(connection, hello)
-            assert (reply["error"], reply["message"]) == ("refused", "wrong token")
-            assert is_ended(connection)
-        for method, path in (
-            ("GET", "/v1/cp/checkpoints/theirs/latest"),
-            ("GET", shard_path("theirs", 0, 1)),
-            ("POST", shard_path("theirs", 0, 1)),
-            ("DELETE", "/v1/cp/namespaces/theirs"),
-            ("POST", "/v1/cp/cluster/reset"),
-        ):
-            words = {"Authorization": f"Bearer {token}".encode().decode("latin-1")}
-            with guarded.http() as stranger:
-                answer = stranger.ask(method, path, b"", Shard_Meta=shard_meta(b""), **words)
-            assert answer.status == 401
-            assert answer.headers["www-authenticate"] == "Bearer"
-
-    guarded.serve(worker, aws)
-
-
-TRICKS = ["..", ".", "../x", "../../x", "/etc/x", "a/../../x", "a/b", "a\\..\\x", ".x", "a\0b", "~"]
-
-
-@pytest.mark.slow
-def test_no_namespace_leads_out_of_its_folder(guarded: Guarded) -> None:
-    worker, aws = guarded.log_in()
-    guarded.serve(worker, aws)
-    before = _folders(guarded)
-    encoded = [
-        each.replace("/", "%2f").replace("\\", "%5c").replace("\0", "%00") for each in TRICKS
-    ]
-    encoded += [each.replace(".", "%2e") for each in encoded]
-    encoded += [each.replace("%", "%25") for each in encoded if "%" in each]
-    encoded += ["..%c0%af..%c0%afx", "%u002e%u002e", "..;", "%"]
-    for name in [*encoded, *TRICKS]:
-        for method, path in (
-            ("POST", f"/v1/cp/namespaces/{name}?num_ranks=1"),
-            ("POST", f"/v1/cp/checkpoints/{name}/0/1"),
-            ("GET", f"/v1/cp/checkpoints/{name}/0/1"),
-        ):
-            with guarded.http() as client:
-                body = b"x" if method == "POST" else None
-                words = {"Shard_Meta": shard_meta(b"x"), "Authorization": BEARER}
-                assert client.ask(method, path, body, **words).status in (400, 404), (name, path)
-    node = guarded.known_peer()
-    for name in TRICKS:
-        hello = ask(guarded.local(), local_hello(TOKEN, namespace=name))
-        assert hello["error"] == "invalid", name
-        for row in ([name, 1, 0, "0"], ["http:" + name, 1, 0, "0"]):
-            assert ask(node, {"op": "fetch", "shard": row})["error"] == "invalid", name
-    link = _link(guarded)
-    for name in TRICKS:
-        shard = {"format": 1, "namespace": name}
-        reply = ask(link, {"op": "push", "shard": shard, "origin": "b", "job": "job"})
-        assert reply["error"] == "invalid", name
-    link.close()
-
-    store = guarded.folder.parent / "disk" / "store"
-    new = _folders(guarded) - before - {store}
-    assert {each for each in new if not each.is_relative_to(store / "run")} == set()
-    guarded.serve(worker, aws)
-
-
-def _folders(guarded: Guarded) -> set[Path]:
-    return {each for each in guarded.folder.parent.rglob("*") if each.is_dir()}
-
-
-def _link(guarded: Guarded) -> FrameSocket:
-    """Return a connection that says it is node b's own; the real one comes back behind it."""
-    link = guarded.peer()
-    reply = ask(link, peer_hello(TOKEN, is_link=True, domain="b", switch=""))
-    assert reply["node"] == "a"
-    return link
 
 
 @pytest.mark.slow

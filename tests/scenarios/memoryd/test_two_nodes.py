@@ -8,27 +8,11 @@ from pathlib import Path
 import pytest
 
 from resilience.tiered.client import TieredClient
-from tests.ports import free_ports
 from tests.resilience.tiered.cluster import make_cluster, wait_held
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, Daemon, make_content, make_id, save
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id, save
 from tests.resilience.tiered.kept import held, lose_memory, stored, wait_until, waiting
 
 SIZE = 5 * MIB + 3
-
-
-def make_pair(folder: Path) -> list[Daemon]:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    daemons = []
-    for own, other in ((0, 1), (1, 0)):
-        (folder / f"node-{own}").mkdir()
-        words = (
-            *("--node", f"node-{own}", "--peer-listen", addresses[own]),
-            *("--peer", f"node-{other}={addresses[other]}", "--peer-gone-s", "2"),
-            *("--store", f"folder:{folder / 'store'}"),
-        )
-        arena = folder / f"node-{own}" / "arena"
-        daemons.append(Daemon(folder=arena, budget_mib=64, options=words))
-    return daemons
 
 
 def read(client: TieredClient, shard: str) -> tuple[str, bytes]:
@@ -37,8 +21,9 @@ def read(client: TieredClient, shard: str) -> tuple[str, bytes]:
 
 
 def test_a_lost_node_reads_from_its_peer_and_two_lost_nodes_from_the_store(tmp_path: Path) -> None:
-    first, second = make_pair(tmp_path)
-    with first, second:
+    options = ("--peer-gone-s", "2", "--store", f"folder:{tmp_path / 'store'}")
+    with make_cluster(tmp_path, options=options) as cluster:
+        first, second = cluster.nodes.values()
         clients = [each.start().client() for each in (first, second)]
         for step in range(1, 5):
             for number, client in enumerate(clients):
@@ -56,7 +41,7 @@ def test_a_lost_node_reads_from_its_peer_and_two_lost_nodes_from_the_store(tmp_p
             source, loaded = read(client, shard)
             assert loaded == content
             # The peer may have been faster than the reader, the store never is.
-            assert source in {"peer:node-1", "ram"}
+            assert source in {"peer:b", "ram"}
 
         for each in (first, second):
             lose_memory(each)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.cases import slow
 from tests.scenarios.recovery.conftest import Undisturbed, undisturbed  # noqa: F401
 from tests.scenarios.recovery.runs import finish, make_fault_job, run_job, start_run
 from tests.training.conftest import Reference
@@ -33,7 +32,8 @@ def mmap(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("num_workers", [slow(1), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_run_has_the_bits_of_one_that_reads_its_data_itself(
     workers: Workers, reference: Reference, tmp_path: Path, num_workers: int
 ) -> None:

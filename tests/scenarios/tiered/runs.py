@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from launcher.job import Job
 from resilience.events import Event
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
-from tests.ports import free_ports
+from tests.resilience.tiered.cluster import make_cluster
 from tests.resilience.tiered.daemons import Daemon
 from tests.scenarios.recovery.runs import make_fault_job
 from tests.training.workers import Outcome
@@ -93,20 +93,9 @@ def start_nodes(
 ) -> Iterator[Nodes]:
     """Start a daemon for each name; more than one know each other, a failure domain each."""
     folder.mkdir(parents=True, exist_ok=True)
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
-    with ExitStack() as stack:
-        nodes = Nodes(folder, {})
-        for name in names:
-            words = ["--node", name, *options]
-            if len(names) > 1:
-                words += ["--peer-listen", f"127.0.0.1:{ports[name]}"]
-            for other in names:
-                if other != name:
-                    words += ["--peer", f"{other}=127.0.0.1:{ports[other]}"]
-            daemon = Daemon(folder=folder / name, budget_mib=BUDGET_MIB, options=words)
-            nodes.daemons[name] = stack.enter_context(daemon)
-            daemon.start()
-        yield nodes
+    with make_cluster(folder, names, budget_mib=BUDGET_MIB, options=options) as cluster:
+        cluster.start()
+        yield Nodes(folder, cluster.nodes)
 
 
 def make_tiered_job(trainer: str, *, tiers: dict[str, Any] | None = None, **parts: Any) -> Job:

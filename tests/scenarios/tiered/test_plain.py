@@ -11,14 +11,14 @@ import pytest
 from launcher.job import Job
 from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
-from resilience.tiered.loader import whole_steps
 from tests.resilience.tiered.daemons import make_content, make_id, save
-from tests.scenarios.tiered.runs import Nodes, loads, open_only, saved_steps, start_nodes, tiered
+from tests.scenarios.tiered.runs import Nodes, folder_store, saved_steps, start_nodes, tiered
+from tests.scenarios.tiered.test_aws import aws_job
 from tests.training.jobs import make_job
 from tests.training.workers import Outcome, Workers
+from training.backends.aws_library import PACKAGE
 from training.backends.choice import open_checkpoints
 from training.errors import TrainingError
-from training.stop import EXIT_STATUS
 
 
 def plain_job(max_steps: int, *, num_devices: int = 2, **tiers: Any) -> Job:
@@ -36,39 +36,6 @@ def plain_job(max_steps: int, *, num_devices: int = 2, **tiers: Any) -> Job:
 
 def train(workers: Workers, nodes: Nodes, folder: Path, job: Job, **options: Any) -> Outcome:
     return workers.run(job, folder, variables=nodes.variables("n0"), **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_run_goes_on_with_other_workers(tmp_path: Path, workers: Workers, num_devices: int) -> None:
-    undisturbed = workers.run(
-        plain_job(14).model_copy(update={"resilience": make_job().resilience}), tmp_path / "calm"
-    )
-
-    with start_nodes(tmp_path / "nodes") as nodes:
-        train(workers, nodes, tmp_path / "run", plain_job(10))
-        second = train(workers, nodes, tmp_path / "run", plain_job(14, num_devices=num_devices))
-
-    assert {each[1:] for each in loads(second)} == {(10, "ram")}
-    assert second.losses[-4:] == pytest.approx(undisturbed.losses[-4:], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_requested_stop_saves_the_last_step(tmp_path: Path, workers: Workers) -> None:
-    target = "tests.training.programs:stop_within_steps"
-
-    with start_nodes(tmp_path / "nodes") as nodes:
-        job = plain_job(10)
-        outcome = train(
-            workers, nodes, tmp_path / "run", job, target=target, is_success_expected=False
-        )
-        found = whole_steps(open_only(nodes["n0"]))
-
-    assert outcome.statuses == [EXIT_STATUS] * 2
-    (stopped,) = {each.step for each in outcome.named("worker_stopped")}
-    assert stopped is not None
-    assert found[0].step == stopped + 1
-    assert saved_steps(outcome)[-1] == stopped + 1
 
 
 @pytest.mark.slow
@@ -124,31 +91,29 @@ def test_namespace_of_another_job_is_a_users_error(tmp_path: Path, workers: Work
     assert "Traceback" not in text
 
 
-def test_run_without_a_daemons_folder_says_what_is_missing(
-    tmp_path: Path, workers: Workers
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        pytest.param(
+            plain_job(10, store=folder_store("", url=None, every_n_steps=4)),
+            r"^resilience\.tiered\.store\.url is null",
+            id="name-of-the-store",
+        ),
+        pytest.param(plain_job(10), "^the variable MEMORYD_DIR is not set", id="daemon"),
+        pytest.param(
+            aws_job(4),
+            f"^resilience.tiered.backend 'aws' needs the package {PACKAGE}",
+            id="library",
+        ),
+    ],
+)
+def test_run_does_not_begin_without_what_its_checkpoints_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, words: str
 ) -> None:
-    outcome = workers.run(plain_job(10), tmp_path, is_success_expected=False)
-
-    assert 1 in outcome.statuses
-    logs = outcome.log(0) + outcome.log(1)
-    assert "training: the variable MEMORYD_DIR is not set" in logs
-    assert "Traceback" not in logs
-
-
-def test_run_whose_store_nobody_has_named_does_not_begin_without(tmp_path: Path) -> None:
-    unset = ["url", "every_s", "keep", "endpoint", "region", "part_size_mib", "attempts"]
-    store = {
-        **dict.fromkeys(unset),
-        "every_n_steps": 4,
-        "waiting_max": 1,
-        "deadline_s": 60.0,
-        "path_style": False,
-        "required": True,
-    }
-    job = plain_job(10, store=store)
+    monkeypatch.delenv("MEMORYD_DIR", raising=False)
 
     with (
         EventLog(tmp_path / "events.jsonl", node="n0", rank=0, generation=0) as events,
-        pytest.raises(TrainingError, match=r"^resilience\.tiered\.store\.url is null"),
+        pytest.raises(TrainingError, match=words),
     ):
         open_checkpoints(job, run_dir=tmp_path, node="n0", events=events)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from resilience.tiered.loader import whole_steps
+from tests.cases import slow
 from tests.resilience.tiered.daemons import Daemon
 from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.s3_server import s3_server
@@ -46,7 +50,8 @@ def check_went_on(outcome, undisturbed, trainer: str, *, sources: set[str], leas
     return step
 
 
-@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
 def test_run_without_any_worker_goes_on_from_memory(tmp_path, undisturbed, trainer):  # noqa: F811
     job = make_tiered_job(trainer, max_steps=NUM_STEPS)
 
@@ -64,50 +69,40 @@ def test_run_without_any_worker_goes_on_from_memory(tmp_path, undisturbed, train
     assert not outcome.named("checkpoint_failed")
 
 
-@pytest.mark.parametrize("trainer", [pytest.param("ddp", marks=pytest.mark.slow), "hybrid"])
-def test_run_without_any_memory_goes_on_from_the_store(tmp_path, undisturbed, trainer):  # noqa: F811
+@contextmanager
+def open_store(folder: Path, kind: str) -> Iterator[list[str]]:
+    """Give the options for a store that gets each fifth step."""
+    if kind == "folder":
+        yield ["--store", f"folder:{folder / 'store'}", "--store-every-n-steps", "5"]
+        return
+    with s3_server(folder) as server:
+        server.make_bucket("bucket")
+        options = ["--store", "s3://bucket/runs", "--store-endpoint", server.endpoint]
+        yield [*options, "--store-path-style", "--store-every-n-steps", "5"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kind"), [slow("ddp", "folder"), ("hybrid", "folder"), slow("hybrid", "s3")]
+)
+def test_run_without_any_memory_goes_on_from_the_store(tmp_path, undisturbed, trainer, kind):  # noqa: F811
     job = make_tiered_job(trainer, max_steps=NUM_STEPS, faults=[SLOW], settings=PATIENT)
-    options = ["--store", f"folder:{tmp_path / 'store'}", "--store-every-n-steps", "5"]
 
     with (
+        open_store(tmp_path, kind) as options,
         start_nodes(tmp_path / "nodes", options=options) as nodes,
         start_run(tmp_path / "run", job, **nodes.variables("n0")) as run,
     ):
         run.wait_for_step(17)
-        wait_until(lambda: list(tmp_path.glob("store/*/steps/000000000015-*/0.*json")) != [])
+        wait_until(lambda: _stored(nodes["n0"]) == [15])
         wait_until(lambda: not _lacks(nodes["n0"]))
         nodes.lose_memory()
         run.kill_ranks(0, 1, 2, 3)
         outcome = finish(run)
 
     assert outcome.statuses == [0], run.log()
-    step = check_went_on(outcome, undisturbed, trainer, sources={"ram", "folder"}, least=15)
+    step = check_went_on(outcome, undisturbed, trainer, sources={"ram", kind}, least=15)
     assert step == 15
-    assert "folder" in {source for _, _, source in loads(outcome)}
-
-
-@pytest.mark.slow
-def test_run_without_any_memory_goes_on_from_s3(tmp_path, undisturbed):  # noqa: F811
-    job = make_tiered_job("hybrid", max_steps=NUM_STEPS, faults=[SLOW], settings=PATIENT)
-    with s3_server(tmp_path) as server:
-        server.make_bucket("bucket")
-        options = ["--store", "s3://bucket/runs", "--store-endpoint", server.endpoint]
-        options += ["--store-path-style", "--store-every-n-steps", "5"]
-        with (
-            start_nodes(tmp_path / "nodes", options=options) as nodes,
-            start_run(tmp_path / "run", job, **nodes.variables("n0")) as run,
-        ):
-            run.wait_for_step(17)
-            wait_until(lambda: _stored(nodes["n0"]) == [15])
-            wait_until(lambda: not _lacks(nodes["n0"]))
-            nodes.lose_memory()
-            run.kill_ranks(0, 1, 2, 3)
-            outcome = finish(run)
-
-    assert outcome.statuses == [0], run.log()
-    step = check_went_on(outcome, undisturbed, "hybrid", sources={"ram", "s3"}, least=15)
-    assert step == 15
-    assert "s3" in {source for _, _, source in loads(outcome)}
+    assert kind in {source for _, _, source in loads(outcome)}
 
 
 def _is_whole(daemon: Daemon, least: int) -> bool:

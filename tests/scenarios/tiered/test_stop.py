@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilience.tiered.loader import newest_whole
-from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import Daemon
+from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.recovery.runs import finish, start_run
 from tests.scenarios.tiered.runs import is_saved, make_tiered_job, open_only, start_nodes
 

@@ -67,7 +67,8 @@ def load_on_all(folder: Path, kind: str, saved_on: int, tier: str, sizes: Sequen
                 key for whole, _ in found for key in whole if whole[key] != wholes[0][key]
             ] == []
             assert all(whole.keys() == wholes[0].keys() for whole, _ in found)
-            assert all(told["extra"] == {"position": 12} for _, told in found)
+            for _, told in found:
+                assert (told["extra"], told["lr"], told["num_bad"]) == ({"position": 12}, 0.1, 0)
             sources = {each for _, told in found for each in told["source"].split("+")}
             # What one rank has brought lies in memory for the next ones, and the next worlds.
             assert sources <= {source, "ram"}
@@ -78,7 +79,7 @@ def load_on_all(folder: Path, kind: str, saved_on: int, tier: str, sizes: Sequen
     ("kind", "saved_on", "tier", "size"),
     [
         slow("replicated", 2, "s3", 1),
-        slow("full", 4, "folder", 2),
+        slow("full", 4, "folder", 3),
         ("hybrid", 4, "peer", 2),
     ],
 )

@@ -112,12 +112,7 @@ def load_and_gather(
     told = {
         "source": loaded.source,
         "num_bad": loaded.num_bad,
-        "num_bytes": loaded.num_bytes,
         "extra": state.extra,
-        "lr": optimizer_lr(state),
+        "lr": state._optimizer.param_groups[0]["lr"],
     }
     return whole, told
-
-
-def optimizer_lr(state: TorchState) -> float:
-    return float(state._optimizer.param_groups[0]["lr"])

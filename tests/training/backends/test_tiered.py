@@ -15,9 +15,8 @@ from resilience.events import EventLog, read_events
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
 from tests.resilience.state.nodes import PlainView
-from tests.resilience.tiered.cluster import wait_until
 from tests.resilience.tiered.daemons import Daemon
-from tests.resilience.tiered.kept import stored
+from tests.resilience.tiered.kept import stored, wait_until
 from tests.scenarios.tiered.runs import folder_store, tiered
 from tests.training.backends.subjects import NoProgress, go_on, make_subject
 from tests.training.jobs import make_job

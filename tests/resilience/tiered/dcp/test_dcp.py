@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ from tests.resilience.tiered.daemons import Daemon, segments
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DIM = 10
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(folder=tmp_path / "arena", budget_mib=64, options=["--keep", "9"]) as running:
-        yield running.start()
 
 
 def connect(path: str) -> TieredClient:
@@ -68,41 +61,6 @@ def spread(whole: dict[str, Tensor], world_size: int) -> dict[str, Any]:
     }
 
 
-def save_spread(rank: int, world_size: int, folder: str, path: str) -> None:
-    open_world(rank, world_size, folder)
-    with connect(path) as client:
-        writer = TieredWriter(client, step=7, generation=2)
-        dcp.save(spread(make_whole(1), world_size), storage_writer=writer)
-
-
-def load_spread(rank: int, world_size: int, folder: str, path: str) -> dict[str, list[Any]]:
-    open_world(rank, world_size, folder)
-    state = spread(make_whole(2), world_size)
-    state["list"] = [{"step": 0, "name": ""}, 0.0]
-    with connect(path) as client:
-        dcp.load(state, storage_reader=TieredReader(client))
-    found = {
-        name: each.full_tensor() if isinstance(each, DTensor) else each
-        for name, each in state["tensors"].items()
-    }
-    return {**{name: each.tolist() for name, each in found.items()}, "list": state["list"]}
-
-
-@pytest.mark.parametrize(
-    "world_size", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4, 8))]
-)
-def test_what_four_ranks_saved_comes_back_on_any_number(
-    daemon: Daemon, tmp_path: Path, world_size: int
-) -> None:
-    run_ranks(save_spread, 4, str(tmp_path), str(daemon.socket_path))
-    (tmp_path / "load").mkdir()
-
-    found = run_ranks(load_spread, world_size, str(tmp_path / "load"), str(daemon.socket_path))
-
-    expected = {name: each.tolist() for name, each in make_whole(1).items()}
-    assert found == [{**expected, "list": [{"step": 3, "name": "text"}, 2.5]}] * world_size
-
-
 def make_training(world_size: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.ReLU(), nn.Linear(2 * DIM, 3))
@@ -132,40 +90,51 @@ def full(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     return rows
 
 
-def save_training(rank: int, world_size: int, folder: str, path: str) -> list[Any]:
+def save_spread(rank: int, world_size: int, folder: str, path: str) -> list[Any]:
+    """Save tensors of all kinds and a sharded training state."""
     open_world(rank, world_size, folder)
     model, optimizer = make_training(world_size)
     take_steps(model, optimizer, 3)
     weights, moments = get_state_dict(model, optimizer)
-    with connect(path) as client:
-        writer = TieredWriter(client, step=3)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            dcp.async_save({"m": weights, "o": moments}, storage_writer=writer).result()
+    state = {**spread(make_whole(1), world_size), "m": weights, "o": moments}
+    with connect(path) as client, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        writer = TieredWriter(client, step=7, generation=2)
+        dcp.async_save(state, storage_writer=writer).result()
     return full(model, optimizer)
 
 
-def load_training(rank: int, world_size: int, folder: str, path: str) -> list[Any]:
+def load_spread(rank: int, world_size: int, folder: str, path: str) -> tuple[dict[str, Any], Any]:
     open_world(rank, world_size, folder)
     model, optimizer = make_training(world_size)
     weights, moments = get_state_dict(model, optimizer)
-    state = {"m": weights, "o": moments}
+    state = {**spread(make_whole(2), world_size), "m": weights, "o": moments}
+    state["list"] = [{"step": 0, "name": ""}, 0.0]
     with connect(path) as client:
-        dcp.load(state, storage_reader=TieredReader(client, step=3))
+        dcp.load(state, storage_reader=TieredReader(client))
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    return full(model, optimizer)
+    found = {
+        name: each.full_tensor() if isinstance(each, DTensor) else each
+        for name, each in state["tensors"].items()
+    }
+    tensors = {name: each.tolist() for name, each in found.items()}
+    return {**tensors, "list": state["list"]}, full(model, optimizer)
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_sharded_training_state_comes_back_on_another_number_of_ranks(
+@pytest.mark.parametrize(
+    "world_size", [2, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 4, 8))]
+)
+def test_what_four_ranks_saved_comes_back_on_any_number(
     daemon: Daemon, tmp_path: Path, world_size: int
 ) -> None:
-    (expected, *_) = run_ranks(save_training, 4, str(tmp_path), str(daemon.socket_path))
+    (trained, *_) = run_ranks(save_spread, 4, str(tmp_path), str(daemon.socket_path))
     (tmp_path / "load").mkdir()
 
-    found = run_ranks(load_training, world_size, str(tmp_path / "load"), str(daemon.socket_path))
+    found = run_ranks(load_spread, world_size, str(tmp_path / "load"), str(daemon.socket_path))
 
-    assert found == [expected] * world_size
+    expected: dict[str, Any] = {name: each.tolist() for name, each in make_whole(1).items()}
+    expected["list"] = [{"step": 3, "name": "text"}, 2.5]
+    assert found == [(expected, trained)] * world_size
 
 
 def save_alone(client: TieredClient, value: float, step: int) -> None:

@@ -22,15 +22,10 @@ from resilience.tiered.errors import FormatError, HeldError, StaleError
 from tests.resilience.rank_processes import run_ranks
 from tests.resilience.tiered.cluster import make_cluster
 from tests.resilience.tiered.daemons import MIB, Daemon
+from tests.resilience.tiered.dcp.test_dcp import connect, open_world
 from tests.resilience.tiered.kept import wait_until, waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(folder=tmp_path / "arena", budget_mib=64, options=["--keep", "9"]) as running:
-        yield running.start()
 
 
 def save_alone(client: TieredClient, value: float, step: int, **options: Any) -> None:
@@ -63,15 +58,6 @@ class Meeting(dcp.DefaultSavePlanner):
         data = super().resolve_data(write_item)
         dist.barrier()
         return data
-
-
-def open_world(rank: int, world_size: int, folder: str) -> None:
-    store = dist.FileStore(f"{folder}/store", world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-
-
-def connect(path: str) -> TieredClient:
-    return TieredClient(Path(path), namespace="run", job="job")
 
 
 def parts(value: float) -> dict[str, Tensor]:
@@ -134,22 +120,6 @@ def test_torn_save_takes_no_room_from_the_next(daemon: Daemon, tmp_path: Path) -
     assert TieredReader(client, step=5).read_metadata().state_dict_metadata.keys() == {"a"}
 
 
-def test_older_step_than_a_whole_one_is_refused_until_a_run_goes_back(daemon: Daemon) -> None:
-    client = daemon.client()
-    save_alone(client, 10.0, 10)
-
-    with pytest.raises(dcp.api.CheckpointException) as caught:
-        save_alone(client, 5.0, 5)
-
-    assert isinstance(error_of(caught), StaleError)
-    assert "step 5 is older than step 10" in str(error_of(caught))
-    assert "client.go_back(step=...)" in str(error_of(caught))
-    assert load_alone(client) == 10.0
-    client.go_back(step=4)
-    save_alone(client, 5.0, 5)
-    assert load_alone(client) == 5.0
-
-
 class Overtaken(dcp.DefaultSavePlanner):
     """Another save makes a later step whole, while this one is under way."""
 
@@ -175,18 +145,23 @@ def test_save_that_returned_is_there(daemon: Daemon) -> None:
     assert load_alone(client) == 20.0
 
 
-def test_whole_step_is_overwritten_only_on_demand(daemon: Daemon) -> None:
+def test_whole_step_is_overwritten_and_an_older_one_saved_only_on_demand(daemon: Daemon) -> None:
     client = daemon.client()
-    save_alone(client, 1.0, 1)
+    save_alone(client, 10.0, 10)
 
-    with pytest.raises(dcp.api.CheckpointException) as caught:
-        save_alone(client, 2.0, 1)
+    with pytest.raises(dcp.api.CheckpointException) as held:
+        save_alone(client, 11.0, 10)
     before = load_alone(client)
-    save_alone(client, 3.0, 1, overwrite=True)
+    save_alone(client, 12.0, 10, overwrite=True)
+    with pytest.raises(dcp.api.CheckpointException) as stale:
+        save_alone(client, 5.0, 5)
 
-    assert isinstance(error_of(caught), HeldError)
-    assert "Checkpoint already exists and overwrite=False: step 1 is whole" in str(caught.value)
-    assert (before, load_alone(client), load_alone(client, step=1)) == (1.0, 3.0, 3.0)
+    assert isinstance(error_of(held), HeldError)
+    assert isinstance(error_of(stale), StaleError)
+    assert (before, load_alone(client), load_alone(client, step=10)) == (10.0, 12.0, 12.0)
+    client.go_back(step=4)
+    save_alone(client, 5.0, 5)
+    assert load_alone(client) == 5.0
 
 
 def load_newest(rank: int, world_size: int, folder: str, paths: list[str]) -> float:

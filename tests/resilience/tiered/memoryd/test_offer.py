@@ -9,26 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from resilience.tiered.arena import Arena
 from resilience.tiered.catalog import Copy
 from resilience.tiered.client import TieredClient
 from resilience.tiered.errors import LostError, TierError
-from resilience.tiered.loader import load as load_view
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.offer import TieredOffer
 from resilience.tiered.memoryd.peering import NoPeers, OnPiece
 from resilience.tiered.memoryd.room import Room
 from resilience.tiered.memoryd.shelf import Shelf
 from resilience.tiered.placement import Node
-from resilience.tiered.saver import Saver
 from resilience.tiered.shard import PIECE_BYTES, ShardId, piece_bounds
 from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.stores.store import Store
 from resilience.tiered.uploads import Settings
 from resilience.tiered.vault import Vault
-from tests.resilience.state.nodes import PlainView
 from tests.resilience.tiered.daemons import (
     LIMIT_S,
     MIB,
@@ -36,29 +32,22 @@ from tests.resilience.tiered.daemons import (
     load,
     make_content,
     make_id,
-    make_meta,
     save,
 )
-from tests.resilience.tiered.kept import NODE, held, lose_memory, stored, wait_until, waiting
+from tests.resilience.tiered.kept import (
+    NODE,
+    held,
+    lose_memory,
+    stored,
+    wait_for_store,
+    wait_until,
+)
 from tests.resilience.tiered.news_reader import Reader
-from tests.resilience.tiered.s3_server import s3_server
+from tests.resilience.tiered.s3_server import S3Server
 from tests.resilience.tiered.store_places import Shard, make_shard
+from tests.resilience.tiered.vaults import put
 
 BIG = 2 * PIECE_BYTES + 77
-
-
-@pytest.fixture(params=["folder", "s3"])
-def words(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """Return the options for a store that is there."""
-    if request.param == "folder":
-        yield ["--store", f"folder:{tmp_path / 'store'}"]
-        return
-    with s3_server(tmp_path) as server:
-        server.make_bucket("bucket")
-        yield [
-            *("--store", "s3://bucket/runs", "--store-endpoint", server.endpoint),
-            *("--store-part-size-mib", "5"),
-        ]
 
 
 @pytest.fixture
@@ -69,17 +58,13 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield each
 
 
-def wait_for_store(client: TieredClient, step: int) -> None:
-    def is_there() -> bool:
-        spaces = client.status()["store"]["namespaces"]
-        return spaces.get("run", {}).get("newest_step") == step and not waiting(client)
-
-    wait_until(is_there, client.status)
-
-
-def test_memory_that_is_gone_comes_back_from_the_store(tmp_path: Path, words: list[str]) -> None:
+def test_memory_that_is_gone_comes_back_from_s3(tmp_path: Path, server: S3Server) -> None:
+    server.make_bucket("bucket")
     contents = {shard: make_content(BIG, int(shard)) for shard in ("0", "1")}
-    options = [*NODE, *words]
+    options = [
+        *(*NODE, "--store", f"s3://bucket/{tmp_path.name}", "--store-endpoint", server.endpoint),
+        *("--store-part-size-mib", "5"),
+    ]
     with Daemon(folder=tmp_path / "arena", budget_mib=64, options=options).start() as daemon:
         client = daemon.client()
         for shard, content in contents.items():
@@ -91,30 +76,12 @@ def test_memory_that_is_gone_comes_back_from_the_store(tmp_path: Path, words: li
 
         (step,) = client.steps()
         assert (step.step, step.num_shards, step.shards) == (8, 2, ("0", "1"))
-        kind = words[1].partition(":")[0]
-        place = "bucket/runs" if kind == "s3" else str(tmp_path / "store")
         for shard, content in contents.items():
-            for source in (f"{kind}:{place}", "ram"):
+            for source in (f"s3:bucket/{tmp_path.name}", "ram"):
                 with client.read(step=8, generation=0, shard=shard) as loan:
                     assert bytes(loan.memory) == content
                     assert loan.source == source
         assert held(client) == [8]
-
-
-def test_state_comes_back_from_the_store_and_goes_on(daemon: Daemon) -> None:
-    view, other = (PlainView([torch.full((MIB,), value)], {"v": value}) for value in (1, 2))
-    Saver(daemon.client(), num_shards=1, has_begun=True).save(view, step=3, generation=1)
-    wait_for_store(daemon.client(), 3)
-    lose_memory(daemon)
-    client = daemon.start().client()
-
-    loaded = load_view(client, other, step=3, generation=1)
-
-    assert other.content() == view.content()
-    assert other.rest == {"v": 1}
-    assert loaded.source.startswith("folder:")
-    Saver(client, num_shards=1, has_begun=True).save(view, step=4, generation=2)
-    wait_for_store(client, 4)
 
 
 def test_a_flipped_bit_in_the_store_is_not_loaded_and_said(daemon: Daemon, tmp_path: Path) -> None:
@@ -138,18 +105,6 @@ def test_a_flipped_bit_in_the_store_is_not_loaded_and_said(daemon: Daemon, tmp_p
     assert client.status()["store"]["num_bad"] == 1
     daemon.end()
     assert "run step 2 generation 0 shard 0 from folder:" in daemon.outputs[-1]
-
-
-def test_the_loader_says_that_no_copy_is_intact(daemon: Daemon, tmp_path: Path) -> None:
-    view = PlainView([torch.ones(MIB)])
-    Saver(daemon.client(), num_shards=1, has_begun=True).save(view, step=1, generation=0)
-    wait_for_store(daemon.client(), 1)
-    lose_memory(daemon)
-    (path,) = stored(tmp_path / "store")
-    path.write_bytes(b"\xff" + path.read_bytes()[1:])
-
-    with pytest.raises(LostError, match="not what their checksum says"):
-        load_view(daemon.start().client(), view, step=1, generation=0)
 
 
 def test_entries_that_make_no_sense_are_left_out(daemon: Daemon, tmp_path: Path) -> None:
@@ -317,9 +272,7 @@ def test_half_a_step_is_no_job_that_never_saved_while_peers_are_unheard(
     with offering(tmp_path, peers) as (offer, vault):
         bring(offer, old.meta.id)
         assert [each.at.step for each in offer.steps("job")] == [1]
-        with vault.begin(half, 5) as writing:
-            writing.memory[:] = b"hello"
-            writing.commit(make_meta(half, b"hello", num_shards=4))
+        put(vault, half, num_shards=4)
 
         if not unheard:
             assert [each.at.step for each in offer.steps("job")] == [1]

@@ -13,7 +13,8 @@ from resilience.tiered.memoryd.peer_origins import Origins
 from resilience.tiered.placement import Node
 from resilience.tiered.uploads import Settings
 from resilience.tiered.vault import Vault
-from tests.resilience.tiered.daemons import MIB, make_id, make_meta
+from tests.resilience.tiered.daemons import MIB, make_id
+from tests.resilience.tiered.vaults import put
 
 PAGE = 4096
 
@@ -48,9 +49,7 @@ def test_what_is_in_use_is_not_trimmed(arena: Arena) -> None:
 def test_what_others_keep_stays_as_long_as_it_is_read_here(arena: Arena) -> None:
     vault, shard_id = Vault(arena), make_id()
     board = Board(vault, Node(name="a", domain="a"), Settings(domains_min=1, keepers=1))
-    with vault.begin(shard_id, 5) as writing:
-        writing.memory[:] = b"state"
-        writing.commit(make_meta(shard_id, b"state"))
+    put(vault, shard_id)
 
     with vault.read(shard_id):
         assert not board.pass_on([shard_id])

@@ -8,7 +8,8 @@ import pytest
 
 from resilience.tiered.catalog import Copy
 from resilience.tiered.errors import RefusedError
-from resilience.tiered.memoryd.peer_directory import COPIES_MAX, Directory
+from resilience.tiered.memoryd import peer_directory
+from resilience.tiered.memoryd.peer_directory import Directory
 from resilience.tiered.memoryd.peer_plan import (
     Held,
     PeerView,
@@ -235,9 +236,10 @@ def test_another_jobs_copies_are_not_seen(directory: Directory) -> None:
     assert directory.copies({"run": "job"}) == []
 
 
-def test_an_inventory_has_an_end(directory: Directory) -> None:
+def test_an_inventory_has_an_end(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_directory, "COPIES_MAX", 9)
     session = enter(directory)
-    many = [copy(make_id(step)) for step in range(COPIES_MAX + 1)]
+    many = [copy(make_id(step)) for step in range(10)]
     with pytest.raises(ValueError, match="more than"):
         directory.take("b", session, many, is_first=True, is_last=True)
 
@@ -245,3 +247,26 @@ def test_an_inventory_has_an_end(directory: Directory) -> None:
 def test_a_stranger_does_not_enter(directory: Directory) -> None:
     with pytest.raises(RefusedError, match="none of the peers"):
         directory.enter("x", "1", object(), domain="", switch="")
+
+
+def test_what_a_node_said_after_it_got_a_copy_counts_more_than_having_sent_it(
+    directory: Directory,
+) -> None:
+    session = enter(directory)
+    version = directory.version("b")
+    directory.change("b", session, [copy(ONE)], [])
+    directory.change("b", session, [], [ONE])
+    directory.note_copy("b", copy(ONE), version)
+
+    assert directory.copies({}) == []
+    assert directory.views({})[0].dropped == {ONE}
+
+
+def test_what_a_node_has_dropped_before_it_told_of_it_is_not_sent_again(
+    directory: Directory,
+) -> None:
+    directory.change("b", enter(directory), [], [ONE])
+    assert directory.views({})[0].dropped == {ONE}
+
+    directory.lose("b", [ONE])
+    assert directory.views({})[0].dropped == frozenset()

@@ -16,27 +16,19 @@ import pytest
 
 from resilience.tiered.errors import RefusedError
 from resilience.tiered.frames import FrameSocket
-from tests.ports import free_ports
 from tests.processes import stopped
-from tests.resilience.tiered.cluster import (
-    Cluster,
-    count_held,
-    load_own,
-    make_cluster,
-    wait_held,
-    wait_until,
-)
+from tests.resilience.tiered.cluster import Cluster, count_held, load_own, make_cluster, wait_held
 from tests.resilience.tiered.daemons import (
     LIMIT_S,
     MIB,
-    Daemon,
+    ask,
     load,
     make_content,
     make_id,
     save,
     segments,
 )
-from tests.resilience.tiered.http_client import Client
+from tests.resilience.tiered.kept import wait_until
 
 KEEP = ("--keep", "8")
 
@@ -44,6 +36,14 @@ KEEP = ("--keep", "8")
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Cluster]:
     with make_cluster(tmp_path, options=KEEP) as cluster:
+        cluster.start()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A pair for those who are told something and change nothing."""
+    with make_cluster(tmp_path_factory.mktemp("lasting")) as cluster:
         cluster.start()
         yield cluster
 
@@ -57,26 +57,13 @@ def connect(port: int) -> FrameSocket:
     return FrameSocket(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S))
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 8 * MIB, 17 * MIB + 3])
-def test_a_saved_shard_is_on_the_peer(pair: Cluster, num_bytes: int) -> None:
-    content = make_content(num_bytes)
-    save(pair["a"].client(), make_id(), content)
+def test_a_saved_shard_is_on_the_peer(pair: Cluster) -> None:
+    for step, num_bytes in enumerate((0, 1, 8 * MIB, 17 * MIB + 3)):
+        content = make_content(num_bytes)
+        save(pair["a"].client(), make_id(step), content)
 
-    wait_held(pair["b"], make_id())
-    assert load_own(pair["b"], make_id()) == content
-
-
-def test_each_of_three_has_what_it_is_to_have(tmp_path: Path) -> None:
-    with make_cluster(tmp_path, "abc", options=(*KEEP, "--replicas", "2")) as cluster:
-        cluster.start()
-        contents = {name: make_content(MIB, seed) for seed, name in enumerate("abc")}
-        for name, content in contents.items():
-            save(cluster[name].client(name), make_id(name=name), content)
-
-        for daemon in cluster.nodes.values():
-            wait_held(daemon, *(make_id(name=name) for name in "abc"))
-            for name, content in contents.items():
-                assert load_own(daemon, make_id(name=name), "job") == content
+        wait_held(pair["b"], make_id(step))
+        assert load_own(pair["b"], make_id(step)) == content
 
 
 def test_one_replica_is_one_further_copy(tmp_path: Path) -> None:
@@ -103,17 +90,6 @@ def test_what_a_lost_node_wrote_gets_another_copy(tmp_path: Path) -> None:
 
         for each in others:
             wait_held(each, make_id())
-
-
-def test_a_peer_that_comes_late_gets_what_is_held(tmp_path: Path) -> None:
-    ids = [make_id(step, name=name) for name in ("run", "other") for step in (1, 2)]
-    with make_cluster(tmp_path, options=(*KEEP, "--domains-min", "1")) as cluster:
-        cluster.start("a")
-        for each in ids:
-            save(cluster["a"].client(each.namespace), each, make_content(MIB, each.step))
-        cluster.start("b")
-
-        wait_held(cluster["b"], *ids)
 
 
 @pytest.mark.slow
@@ -165,19 +141,6 @@ def test_a_piece_that_is_wrong_twice_is_refused_and_sent_later(tmp_path: Path) -
         assert "did not come intact" in cluster["b"].outputs[-1]
 
 
-def test_a_shard_comes_back_from_the_peer(pair: Cluster) -> None:
-    content = make_content(17 * MIB)
-    save(pair["a"].client(), make_id(), content)
-    wait_held(pair["b"], make_id())
-    pair["a"].kill()
-    shutil.rmtree(pair["a"].folder)
-    pair.start("a")
-
-    # The peer may be quicker and send it by itself.
-    wait_until(lambda: bool(pair["a"].client().steps()))
-    assert load(pair["a"].client(), make_id()) == content
-
-
 def test_a_shard_is_fetched(tmp_path: Path) -> None:
     content = make_content(17 * MIB)
     with make_cluster(tmp_path, options=("--replicas", "0", "--domains-min", "1")) as cluster:
@@ -188,21 +151,6 @@ def test_a_shard_is_fetched(tmp_path: Path) -> None:
         with cluster["b"].client().read(step=1, generation=0, shard="0") as loan:
             assert loan.source == "peer:a"
             assert bytes(loan.memory) == content
-
-
-def test_a_lost_nodes_copies_count_no_more(tmp_path: Path) -> None:
-    options = ("--replicas", "0", "--domains-min", "1", "--peer-gone-s", "1")
-    with make_cluster(tmp_path, options=options) as cluster:
-        cluster.start()
-        for shard, name in enumerate("ab"):
-            shard_id = make_id(shard=str(shard))
-            save(cluster[name].client(), shard_id, make_content(MIB, shard), num_shards=2)
-        client = cluster["a"].client()
-        wait_until(lambda: "b" in client.status()["nodes"])
-        wait_until(lambda: bool(client.steps()))
-        cluster["b"].kill()
-
-        wait_until(lambda: not client.steps())
 
 
 def test_equal_content_is_not_sent(tmp_path: Path) -> None:
@@ -249,36 +197,17 @@ def test_the_shards_job_has_the_namespace_on_the_peer_too(pair: Cluster) -> None
         pair["b"].client("run", job="other").steps()
 
 
-def test_what_the_http_door_took_is_on_the_peer(tmp_path: Path) -> None:
-    content = make_content(MIB)
-    with make_cluster(tmp_path) as cluster:
-        ports = dict(zip("ab", free_ports(2), strict=True))
-        for name, port in ports.items():
-            cluster[name].start("--http", f"127.0.0.1:{port}")
-            with Client(("127.0.0.1", port)) as client:
-                # The second node may have heard of it from the first.
-                assert client.create("space", 1).status in (200, 201)
-        with Client(("127.0.0.1", ports["a"])) as client:
-            assert client.put("space", 0, 5, content).status == 200
-        wait_held(cluster["b"], make_id(5, name="http:space"))
-
-        with Client(("127.0.0.1", ports["b"])) as client:
-            assert client.get("space", 0, 5).body == content
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, struct.pack(">I", 4) + b"null", b"\0\0"],
-)
-def test_garbage_is_refused(pair: Cluster, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", pair.ports["b"]), timeout=LIMIT_S) as stranger:
-        stranger.sendall(data)
-        # The daemon may have reset the connection before all of it was sent.
-        with suppress(OSError):
-            stranger.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
-            while stranger.recv(1 << 16):
-                pass
+def test_garbage_is_refused(pair: Cluster) -> None:
+    null = struct.pack(">I", 4) + b"null"
+    for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, null, b"\0\0"):
+        with socket.create_connection(("127.0.0.1", pair.ports["b"]), timeout=LIMIT_S) as stranger:
+            stranger.sendall(data)
+            # The daemon may have reset the connection before all of it was sent.
+            with suppress(OSError):
+                stranger.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                while stranger.recv(1 << 16):
+                    pass
     save(pair["a"].client(), make_id(), make_content(MIB))
     wait_held(pair["b"], make_id())
 
@@ -293,10 +222,9 @@ def test_garbage_is_refused(pair: Cluster, data: bytes) -> None:
         ({"op": "ping"}, "the first request has to be hello"),
     ],
 )
-def test_a_stranger_is_refused(pair: Cluster, message: dict[str, object], answer: str) -> None:
-    connection = connect(pair.ports["a"])
-    connection.send(message, timeout_s=LIMIT_S)
-    reply = connection.receive(timeout_s=LIMIT_S).message
+def test_a_stranger_is_refused(lasting: Cluster, message: dict[str, object], answer: str) -> None:
+    connection = connect(lasting.ports["a"])
+    reply = ask(connection, message)
 
     assert reply["error"] == "refused"
     assert answer in reply["message"]
@@ -316,14 +244,12 @@ def test_a_stranger_is_refused(pair: Cluster, message: dict[str, object], answer
     ],
 )
 def test_a_request_that_makes_no_sense_is_answered_so(
-    pair: Cluster, request_: dict[str, object]
+    lasting: Cluster, request_: dict[str, object]
 ) -> None:
-    connection = connect(pair.ports["a"])
-    connection.send(hello(), timeout_s=LIMIT_S)
-    assert connection.receive(timeout_s=LIMIT_S).message["node"] == "a"
-    connection.send(request_, timeout_s=LIMIT_S)
+    connection = connect(lasting.ports["a"])
+    assert ask(connection, hello())["node"] == "a"
 
-    assert connection.receive(timeout_s=LIMIT_S).message["error"] == "invalid"
+    assert ask(connection, request_)["error"] == "invalid"
     connection.close()
 
 
@@ -341,13 +267,6 @@ def test_who_has_another_token_gets_nothing(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert any("no connection to node b: wrong token" in line for line in process.stderr)
         assert cluster["b"].client(None, token="secret of node b").status()["namespaces"] == {}
-
-
-def test_without_a_token_it_stays_on_loopback(tmp_path: Path) -> None:
-    with Daemon(folder=tmp_path / "a") as daemon:
-        daemon.spawn("--node", "a", "--peer-listen", "0.0.0.0:7000")
-        assert daemon.wait() == 2
-        assert "needs --token-file" in daemon.outputs[-1]
 
 
 def make_certificates(folder: Path, *names: str) -> None:
@@ -377,9 +296,8 @@ def test_over_tls(tmp_path: Path) -> None:
         assert load_own(cluster["b"], make_id()) == content
 
         plain = connect(cluster.ports["a"])
-        plain.send(hello(), timeout_s=LIMIT_S)
         with pytest.raises((ConnectionError, ValueError)):
-            plain.receive(timeout_s=LIMIT_S)
+            ask(plain, hello())
         plain.close()
 
 

@@ -24,11 +24,13 @@ from resilience.tiered.memoryd.peers import PeerDoor
 from resilience.tiered.placement import Node
 from resilience.tiered.vault import Vault
 from tests.ports import free_ports
-from tests.resilience.tiered.cluster import wait_until
-from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_id, make_meta
+from tests.resilience.tiered.daemons import LIMIT_S, MIB, make_content, make_id
+from tests.resilience.tiered.kept import wait_until
+from tests.resilience.tiered.vaults import put
 
 NUM_NODES = 40
 GONE_S = 1000.0
+CONTENT = make_content(1000)
 
 
 class Connection:
@@ -98,9 +100,7 @@ class Scene:
         Talk(self.house, name, connection, {}, print).go_on(self._is_closed)
 
     def commit(self, step: int) -> None:
-        with self.vault.begin(make_id(step), 1) as writing:
-            writing.memory[:] = b"%d" % step
-            writing.commit(make_meta(make_id(step), b"%d" % step))
+        put(self.vault, make_id(step), b"%d" % step)
 
     def wait_told(self, steps: set[int]) -> None:
         wait_until(lambda: all(each.names() == steps for each in self.links.values()))
@@ -271,3 +271,60 @@ def test_a_link_connects_though_it_may_not_be_less_urgent(
     assert dialed.wait(LIMIT_S)
     link.close()
     link.join(0.0, LIMIT_S)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[dict[str, Vault], list[PeerDoor]]]:
+    """The memory of two nodes, and their doors, which are not open yet."""
+    ports = dict(zip("ab", free_ports(2), strict=True))
+    nodes = {
+        name: Node(name=name, domain=name, address=f"127.0.0.1:{port}")
+        for name, port in ports.items()
+    }
+    with ExitStack() as opened:
+        found: dict[str, Vault] = {}
+        doors: list[PeerDoor] = []
+        for name, other in ("ab", "ba"):
+            arena = Arena(tmp_path / name, MIB)
+            opened.callback(arena.close)
+            found[name] = Vault(arena)
+            settings = PeerSettings(
+                own=nodes[name], listen=("127.0.0.1", ports[name]), peers=(nodes[other],)
+            )
+            doors.append(PeerDoor(found[name], tmp_path / name, settings))
+        for door in doors:
+            opened.callback(door.close)
+        yield found, doors
+
+
+def damage_once(vault: Vault) -> list[bool]:
+    """Damage the first shard that comes and find it out at once, before anybody is told."""
+    found: list[bool] = []
+    is_damaged = False
+
+    def check() -> None:
+        nonlocal is_damaged
+        if not is_damaged and vault.find(make_id()):
+            # Before the rest, which comes here again.
+            is_damaged = True
+            with vault.read(make_id()) as reading:
+                reading.segment.memory[0] ^= 1
+            found.append(vault.check(make_id()))
+
+    vault.on_change = check
+    return found
+
+
+def test_a_copy_that_was_damaged_before_it_was_told_of_comes_again(
+    pair: tuple[dict[str, Vault], list[PeerDoor]],
+) -> None:
+    found, doors = pair
+    checks = damage_once(found["b"])
+    for door in doors:
+        door.start()
+    put(found["a"], make_id(), CONTENT)
+
+    wait_until(lambda: bool(checks) and found["b"].find(make_id()) is not None)
+    assert checks == [False]
+    with found["b"].read(make_id()) as reading:
+        assert bytes(reading.memory) == CONTENT

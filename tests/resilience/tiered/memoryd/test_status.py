@@ -20,6 +20,7 @@ from resilience.tiered.stores.folder import FolderSettings, open_folder
 from resilience.tiered.uploads import Cadence, Settings, TierSettings
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import MIB, make_id, make_meta
+from tests.resilience.tiered.vaults import put
 
 SETTINGS = Settings(lower={"folder": TierSettings(cadence=Cadence(every_n_steps=1))})
 NONE = {"num_shards": 0, "num_bytes": 0, "seconds": 0.0}
@@ -64,9 +65,8 @@ class Scene:
 
     def put(self, *metas: ShardMeta) -> None:
         for each in metas:
-            with self.vault.begin(each.id, each.num_bytes) as writing:
-                writing.memory[:] = f"{each.id.step} {each.id.shard}".encode()
-                writing.commit(each)
+            content = f"{each.id.step} {each.id.shard}".encode()
+            put(self.vault, each.id, content, num_shards=each.num_shards)
 
 
 @pytest.fixture

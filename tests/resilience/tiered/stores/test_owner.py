@@ -331,25 +331,9 @@ def test_a_daemon_takes_no_namespace_from_a_run_that_lives(tmp_path: Path) -> No
             assert client.own(**third) == ["second (run second)"]
 
 
-def test_a_run_whose_namespace_is_taken_meanwhile_brings_nothing_more_there(
+def test_a_run_whose_namespace_is_taken_while_its_daemon_is_gone_brings_nothing_more_there(
     tmp_path: Path,
 ) -> None:
-    with daemon(tmp_path, "a") as first, daemon(tmp_path, "b") as second:
-        own(first, "first")
-        own(second, "second", takes_over=True)
-
-        with TieredClient(first.socket_path, namespace="n", job="first") as client:
-            save(client, make_id(3, name="n"), make_content(1000))
-            client.flush(step=3, generation=0)
-        news = Reader(first)
-        while not (told := news.news()).failure:
-            pass
-
-        assert "belongs to second in /some/folder" in told.failure
-        assert not list((tmp_path / "store" / "n").glob("steps/*"))
-
-
-def test_a_daemon_that_is_started_again_knows_whose_its_namespaces_are(tmp_path: Path) -> None:
     with daemon(tmp_path, "a") as first, daemon(tmp_path, "b") as second:
         own(first, "first")
         with TieredClient(first.socket_path, namespace="n", job="first") as client:

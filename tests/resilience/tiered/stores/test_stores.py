@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,10 +14,16 @@ from resilience.tiered.errors import TierError
 from resilience.tiered.paths import data_key, data_prefix, steps_prefix
 from resilience.tiered.shard import PIECE_BYTES, ShardId
 from resilience.tiered.stores.store import Store
+from tests.resilience.rank_processes import CONTEXT, PRELOADED
 from tests.resilience.tiered.s3_server import S3Server
-from tests.resilience.tiered.store_places import Place, big_shard, make_shard, s3_place
+from tests.resilience.tiered.store_places import (
+    Place,
+    big_shard,
+    make_shard,
+    s3_place,
+    write_forever,
+)
 
-ROOT = Path(__file__).parents[4]
 FEW = settings(
     max_examples=10,
     deadline=None,
@@ -164,21 +167,20 @@ def test_nobody_sees_half_of_the_data(place: Place) -> None:
     assert shard.get(reader) == shard.data
 
 
-@pytest.mark.parametrize(
-    "shard", ["", ".", "..", "../x", "/etc", "1", "1/2", "a b%2F\n", "\u00fcn\u00ef", "-._"]
-)
-def test_any_name_of_a_shard_is_kept(place: Place, store: Store, shard: str) -> None:
-    one, other = make_shard(1, shard=shard), make_shard(2, shard=f"{shard}0", generation=-3)
-    for each in (one, other):
+def test_any_name_of_a_shard_is_kept(place: Place, store: Store) -> None:
+    names = ("", ".", "..", "../x", "/etc", "1", "1/2", "a b%2F\n", "\u00fcn\u00ef", "-._")
+    shards = [make_shard(1, shard=each) for each in names]
+    shards += [make_shard(2, shard=f"{each}0", generation=-3) for each in names]
+    for each in shards:
         each.put(store)
 
-    assert store.list_steps("job") == sorted([one.meta.id, other.meta.id])
-    assert [store.get_meta(each.meta.id) for each in (one, other)] == [one.meta, other.meta]
+    assert store.list_steps("job") == sorted(each.meta.id for each in shards)
+    assert all(store.get_meta(each.meta.id) == each.meta for each in shards)
     assert all(each.name.startswith("job/") for each in place.objects().find_all(""))
 
 
-@pytest.mark.parametrize("namespace", ["", ".", "..", "../job", "a/b", "a\0b"])
-def test_a_namespace_does_not_leave_its_place(store: Store, namespace: str) -> None:
+def test_a_namespace_does_not_leave_its_place(store: Store) -> None:
+    namespace = "../job"
     with pytest.raises(ValueError, match=r"namespace .* is not allowed"):
         make_shard(namespace=namespace).put(store)
     with pytest.raises(ValueError, match=r"namespace .* is not allowed"):
@@ -293,7 +295,7 @@ def test_an_entry_that_cannot_be_read_is_an_error(place: Place) -> None:
 
 def test_two_writers_of_the_same_bytes(place: Place) -> None:
     shard = big_shard()
-    gate = threading.Barrier(4)
+    gate = threading.Barrier(2)
     results: list[bool] = []
 
     def pieces() -> Iterator[memoryview]:
@@ -305,31 +307,28 @@ def test_two_writers_of_the_same_bytes(place: Place) -> None:
         results.append(store.put_data("job", shard.digest, len(shard.data), pieces()))
         store.put_meta(shard.meta)
 
-    threads = [threading.Thread(target=write) for _ in range(4)]
+    threads = [threading.Thread(target=write) for _ in range(2)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
 
-    assert results == [True] * 4
+    assert results == [True] * 2
     assert len(place.objects().find_all("")) == 2
     assert shard.get(place.open()) == shard.data
 
 
 def test_a_killed_writer_leaves_nothing_that_counts(place: Place) -> None:
-    arguments = [place.kind, json.dumps(place.settings)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.resilience.tiered.store_places", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as writer:
-        assert writer.stdout
-        assert writer.stdout.readline() == b"half\n"
-        store = place.open()
-        store.delete_step("job", 1, 0)
-        assert _drafts(place) == (1 if place.kind == "folder" else 0)
-        writer.kill()
+    CONTEXT.set_forkserver_preload(PRELOADED)
+    told, tells = CONTEXT.Pipe()
+    writer = CONTEXT.Process(target=write_forever, args=(place, tells))
+    writer.start()
+    assert told.recv() == "half"
+    store = place.open()
+    store.delete_step("job", 1, 0)
+    assert _drafts(place) == (1 if place.kind == "folder" else 0)
+    writer.kill()
+    writer.join()
 
     assert store.list_steps("job") == []
     with pytest.raises(TierError):
