@@ -55,8 +55,6 @@ if "cause" in kinds:
     while ending.exists() and time.monotonic() < end_s:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
-if "killed" in kinds:
-    os.kill(os.getpid(), signal.SIGKILL)
 if "end" in kinds:
     sys.exit(0)
 if "asked" in kinds:

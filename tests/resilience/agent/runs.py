@@ -179,6 +179,16 @@ class Run:
             os.mkfifo(path)
         return path
 
+    def kill(self, node: str) -> None:
+        """Kill an agent, and with it the node's workers."""
+        self.agents[node].kill()
+        self.agents[node].wait()
+
+    def assert_same(self, digest: str) -> None:
+        """Fail where a rank ended otherwise than in a run without faults, or something is left."""
+        assert set(self.digests().values()) == {digest}, self.show()
+        self.assert_nothing_left()
+
     def assert_nothing_left(self) -> None:
         """Fail for a process, a file in shared memory or a temporary file that is left."""
         deadline_s = time.monotonic() + 10

@@ -26,13 +26,12 @@ class RunApart(Run):
     def join(self, node: str, ports: Sequence[int], *options: str) -> None:
         """Start the agent of a node with the addresses that it is told."""
         addresses = [NOT_STARTED, *(f"127.0.0.1:{port}" for port in ports)]
-        waits = [fault("wait", "forward", 0, step) for step in (2, 4)]
         self.start(
             node,
             *(*JOB, *options),
             *("--run-dir", str(self.folder / f"of-{node}")),
             *("--rdzv-endpoint", ",".join(addresses)),
-            variables=plan(*waits[: 2 if "--standby-nodes" in options else 1], NOTE=self.note),
+            variables=plan(fault("wait", "forward", 0, 2), NOTE=self.note),
         )
 
     def events(self) -> list[Event]:
@@ -42,11 +41,6 @@ class RunApart(Run):
             with suppress(FileNotFoundError):
                 found += read_events(folder / "events.jsonl")
         return sorted(found, key=lambda event: event.time)
-
-    def lose(self, node: str) -> None:
-        """Kill an agent, and with it the node's workers."""
-        self.agents[node].kill()
-        self.agents[node].wait()
 
 
 @pytest.fixture
@@ -73,47 +67,11 @@ def test_node_whose_address_is_gone_for_good_finds_the_run_by_another_ones(
     gone = own_port(apart, "n0", ports)
     assert {gone, own_port(apart, "n1", ports)} == set(ports)
 
-    apart.lose("n0")
+    apart.kill("n0")
     apart.join("n0", [elsewhere if port == gone else port for port in ports], "--nnodes", "2")
 
     assert [apart.wait(node) for node in apart.agents] == [0, 0], apart.show()
-    assert set(apart.digests().values()) == {undisturbed(2, 6)}
     roles = {(rank, role) for generation, rank, role, _ in apart.resumed() if generation}
     assert roles == {(0, "repaired"), (1, "kept")}
     assert not list(apart.folder.glob("of-*/generations/*")), "a record in a folder of one node"
-    apart.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_node_that_comes_while_nobody_waits_for_it_stands_by(
-    apart: RunApart, undisturbed: Undisturbed
-) -> None:
-    """A standby node has the place of the first one when that is back, and is lost then."""
-    *ports, elsewhere = free_ports(5)
-    job = ("--nnodes", "3", "--standby-nodes", "1", "--join-deadline-s", "200")
-    for node in ("n0", "n1", "n2"):
-        apart.join(node, ports, *job)
-    apart.wait_for_note()
-    gone = own_port(apart, "n0", ports)
-    apart.join("n3", ports, *job)
-    apart.wait_for(lambda event: is_join(event, "n3"))
-
-    apart.lose("n0")
-    apart.wait_for(lambda event: event.event == "generation_opened" and event.generation == 1)
-    apart.join("n0", [elsewhere if port == gone else port for port in ports], *job)
-    apart.wait_for_note()
-    apart.wait_for(lambda event: is_join(event, "n0") and event.generation == 1)
-    apart.lose("n3")
-
-    assert [apart.wait(node) for node in ("n0", "n1", "n2")] == [0, 0, 0], apart.show()
-    assert set(apart.digests().values()) == {undisturbed(3, 6)}
-    opened = [event for event in apart.events() if event.event == "generation_opened"]
-    assert [int(event.fields["number"]) for event in opened] == [0, 1, 2]
-    roles = {(rank, role) for generation, rank, role, _ in apart.resumed() if generation == 2}
-    assert roles == {(0, "repaired"), (1, "kept"), (2, "kept")}
-    apart.assert_nothing_left()
-
-
-def is_join(event: Event, node: str) -> bool:
-    """Return whether a coordinator has noticed that a node has come."""
-    return event.event == "node_joined" and event.fields["node"] == node
+    apart.assert_same(undisturbed(2, 6))

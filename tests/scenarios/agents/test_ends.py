@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import slow
 from tests.resilience.agent.conftest import Undisturbed
 from tests.resilience.agent.runs import ROOT, Run, fault, plan
 from tests.tokens import write_token
@@ -38,10 +39,8 @@ def test_block_that_fails_again_and_again_ends_the_run(run: Run) -> None:
 @pytest.mark.parametrize(
     ("kind", "status", "words"),
     [
-        pytest.param("fatal", 1, "rank 1: FatalError: cannot be mended", id="fatal-error"),
-        pytest.param(
-            "exit", 3, "some ranks were stopped", id="one-rank-exits", marks=pytest.mark.slow
-        ),
+        ("fatal", 1, "rank 1: FatalError: cannot be mended"),
+        slow("exit", 3, "some ranks were stopped"),
     ],
 )
 def test_end_of_one_rank_ends_the_run(run: Run, kind: str, status: int, words: str) -> None:
@@ -67,8 +66,7 @@ def test_block_that_ends_well_on_some_ranks_leaves_the_others_waiting_until_they
     # A rank that waits may tell of connections that end with the generation.
     assert {each.fields["reason"] for each in others} <= {"group"}
     assert [each.event for each in run.events()].count("generation_opened") == 2
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
 @pytest.mark.slow
@@ -93,68 +91,44 @@ def test_run_that_has_finished_stays_so_whatever_dies_then(
     assert run.wait() == 0, run.show()
     assert run.happened() == [0]
     assert "rank 1 was killed by SIGKILL after its last step; the run had fin" in run.text()
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
 @pytest.mark.parametrize(
-    ("variables", "options", "words"),
+    ("number", "variables", "options", "words"),
     [
-        pytest.param({"ORDERLY": 1, "STEPS": 1_000_000}, (), "all ranks have ended", id="orderly"),
-        pytest.param(
-            {"STEPS": 1_000_000}, (), "asked to end", id="killed-by-it", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            {"STUBBORN": 1, "STEPS": 1_000_000},
+        pytest.param(signal.SIGTERM, {"ORDERLY": 1}, (), "all ranks have ended", id="orderly"),
+        slow(signal.SIGTERM, {}, (), "asked to end", id="killed-by-it"),
+        slow(signal.SIGINT, {}, (), "exit status 130", id="ctrl-c"),
+        slow(
+            signal.SIGTERM,
+            {"STUBBORN": 1},
             ("--term-deadline-s", "600", "--grace-s", "1"),
             "workers did not stop in the grace period",
             id="ignores-it",
-            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_sigterm_ends_the_run(
-    run: Run, variables: dict[str, object], options: tuple[str, ...], words: str
+def test_signal_ends_the_run(
+    run: Run,
+    number: signal.Signals,
+    variables: dict[str, object],
+    options: tuple[str, ...],
+    words: str,
 ) -> None:
     """Nobody is replaced; a program that ignores it is ended after its time."""
-    note = run.note
-    agent = run.start(
-        "n0", *RANKS, *options, variables=plan(fault("tell", "gate", 0, 3), NOTE=note, **variables)
-    )
+    told = plan(fault("tell", "gate", 0, 3), NOTE=run.note, STEPS=1_000_000, **variables)
+    agent = run.start("n0", *RANKS, *options, variables=told)
     run.wait_for_note()
 
-    agent.terminate()
+    agent.send_signal(number)
 
-    assert run.wait() == 143, run.show()
+    assert run.wait() == 128 + number, run.show()
     assert words in run.text()
+    assert "Traceback" not in run.text()
     events = [each.event for each in run.events()]
     assert "worker_replaced" not in events
     assert "generation_broken" not in events
-    run.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_sigterm_before_the_first_generation_ends_at_once(run: Run) -> None:
-    agent = run.start("n0", *RANKS, variables=plan(fault("wait", "import", -1), NOTE=run.note))
-    run.wait_for_note()
-
-    agent.terminate()
-
-    assert run.wait() == 143, run.show()
-    run.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_run(run: Run) -> None:
-    variables = plan(fault("tell", "gate", 0, 3), STEPS=1_000_000, NOTE=run.note)
-    agent = run.start("n0", *RANKS, variables=variables)
-    run.wait_for_note()
-
-    agent.send_signal(signal.SIGINT)
-
-    assert run.wait() == 130, run.show()
-    assert "generation_broken" not in [each.event for each in run.events()]
-    assert "Traceback" not in run.text()
     run.assert_nothing_left()
 
 
@@ -171,15 +145,10 @@ def test_ctrl_c_ends_an_agent_that_waits_for_others_without_a_traceback(run: Run
 
 @pytest.mark.parametrize(
     ("kind", "has_zygote"),
-    [
-        pytest.param("stop", False, id="stop-without-zygote"),
-        pytest.param("stop", True, marks=pytest.mark.slow, id="stop"),
-        pytest.param("gil", True, marks=pytest.mark.slow, id="gil"),
-        pytest.param("sleep", True, marks=pytest.mark.slow, id="sleep"),
-    ],
+    [("stop", False), pytest.param("gil", True, marks=pytest.mark.slow)],
 )
 def test_workers_end_with_their_agent(run: Run, kind: str, has_zygote: bool) -> None:
-    """Also one that is stopped, or holds the interpreter's lock, or whose zygote is gone."""
+    """Also one that is stopped and whose zygote is gone, or holds the interpreter's lock."""
     faults = plan(fault("tell", "forward", 1, 2), fault(kind, "forward", 1, 2), NOTE=run.note)
     agent = run.start("n0", *RANKS, variables=faults)
     run.wait_for_note()
@@ -203,8 +172,7 @@ def test_workers_live_on_without_their_zygote(run: Run, undisturbed: Undisturbed
     events = [each.event for each in run.events()]
     assert (events.count("worker_replaced"), events.count("generation_opened")) == (1, 2)
     assert [role for number, rank, role, _ in run.resumed() if (number, rank) == (1, 0)] == ["kept"]
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
 @pytest.mark.slow
@@ -235,9 +203,8 @@ def test_modules_that_start_threads_are_imported_by_each_worker(
     run.start("n0", *RANKS, *words, variables={"PYTHONPATH": path, **faults}, is_real=True)
 
     assert run.wait() == 0, run.show()
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
     assert run.text().count("beside the threads (a_pool) that the modules of --preload start") == 1
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
 def test_thread_that_is_ready_for_forks_is_no_hindrance(tmp_path: Path) -> None:
@@ -284,9 +251,8 @@ def test_log_folder_that_fails_later_does_no_harm(run: Run, undisturbed: Undistu
     run.start("n0", *RANKS, variables=faults, is_real=True)
 
     assert run.wait() == 0, run.show()
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
     assert run.text().count("no more logs in") == 1
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
 @pytest.mark.parametrize(
@@ -334,18 +300,6 @@ def test_agent_that_cannot_start_says_why_in_a_line(
 # ---- programs that do not start
 
 
-@pytest.mark.slow
-def test_program_that_fails_before_its_block_ends_the_run(run: Run) -> None:
-    run.start("n0", *RANKS, variables=plan(fault("exit", "import", -1, always=True)))
-
-    assert run.wait() == 3, run.show()
-    assert (
-        "a worker of n0 ended with exit status 3 before it was ready, 2 times in a row"
-        in run.text().splitlines()[-1]
-    )
-    run.assert_nothing_left()
-
-
 def test_worker_that_dies_before_its_block_is_started_again(
     run: Run, undisturbed: Undisturbed
 ) -> None:
@@ -354,68 +308,16 @@ def test_worker_that_dies_before_its_block_is_started_again(
 
     assert run.wait() == 0, run.show()
     assert run.happened() == [0, 1]
-    assert set(run.digests().values()) == {undisturbed(2, 6)}
-    run.assert_nothing_left()
+    run.assert_same(undisturbed(2, 6))
 
 
-@pytest.mark.slow
-def test_workers_that_are_killed_at_every_start_end_the_run(run: Run) -> None:
-    run.start("n0", *RANKS, variables=plan(fault("kill", "import", -1, always=True)))
+@pytest.mark.parametrize("warm", ["imports", slow("program")])
+def test_program_that_can_never_start_ends_the_run_in_its_own_words(run: Run, warm: str) -> None:
+    run.start("n0", *RANKS, program=("-m", "json.nosuchmod"), warm=warm)
 
     assert run.wait() == 1, run.show()
-    assert (
-        "a worker of n0 was killed by SIGKILL before it was ready, 3 times in a row"
-        in run.text().splitlines()[-1]
-    )
-    run.assert_nothing_left()
-
-
-@pytest.mark.parametrize(
-    ("program", "warm", "status", "words"),
-    [
-        pytest.param(
-            ("-m", "json.nosuchmod"),
-            "imports",
-            1,
-            "ImportError: No module named json.nosuchmod",
-            id="module",
-        ),
-        pytest.param(
-            ("-m", "json.nosuchmod"),
-            "program",
-            1,
-            "ImportError: No module named json.nosuchmod",
-            id="module-at-once",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("bad.py",),
-            "imports",
-            1,
-            "SyntaxError: '(' was never closed",
-            id="syntax",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("-m", "training", "--steps"),
-            "imports",
-            2,
-            "the following arguments are required: --job",
-            id="options",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_program_that_can_never_start_ends_the_run_in_its_own_words(
-    run: Run, program: tuple[str, ...], warm: str, status: int, words: str
-) -> None:
-    (run.folder / "bad.py").write_text("print(\n")
-
-    run.start("n0", *RANKS, program=program, warm=warm)
-
-    assert run.wait() == status, run.show()
     # What another rank has printed may be read after it.
-    said = f"resilience.agent n0: the run ends with exit status {status}: "
+    said = "resilience.agent n0: the run ends with exit status 1: "
     (verdict,) = [line for line in run.text().splitlines() if line.startswith(said)]
-    assert words in verdict
+    assert "ImportError: No module named json.nosuchmod" in verdict
     run.assert_nothing_left()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.resilience.agent.runs import PLAIN_PROGRAM, Run
 
 PROGRAM = (str(PLAIN_PROGRAM),)
@@ -21,18 +19,4 @@ def test_all_ranks_start_anew_with_a_fresh_store(run: Run) -> None:
     assert {text.split()[0] for text in starts.values()} == {"nobody"}
     assert len({text.split()[1] for text in starts.values()}) == 4
     assert [each.event for each in run.events()].count("worker_replaced") == 6
-    run.assert_nothing_left()
-
-
-@pytest.mark.slow
-def test_program_that_fails_at_each_start_in_the_same_way_ends_the_run(run: Run) -> None:
-    run.start("n0", *RANKS, program=PROGRAM, warm="imports", variables={"FAIL": "always"})
-
-    assert run.wait() == 5, run.show()
-    assert (
-        run.text()
-        .splitlines()[-1]
-        .endswith("ended with exit status 5 in two starts, one after the other")
-    )
-    assert [each.event for each in run.events()].count("generation_opened") == 2
     run.assert_nothing_left()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
-from resilience.events import Event, read_events
 from tests.resilience.agent.test_drain import drain
 from tests.scenarios.recovery.runs import (
     FaultOutcome,
@@ -41,13 +40,15 @@ def sizes(low: int, high: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def job_and_alone(reference: Any, steps: int, **settings: Any) -> tuple[Job, Any]:
+def job_and_alone(
+    reference: Any, steps: int, *, num_nodes: int = 3, elastic: Any = None, **settings: Any
+) -> tuple[Job, Any]:
     """Return the job of three nodes, and the run of one worker that nothing befalls."""
     job = make_fault_job(
-        num_nodes=3,
+        num_nodes=num_nodes,
         num_devices=1,
         max_steps=steps,
-        elastic=sizes(1, 3),
+        elastic=elastic or sizes(1, 3),
         values=VALUES,
         settings=settings,
     )
@@ -68,10 +69,7 @@ def test_lost_nodes_leave_the_run_smaller_with_the_bits_of_one_worker(
         outcome = finish(run)
 
     assert outcome.statuses == [-9, -9, 0], run.log()
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    check_no_step_lost(outcome.events)
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2, 1]
 
 
@@ -86,10 +84,7 @@ def test_nodes_that_come_let_the_run_grow_and_redo_nothing(reference: Any, tmp_p
         outcome = finish(run)
 
     assert outcome.statuses == [0, 0, -9, 0], run.log()
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    check_no_step_lost(outcome.events)
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2, 3]
     assert len(outcome.named("generation_left")) == 1
     check_nothing_was_done_twice(outcome, generation=2)
@@ -113,9 +108,7 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all(
 
     assert sorted(outcome.statuses) == [0, 0, 143], run.log()
     assert run.agents[leaving].returncode == 143
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2]
     assert not outcome.named("generation_broken")
     check_nothing_was_done_twice(outcome, generation=1)
@@ -131,9 +124,7 @@ def test_a_node_that_coordinates_may_leave(reference: Any, tmp_path: Path) -> No
         outcome = finish(run)
 
     assert sorted(outcome.statuses) == [0, 0, 143], run.log()
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     assert [e.fields["world_size"] for e in outcome.named("generation_opened")] == [3, 2]
     for name in ("generation_broken", "fault_detected", "coordinator_replaced"):
         assert not outcome.named(name)
@@ -180,9 +171,7 @@ def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path
         outcome = finish(run)
 
     assert outcome.statuses == [0, 0, 0], run.log()
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     opened = [e.fields["world_size"] for e in outcome.named("generation_opened")]
     assert (opened[:2], opened[-1]) == ([3, 2], 3)
 
@@ -190,16 +179,7 @@ def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path
 @pytest.mark.slow
 def test_a_member_that_stands_by_since_may_leave(reference: Any, tmp_path: Path) -> None:
     """Two nodes are left where 1 and 3 are allowed: both have the state, and one goes on."""
-    steps = 60
-    job = make_fault_job(
-        num_nodes=3,
-        num_devices=1,
-        max_steps=steps,
-        elastic=sizes(1, 3, nodes_allowed=[1, 3]),
-        values=VALUES,
-    )
-    trainer = {**VALUES, "max_steps": steps, "optimizer": {"decay_steps": 400}}
-    alone = reference(make_job(trainer=trainer))
+    job, alone = job_and_alone(reference, 60, elastic=sizes(1, 3, nodes_allowed=[1, 3]))
 
     with start_run(tmp_path, job, nodes=("n0", "n1", "n2")) as run:
         run.wait_for_step(6)
@@ -212,10 +192,7 @@ def test_a_member_that_stands_by_since_may_leave(reference: Any, tmp_path: Path)
 
     assert sorted(outcome.statuses) == [-9, 0, 143], run.log()
     assert run.agents[idle].returncode == 143
-    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
-    assert outcome.weights() == alone.weights()
-    check_no_step_lost(outcome.events)
-    assert not outcome.left_behind
+    check_as_alone(outcome, alone)
     # A fourth one where the node that left coordinated.
     opened = [e.fields["world_size"] for e in outcome.named("generation_opened")]
     assert opened in ([3, 2, 1], [3, 2, 1, 1])
@@ -298,6 +275,14 @@ def test_copies_of_two_nodes_each_come_and_go_whole(tmp_path: Path) -> None:
     assert not outcome.left_behind
 
 
+def check_as_alone(outcome: FaultOutcome, alone: Any) -> None:
+    """Assert that the run has the bits of one worker, and has left nothing."""
+    assert outcome.bits() == FaultOutcome(alone.folder, [0]).bits()
+    assert outcome.weights() == alone.weights()
+    check_no_step_lost(outcome.events)
+    assert not outcome.left_behind
+
+
 def check_nothing_was_done_twice(outcome: FaultOutcome, *, generation: int) -> None:
     """Assert that all ranks had left after the same step, and go on with the next one."""
     (begin,) = {e.step for e in outcome.named("rank_recovered") if e.generation == generation}
@@ -312,8 +297,3 @@ def check_nothing_was_done_twice(outcome: FaultOutcome, *, generation: int) -> N
 def coordinator_of(run: Run) -> str:
     """Return the node whose agent coordinates."""
     return run.wait_for(lambda event: event.event == "generation_opened").node
-
-
-def read_steps(run: Run) -> list[Event]:
-    events = read_events(run.folder / "events.jsonl")
-    return [each for each in events if each.event == "step" and each.step is not None]

@@ -79,11 +79,6 @@ class Cluster:
         self.network.heal()
         return time.time()
 
-    def lose(self, node: str) -> None:
-        """Lose a node as by a power failure: its end is told to nobody."""
-        self.cut(node)
-        self.run.kill_node(node)
-
     # ---- what comes of them
 
     def wait_for(self, event: str, since: float, is_it: Callable[[Event], bool]) -> Event:

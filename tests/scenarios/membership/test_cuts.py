@@ -5,12 +5,10 @@ Each node is a host of its own; the folder of the run is on a file system that a
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.cases import slow
 from tests.scenarios.membership.clusters import (
     BATCHES,
     Cluster,
@@ -71,35 +69,6 @@ def test_member_that_was_cut_off_is_a_standby_node_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5, 60])
-@pytest.mark.parametrize("role", ["member", "coordinator"])
-@pytest.mark.parametrize("size", [(2, 0), (2, 1), (3, 1)], ids=str)
-def test_node_that_was_cut_off_belongs_to_the_run_again(
-    tmp_path: Path,
-    make_network: MakeNetwork,
-    undisturbed: Undisturbed,
-    size: tuple[int, int],
-    role: str,
-    seconds: float,
-) -> None:
-    network = make_network(sum(size))
-    # The run is to last longer than the cut.
-    step_s = max(0.2, 1.5 * seconds / NUM_STEPS)
-    with start_cluster(tmp_path, network, size, max_steps=NUM_STEPS, step_s=step_s) as cluster:
-        cluster.begin()
-        lost = cluster.choose(role)
-        since = cluster.cut(lost)
-        if size[1]:
-            cluster.wait_for_generation(since)
-        time.sleep(since + seconds - time.time())
-        outcome = come_back(cluster, {lost})
-
-    assert outcome.statuses == [0] * sum(size), cluster.run.log()
-    check_outcome(outcome, bits(undisturbed, size[0]))
-    assert (lost in ending_nodes(outcome)) == (size[1] == 0)
-
-
-@pytest.mark.slow
 def test_half_with_the_record_goes_on(
     tmp_path: Path, make_network: MakeNetwork, undisturbed: Undisturbed
 ) -> None:
@@ -119,45 +88,3 @@ def test_half_with_the_record_goes_on(
     records = sorted(each.name for each in (tmp_path / "generations").glob("0-*"))
     # Of run 0, in its first attempt.
     assert records == [f"0-0-{opened.fields['number']}"]
-
-
-@pytest.mark.slow
-def test_halves_without_standby_nodes_wait_for_each_other(
-    tmp_path: Path, make_network: MakeNetwork, undisturbed: Undisturbed
-) -> None:
-    with start_cluster(tmp_path, make_network(4), (4, 0), max_steps=NUM_STEPS) as cluster:
-        cluster.begin()
-        some = {cluster.coordinator(), cluster.choose("member")}
-        since = cluster.split(some)
-        cluster.wait_for("node_lost", since, lambda each: each.node in some)
-        cluster.wait_for("coordinator_replaced", since, lambda each: each.node not in some)
-        outcome = come_back(cluster, some)
-
-    assert outcome.statuses == [0, 0, 0, 0], cluster.run.log()
-    check_outcome(outcome, bits(undisturbed, 4))
-    assert ending_nodes(outcome) == set(cluster.nodes)
-    roles = {each.fields["role"] for each in outcome.named("rank_recovered") if each.generation}
-    # A rank may have passed the gate of the step in which the cut came.
-    assert roles <= {"kept", "rolled_forward"}
-
-
-@pytest.mark.parametrize("size", [slow((2, 1), id="2+1"), slow((3, 1), id="3+1")])
-@pytest.mark.parametrize("role", ["coordinator", "member"])
-def test_run_goes_on_without_a_node_that_nobody_hears_of(
-    tmp_path: Path,
-    make_network: MakeNetwork,
-    undisturbed: Undisturbed,
-    size: tuple[int, int],
-    role: str,
-) -> None:
-    network = make_network(sum(size))
-    with start_cluster(tmp_path, network, size, max_steps=NUM_STEPS) as cluster:
-        cluster.begin()
-        lost = cluster.choose(role)
-        cluster.lose(lost)
-        outcome = cluster.finish()
-
-    assert sorted(outcome.statuses) == [-9] + [0] * (sum(size) - 1), cluster.run.log()
-    check_outcome(outcome, bits(undisturbed, size[0]))
-    assert len(ending_nodes(outcome)) == size[0]
-    assert bool(outcome.named("coordinator_replaced")) == (role == "coordinator")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import PORT, Network, enter
-from resilience.events import EventReader
 from tests.processes import LIMIT_S
 from tests.scenarios.membership.clusters import MakeNetwork
 
@@ -132,69 +128,3 @@ def test_machine_that_refuses_namespaces_is_named() -> None:
         "network namespaces are refused here, they need root and /dev/net/tun: "
         "[Errno 1] Operation not permitted\n"
     ), ended.stderr
-
-
-def processes(mark: str) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if mark.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
-def wait_for_end(pid: int, within_s: float) -> None:
-    with suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)
-        try:
-            select.select([process], [], [], within_s)
-        finally:
-            os.close(process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_tests_that_are_ended_leave_nothing(
-    tmp_path: Path, make_network: MakeNetwork, number: signal.Signals
-) -> None:
-    make_network(1)
-    mark, base = f"ENDED_TESTS={uuid.uuid4().hex}", tmp_path / "base"
-    name, _, value = mark.partition("=")
-    test = "test_cuts.py::test_member_that_was_cut_off_is_a_standby_node_again"
-    tests = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            f"--basetemp={base}",
-            f"tests/scenarios/membership/{test}",
-        ],
-        cwd=ROOT,
-        env={**os.environ, name: value},
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    deadline_s = time.monotonic() + LIMIT_S
-    while not any(
-        each.event == "step"
-        for folder in base.glob("test_*")
-        for each in EventReader(folder / "events.jsonl").read_new()
-    ):
-        assert time.monotonic() < deadline_s
-        with suppress(subprocess.TimeoutExpired):
-            pytest.fail(f"the tests have ended before, with {tests.wait(0.1)}")
-    ours = {str(Path(f"/proc/{pid}/ns/net").readlink()) for pid in processes(mark)} - {
-        str(Path("/proc/self/ns/net").readlink())
-    }
-    assert len(ours) == 3
-
-    tests.send_signal(number)
-    tests.wait(LIMIT_S)
-
-    for pid in processes(mark):
-        wait_for_end(pid, LIMIT_S)
-    assert processes(mark) == []
-    # A namespace is there as long as a process is in it or has it open, or it is mounted.
-    mounts = Path("/proc/self/mountinfo").read_text()
-    assert not [each for each in ours if each in mounts]

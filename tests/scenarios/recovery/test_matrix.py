@@ -28,16 +28,6 @@ def test_run_survives_a_fault_of_each_kind(tmp_path, undisturbed, trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", SHARDINGS)
-def test_run_survives_faults_of_each_kind_in_each_place(tmp_path, undisturbed, trainer):
-    (faults,) = pack(spread_faults(trainer), NUM_STEPS)
-
-    outcome = run_job(tmp_path, make_fault_job(trainer, max_steps=NUM_STEPS, faults=faults))
-
-    check_same(outcome, undisturbed(trainer, max_steps=NUM_STEPS), faults=faults)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", SHARDINGS)
 @pytest.mark.parametrize("number", range(len(SCHEDULES)))
 def test_run_survives_every_fault_on_every_rank(tmp_path, undisturbed, trainer, number):
     faults = SCHEDULES[number]

@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from resilience.state.layout import make_layout
 from tests.cases import slow
 from tests.scenarios.recovery.runs import (
     check_no_step_lost,
@@ -123,15 +122,6 @@ def test_workers_of_a_node_that_gets_another_place_live_on(tmp_path, undisturbed
     assert len(started) == len(ended) == 2, "a process was replaced"
     assert set(started) & set(ended) == set()
     assert not [each for each in outcome.named("worker_replaced") if each.node == moved]
-
-
-def test_every_node_holds_a_whole_copy_of_the_state():
-    layout = make_layout(nodes=["n0", "n1"], num_local_ranks=2, num_shards=2)
-
-    seats = [layout.seat(rank) for rank in range(4)]
-
-    shards = [{(each.replica, each.shard) for each in seats[first : first + 2]} for first in (0, 2)]
-    assert shards == [{(0, "0"), (0, "1")}, {(1, "0"), (1, "1")}]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.scenarios.recovery.schedules import draw
 SEEDS_PER_RUN = 10
 STEPS_PER_SEED = 32
 NUM_STEPS = SEEDS_PER_RUN * STEPS_PER_SEED + 2
-FEW_STEPS = 62
 
 
 def report(outcome, seeds, faults, steps_per_seed) -> None:
@@ -27,20 +26,6 @@ def report(outcome, seeds, faults, steps_per_seed) -> None:
             f"seed {seed}: {sum(kinds.values())} faults {dict(kinds)}, {num_recoveries} recoveries"
         )
         sys.stdout.write(f"{line}\n")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("trainer", "seeds"),
-    [("ddp", (0, 1, 2)), ("hybrid", (3, 4))],
-)
-def test_run_survives_faults_of_a_few_seeds(tmp_path, undisturbed, trainer, seeds):
-    faults = draw(trainer, seeds, steps_per_seed=20, mean_steps_between=2)
-
-    outcome = run_job(tmp_path, make_fault_job(trainer, max_steps=FEW_STEPS, faults=faults))
-
-    report(outcome, seeds, faults, 20)
-    check_same(outcome, undisturbed(trainer, max_steps=FEW_STEPS), faults=faults)
 
 
 @pytest.mark.slow

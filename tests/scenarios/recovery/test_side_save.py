@@ -152,25 +152,3 @@ def test_run_that_lacks_a_node_saves_its_state_and_says_where(tmp_path, undistur
     assert outcome.statuses == [0, 0], run.log()
     assert {each.step for each in outcome.named("recovery_fallback")} == {15}
     check_same_bits(outcome, undisturbed(trainer, max_steps=NUM_STEPS))
-
-
-@pytest.mark.slow
-def test_sides_that_may_not_go_on_save_states_that_do_not_mix(tmp_path, undisturbed):
-    """One of four nodes is cut off from the others, who then lack it."""
-    job = make_slow_job(num_nodes=4, join_deadline_s=20, partition_patience_s=3)
-    with start_nodes(tmp_path / "nodes", NODES) as nodes:
-        with start(tmp_path, nodes, job) as run:
-            run.wait_for_step(14)
-            others = stop_but(run, "n0")
-            alone = run.agents["n0"].wait(LIMIT_S)
-            for pid in others:
-                os.kill(pid, signal.SIGCONT)
-            given_up = finish(run)
-
-        with start(tmp_path, nodes, job) as run:
-            outcome = finish(run)
-
-    assert (alone, given_up.statuses) == (75, [75] * 4)
-    assert {each.fields["saved_step"] for each in given_up.named("state_saved")} == {15}
-    assert outcome.statuses == [0] * 4, run.log()
-    check_same_bits(outcome, undisturbed("ddp", max_steps=NUM_STEPS))

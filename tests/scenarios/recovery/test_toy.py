@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import slow
-from tests.scenarios.recovery.matrix import all_faults, pack, spread_faults
-from tests.scenarios.recovery.runs import SHARDINGS, check_same, make_fault_job, run_job
+from tests.scenarios.recovery.matrix import pack, spread_faults
+from tests.scenarios.recovery.runs import check_same, make_fault_job, run_job
 
 NUM_STEPS = 70
 HANG_DEADLINE_S = 1.0
 """A step of the toy takes a few milliseconds."""
 MODULE = "tests.training.toy"
-SCHEDULES = list(pack(all_faults(), NUM_STEPS))
 
 
 @pytest.mark.parametrize("trainer", [slow("ddp"), "hybrid"])
@@ -20,13 +19,6 @@ def test_toy_survives_faults_of_each_kind_in_each_place(tmp_path, undisturbed, t
     (faults,) = pack(spread_faults(trainer), NUM_STEPS)
 
     check_toy(tmp_path, undisturbed, trainer, faults)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", SHARDINGS)
-@pytest.mark.parametrize("number", range(len(SCHEDULES)))
-def test_toy_survives_every_fault_on_every_rank(tmp_path, undisturbed, trainer, number):
-    check_toy(tmp_path, undisturbed, trainer, SCHEDULES[number])
 
 
 def check_toy(folder, undisturbed, trainer, faults) -> None:

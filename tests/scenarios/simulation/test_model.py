@@ -201,16 +201,3 @@ def test_limit_agent_that_is_started_again_while_a_run_begins_has_forgotten_its_
 
     _LOG.info("%s", outcome)
     assert "two successors: both are generation 0" in outcome.breaks, str(outcome)
-
-
-@pytest.mark.slow
-def test_agreements_that_lapse_let_a_generation_have_two_successors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    switch_off("agreements never lapse", monkeypatch)
-    model = Model(2, 1, BOTH)
-
-    outcome = explore(model, model.begun())
-
-    _LOG.info("%s", outcome)
-    assert "two successors: both are generation 1" in outcome.breaks, str(outcome)

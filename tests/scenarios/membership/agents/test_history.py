@@ -20,9 +20,12 @@ LIVING = {"a": 1, "b": 2, "c": 3}
 class Told:
     """A history that is told step by step, in time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *steps: int) -> None:
+        """Begin with these steps."""
         self.history = History(num_ranks=2)
         self.now_s = 0.0
+        self.begin(0, 0)
+        self.go(0, *steps)
 
     def note(self, what: str, generation: int, rank: int, **fields: object) -> None:
         self.now_s += 1.0
@@ -58,9 +61,7 @@ class Told:
 
 
 def test_run_that_goes_on_is_as_it_should_be() -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1, 2)
+    told = Told(0, 1, 2)
     told.begin(1, 3)
     told.go(1, 3, 4)
 
@@ -68,9 +69,7 @@ def test_run_that_goes_on_is_as_it_should_be() -> None:
 
 
 def test_state_that_nobody_holds_any_more_may_be_lost() -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1, 2)
+    told = Told(0, 1, 2)
     told.begin(1, 0)
     told.go(1, 0)
 
@@ -81,9 +80,7 @@ def test_state_that_nobody_holds_any_more_may_be_lost() -> None:
 
 
 def test_place_that_was_given_away_is_not_given_back() -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1, 2)
+    told = Told(0, 1, 2)
     told.note("enter", 1, 0, nodes=["a", "c"], starts=["a", "c"])
     told.begin(2, 0)
 
@@ -91,9 +88,7 @@ def test_place_that_was_given_away_is_not_given_back() -> None:
 
 
 def test_step_that_a_silent_node_has_passed_alone_is_run_again() -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1)
+    told = Told(0, 1)
     told.note("pass", 0, 1, step=2, begun_s=told.now_s, digest=VALUES[2])
     told.begin(1, 2)
     told.go(1, 2)
@@ -102,9 +97,7 @@ def test_step_that_a_silent_node_has_passed_alone_is_run_again() -> None:
 
 
 def test_step_that_a_member_has_passed_alone_is_not_run_again() -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1)
+    told = Told(0, 1)
     told.note("pass", 0, 0, step=2, begun_s=told.now_s, digest=VALUES[2])
     told.begin(1, 2)
 
@@ -147,9 +140,7 @@ def leave_a_step_out(told: Told) -> None:
     ],
 )
 def test_broken_promise_is_found(break_it: Callable[[Told], None], words: str) -> None:
-    told = Told()
-    told.begin(0, 0)
-    told.go(0, 0, 1, 2)
+    told = Told(0, 1, 2)
     told.begin(1, 3)
     told.go(1, 3)
 

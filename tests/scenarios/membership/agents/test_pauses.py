@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from itertools import combinations
 
 import pytest
 
@@ -12,14 +11,7 @@ from tests.scenarios.membership.agents.real_world import RealWorld, pause
 
 SIZES = ((2, 0), (2, 1), (1, 2), (2, 2), (3, 1))
 """Nodes and standby nodes."""
-LEASES = (1.3, 3.0, 4.0, 10.0)
 SHORT_S, REAL_S = 0.3, 3.0
-
-
-def groups(world: RealWorld) -> list[tuple[str, ...]]:
-    pairs = list(combinations(world.names, 2))
-    others = [] if len(world.names) == 2 else [tuple(world.names)]
-    return [*((name,) for name in world.names), *pairs, *others]
 
 
 def stand_still(world: RealWorld, who: tuple[str, ...], leases: float) -> None:
@@ -86,21 +78,3 @@ def test_node_that_was_silent_as_the_run_finished_has_finished(
     world.wait_for_progress()
 
     world.finish(later=silent)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("lease_s", [SHORT_S, REAL_S])
-@pytest.mark.parametrize("leases", LEASES)
-@pytest.mark.parametrize("size", SIZES)
-def test_agents_that_stand_still_come_back(
-    make_world: MakeWorld, size: tuple[int, int], leases: float, lease_s: float
-) -> None:
-    world = make_world(num_nodes=size[0], num_standby=size[1], lease_s=lease_s)
-    world.start(*world.names)
-    world.wait_for_progress()
-
-    for group in groups(world):
-        stand_still(world, group, leases)
-
-    world.finish()
