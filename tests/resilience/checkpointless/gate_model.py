@@ -147,8 +147,6 @@ class Model:
     def __init__(
         self, *, without: str = "", num_faults: int = 2, num_steps: int = 1, ghosts: bool = False
     ) -> None:
-        if without and without not in RULES:
-            raise ValueError(f"no rule {without!r}; there are {', '.join(RULES)}")
         self.without = without
         self.num_faults = num_faults
         self.num_steps = num_steps

@@ -100,10 +100,3 @@ def test_model_sees_that_a_rule_is_missing(rule: str) -> None:
     outcome = explore(Model(without=rule))
 
     assert list(outcome.breaks) == [BREAKS[rule]], outcome.breaks
-
-
-def test_unknown_rule_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no rule 'gat'; there are gate over all ranks, a gate, "
-    ):
-        Model(without="gat")

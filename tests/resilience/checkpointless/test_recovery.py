@@ -19,47 +19,53 @@ from tests.resilience.rank_processes import PRELOADED, TIMEOUT_S, run_ranks
 SHARDED, WHOLE = LAYOUTS
 PRELOADED.append(scenarios.__name__)  # else each process imports it again
 
-pytestmark = [
-    pytest.mark.timeout(2 * TIMEOUT_S),
-    pytest.mark.parametrize(
-        ("channels", "layout"),
-        [
-            pytest.param(GlooChannels, SHARDED, id="gloo-2-replicas-x-2-shards"),
-            pytest.param(GlooChannels, WHOLE, id="gloo-4-replicas", marks=pytest.mark.slow),
-            pytest.param(AsyncChannels, SHARDED, id="queues-2-replicas-x-2-shards"),
-            pytest.param(AsyncChannels, WHOLE, id="queues-4-replicas"),
-        ],
-    ),
-]
+pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
+each_layout = pytest.mark.parametrize(
+    "layout", [pytest.param(SHARDED, id="queues-2-x-2"), pytest.param(WHOLE, id="queues-4")]
+)
 each_kind = pytest.mark.parametrize(
     "is_replaced", [pytest.param(False, id="raises"), pytest.param(True, id="replaced")]
 )
 
 
-def run(scenario, channels, *arguments):
-    """Run a scenario; one over gloo in a process that can be killed with all its groups."""
-    if channels is GlooChannels:
-        run_ranks(_run_alone, 1, scenario, channels, *arguments)
-    else:
-        scenario(channels, *arguments)
+@pytest.mark.parametrize(
+    ("scenario", "arguments"),
+    [
+        *((scenarios.each_rank_fails_in_turn, (place, True)) for place in scenarios.PLACES),
+        (scenarios.each_rank_fails_in_turn, ("in_update", False)),
+        (scenarios.transfer_fails, ("target", "receiving", False)),
+        (scenarios.transfer_fails, ("source", "sending", False)),
+        (scenarios.roll_forward_fails, (2, True)),
+        (scenarios.same_rank_fails_again_and_again, (False,)),
+        *((scenarios.random_faults, (seed,)) for seed in range(3)),
+        (scenarios.changed_state_is_repaired, ("before_update", "blocked", 0)),
+        (scenarios.update_with_a_collective, ()),
+    ],
+)
+def test_ranks_over_gloo_recover_alike(scenario, arguments):
+    """In a process that can be killed with all its groups."""
+    run_ranks(_run_alone, 1, scenario, GlooChannels, SHARDED, *arguments)
 
 
 def _run_alone(_rank, _world_size, scenario, *arguments):
     scenario(*arguments)
 
 
+@each_layout
 @each_kind
 @pytest.mark.parametrize("place", scenarios.PLACES)
-def test_each_rank_fails_in_turn(channels, layout, place, is_replaced):
-    run(scenarios.each_rank_fails_in_turn, channels, layout, place, is_replaced)
+def test_each_rank_fails_in_turn(layout, place, is_replaced):
+    scenarios.each_rank_fails_in_turn(AsyncChannels, layout, place, is_replaced)
 
 
+@each_layout
 @each_kind
 @pytest.mark.parametrize("place", ["half", "summed", "in_update"])
-def test_fault_in_the_first_step(channels, layout, place, is_replaced):
-    run(scenarios.first_step, channels, layout, place, is_replaced)
+def test_fault_in_the_first_step(layout, place, is_replaced):
+    scenarios.first_step(AsyncChannels, layout, place, is_replaced)
 
 
+@each_layout
 @each_kind
 @pytest.mark.parametrize(
     ("who", "place"),
@@ -72,33 +78,38 @@ def test_fault_in_the_first_step(channels, layout, place, is_replaced):
         ("bystander", "recovery"),
     ],
 )
-def test_fault_while_a_rank_is_repaired(channels, layout, who, place, is_replaced):
-    run(scenarios.transfer_fails, channels, layout, who, place, is_replaced)
+def test_fault_while_a_rank_is_repaired(layout, who, place, is_replaced):
+    scenarios.transfer_fails(AsyncChannels, layout, who, place, is_replaced)
 
 
+@each_layout
 @each_kind
 @pytest.mark.parametrize("rank", [1, 2])
-def test_fault_while_ranks_roll_forward(channels, layout, rank, is_replaced):
-    run(scenarios.roll_forward_fails, channels, layout, rank, is_replaced)
+def test_fault_while_ranks_roll_forward(layout, rank, is_replaced):
+    scenarios.roll_forward_fails(AsyncChannels, layout, rank, is_replaced)
 
 
+@each_layout
 @each_kind
 @pytest.mark.parametrize("rank", [1, 2])
-def test_fault_before_a_rank_rolls_forward(channels, layout, rank, is_replaced):
-    run(scenarios.fails_before_it_resumes, channels, layout, rank, is_replaced)
+def test_fault_before_a_rank_rolls_forward(layout, rank, is_replaced):
+    scenarios.fails_before_it_resumes(AsyncChannels, layout, rank, is_replaced)
 
 
+@each_layout
 @each_kind
-def test_same_rank_fails_again_and_again(channels, layout, is_replaced):
-    run(scenarios.same_rank_fails_again_and_again, channels, layout, is_replaced)
+def test_same_rank_fails_again_and_again(layout, is_replaced):
+    scenarios.same_rank_fails_again_and_again(AsyncChannels, layout, is_replaced)
 
 
+@each_layout
 @pytest.mark.parametrize("seed", range(5))
-def test_random_faults(channels, layout, seed):
+def test_random_faults(layout, seed):
     print(f"seed {seed}")  # noqa: T201 - a failure shows it
-    run(scenarios.random_faults, channels, layout, seed)
+    scenarios.random_faults(AsyncChannels, layout, seed)
 
 
+@each_layout
 @pytest.mark.parametrize(
     ("number", "place", "name"),
     [
@@ -108,25 +119,30 @@ def test_random_faults(channels, layout, seed):
         pytest.param(3, "before_update", "summed", id="moment-after-a-gate-nobody-else-passed"),
     ],
 )
-def test_changed_state_is_found_and_repaired(channels, layout, number, place, name):
-    run(scenarios.changed_state_is_repaired, channels, layout, place, name, number)
+def test_changed_state_is_found_and_repaired(layout, number, place, name):
+    scenarios.changed_state_is_repaired(AsyncChannels, layout, place, name, number)
 
 
-def test_changed_source_sends_nothing(channels, layout):
-    run(scenarios.changed_source_sends_nothing, channels, layout)
+@each_layout
+def test_changed_source_sends_nothing(layout):
+    scenarios.changed_source_sends_nothing(AsyncChannels, layout)
 
 
-def test_state_that_changed_after_the_last_update_is_found(channels, layout):
-    run(scenarios.changed_at_the_end, channels, layout)
+@each_layout
+def test_state_that_changed_after_the_last_update_is_found(layout):
+    scenarios.changed_at_the_end(AsyncChannels, layout)
 
 
-def test_state_that_missed_a_generation_counts_as_none(channels, layout):
-    run(scenarios.missed_generation, channels, layout)
+@each_layout
+def test_state_that_missed_a_generation_counts_as_none(layout):
+    scenarios.missed_generation(AsyncChannels, layout)
 
 
-def test_update_that_holds_a_collective_is_refused(channels, layout):
-    run(scenarios.update_with_a_collective, channels, layout)
+@each_layout
+def test_update_that_holds_a_collective_is_refused(layout):
+    scenarios.update_with_a_collective(AsyncChannels, layout)
 
 
-def test_one_shard_fails_before_the_gate(channels, layout):
-    run(scenarios.one_shard_fails_before_the_gate, channels, layout)
+@each_layout
+def test_one_shard_fails_before_the_gate(layout):
+    scenarios.one_shard_fails_before_the_gate(AsyncChannels, layout)

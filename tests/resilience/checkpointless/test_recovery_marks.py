@@ -15,6 +15,7 @@ from resilience.comm.gate import Gate
 from resilience.errors import BrokenError, CorruptionError, StateLostError
 from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
+from resilience.state.view import ViewWithRest
 from tests.resilience.state.nodes import PlainView
 
 STEP = 4
@@ -85,6 +86,13 @@ def begun(*, state=None, step=STEP, **options):
     members = Members(held(0, Phase.FRESH), held(1, Phase.FRESH))
     recovery.enter(members)
     recovery.resume(members, lambda fallback: step)
+    return recovery
+
+
+def broken_in_its_gate():
+    recovery = begun()
+    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
+        pytest.fail("the update has begun")
     return recovery
 
 
@@ -244,12 +252,7 @@ def test_state_that_took_the_place_of_a_changed_one_is_healthy():
 
 
 def test_rank_whose_gate_breaks_has_entered_and_does_not_know():
-    recovery = begun()
-
-    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
-        pytest.fail("the update has begun")
-
-    assert said(recovery) == (Phase.ENTERED, STEP, -1, 3)
+    assert said(broken_in_its_gate()) == (Phase.ENTERED, STEP, -1, 3)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +268,7 @@ def test_rank_whose_gate_breaks_has_entered_and_does_not_know():
 )
 def test_rank_that_hears_that_its_gate_was_passed_keeps_that(other, phase):
     """Whoever proves it may be gone when the next generation ends before it has one state."""
-    recovery = begun()
-    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
-        pytest.fail("the update has begun")
+    recovery = broken_in_its_gate()
     own = recovery.report(rank=0, node="n0", generation=3)
 
     other = replace(other, generation=3, member_generation=3, gradient_generation=3)
@@ -308,9 +309,7 @@ def test_update_that_has_ended_was_made_by_the_generation_of_its_gradients():
 
 
 def test_forward_ends_the_worth_of_earlier_gradients():
-    recovery = begun()
-    with pytest.raises(BrokenError), recovery.commit(Members(channel=BrokenChannel())):
-        pass
+    recovery = broken_in_its_gate()
 
     recovery.begin()
 
@@ -335,3 +334,52 @@ def test_signal_waits_for_the_end_of_the_update():
         signal.signal(signal.SIGTERM, before)
 
     assert said(recovery) == (Phase.COMPUTING, STEP + 1, 3, -1)
+
+
+# ---- what is read of a state is kept where the state was right when it had been read
+
+
+def test_save_is_kept_after_its_state_was_looked_at():
+    told, state = [], torch.zeros(4)
+    recovery = begun(
+        state=state,
+        self_check_every_n_steps=1,
+        before_update=lambda: told.append("read"),
+        keep=lambda: told.append("keep"),
+    )
+
+    with recovery.commit(Members()):
+        told.append("update")
+        state.add_(1)
+
+    assert told == ["read", "keep", "update"]
+
+
+def test_save_of_a_state_that_changed_before_it_was_read_is_not_kept():
+    told, state = [], torch.zeros(4)
+
+    def flip():
+        state.view(torch.int32)[2] ^= 1 << 20
+
+    recovery = begun(
+        state=state,
+        self_check_every_n_steps=1,
+        before_update=flip,
+        keep=lambda: told.append("keep"),
+    )
+
+    with pytest.raises(CorruptionError), recovery.commit(Members()):
+        told.append("update")
+
+    assert told == []
+
+
+def test_start_leaves_the_rest_that_a_save_holds():
+    recovery, view = begun(), PlainView([torch.zeros(4)])
+    recovery.rest, recovery.pending = {"last": 7}, {"next": 8}
+    rest, pending = ViewWithRest(view, recovery).read_rest()["recovery"], recovery.pending
+
+    recovery.resume(Members(held(0, Phase.FRESH), held(1, Phase.FRESH)), lambda fallback: STEP)
+
+    assert (rest, pending) == ({"last": 7}, {"next": 8})
+    assert (recovery.rest, recovery.pending) == ({}, {})

@@ -50,111 +50,69 @@ def held(where: Layout, rank: int, phase: str = Phase.COMPUTING, **changes: Any)
     return replace(report, **changes) if phase is not Phase.FRESH else fresh_report(where, rank, 3)
 
 
-def test_ranks_close_up_and_keep_what_they_hold() -> None:
-    before, after = layout("a", "b", "c"), layout("b", "c")
-    reports = [held(before, 0, Phase.FRESH), held(before, 1), held(before, 2)]
-
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert (plan.step, plan.roll_forward, plan.transfers) == (STEP, (), ())
-
-
-def test_a_newcomer_is_repaired_by_one_that_was_there() -> None:
-    before, after = layout("a", "b"), layout("a", "b", "c")
-
-    plan = plan_resize([held(before, rank) for rank in (0, 1)], before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert [(each.source, each.target) for each in plan.transfers] == [(0, 2)]
-
-
-def test_another_start_of_a_node_holds_nothing() -> None:
-    before, after = layout("a", "b"), replace(layout("a", "b", "c"), starts=("a", "again", "c"))
-
-    plan = plan_resize([held(before, rank) for rank in (0, 1)], before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert [each.target for each in plan.transfers] == [1, 2]
-
-
-def test_a_gate_that_only_a_leaving_rank_has_passed_was_passed() -> None:
-    before, after = layout("a", "b", "c"), layout("a", "b")
+def plan(
+    before: Layout, after: Layout, *phases: str, **changes: Sequence[Any]
+) -> RecoveryPlan | Fallback:
+    """Return the plan for ranks in these phases; `changes` has a value for each."""
     reports = [
-        held(before, 0, Phase.ENTERED),
-        held(before, 1, Phase.ENTERED),
-        held(before, 2, Phase.PASSED),
+        held(before, rank, phase, **{name: values[rank] for name, values in changes.items()})
+        for rank, phase in enumerate(phases)
     ]
-
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert (plan.step, plan.roll_forward) == (STEP + 1, (0, 1))
+    return plan_resize(reports, before=before, after=after)
 
 
-def test_a_tear_of_a_lost_rank_proves_that_the_gate_was_passed() -> None:
-    before, after = layout("a", "b", "c"), layout("a", "b")
-    reports = [
-        held(before, 0, Phase.ENTERED),
-        held(before, 1, Phase.ENTERED),
-        held(before, 2, Phase.TORN_UPDATE, gradient_generation=3),
-    ]
-
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert plan.step == STEP + 1
+C, E = Phase.COMPUTING, Phase.ENTERED
+AB, ABC = layout("a", "b"), layout("a", "b", "c")
+ANEW = replace(ABC, starts=("a", "again", "c"))
 
 
-def test_what_only_a_leaving_rank_holds_is_said_of_it() -> None:
-    before, after = layout("a", "b", "c"), layout("a", "b")
-    reports = [
-        held(before, 0, Phase.ENTERED),
-        held(before, 1, Phase.ENTERED),
-        held(before, 2, ENDED, step_generation=3),
-    ]
+@pytest.mark.parametrize(
+    ("before", "after", "phases", "step", "rolling", "moves"),
+    [
+        pytest.param(ABC, layout("b", "c"), (Phase.FRESH, C, C), 0, (), [], id="ranks-close-up"),
+        pytest.param(AB, ABC, (C, C), 0, (), [(0, 2)], id="a-newcomer-is-repaired"),
+        pytest.param(AB, ANEW, (C, C), 0, (), [(0, 1), (0, 2)], id="another-start-holds-nothing"),
+        pytest.param(ABC, AB, (E, E, Phase.PASSED), 1, (0, 1), [], id="who-leaves-has-passed"),
+        pytest.param(ABC, AB, (E, E, Phase.TORN_UPDATE), 1, (0, 1), [], id="who-leaves-is-torn"),
+        pytest.param(ABC, AB, (E, E, ENDED), 1, (0, 1), [], id="who-leaves-has-ended-it"),
+    ],
+)
+def test_what_was_held_goes_on(
+    before: Layout,
+    after: Layout,
+    phases: tuple[str, ...],
+    step: int,
+    rolling: tuple[int, ...],
+    moves: list[tuple[int, int]],
+) -> None:
+    found = plan(before, after, *phases)
 
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert plan.step == STEP + 1
-    assert plan.reason.endswith("as a rank that has left since holds it")
+    assert isinstance(found, RecoveryPlan)
+    assert (found.step, found.roll_forward) == (STEP + step, rolling)
+    assert [(each.source, each.target) for each in found.transfers] == moves
+    if phases[-1] == ENDED:
+        assert found.reason.endswith("as a rank that has left since holds it")
 
 
 def test_a_leaving_rank_has_a_voice_about_which_digest_is_right() -> None:
-    before, after = layout("a", "b", "c"), layout("a", "b")
-    digests = ("odd", "right", "right")
-    reports = [held(before, rank, digest=digest) for rank, digest in enumerate(digests)]
+    found = plan(ABC, AB, C, C, C, digest=("odd", "right", "right"))
 
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, RecoveryPlan)
-    assert [(each.source, each.target) for each in plan.transfers] == [(1, 0)]
+    assert isinstance(found, RecoveryPlan)
+    assert [(each.source, each.target) for each in found.transfers] == [(1, 0)]
 
 
 def test_shards_of_several_ranks_of_a_node_keep_their_places() -> None:
-    before = layout("a", "b", num_local_ranks=2, num_shards=2)
-    after = layout("b", "c", num_local_ranks=2, num_shards=2)
-    reports = [
-        held(before, rank, Phase.FRESH if rank < 2 else Phase.COMPUTING) for rank in range(4)
-    ]
+    before, after, last = (
+        layout(*nodes, num_local_ranks=2, num_shards=2) for nodes in ("ab", "bc", "b")
+    )
 
-    plan = plan_resize(reports, before=before, after=after)
+    found = plan(before, after, Phase.FRESH, Phase.FRESH, C, C)
+    without = plan(before, last, Phase.FRESH, Phase.FRESH, C, Phase.TORN_UPDATE)
 
-    assert isinstance(plan, RecoveryPlan)
-    assert [(each.source, each.target) for each in plan.transfers] == [(0, 2), (1, 3)]
-
-
-def test_without_a_holder_of_a_shard_that_goes_on_the_tiers_have_to_help() -> None:
-    before = layout("a", "b", num_local_ranks=2, num_shards=2)
-    after = layout("b", num_local_ranks=2, num_shards=2)
-    phases = (Phase.FRESH, Phase.FRESH, Phase.COMPUTING, Phase.TORN_UPDATE)
-    reports = [held(before, rank, phase) for rank, phase in enumerate(phases)]
-
-    plan = plan_resize(reports, before=before, after=after)
-
-    assert isinstance(plan, Fallback)
-    assert plan.missing_shards == ("1",)
+    assert isinstance(found, RecoveryPlan)
+    assert [(each.source, each.target) for each in found.transfers] == [(0, 2), (1, 3)]
+    assert isinstance(without, Fallback)
+    assert without.missing_shards == ("1",)
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
@@ -190,11 +148,11 @@ def test_no_committed_step_is_lost_at_any_change_of_size(data: st.DataObject) ->
     )
     reports = [held(before, rank, phase) for rank, phase in enumerate(phases)]
 
-    plan = plan_resize(reports, before=before, after=after)
+    found = plan_resize(reports, before=before, after=after)
 
-    _check(plan, reports, before, after)
+    _check(found, reports, before, after)
     if old == new:
-        assert plan == plan_recovery(reports)
+        assert found == plan_recovery(reports)
 
 
 def _check(
