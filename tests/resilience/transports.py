@@ -11,7 +11,7 @@ from typing import Protocol
 
 from resilience.agent.connections.address import listen
 from resilience.agent.connections.tcp_transport import TcpTransport
-from resilience.agent.connections.transport import Arrival, Heard, Transport
+from resilience.agent.connections.transport import Arrival, Came, Heard, Reached, Transport
 from resilience.comm.messages import Break, Message
 from resilience.testing.network import Network
 
@@ -43,6 +43,19 @@ class Node:
 
     def kinds(self, peer: int | None = None) -> list[str]:
         return [type(each).__name__ for each in self.arrived if peer in (None, each.peer)]
+
+
+def pair(world: World) -> tuple[Node, int, Node, int]:
+    """Return two nodes that talk, each with the number by which it knows the other."""
+    a, b = world.node("a"), world.node("b")
+    b_of_a = a.transport.connect(b.transport.address)
+    world.settle(lambda: bool(a.arrived and b.arrived))
+    (came,) = b.arrived
+    assert isinstance(came, Came)
+    assert a.arrived == [Reached(peer=b_of_a)]
+    a.arrived.clear()
+    b.arrived.clear()
+    return a, b_of_a, b, came.peer
 
 
 class World(Protocol):

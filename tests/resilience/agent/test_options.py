@@ -113,223 +113,124 @@ def test_connections_that_are_made_late_are_refused(
     assert "TORCH_GLOO_LAZY_INIT is '1'" in capsys.readouterr().err
 
 
+NO_PROGRAM = [
+    ([], "no program in ''"),
+    (["--", "python"], "no program in ''"),
+    (["--", "python", "-m"], "no program in '-m'"),
+    (["--", "python", "-c", "x"], "no program in '-c x'"),
+    (["--", "python", "-m", "no_such"], "argument -m: no module 'no_such'"),
+    (
+        ["--", "python", "missing.py"],
+        "no program in 'missing.py'; workers are forked from a Python process",
+    ),
+    (["--", "python", "."], "no program in '.'"),
+    (["train.py"], "unrecognized arguments: train.py|no program"),
+]
+WRONG_WORDS = [
+    ("--nnodes 0", "--nnodes: '0': Input should be greater than or equal to 1"),
+    ("--nnodes 3:2", "'3:2' has more nodes at least"),
+    ("--nnodes 2:x", "'x': Input should be a valid"),
+    ("--partition-patience-s 2", "--partition-patience-s: 2 is less than --lease-s 3"),
+    (
+        "--nnodes 2:3 --standby-nodes 1",
+        "--standby-nodes: 1 is not allowed with --nnodes 2:3",
+    ),
+    ("--lease-s 0.01", "--lease-s: '0.01': Input should be greater than or equal to 0.1"),
+    ("--rdzv-endpoint a:1,b:1,a:1", "--rdzv-endpoint: 'a:1,b:1,a:1' has a:1 twice"),
+    ("--rdzv-endpoint host", "'host' is not HOST:PORT"),
+    ("--rdzv-endpoint h:0", "'h:0' is not HOST:PORT"),
+    ("--rdzv-endpoint h:70000", "is not HOST:PORT"),
+    (
+        "--rdzv-endpoint n0:1,0.0.0.0:1",
+        "--rdzv-endpoint: '0.0.0.0' is no address that others can reach",
+    ),
+    ("--run-dir=", "--run-dir: '' names no folder"),
+    ("--preload no_such.module", "--preload: no module 'no_such' for 'no_such.module'"),
+    ("--restart-window-s 1h", "--restart-window-s: '1h': Input should be a valid integer"),
+    ("--nproc-per-node gpu", "'gpu': Input should be a"),
+    ("--spares -1", "'-1': Input should be greater"),
+    (
+        "--node-state-command no-such-program",
+        "--node-state-command: 'no-such-program' begins with no program that is found",
+    ),
+    ("--node-state-command sh'", "is no command line: No closing quotation"),
+    ("--rdzv-attempt -1", "argument --rdzv-attempt: '-1': Input should be greater"),
+    ("--hang-deadline-s 0", "'0': Input should be"),
+    ("--hang-deadline-s nan", "'nan': Input should be a"),
+    ("--join-deadline-s inf", "'inf': Input should be a"),
+    ("--warm all", "'all': Input should be 'imp"),
+    ("--transfer-buffer-mib 0", "'0': Input should be greater"),
+    ("--nope", "unrecognized arguments: --nope"),
+    ("--nnode 2", "unrecognized arguments"),
+    (
+        "--nproc-per-node 4 --shards 3",
+        "--shards: 3 does not divide the world size 4 (--nnodes 1 x --nproc-per-node 4)",
+    ),
+    (
+        "--nproc-per-node 4 --shards 2 --stages 4",
+        "--stages: 4 does not divide --shards 2, the ranks that together hold one copy",
+    ),
+    ("--max-restarts 1", "--max-restarts: 1 counts restarts of all workers"),
+    (
+        "--memoryd=--http-open",
+        "argument --memoryd: '--http-open' is for a checkpoint daemon that --config describes",
+    ),
+    (
+        "--local-addr 192.0.2.1",
+        "argument --token-file: none is given, and others reach '192.0.2.1'; give all agents",
+    ),
+    (
+        "--local-addr 192.0.2.1 --token-file /dev/null",
+        "argument --token-file: '/dev/null' cannot be read: ",
+    ),
+    ("--token-file missing", "argument --token-file: 'missing' cannot be read"),
+    ("--config /dev/null", "argument --config: '/dev/null' cannot be read: is no plain file"),
+    ("--config .", "argument --config: '.' cannot be read: is no plain file"),
+]
+WITHOUT_RECOVERY = [
+    ("--standby-nodes 1", "--standby-nodes: 1 lets nodes stand by, which needs recovery"),
+    ("--nnodes 2:3", "--nnodes: 2:3 lets nodes stand by, which needs recovery"),
+    ("--warm program", "--warm: program is not allowed with --no-recovery"),
+    ("--spares 1", "--spares: 1 is not allowed with --no-recovery"),
+    *(
+        (words, f"argument {words.partition(' ')[0]}: of no use without recovery")
+        for words in (
+            "--hang-deadline-s 300",
+            "--stop-deadline-s 9",
+            "--transfer-buffer-mib 32",
+            "--restarts-max 1",
+            "--restarts-without-progress-max 1",
+            "--node-state-command true",
+        )
+    ),
+]
+WRONG_NAMES = ("", "a/b", "..", "a\nb", "n" * 256)
+WRONG_ADDRESSES = ("0.0.0.0", "::", "", "a..b")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        pytest.param([], "no program in ''", id="no-program"),
-        pytest.param(["--", "python"], "no program in ''", id="python-alone"),
-        pytest.param(["--", "python", "-m"], "no program in '-m'", id="no-module"),
-        pytest.param(["--", "python", "-c", "x"], "no program in '-c x'", id="code"),
-        pytest.param(
-            ["--nnodes", "0", *PROGRAM],
-            "--nnodes: '0': Input should be greater than or equal to 1",
-            id="no-node",
-        ),
-        pytest.param(["--nnodes", "3:2", *PROGRAM], "'3:2' has more nodes at least", id="range"),
-        pytest.param(
-            ["--partition-patience-s", "2", *PROGRAM],
-            "--partition-patience-s: 2 is less than --lease-s 3",
-            id="no-patience",
-        ),
-        pytest.param(
-            ["--nnodes", "2:3", "--standby-nodes", "1", *PROGRAM],
-            "--standby-nodes: 1 is not allowed with --nnodes 2:3",
-            id="standbys-twice",
-        ),
-        pytest.param(
-            ["--lease-s", "0.01", *PROGRAM],
-            "--lease-s: '0.01': Input should be greater than or equal to 0.1",
-            id="no-lease",
-        ),
-        pytest.param(
-            ["--rdzv-endpoint", "a:1,b:1,a:1", *PROGRAM],
-            "--rdzv-endpoint: 'a:1,b:1,a:1' has a:1 twice",
-            id="endpoint-twice",
-        ),
-        pytest.param(["--run-dir", "", *PROGRAM], "--run-dir: '' names no folder", id="no-folder"),
-        pytest.param(
-            ["--preload", "no_such.module", *PROGRAM],
-            "--preload: no module 'no_such' for 'no_such.module'",
-            id="no-such-preload",
-        ),
-        pytest.param(
-            ["--", "python", "-m", "no_such"],
-            "argument -m: no module 'no_such'",
-            id="no-such-module",
-        ),
-        pytest.param(
-            ["--restart-window-s", "1h", *PROGRAM],
-            "--restart-window-s: '1h': Input should be a valid integer",
-            id="window",
-        ),
-        pytest.param(
-            ["--nnodes", "2:x", *PROGRAM],
-            "'x': Input should be a valid",
-            id="words",
-        ),
-        pytest.param(
-            ["--nproc-per-node", "gpu", *PROGRAM],
-            "'gpu': Input should be a",
-            id="ranks",
-        ),
-        pytest.param(
-            ["--spares", "-1", *PROGRAM],
-            "'-1': Input should be greater",
-            id="negative",
-        ),
-        pytest.param(
-            ["--node-state-command", "no-such-program -x", *PROGRAM],
-            "--node-state-command: 'no-such-program -x' begins with no program that is found",
-            id="no-state-command",
-        ),
-        pytest.param(
-            ["--node-state-command", "sh -c 'x", *PROGRAM],
-            "is no command line: No closing quotation",
-            id="half-a-state-command",
-        ),
-        pytest.param(
-            ["--rdzv-attempt", "-1", *PROGRAM],
-            "argument --rdzv-attempt: '-1': Input should be greater",
-            id="attempt",
-        ),
-        pytest.param(["--rdzv-endpoint", "host", *PROGRAM], "'host' is not HOST:PORT", id="port"),
-        pytest.param(
-            ["--rdzv-endpoint", "n0:1,0.0.0.0:1", *PROGRAM],
-            "--rdzv-endpoint: '0.0.0.0' is no address that others can reach",
-            id="every-address",
-        ),
-        pytest.param(["--rdzv-endpoint", "h:0", *PROGRAM], "'h:0' is not HOST:PORT", id="port-0"),
-        pytest.param(["--rdzv-endpoint", "h:70000", *PROGRAM], "is not HOST:PORT", id="high-port"),
-        pytest.param(
-            ["--hang-deadline-s", "0", *PROGRAM],
-            "'0': Input should be",
-            id="no-time",
-        ),
-        pytest.param(
-            ["--hang-deadline-s", "nan", *PROGRAM],
-            "'nan': Input should be a",
-            id="nan",
-        ),
-        pytest.param(
-            ["--join-deadline-s", "inf", *PROGRAM],
-            "'inf': Input should be a",
-            id="inf",
-        ),
-        pytest.param(
-            ["--warm", "all", *PROGRAM],
-            "'all': Input should be 'imp",
-            id="warm",
-        ),
-        pytest.param(
-            ["--transfer-buffer-mib", "0", *PROGRAM],
-            "'0': Input should be greater",
-            id="buffer",
-        ),
-        pytest.param(["--nope", *PROGRAM], "unrecognized arguments: --nope", id="unknown"),
-        pytest.param(["--nnode", "2", *PROGRAM], "unrecognized arguments", id="abbreviation"),
-        pytest.param(
-            ["--nproc-per-node", "4", "--shards", "3", *PROGRAM],
-            "--shards: 3 does not divide the world size 4 (--nnodes 1 x --nproc-per-node 4)",
-            id="shards",
-        ),
-        pytest.param(
-            ["--nproc-per-node", "4", "--shards", "2", "--stages", "4", *PROGRAM],
-            "--stages: 4 does not divide --shards 2, the ranks that together hold one copy",
-            id="stages",
-        ),
-        pytest.param(
-            ["--no-recovery", "--standby-nodes", "1", *PROGRAM],
-            "--standby-nodes: 1 lets nodes stand by, which needs recovery",
-            id="standby",
-        ),
-        pytest.param(
-            ["--no-recovery", "--nnodes", "2:3", *PROGRAM],
-            "--nnodes: 2:3 lets nodes stand by, which needs recovery",
-            id="range-without-recovery",
-        ),
-        pytest.param(
-            ["--no-recovery", "--warm", "program", *PROGRAM],
-            "--warm: program is not allowed with --no-recovery",
-            id="warm-without-recovery",
-        ),
-        pytest.param(
-            ["--no-recovery", "--spares", "1", *PROGRAM],
-            "--spares: 1 is not allowed with --no-recovery",
-            id="spares-without-recovery",
-        ),
-        pytest.param(
-            ["--max-restarts", "1", *PROGRAM],
-            "--max-restarts: 1 counts restarts of all workers",
-            id="restarts-of-all",
+        *NO_PROGRAM,
+        *(([*words.split(), *PROGRAM], message) for words, message in WRONG_WORDS),
+        *(
+            (["--no-recovery", *words.split(), *PROGRAM], message)
+            for words, message in WITHOUT_RECOVERY
         ),
         *(
-            pytest.param(
-                ["--no-recovery", *words, *PROGRAM],
-                f"argument {words[0].partition('=')[0]}: of no use without recovery",
-                id=f"{words[0].partition('=')[0]}-without-recovery",
-            )
-            for words in (
-                ["--hang-deadline-s", "300"],
-                ["--stop-deadline-s=9"],
-                ["--transfer-buffer-mib", "32"],
-                ["--restarts-max", "1"],
-                ["--restarts-without-progress-max", "1"],
-                ["--node-state-command", "true"],
-            )
-        ),
-        pytest.param(
-            ["--memoryd=--http-open", *PROGRAM],
-            "argument --memoryd: '--http-open' is for a checkpoint daemon that --config describes",
-            id="memoryd-without-config",
-        ),
-        *(
-            pytest.param(
+            (
                 ["--node-name", name, *PROGRAM],
                 f"argument --node-name: {name!r} cannot be the name of a folder",
-                id=f"name-{number}",
             )
-            for number, name in enumerate(("", "a/b", "..", "a\nb", "n" * 256))
-        ),
-        pytest.param(
-            ["--local-addr", "192.0.2.1", *PROGRAM],
-            "argument --token-file: none is given, and others reach '192.0.2.1'; give all agents",
-            id="no-token",
-        ),
-        pytest.param(
-            ["--local-addr", "192.0.2.1", "--token-file", "/dev/null", *PROGRAM],
-            "argument --token-file: '/dev/null' cannot be read: ",
-            id="empty-token",
-        ),
-        pytest.param(
-            ["--token-file", "missing", *PROGRAM],
-            "argument --token-file: 'missing' cannot be read",
-            id="missing-token",
+            for name in WRONG_NAMES
         ),
         *(
-            pytest.param(
+            (
                 ["--local-addr", host, *PROGRAM],
                 f"argument --local-addr: {host!r} is no address that others can reach",
-                id=f"address-{host}",
             )
-            for host in ("0.0.0.0", "::", "", "a..b")
+            for host in WRONG_ADDRESSES
         ),
-        pytest.param(
-            ["--config", "/dev/null", *PROGRAM],
-            "argument --config: '/dev/null' cannot be read: is no plain file",
-            id="config-device",
-        ),
-        pytest.param(
-            ["--config", ".", *PROGRAM],
-            "argument --config: '.' cannot be read: is no plain file",
-            id="config-folder",
-        ),
-        pytest.param(
-            ["--", "python", "missing.py"],
-            "no program in 'missing.py'; workers are forked from a Python process",
-            id="missing-program",
-        ),
-        pytest.param(["--", "python", "."], "no program in '.'", id="folder"),
-        pytest.param(["train.py"], "unrecognized arguments: train.py|no program", id="no-dashes"),
     ],
 )
 def test_wrong_options_end_with_status_2_and_one_message(

@@ -8,25 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.resilience.transports import MemoryWorld, Node, say
+from tests.resilience.transports import MemoryWorld, Node, pair, say
 
 LEASE_S = 3.0
 
 
-def pair(seed: int = 1) -> tuple[MemoryWorld, Node, int, Node, int]:
-    """Return two nodes that talk, each with the number by which it knows the other."""
-    world = MemoryWorld(seed, LEASE_S)
-    a, b = world.node("a"), world.node("b")
-    b_of_a = a.transport.connect(b.transport.address)
-    world.settle(lambda: bool(a.arrived and b.arrived))
-    a_of_b = b.arrived[0].peer
-    a.arrived.clear()
-    b.arrived.clear()
-    return world, a, b_of_a, b, a_of_b
+def talking() -> tuple[MemoryWorld, Node, int, Node, int]:
+    """Return a world, and two nodes that talk there."""
+    world = MemoryWorld(1, LEASE_S)
+    return world, *pair(world)
 
 
 def test_a_silent_cut_ends_connections_after_the_lease_and_not_before() -> None:
-    world, a, b_of_a, b, _ = pair()
+    world, a, b_of_a, b, _ = talking()
     cut_s = world.network.now_s
 
     world.network.cut({"a"}, {"b"}, is_silent=True)
@@ -39,7 +33,7 @@ def test_a_silent_cut_ends_connections_after_the_lease_and_not_before() -> None:
 
 
 def test_what_was_said_during_a_short_cut_arrives_after_it() -> None:
-    world, a, b_of_a, b, _ = pair()
+    world, a, b_of_a, b, _ = talking()
 
     a.transport.send(b_of_a, say(1))
     world.network.cut({"a"}, {"b"}, is_silent=True)
@@ -55,7 +49,7 @@ def test_what_was_said_during_a_short_cut_arrives_after_it() -> None:
 
 
 def test_a_connection_that_one_side_gave_up_is_gone_for_the_other_after_healing() -> None:
-    world, a, b_of_a, b, _ = pair()
+    world, a, b_of_a, b, _ = talking()
 
     world.network.cut({"a"}, {"b"}, is_silent=True)
     a.transport.hang_up(b_of_a)
@@ -68,7 +62,7 @@ def test_a_connection_that_one_side_gave_up_is_gone_for_the_other_after_healing(
 
 
 def test_a_cut_that_resets_ends_connections_at_once_and_refuses_new_ones() -> None:
-    world, a, b_of_a, b, _ = pair()
+    world, a, b_of_a, b, _ = talking()
     world.node("c")
 
     a.transport.send(b_of_a, say(1))
@@ -82,7 +76,7 @@ def test_a_cut_that_resets_ends_connections_at_once_and_refuses_new_ones() -> No
 
 
 def test_a_connection_begun_during_a_silent_cut_is_made_once_it_is_healed() -> None:
-    world, a, _, b, _ = pair()
+    world, a, _, b, _ = talking()
     world.network.cut({"a"}, {"b"}, is_silent=True)
     world.run_until(world.network.now_s + 2 * LEASE_S)
     early = a.transport.connect(b.transport.address)
@@ -100,7 +94,7 @@ def test_a_connection_begun_during_a_silent_cut_is_made_once_it_is_healed() -> N
 
 
 def test_a_node_that_stands_still_receives_later_and_loses_nothing() -> None:
-    world, a, b_of_a, b, a_of_b = pair()
+    world, a, b_of_a, b, a_of_b = talking()
 
     world.network.pause("b")
     for number in range(3):
@@ -117,7 +111,7 @@ def test_a_node_that_stands_still_receives_later_and_loses_nothing() -> None:
 
 
 def test_a_node_that_stands_still_does_not_answer_and_puts_its_own_deadlines_off() -> None:
-    world, a, _, b, _ = pair()
+    world, a, _, b, _ = talking()
     to_paused = a.transport.connect(b.transport.address)
     of_paused = b.transport.connect(a.transport.address)
     world.network.pause("b")
@@ -138,7 +132,7 @@ def test_a_node_that_stands_still_does_not_answer_and_puts_its_own_deadlines_off
 
 
 def test_a_process_that_ends_can_start_again_at_its_address() -> None:
-    world, a, b_of_a, b, a_of_b = pair()
+    world, a, b_of_a, b, a_of_b = talking()
 
     b.transport.send(a_of_b, say(1))
     world.network.kill("b")
@@ -155,7 +149,7 @@ def test_a_process_that_ends_can_start_again_at_its_address() -> None:
 
 
 def test_a_lost_host_says_nothing_when_its_process_ends() -> None:
-    world, a, _, _, _ = pair()
+    world, a, _, _, _ = talking()
     cut_s = world.network.now_s
 
     world.network.cut({"b"}, {"a"}, is_silent=True)
@@ -168,7 +162,7 @@ def test_a_lost_host_says_nothing_when_its_process_ends() -> None:
 
 
 def test_connections_can_be_reset_between_nodes_that_reach_each_other() -> None:
-    world, a, b_of_a, b, a_of_b = pair()
+    world, a, b_of_a, b, a_of_b = talking()
 
     world.network.reset({"a"}, {"b"})
     a.transport.send(b_of_a, say(1))
@@ -202,7 +196,7 @@ def test_the_same_seed_is_the_same_network(seed: int) -> None:
 
 
 def test_nothing_is_due_on_a_network_at_rest() -> None:
-    world, *_ = pair()
+    world, *_ = talking()
 
     assert world.network.next_s() == math.inf
     assert world.network.ready() == []

@@ -124,50 +124,6 @@ def test_garbage_at_the_door(two: Pair, data: bytes) -> None:
 
 
 @few
-@given(st.text(max_size=40).filter(lambda each: each != TOKEN))
-def test_another_secret(two: Pair, token: str) -> None:
-    with two.stranger() as stranger:
-        mine = Door(
-            token,
-            name=secrets.token_bytes(NAME_BYTES),
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            connects=True,
-        )
-        stranger.sendall(mine.opening + secrets.token_bytes(32) + encode(say(666)))
-        told = two.settle_until_closed(stranger)
-
-        assert len(told) == 88
-        assert TOKEN.encode() not in told
-        two.check_undisturbed()
-
-
-def test_what_was_overheard_does_not_come_in_again(two: Pair) -> None:
-    with two.stranger() as friend, two.stranger() as stranger:
-        sent = knock(friend, TOKEN, two.world)
-        stranger.sendall(b"".join(sent) + encode(say(666)))
-        two.settle_until_closed(stranger)
-
-        two.check_undisturbed("Came")
-
-
-def test_a_challenge_that_is_handed_back_is_refused(two: Pair) -> None:
-    """A stranger listens where an agent connects to, and asks that agent for the answers."""
-    with socket.create_server(("127.0.0.1", 0)) as trap:
-        peer = two.a.transport.connect(f"127.0.0.1:{trap.getsockname()[1]}")
-        caught, _ = trap.accept()
-        with caught, two.stranger() as stranger:
-            while not select.select([caught], [], [], 0)[0]:
-                two.world.turn(time.monotonic() + 0.01)
-            stranger.sendall(caught.recv(1000))
-            assert two.settle_until_closed(stranger) == b""
-            caught.sendall(MAGIC + secrets.token_bytes(48 + 32))
-            two.world.settle(lambda: bool(two.a.kinds(peer)))
-
-        assert two.a.kinds(peer) == ["Gone"]
-        two.check_undisturbed("Gone")
-
-
-@few
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=5))
 def test_garbage_behind_the_door_ends_that_connection(two: Pair, lines: list[bytes]) -> None:
     with two.stranger() as friend:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.agent.connections.transport import Came, Gone, Heard, Reached
-from tests.resilience.transports import MemoryWorld, Node, TcpWorld, World, say
+from resilience.agent.connections.transport import Gone, Heard, Reached
+from tests.resilience.transports import MemoryWorld, TcpWorld, World, pair, say
 
 
 @pytest.fixture(params=[TcpWorld, MemoryWorld], ids=["tcp", "memory"])
@@ -23,19 +23,6 @@ def hasty_world(request: pytest.FixtureRequest) -> Iterator[World]:
     each = request.param(lease_s=0.2)
     yield each
     each.close()
-
-
-def pair(world: World) -> tuple[Node, int, Node, int]:
-    """Return two nodes that talk, each with the number by which it knows the other."""
-    a, b = world.node("a"), world.node("b")
-    b_of_a = a.transport.connect(b.transport.address)
-    world.settle(lambda: bool(a.arrived and b.arrived))
-    (came,) = b.arrived
-    assert isinstance(came, Came)
-    assert a.arrived == [Reached(peer=b_of_a)]
-    a.arrived.clear()
-    b.arrived.clear()
-    return a, b_of_a, b, came.peer
 
 
 def test_messages_arrive_in_order_in_both_directions(world: World) -> None:

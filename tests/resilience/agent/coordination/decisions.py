@@ -66,6 +66,11 @@ def join(node: str, generation: int = -1, nodes: Sequence[str] = ()) -> NodeJoin
     )
 
 
+def apart(node: str) -> NodeJoined:
+    """Return the join of a node that does not see the folder of the run."""
+    return NodeJoined(join=replace(join(node).join, shares_folder=False))
+
+
 def lost(node: str, *, is_dead: bool = True) -> NodeLost:
     return NodeLost(node=node, is_dead=is_dead)
 
@@ -108,10 +113,17 @@ def all_stopped(generation: int = 0, *, but: Iterable[int] = (), step: int = 5) 
     ]
 
 
-def places(*numbers: int, generation: int = 0) -> list[Said]:
+def places(
+    *numbers: int,
+    generation: int = 0,
+    step: int | None = 5,
+    rest: Mapping[str, Any] | None = None,
+) -> list[Said]:
     """Return the reports of all ranks of places, whose nodes are named after them."""
     return [
-        stopped(f"n{place}", 2 * place + each, generation) for place in numbers for each in (0, 1)
+        stopped(f"n{place}", 2 * place + each, generation, step, rest)
+        for place in numbers
+        for each in (0, 1)
     ]
 
 

@@ -18,9 +18,9 @@ from tests.resilience.agent.coordination.decisions import (
     join,
     lost,
     opened,
+    places,
     play,
     running,
-    stopped,
 )
 
 TELLS: dict[str, Any] = {"saved": 4, "place": "/run/state"}
@@ -40,7 +40,7 @@ def give_up(rest: dict[str, Any]) -> tuple[State, list[Action]]:
         state, actions = play(
             state,
             failed("n0", 0, generation),
-            *(stopped(f"n{rank // 2}", rank, generation, 5, rest) for rank in range(4)),
+            *places(0, 1, generation=generation, rest=rest),
         )
     return state, actions
 
@@ -110,13 +110,13 @@ def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
     state, _ = play(
         running(options),
         failed("n0", 0),
-        *(stopped(f"n{rank // 2}", rank, 0, 5, TELLS) for rank in range(4)),
+        *places(0, 1, rest=TELLS),
     )
 
     state, actions = play(
         state,
         failed("n0", 0, 1, "died"),
-        *(stopped(f"n{rank // 2}", rank, 1, None) for rank in range(4)),
+        *places(0, 1, generation=1, step=None),
     )
 
     assert state.stage == ENDED
@@ -124,7 +124,7 @@ def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
 
 
 def test_run_without_a_node_for_a_place_says_where_its_state_lies() -> None:
-    state, _ = play(running(), lost("n1"), *(stopped("n0", rank, 0, 4, TELLS) for rank in range(2)))
+    state, _ = play(running(), lost("n1"), *places(0, step=4, rest=TELLS))
 
     _, actions = play(state, Tick(), now_s=135.0)
 
@@ -147,7 +147,7 @@ def test_member_lost_before_the_last_generation_begins_does_not_change_the_reaso
     options = replace(OPTIONS, num_nodes=3, restarts_without_progress_max=0)
     state, _ = play(State(options=options), *(join(f"n{place}") for place in range(4)))
     for generation in range(2):
-        *before, last = [stopped(f"n{rank // 2}", rank, generation, 5, TELLS) for rank in range(6)]
+        *before, last = places(0, 1, 2, generation=generation, rest=TELLS)
         state, _ = play(state, failed("n0", 0, generation), *before)
         if generation == 0:
             state, _ = play(state, last)
@@ -155,9 +155,7 @@ def test_member_lost_before_the_last_generation_begins_does_not_change_the_reaso
     state, _ = play(state, lost("n2", is_dead=False))
     assert (state.generation, state.opened, state.giving_up) == (2, 1, WHY)
 
-    state, actions = play(
-        state, *(stopped(f"n{rank // 2}", rank, 2, 5, TELLS) for rank in range(4))
-    )
+    state, actions = play(state, *places(0, 1, generation=2, rest=TELLS))
 
     assert [each.is_last for each in opened(actions)] == [True] * 3
     assert Note(event="giving_up", fields={"reason": WHY}) in actions
@@ -172,7 +170,7 @@ def test_older_state_that_ranks_tell_of_is_all_that_is_left() -> None:
         state, _ = play(
             state,
             failed("n0", 0, generation),
-            *(stopped(f"n{rank // 2}", rank, generation, 5, tells) for rank in range(4)),
+            *places(0, 1, generation=generation, rest=tells),
         )
 
     state, _ = play(state, lost("n1"))

@@ -26,9 +26,9 @@ from tests.resilience.agent.coordination.decisions import (
     lost,
     opened,
     phases,
+    places,
     play,
     running,
-    stopped,
 )
 
 NO_RECOVERY = replace(OPTIONS, recovers=False, restarts_max=2)
@@ -44,7 +44,7 @@ def died(rank: int, generation: int = 0, status: int = 7) -> Said:
 
 
 def afresh(generation: int = 0) -> list[Said]:
-    return [stopped(f"n{rank // 2}", rank, generation, None) for rank in range(4)]
+    return places(0, 1, generation=generation, step=None)
 
 
 def test_next_generation_opens_when_all_workers_are_fresh() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.agent.coordination.coordinator import decide, next_deadline_s, take_over
-from resilience.agent.coordination.founding import OTHERS_SILENCE_S, RENEWAL_S, SILENCE_S
+from resilience.agent.coordination.founding import RENEWAL_S
 from resilience.agent.coordination.membership import (
     ENDED,
     GATHERING,
@@ -41,6 +41,7 @@ from tests.resilience.agent.coordination.decisions import (
     lost,
     opened,
     phases,
+    places,
     play,
     promise,
     proposed,
@@ -68,7 +69,7 @@ def test_successor_asks_members_for_what_they_hold() -> None:
     state, actions = play(succeed(), join("n1", 4, ["n0", "n1"]))
     assert broken(actions) == ["n1"]
 
-    state, actions = play(state, join("n2"), stopped("n1", 2, 4), stopped("n1", 3, 4))
+    state, actions = play(state, join("n2"), *places(1, generation=4))
 
     opening = opened(actions)[0]
     assert (opening.generation, opening.layout.nodes) == (5, ("n2", "n1"))
@@ -90,7 +91,7 @@ def test_standby_that_succeeds_learns_of_a_newer_generation_from_its_members() -
     state, actions = play(state, join("n2"), join("n1", 4, ["n0", "n1"]), now_s=1.0)
     assert (state.stage, state.generation, broken(actions)) == (STOPPING, 4, ["n1"])
 
-    state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4), now_s=1.0)
+    state, actions = play(state, *places(1, generation=4), now_s=1.0)
     assert opened(actions) == []
     state, actions = play(state, Tick(), now_s=4.0)
 
@@ -108,7 +109,7 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     assert (state.generation, state.opened, sorted(state.voters)) == (5, 4, ["n1", "n2"])
     assert learned(more) == ["n1", "n3"]
 
-    reports = [stopped(f"n{rank // 2}", rank, 5) for rank in range(2, 6)]
+    reports = places(1, 2, generation=5)
     state, actions = play(state, *reports, Tick(), now_s=3.0)
 
     opening = opened(actions)[0]
@@ -138,7 +139,7 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     state = follow(replace(OPTIONS, num_nodes=3), members)
     first = bound(join("n1", 4, members.nodes), 7, agreed)
     state, _ = play(state, first, join("n2", 4, members.nodes), join("n4"))
-    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+    ends_of_4 = places(1, 2, generation=4)
 
     state, actions = play(state, *ends_of_4)
 
@@ -148,7 +149,7 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
     assert learned(actions) == ["n1", "n2", "n4"]
 
-    ends_of_5 = [stopped(f"n{rank // 2}", rank, 5) for rank in range(2, 6)]
+    ends_of_5 = places(1, 2, generation=5)
     state, actions = play(state, *ends_of_5)
 
     opening = opened(actions)[0]
@@ -163,7 +164,7 @@ def test_newest_of_several_agreements_comes_first() -> None:
         bound(join(node, 4, members.nodes), ballot, layout(taker, "n1", "n2"))
         for node, ballot, taker in (("n1", 9, "n3"), ("n2", 7, "n4"))
     ]
-    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+    ends_of_4 = places(1, 2, generation=4)
 
     _, actions = play(state, *joins, join("n5"), *ends_of_4)
 
@@ -174,7 +175,7 @@ def test_newest_of_several_agreements_comes_first() -> None:
 def test_members_that_were_asked_for_are_asked_for_again_in_the_same_ballot() -> None:
     """Also once somebody knows more of the generation that has ended: agreements name a ballot."""
     members = layout("n0", "n1", "n2")
-    told = [stopped(f"n{rank // 2}", rank, 5) for rank in range(6)]
+    told = places(0, 1, 2, generation=5)
     state = replace(follow(replace(OPTIONS, num_nodes=3), members, generation=5), ballot=(1, "n3"))
     late = [
         bound(join("n1", 4, members.nodes), 0, members),
@@ -229,7 +230,7 @@ def test_half_whose_agreement_is_not_what_the_record_says_goes_on_with_neither()
     first = bound(join("n1", 4, ["n0", "n1"]), 7, layout("n3", "n1"))
     state, actions = replace(succeed(), ballot=(8, "n2")), list[Action]()
     joined = [replace(each.join, promised=state.ballot) for each in (first, join("n2"))]
-    reports = [stopped("n1", 2, 4), stopped("n1", 3, 4)]
+    reports = [*places(1, generation=4)]
     found = Claimed(generation=5, layout=layout("n0", "n4"))
     for event in [*(NodeJoined(join=each) for each in joined), *reports, Tick()]:
         state, more = decide(state, event, 3.0)
@@ -248,7 +249,7 @@ def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> N
     agreed = replace(agreed, starts=("before", "n1", "n2"))
     state = follow(replace(OPTIONS, num_nodes=3), members)
     first = bound(join("n1", 4, members.nodes), 7, agreed)
-    ends_of_4 = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 6)]
+    ends_of_4 = places(1, 2, generation=4)
 
     state, actions = play(state, first, join("n2", 4, members.nodes), join("n3"), *ends_of_4)
 
@@ -261,7 +262,7 @@ def test_member_that_comes_a_moment_later_keeps_its_place() -> None:
     members = layout("n0", "n1", "n2", "n3", "n4")
     state = follow(replace(OPTIONS, num_nodes=5), members)
     here = [join(f"n{place}", 4, members.nodes) for place in (1, 2, 3)]
-    reports = [stopped(f"n{rank // 2}", rank, 4) for rank in range(2, 10)]
+    reports = places(1, 2, 3, 4, generation=4)
 
     state, actions = play(state, *here, join("n5"), join("n6"), *reports[:6])
     assert opened(actions) == []
@@ -342,7 +343,7 @@ def test_all_members_of_a_newer_generation_are_waited_for() -> None:
     state = follow(options, layout("n0", "n1", "n2"))
     state, _ = play(state, join("n2", 4, ["n0", "n1", "n2"]), join("n3"))
     state, actions = play(state, join("n1", 5, ["n0", "n1", "n4"]))
-    state, more = play(state, stopped("n1", 2, 5), stopped("n1", 3, 5))
+    state, more = play(state, *places(1, generation=5))
     assert opened([*actions, *more]) == []
 
     state, _ = play(state, join("n4", 5, ["n0", "n1", "n4"]))
@@ -354,11 +355,11 @@ def test_all_members_of_a_newer_generation_are_waited_for() -> None:
 
 def test_late_member_of_a_newer_generation_waits_without_state_once_one_was_opened() -> None:
     state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]), join("n3"))
-    state, actions = play(state, stopped("n1", 2, 4), stopped("n1", 3, 4))
+    state, actions = play(state, *places(1, generation=4))
     assert opened(actions)[0].generation == 5
 
     state, _ = play(state, join("n2", 6, ["n0", "n2"]), failed("n3", 0, 5))
-    state, actions = play(state, lost("n3"), stopped("n1", 2, 5), stopped("n1", 3, 5))
+    state, actions = play(state, lost("n3"), *places(1, generation=5))
 
     opening = opened(actions)[0]
     assert (opening.generation, opening.layout.nodes) == (6, ("n2", "n1"))
@@ -384,10 +385,7 @@ def test_run_goes_on_where_the_coordinator_is_lost_while_the_state_is_saved() ->
     options = replace(OPTIONS, restarts_without_progress_max=0)
     state, actions = running(options), list[Action]()
     for generation in range(2):
-        told = [
-            stopped(f"n{rank // 2}", rank, generation, rest={"saved": 4, "place": "/run/state"})
-            for rank in range(4)
-        ]
+        told = places(0, 1, generation=generation, rest={"saved": 4, "place": "/run/state"})
         state, actions = play(state, failed("n0", 0, generation), *told)
     last = opened(actions)[-1]
     assert (last.generation, last.is_last) == (2, True)
@@ -413,29 +411,24 @@ def test_record_is_renewed_in_time_also_by_a_run_that_saves_before_it_ends(
     assert next_deadline_s(state, state.since_s) <= state.since_s + RENEWAL_S
 
 
-def test_another_job_waits_for_longer_than_a_run_takes_to_renew_its_record() -> None:
-    assert (RENEWAL_S, OTHERS_SILENCE_S, SILENCE_S) == (60.0, 90.0, 180.0)
-
-
 @pytest.mark.parametrize(
     ("generation", "status"),
     [
         pytest.param(4, 0, id="ended"),
         pytest.param(9, 75, id="gave-up-later"),
+        pytest.param(3, None, id="an-older-generation-says-nothing"),
     ],
 )
-def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(generation: int, status: int) -> None:
-    state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
+def test_node_that_was_silent_as_the_run_ended_ends_as_it_did(
+    generation: int, status: int | None
+) -> None:
+    before, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
 
-    state, actions = play(state, Recorded(generation=generation, is_over=True, status=status))
+    record = Recorded(generation=generation, is_over=True, status=status or 0)
+    state, actions = play(before, record)
 
-    assert [each.status for each in ends(actions)] == [status]
-    assert state.stage == ENDED
-
-
-def test_record_of_an_older_generation_ends_nothing() -> None:
-    state, _ = play(succeed(), join("n1", 4, ["n0", "n1"]))
-
-    after, actions = play(state, Recorded(generation=3, is_over=True))
-
-    assert (after, actions) == (state, [])
+    if status is None:
+        assert (state, actions) == (before, [])
+    else:
+        assert [each.status for each in ends(actions)] == [status]
+        assert state.stage == ENDED

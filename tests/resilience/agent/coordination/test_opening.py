@@ -33,6 +33,7 @@ from resilience.state.report import Phase, Report
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,
     all_stopped,
+    apart,
     bound,
     ends,
     failed,
@@ -70,11 +71,6 @@ def agree(node: str, proposal: Propose, *, ballot: Ballot | None = None) -> Said
     return Said(node=node, message=agreement)
 
 
-def apart(node: str) -> NodeJoined:
-    """Return the join of a node that does not see the folder of the run."""
-    return NodeJoined(join=replace(join(node).join, shares_folder=False))
-
-
 def claims(actions: list[Action]) -> list[ClaimRecord]:
     return [each for each in actions if isinstance(each, ClaimRecord)]
 
@@ -95,17 +91,6 @@ def test_run_begins_with_the_record_of_its_folder() -> None:
     record = Record(run="run", number=1, agents=("n0", "n1"), generation=106)
     state, actions = play(state, Judged(record=record), now_s=2.0)
     assert [each.generation for each in opened(actions)] == [107, 107]
-
-
-def test_without_a_common_folder_more_than_half_begin_a_run() -> None:
-    options = replace(ONE, num_standby_nodes=1)
-    state, actions = play(State(options=options), apart("n0"))
-    state, more = play(state, Tick(), now_s=30.0)
-    assert opened([*actions, *more]) == []
-
-    _, actions = play(state, apart("n1"), now_s=31.0)
-
-    assert [each.shares_folder for each in opened(actions)] == [False]
 
 
 # ---- what all have to agree to

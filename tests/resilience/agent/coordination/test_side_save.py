@@ -29,9 +29,11 @@ from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.coordination.decisions import (
     ends,
+    hear,
     join,
     layout,
     opened,
+    places,
     play,
     promise,
     stopped,
@@ -176,7 +178,7 @@ def test_what_is_saved_already_or_cannot_be_saved_is_not_asked_for() -> None:
 
 def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
     state = follow(options=replace(OPTIONS, join_deadline_s=20.0, stop_deadline_s=5.0))
-    reports = [stopped(f"n{rank // 2}", rank, 4, 5, TELLS) for rank in range(2, 6)]
+    reports = places(1, 2, generation=4, rest=TELLS)
     state, _ = play(state, join("n1", 4, THREE), join("n2", 4, THREE), *reports)
 
     state, actions = play(state, Tick(), now_s=25.0)
@@ -190,26 +192,20 @@ def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
 
 
 def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -> None:
-    state = follow("n3", members=layout("n0", "n1"))
-    state, _ = play(state, join("n1", 4, ("n0", "n1")))
-    reports = [stopped("n1", rank, 4, 5, TELLS) for rank in (2, 3)]
-    for event in (join("n3"), *reports):
-        state, _ = play_alone(state, event)
-    state, _ = play_alone(state, Tick(), now_s=3.0)
-    actions = []
-    for event in promise(state, "n1", "n3"):
-        state, more = play_alone(state, event, now_s=3.0)
-        actions += more
+    state, _ = play(follow("n3", members=layout("n0", "n1")), join("n1", 4, ("n0", "n1")))
+    state, _ = hear(state, join("n3"), *places(1, generation=4, rest=TELLS))
+    state, _ = hear(state, Tick(), now_s=3.0)
+    state, actions = hear(state, *promise(state, "n1", "n3"), now_s=3.0)
     assert any(isinstance(each, ClaimRecord) for each in actions)
-    for event in (Claimed(generation=5, layout=None, reason="it is gone"), Tick()):
-        state, actions = play_alone(state, event, now_s=50.0)
-    state, actions = play_alone(state, Tick(), now_s=51.0)
+    unknown = Claimed(generation=5, layout=None, reason="it is gone")
+    state, actions = hear(state, unknown, Tick(), now_s=50.0)
+    state, actions = hear(state, Tick(), now_s=51.0)
     assert [isinstance(each, ClaimRecord) for each in actions] == [True]
 
-    state, actions = play_alone(state, Tick(), now_s=199.0)
+    state, actions = hear(state, Tick(), now_s=199.0)
     assert [each.rank for each in orders(actions)] == [2]
-    state, actions = play_alone(state, Tick(), now_s=203.0)
-    state, more = play_alone(state, Tick(), now_s=230.0)
+    state, actions = hear(state, Tick(), now_s=203.0)
+    state, more = hear(state, Tick(), now_s=230.0)
 
     words = "did not say within 200 s which half of the nodes goes on: it is gone"
     assert words in reason([*actions, *more])
@@ -219,31 +215,20 @@ def test_folder_has_its_time_from_when_it_is_asked() -> None:
     """The node that was missing came late."""
     options = replace(OPTIONS, partition_patience_s=100.0, join_deadline_s=120.0)
     state = follow("n3", members=layout("n0", "n1"), options=options)
-    reports = [stopped("n1", rank, 4) for rank in (2, 3)]
-    for event in (join("n1", 4, ("n0", "n1")), *reports):
-        state, _ = play_alone(state, event)
-    state, _ = play_alone(state, Tick(), now_s=125.0)
+    state, _ = hear(state, join("n1", 4, ("n0", "n1")), *places(1, generation=4))
+    state, _ = hear(state, Tick(), now_s=125.0)
 
-    state, actions = play_alone(state, join("n3"), now_s=126.0)
-    for event in [*promise(state, "n1", "n3"), Tick()]:
-        state, more = play_alone(state, event, now_s=126.0)
-        actions += more
-    (claim,) = [each for each in actions if isinstance(each, ClaimRecord)]
-    assert ends(actions) == []
+    state, actions = hear(state, join("n3"), now_s=126.0)
+    state, more = hear(state, *promise(state, "n1", "n3"), Tick(), now_s=126.0)
+    (claim,) = [each for each in (*actions, *more) if isinstance(each, ClaimRecord)]
+    assert ends([*actions, *more]) == []
     for now_s in (127.0, 201.0, 220.0):
-        state, more = play_alone(state, Tick(), now_s=now_s)
+        state, more = hear(state, Tick(), now_s=now_s)
         assert ends(more) == []
     state, _ = play(state, Claimed(generation=5, layout=claim.layout), now_s=221.0)
 
     assert state.stage == RUNNING
     assert state.members.nodes == ("n3", "n1")
-
-
-def play_alone(state: State, event: Any, now_s: float = 0.0) -> tuple[State, list[Action]]:
-    """Return the state after an event that nobody answers."""
-    from resilience.agent.coordination.coordinator import decide
-
-    return decide(state, event, now_s)
 
 
 # ---- evidence
@@ -281,7 +266,7 @@ def test_evidence_about_another_start_is_none() -> None:
 
 def test_last_holder_of_a_shard_is_not_waited_for_once_it_has_ended() -> None:
     state = follow(members=layout(*THREE))
-    fresh = [stopped(f"n{rank // 2}", rank, 4, None) for rank in range(2, 6)]
+    fresh = places(1, 2, generation=4, step=None)
     state, actions = play(
         state, join("n1", 4, THREE), join("n2", 4, THREE), join("n9"), *fresh, now_s=4.0
     )
@@ -307,7 +292,7 @@ def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> 
     state, actions = play(shut_out(), Tick(), now_s=100.0)
     (order,) = orders(actions)
     state, _ = play(state, saved(order, part="/run/state"), Tick(), now_s=101.0)
-    reports = [stopped(f"n{rank // 2}", rank, 4, 5, TELLS) for rank in range(4)]
+    reports = places(0, 1, generation=4, rest=TELLS)
 
     state, actions = play(state, join("n0", 4, THREE), join("n1", 4, THREE), *reports, now_s=150.0)
 

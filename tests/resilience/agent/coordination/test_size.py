@@ -38,6 +38,7 @@ from tests.resilience.agent.coordination.decisions import (
     lost,
     opened,
     phases,
+    places,
     play,
     stopped,
 )
@@ -57,6 +58,20 @@ def begun(*nodes: str, now_s: float = 0.0, low: int = 1, **policy: Any) -> State
 
 def asked(state: State, node: str, within_s: float = 30.0) -> NodeJoined:
     return NodeJoined(join=replace(state.present[node], leaves_within_s=within_s))
+
+
+def standing_of(state: State) -> Standing:
+    """Return what a member of the first generation knows as its coordinator is lost."""
+    return Standing(
+        generation=0, layout=state.members, opened=0, ballot=state.ballot, shares_folder=True
+    )
+
+
+def asked_to_leave(state: State, *names: str) -> tuple[State, list[Action]]:
+    """Return what comes of nodes that are asked at 5 s, and of a look around at 7 s."""
+    state, first = play(state, *(asked(state, name) for name in names), now_s=5.0)
+    assert sent(first, Leave) == []
+    return play(state, Tick(), now_s=7.0)
 
 
 def torn(node: str, rank: int) -> Said:
@@ -101,7 +116,7 @@ def test_a_lost_node_is_left_out_at_once() -> None:
     state, actions = play(
         begun("n0", "n1", "n2"),
         lost("n1"),
-        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
+        *places(0, 2),
     )
 
     assert state.stage == RUNNING
@@ -114,19 +129,6 @@ def test_a_lost_node_is_left_out_at_once() -> None:
     ]  # fmt: skip
     assert (first.rank, second.rank) == (0, 2)
     assert [each.node for each in state.incidents] == ["n1"]
-
-
-def test_a_lost_node_is_waited_for_where_the_recipe_says_so() -> None:
-    state, _ = play(
-        begun("n0", "n1", "n2", shrink_after_s=30.0),
-        lost("n1"),
-        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
-    )
-    assert state.stage == STOPPING
-
-    state, _ = play(state, Tick(), now_s=30.0)
-
-    assert state.members.nodes == ("n0", "n2")
 
 
 def test_one_that_stands_by_takes_the_place_of_a_lost_node_first() -> None:
@@ -166,7 +168,7 @@ def test_below_the_least_size_the_run_waits_and_gives_up() -> None:
 def test_a_number_that_is_no_size_recovers_and_is_left_again() -> None:
     names = ("n0", "n1", "n2", "n3")
     state = begun(*names, sizes=(2, 4), low=2)
-    told = [stopped(f"n{rank // 2}", rank, 0, 5) for rank in range(8) if rank // 2 != 1]
+    told = places(0, 2, 3)
 
     state, actions = play(state, lost("n1"), *told)
 
@@ -213,11 +215,7 @@ def test_a_fault_on_the_way_to_another_size_keeps_the_old_one() -> None:
 
 
 def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all() -> None:
-    state = begun("n0", "n1", "n2")
-    state, actions = play(state, asked(state, "n1"), now_s=5.0)
-    assert sent(actions, Leave) == []
-
-    state, actions = play(state, Tick(), now_s=7.0)
+    state, actions = asked_to_leave(begun("n0", "n1", "n2"), "n1")
     assert sent(actions, Leave) == ["n0"]
     state, actions = play(state, *left(state), now_s=7.0)
 
@@ -239,8 +237,7 @@ def test_nodes_that_are_all_asked_to_leave_stop_the_run() -> None:
 def test_who_stands_by_has_the_state_before_the_last_holder_leaves() -> None:
     state = begun("n0", "n1", sizes=(1,))
     assert state.members.nodes == ("n0",)
-    state, _ = play(state, asked(state, "n0"), now_s=5.0)
-    state, _ = play(state, Tick(), now_s=7.0)
+    state, _ = asked_to_leave(state, "n0")
 
     state, actions = play(state, *left(state), now_s=7.0)
     assert state.members.nodes == ("n0", "n1")
@@ -270,12 +267,13 @@ def test_a_member_counts_at_another_place_where_its_ranks_have_the_same_shards(
     assert ("n1" in state.dead) != counts
 
 
-def test_a_lost_node_may_be_waited_for_longer_than_a_run_of_one_size_waits() -> None:
-    wait_s = 10 * LATER_S
+@pytest.mark.parametrize("wait_s", [30.0, 10 * LATER_S])
+def test_a_lost_node_is_waited_for_as_long_as_the_recipe_says(wait_s: float) -> None:
+    """Also for longer than a run of one size waits."""
     state, _ = play(
         begun("n0", "n1", "n2", shrink_after_s=wait_s),
         lost("n1"),
-        *[stopped(f"n{rank // 2}", rank, 0, 5) for rank in (0, 1, 4, 5)],
+        *places(0, 2),
     )
 
     state, _ = play(state, Tick(), now_s=wait_s - 1)
@@ -302,9 +300,7 @@ def test_a_run_that_could_not_stop_for_a_fault_is_stopped_again() -> None:
 
 def test_a_rank_that_complains_of_one_that_has_left_is_no_fault() -> None:
     """The connection that a rank closed as it left is heard of before its own word."""
-    state = begun("n0", "n1", "n2")
-    state, _ = play(state, asked(state, "n1"), now_s=5.0)
-    state, _ = play(state, Tick(), now_s=7.0)
+    state, _ = asked_to_leave(begun("n0", "n1", "n2"), "n1")
 
     state, _ = play(state, failed("n2", 4, 0, "group"), *left(state), now_s=7.0)
 
@@ -315,13 +311,10 @@ def test_a_rank_that_complains_of_one_that_has_left_is_no_fault() -> None:
 def succeeded(*more: NodeJoined, leaves_within_s: float | None = None, **policy: Any) -> State:
     """Return what n1 coordinates, at 100 s, once n0 is lost of three."""
     before = begun("n0", "n1", "n2", **policy)
-    standing = Standing(
-        generation=0, layout=before.members, opened=0, ballot=before.ballot, shares_folder=True
-    )
-    state = take_over(before.options, standing, lost="n0", now_s=100.0)
+    state = take_over(before.options, standing_of(before), lost="n0", now_s=100.0)
     joins = [join(name, 0, before.members.nodes) for name in ("n1", "n2")]
     joins[1] = replace(joins[1], join=replace(joins[1].join, leaves_within_s=leaves_within_s))
-    told = [stopped(f"n{rank // 2}", rank, 0, 5) for rank in (2, 3, 4, 5)]
+    told = places(1, 2)
     state, _ = play(state, *joins, *more, lost("n0"), *told, now_s=100.0)
     assert state.stage == RUNNING
     return state
@@ -364,18 +357,15 @@ def test_a_new_coordinator_lets_go_who_was_asked_to_leave_under_the_last_one() -
 
 def test_a_coordinator_whose_node_is_asked_to_leave_hands_over_before_the_others_go_on() -> None:
     state = replace(begun("n0", "n1", "n2"), ballot=(1, "n0"))
-    state, _ = play(state, asked(state, "n0"), now_s=5.0)
-    state, _ = play(state, Tick(), now_s=7.0)
+    state, _ = asked_to_leave(state, "n0")
     end = left(state)
 
     state, actions = play(state, *end, now_s=7.0)
     assert (state.stage, opened(actions)) == (STOPPING, [])
     assert HandOver(node="n1") in actions
 
-    standing = Standing(
-        generation=0, layout=state.members, opened=0, ballot=state.ballot, shares_folder=True
-    )
-    heir = replace(take_over(state.options, standing, lost="", now_s=7.1), ballot=(2, "n1"))
+    heir = take_over(state.options, standing_of(state), lost="", now_s=7.1)
+    heir = replace(heir, ballot=(2, "n1"))
     joins = [join(node, 0, state.members.nodes) for node in ("n0", "n1", "n2")]
     joins[0] = replace(joins[0], join=replace(joins[0].join, leaves_within_s=20.0))
     joins = [replace(each, join=replace(each.join, promised=(2, "n1"))) for each in joins]
@@ -389,8 +379,7 @@ def test_a_coordinator_whose_node_is_asked_to_leave_hands_over_before_the_others
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_a_coordinator_stays_one_while_another_node_leaves(node: str) -> None:
     state = replace(begun("n0", "n1", "n2"), ballot=(1, "n0"))
-    state, _ = play(state, asked(state, node), now_s=5.0)
-    state, _ = play(state, Tick(), now_s=7.0)
+    state, _ = asked_to_leave(state, node)
 
     state, actions = play(state, *left(state), now_s=7.0)
 
@@ -400,10 +389,7 @@ def test_a_coordinator_stays_one_while_another_node_leaves(node: str) -> None:
 def test_a_coordinator_that_learns_of_a_newer_generation_forgets_nobody_that_waits() -> None:
     """Who has asked to leave is gathered with others, and who has come is waited for no longer."""
     before = begun("n0", "n1", "n2")
-    standing = Standing(
-        generation=0, layout=before.members, opened=0, ballot=before.ballot, shares_folder=True
-    )
-    state = take_over(before.options, standing, lost="n0", now_s=100.0)
+    state = take_over(before.options, standing_of(before), lost="n0", now_s=100.0)
     old = join("n2", 0, before.members.nodes)
     old = replace(old, join=replace(old.join, leaves_within_s=20.0))
 

@@ -20,7 +20,7 @@ from tests.resilience.agent.coordination.decisions import (
     play,
     stopped,
 )
-from tests.resilience.agent.coordination.test_size import LATER_S, asked, sent
+from tests.resilience.agent.coordination.test_size import LATER_S, asked, asked_to_leave, sent
 
 NAMES = ("n0", "n1", "n2", "n3")
 
@@ -134,8 +134,7 @@ def test_the_run_grows_by_whole_copies() -> None:
 
 def test_a_node_that_is_asked_leaves_and_the_rest_of_its_copy_stands_by() -> None:
     state = begun(*NAMES)
-    state, _ = play(state, asked(state, "n1"), now_s=5.0)
-    state, actions = play(state, Tick(), now_s=7.0)
+    state, actions = asked_to_leave(state, "n1")
     assert sent(actions, Leave) == ["n0"]
 
     state, actions = play(state, *left(state), now_s=7.0)
@@ -147,8 +146,7 @@ def test_a_node_that_is_asked_leaves_and_the_rest_of_its_copy_stands_by() -> Non
 
 def test_who_stands_by_takes_the_place_of_one_that_is_asked() -> None:
     state = begun(*NAMES, "n4")
-    state, _ = play(state, asked(state, "n1"), now_s=5.0)
-    state, _ = play(state, Tick(), now_s=7.0)
+    state, _ = asked_to_leave(state, "n1")
 
     state, actions = play(state, *left(state), now_s=7.0)
 
@@ -158,8 +156,7 @@ def test_who_stands_by_takes_the_place_of_one_that_is_asked() -> None:
 
 def test_all_that_hold_a_part_leave_once_others_have_it() -> None:
     state = begun(*NAMES)
-    state, _ = play(state, asked(state, "n0"), asked(state, "n2"), now_s=5.0)
-    state, actions = play(state, Tick(), now_s=7.0)
+    state, actions = asked_to_leave(state, "n0", "n2")
     assert len(sent(actions, Leave)) == 1
 
     state, actions = play(state, *left(state), now_s=7.0)

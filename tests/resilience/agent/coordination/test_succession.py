@@ -254,33 +254,21 @@ def test_coordinator_that_hands_over_sends_all_to_the_next_one_and_follows_it_it
 # ---- who is heard
 
 
-@pytest.mark.parametrize(("peer", "obeys"), [(LINK, True), (OTHER, False)])
-def test_only_the_coordinator_is_obeyed(peer: int, obeys: bool) -> None:
-    _, acts = play(following(), heard(peer, ORDER))
-
-    assert acts == ([Obey(message=ORDER)] if obeys else [])
-
-
-@pytest.mark.parametrize(("peer", "believes"), [(LINK, True), (OTHER, False)])
-def test_only_the_coordinator_says_who_follows_it(peer: int, believes: bool) -> None:
+@pytest.mark.parametrize(("peer", "is_heard"), [(LINK, True), (OTHER, False)])
+def test_only_the_coordinator_is_heard(peer: int, is_heard: bool) -> None:
+    """Who learns of no agent that others have heard of might take one for ended, and lead."""
     nodes = (("n7", "n7:1"), ("n2", "n2:1"))
+    members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
+    news = Learn(generation=4, opened=4, layout=members, shares_folder=True, known=("n0", "n8"))
+    proposal = Propose(generation=5, ballot=(5, "n0"), layout=members)
+    view = promised(following(), 5, "n0")
 
-    view, _ = play(following(), heard(peer, Beat(nodes=nodes)))
+    _, acts = play(view, heard(peer, ORDER), heard(peer, proposal))
+    told, _ = play(view, heard(peer, Beat(nodes=nodes, ballot=(5, "n0"))), heard(peer, news))
 
-    assert view.roster == (nodes if believes else ROSTER)
-
-
-@pytest.mark.parametrize(("peer", "believes"), [(LINK, True), (OTHER, False)])
-def test_who_learns_of_a_generation_learns_of_all_agents(peer: int, believes: bool) -> None:
-    """Else one that leads next might take those for ended that it has never heard of."""
-    told = Learn(
-        generation=4, opened=4, layout=make_layout(nodes=["n0"], num_local_ranks=1),
-        shares_folder=True, known=("n0", "n7"),
-    )  # fmt: skip
-
-    view, _ = play(following(), heard(peer, told))
-
-    assert ("n7" in view.known) == believes
+    assert acts == ([Obey(message=ORDER), Obey(message=proposal)] if is_heard else [])
+    assert told.roster == (nodes if is_heard else ROSTER)
+    assert ("n8" in told.known) == is_heard
 
 
 def test_second_agent_of_a_name_is_refused_once_the_first_is_heard() -> None:
@@ -480,13 +468,6 @@ def test_agent_agrees_only_to_what_is_asked_in_the_ballot_in_which_it_has_joined
     _, acts = play(promised(following(), 5, "n0"), heard(LINK, proposal))
 
     assert acts == ([Obey(message=proposal)] if ballot == (5, "n0") else [])
-
-
-def test_proposal_of_somebody_else_is_not_heard() -> None:
-    members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
-    proposal = Propose(generation=5, ballot=(5, "n0"), layout=members)
-
-    assert play(promised(following(), 5, "n0"), heard(OTHER, proposal))[1] == []
 
 
 def test_agent_joins_again_when_its_coordinator_asks_in_a_later_ballot() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +12,13 @@ import pytest
 
 from resilience.agent.coordination.founding import is_earlier
 from resilience.agent.evidence.earlier import StartedAgain, await_earlier
-from resilience.agent.evidence.folder import Answer, RunFolder
+from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.words import find_words
 from resilience.node_config import RunConfig
 from resilience.run_record import note_start
+from tests.resilience.agent.evidence.test_folder import answer
 
 CONFIG = RunConfig(recipe="llama/x", version=1, digest="d" * 64)
-
-
-def answer(folder: RunFolder) -> list[Answer]:
-    assert select.select([folder], [], [], 60)[0]
-    return folder.answers()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 from pathlib import Path
 
@@ -13,11 +12,7 @@ import pytest
 from resilience.agent.coordination.membership import Judged, NodeEnded
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.agent.evidence.locks import is_lock_held
-
-
-def answer(folder: RunFolder) -> list[Answer]:
-    assert select.select([folder], [], [], 60)[0]
-    return folder.answers()
+from tests.resilience.agent.evidence.test_folder import answer
 
 
 class Node:

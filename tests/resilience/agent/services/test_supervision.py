@@ -119,19 +119,22 @@ def test_one_that_ends_is_started_again_after_a_pause() -> None:
     assert story.tell(Missed()) == [StartProcess()]
 
 
-def test_a_wrong_command_is_not_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ((Missed(), Ended(2)), "refused to start (exit status 2)"),
+        ((Missed(), Unstarted("cannot be started")), "cannot be started"),
+        ((Refused("wrong token"),), "wrong token"),
+    ],
+    ids=["wrong-command", "no-command", "refused"],
+)
+def test_what_would_come_again_is_not_tried_again(events: tuple[Event, ...], reason: str) -> None:
     story = Story()
-    story.tell(Missed())
 
-    assert story.tell(Ended(2)) == [GiveUp("refused to start (exit status 2)")]
+    *_, actions = [story.tell(event) for event in events]
+
+    assert actions == [GiveUp(reason)]
     assert story.state.phase is ServicePhase.OVER
-
-
-def test_a_command_that_is_not_there_is_not_tried_again() -> None:
-    story = Story()
-    story.tell(Missed())
-
-    assert story.tell(Unstarted("cannot be started")) == [GiveUp("cannot be started")]
 
 
 @pytest.mark.parametrize("was_ready", [False, True])
@@ -181,10 +184,6 @@ def test_one_that_does_not_answer_again_is_killed_and_started_again() -> None:
 
     assert actions[-1] == SendSignal(signal.SIGKILL)
     assert story.tell(Ended(-9)) == [Say("ended with SIGKILL; starting it again")]
-
-
-def test_who_refuses_is_given_up() -> None:
-    assert Story().tell(Refused("wrong token")) == [GiveUp("wrong token")]
 
 
 def test_one_that_another_agent_has_taken_over_is_left_alone() -> None:
