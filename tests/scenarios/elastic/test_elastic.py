@@ -159,6 +159,7 @@ def test_a_run_whose_nodes_are_all_asked_to_leave_stops_once(
     assert not outcome.left_behind
 
 
+@pytest.mark.slow
 def test_a_node_that_was_silent_comes_back_into_the_run(reference: Any, tmp_path: Path) -> None:
     job, alone = job_and_alone(reference, 100, lease_s=0.5)
 

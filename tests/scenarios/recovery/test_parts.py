@@ -41,7 +41,8 @@ def check_part(folder, undisturbed, trainer, **parts):
     check_same(outcome, undisturbed(trainer, max_steps=NUM_STEPS, **parts), faults=FAULTS)
 
 
-@pytest.mark.parametrize("trainer", ["ddp", slow("hybrid")])
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["ddp", "hybrid"])
 def test_faults_in_the_first_and_last_of_several_micro_batches(tmp_path, undisturbed, trainer):
     check_part(tmp_path, undisturbed, trainer, values={"global_batch_size": 24})
 

@@ -17,6 +17,7 @@ from resilience.agent.coordination.membership import (
     NodeJoined,
     Note,
     Said,
+    Send,
     State,
     Tick,
 )
@@ -31,7 +32,6 @@ from resilience.comm.messages import (
     StopRun,
 )
 from resilience.elastic.policy import Policy
-from resilience.state.layout import make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.coordination.decisions import (
     OPTIONS,
@@ -77,18 +77,26 @@ def again(node: str, start: str) -> NodeJoined:
     return replace(one, join=replace(one.join, start=start))
 
 
-def last_holder_is_asked() -> tuple[State, list[Action]]:
-    """n1 was let go, and n0 is asked before another n1 has come."""
-    state, _ = play(begun(), Tick(), now_s=10.0)
-    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+def last_holder_is_asked() -> tuple[State, SaveState]:
+    """Return its order; n1 was let go, and n0 is asked before another n1 has come."""
+    state, _ = is_asked("n1")
     state, _ = play(state, Tick(), *left(state, rest=SAVED), now_s=12.0)
     state, _ = play(state, lost("n1"), now_s=12.5)
-    return play(state, asked(state, "n0"), now_s=30.0)
+    state, actions = play(state, asked(state, "n0"), now_s=30.0)
+    (order,) = [
+        e.message for e in actions if isinstance(e, Send) and isinstance(e.message, SaveState)
+    ]
+    return state, order
+
+
+def is_asked(*names: str, **options: Any) -> tuple[State, list[Action]]:
+    """Return what comes of nodes that are asked at 10 s."""
+    state, _ = play(begun(**options), Tick(), now_s=10.0)
+    return play(state, *(asked(state, name) for name in names), now_s=10.0)
 
 
 def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() -> None:
-    state, first = play(begun(), Tick(), now_s=10.0)
-    state, first = play(state, asked(state, "n1"), now_s=10.0)
+    state, first = is_asked("n1")
     assert not sent(first, Leave)
     state, second = play(state, Tick(), now_s=12.0)
     state, third = play(state, *left(state), now_s=12.1)
@@ -141,8 +149,8 @@ def test_a_step_that_a_leaving_node_alone_has_ended_is_not_run_again(
     leaver: dict[str, Any], expected: int
 ) -> None:
     """The others are still in its gate, and end the update from their own gradients."""
-    state, _ = play(begun(), Tick(), now_s=10.0)
-    state, _ = play(state, asked(state, "n1"), Tick(), now_s=10.0)
+    state, _ = is_asked("n1")
+    state, _ = play(state, Tick(), now_s=10.0)
     leavers = [in_step("n1", rank, **leaver) for rank in (2, 3)]
     told = [failed("n1", 2, 0, PLANNED), in_step("n0", 0), in_step("n0", 1), *leavers]
     state, actions = play(state, *told, now_s=12.0)
@@ -198,9 +206,7 @@ def test_the_node_that_coordinates_hands_that_over_before_it_leaves() -> None:
 def test_a_node_leaves_only_where_the_rest_holds_the_state_and_another_node_comes(
     options: dict[str, Any], names: list[str], expected: type
 ) -> None:
-    state, _ = play(begun(**options), Tick(), now_s=10.0)
-    events = [asked(state, name) for name in names]
-    state, first = play(state, *events, now_s=10.0)
+    state, first = is_asked(*names, **options)
     _, second = play(state, Tick(), now_s=12.0)
 
     found = {kind for kind in (Leave, StopRun) if sent([*first, *second], kind)}
@@ -208,8 +214,7 @@ def test_a_node_leaves_only_where_the_rest_holds_the_state_and_another_node_come
 
 
 def test_a_standby_node_takes_the_place_at_once() -> None:
-    state, _ = play(begun(standby=1, awaits_nodes=False), Tick(), now_s=10.0)
-    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+    state, _ = is_asked("n1", standby=1, awaits_nodes=False)
     state, actions = play(state, Tick(), *left(state), now_s=12.0)
     assert sent(actions, LetGo) == ["n1"]
 
@@ -220,10 +225,7 @@ def test_a_standby_node_takes_the_place_at_once() -> None:
 
 def test_the_last_holder_saves_its_state_once_and_the_run_ends() -> None:
     """Pods of one job that are told within a minute: one stop, one saved state."""
-    state, actions = last_holder_is_asked()
-    (order,) = [
-        e.message for e in actions if hasattr(e, "message") and isinstance(e.message, SaveState)
-    ]
+    state, order = last_holder_is_asked()
     assert (order.rank, order.step) == (0, 5)
     state, actions = play(state, Tick(), Tick(), now_s=31.0)
     assert (sent(actions, SaveState), ends(actions)) == ([], [])
@@ -242,10 +244,7 @@ def test_the_last_holder_saves_its_state_once_and_the_run_ends() -> None:
 
 
 def test_the_last_holder_gives_its_state_to_a_node_that_comes_while_it_saves() -> None:
-    state, actions = last_holder_is_asked()
-    (order,) = [
-        e.message for e in actions if hasattr(e, "message") and isinstance(e.message, SaveState)
-    ]
+    state, order = last_holder_is_asked()
     said = StateSaved(generation=order.generation, rank=0, name=order.name, part="/run/state")
 
     state, actions = play(state, again("n1", "later"), now_s=31.0)
@@ -259,16 +258,9 @@ def test_the_last_holder_gives_its_state_to_a_node_that_comes_while_it_saves() -
 
 
 def test_the_run_waits_where_the_last_holder_can_save_nothing() -> None:
-    state, _ = play(begun(), Tick(), now_s=10.0)
-    state, _ = play(state, asked(state, "n1"), now_s=10.0)
+    state, _ = is_asked("n1")
     state, _ = play(state, Tick(), *left(state), lost("n1"), now_s=12.0)
 
     state, actions = play(state, asked(state, "n0"), Tick(), now_s=30.0)
 
     assert (state.stage, sent(actions, SaveState), ends(actions)) == (STOPPING, [], [])
-
-
-def test_layouts_of_the_table_hold_what_their_names_say() -> None:
-    nodes = ("n0", "n1", "n2", "n3")
-    copies = make_layout(nodes=nodes, num_local_ranks=2, num_shards=4, is_sharded=True)
-    assert copies.shards_of(1) == copies.shards_of(3) != copies.shards_of(2)
