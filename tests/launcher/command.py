@@ -24,15 +24,15 @@ class Ended:
 def launch(*arguments: str, folder: Path, env: dict[str, str] | None = None) -> Ended:
     """Run `python -m launcher` with the arguments.
 
-    It is forked from a process that has imported it, but for one with variables of its own, which
-    an interpreter may read while it starts.
+    It is forked from a process that has imported it, but for one with variables that an
+    interpreter reads while it starts.
     """
-    if env is None:
-        return _forked(arguments, folder)
+    if not any(name.startswith("PYTHON") for name in env or ()):
+        return _forked(arguments, folder, env or {})
     done = subprocess.run(
         [sys.executable, "-m", "launcher", *arguments],
         cwd=folder,
-        env={**os.environ, **env},
+        env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -58,14 +58,14 @@ def refuse(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> 
     return ended.err
 
 
-def _forked(arguments: tuple[str, ...], folder: Path) -> Ended:
+def _forked(arguments: tuple[str, ...], folder: Path, env: dict[str, str]) -> Ended:
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     request = {
         "arguments": arguments,
         "folder": str(folder),
-        "environment": dict(os.environ),
+        "environment": {**os.environ, **env},
         "timeout_s": TIMEOUT_S,
     }
     server.stdin.write(json.dumps(request) + "\n")

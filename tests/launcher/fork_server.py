@@ -14,7 +14,9 @@ import tempfile
 import traceback
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
 
 import launcher.app
 import launcher.composition.compose
@@ -61,8 +63,17 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     return {"status": status, "out": texts[0], "err": texts[1]}
 
 
+def _warm_parsers() -> None:
+    """Have the grammars of Hydra and OmegaConf learn what they else learn in each child."""
+    words = ("a=b/c_d1", "+a.b=b", "a=1", "a=1e-3", "a=[1,2]", "a={b: c}", "~a", "a=1,2", "a='x y'")
+    OverridesParser.create().parse_overrides(list(words))
+    config = {"a": 1, "b": {"c": "${a}", "d": "x${..a}y", "e": "${oc.select:b.c,null}"}}
+    OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+
+
 def serve() -> None:
     Plugins.instance()
+    _warm_parsers()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(_run(json.loads(line))) + "\n")
         sys.stdout.flush()

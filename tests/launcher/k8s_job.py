@@ -43,7 +43,12 @@ def documents(job: Job) -> dict[str, Any]:
 
 def pod(job: Job) -> dict[str, Any]:
     """Return the pod template of a job's manifest."""
-    spec = documents(job)["job"]["spec"]
+    return pod_of(documents(job)["job"])
+
+
+def pod_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the pod template of a job as it is in a manifest."""
+    spec = document["spec"]
     return spec.get("template") or spec["replicaSpecs"][0]["template"]
 
 

@@ -11,7 +11,10 @@ from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import read_run_folder
 from launcher.clusters.running.lock import read_lock
 from launcher.job.lineage import checkpoints_namespace
+from launcher.rundir import EVENTS_FILE, write_files
+from resilience.events import EventLog
 from tests.launcher.command import Ended, launch
+from tests.launcher.shipped import rendered, shipped_job
 from tests.resilience.tiered.store_places import Place, make_shard
 
 # Stands in for the recipe's own: a node that ends with the number that it reads, as `told` has it.
@@ -40,6 +43,19 @@ def start_run(folder: Path, *words: str) -> Path:
     ended = launch(*WORDS, *words, folder=folder)
     assert ended.status == 0, ended.err
     (run,) = set((folder / "runs").glob("*")) - before
+    return run
+
+
+def ended_run(folder: Path, *overrides: str, status: int = 0) -> Path:
+    """Return what a run leaves that has ended with a status, though no process ever was one."""
+    prepare(folder)
+    job = shipped_job("llama/llama3_tiny_pretrain", "local", overrides)
+    run = folder / "runs" / job.name
+    write_files(run, rendered(job))
+    with EventLog(run / EVENTS_FILE, node="launcher", rank=None, generation=0) as events:
+        events.write("run_started", digest=job.digest(), num_nodes=job.trainer.num_nodes)
+        events.write("run_finished", exit_status=status, reason="its nodes have ended")
+    tell(run, status)
     return run
 
 

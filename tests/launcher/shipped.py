@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from launcher.composition.choice import list_recipes
@@ -29,6 +30,12 @@ TEMPLATES = {
 
 
 def shipped_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Job:
+    """Return a recipe's job, composed once for all tests that ask for the same."""
+    return _composed(recipe, cluster, tuple(overrides))
+
+
+@functools.cache
+def _composed(recipe: str, cluster: str, overrides: tuple[str, ...]) -> Job:
     asked_for = ASKED_FOR.get(recipe, ())
     return resolve(recipe, [*CLUSTERS[cluster], *asked_for, *overrides], shipped_folder())
 
