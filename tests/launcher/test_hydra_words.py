@@ -132,10 +132,14 @@ def test_each_word_for_hydra_is_refused_with_its_line(
         check_hydra_words(OmegaConf.create(text), "mine", f"\n{text}")
 
 
-def test_words_for_a_sweep_are_taken() -> None:
-    params = "{trainer.seed: '1,2', +env.X: \"'1.10',a\", +env.Y: a@b}"
-    text = f"hydra: {{mode: MULTIRUN, sweep: {{dir: a/b}}, sweeper: {{params: {params}}}}}"
+_PARAMS = "{trainer.seed: '1,2', +env.X: \"'1.10',a\", +env.Y: a@b}"
 
+
+@pytest.mark.parametrize("text", [
+    f"hydra: {{mode: MULTIRUN, sweep: {{dir: a/b}}, sweeper: {{params: {_PARAMS}}}}}",
+    "defaults: [a, _self_, {/model: '${trainer}'}, {/env: vars}, x@_global_, {/a@b.c: d}]",
+])  # fmt: skip
+def test_a_sweep_and_entries_that_name_their_files_are_taken(text: str) -> None:
     check_hydra_words(OmegaConf.create(text), "mine", text)
 
 
@@ -153,12 +157,6 @@ def test_words_for_a_sweep_are_taken() -> None:
 def test_an_entry_of_defaults_names_its_file_and_gives_no_texts(text: str, told: str) -> None:
     with pytest.raises(RecipeError, match=told):
         check_hydra_words(OmegaConf.create(text), "mine", text)
-
-
-def test_entries_that_name_their_files_are_taken() -> None:
-    text = "defaults: [a, _self_, {/model: '${trainer}'}, {/env: vars}, x@_global_, {/a@b.c: d}]"
-
-    check_hydra_words(OmegaConf.create(text), "mine", text)
 
 
 @pytest.mark.parametrize("word", ["+ours@env=vars", "ours@a:labels=x", "++a/b@x.env.y=c"])
@@ -244,10 +242,3 @@ def test_a_sweep_from_a_file_waits_for_no_pipe(tmp_path: Path) -> None:
     assert said.status == 2
     assert said.err == f"{file} is no plain file, and a sweep writes to it; remove it\n"
     assert list(file.parent.iterdir()) == [file]
-
-
-def test_no_option_reads_what_hydra_has_pickled(tmp_path: Path) -> None:
-    assert (
-        "no option '--experimental-rerun"
-        in launch("--experimental-rerun", "x.pickle", f"recipe={TINY}", folder=tmp_path).err
-    )

@@ -53,35 +53,19 @@ GONE = "cannot be found: No such file or directory"
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        pytest.param("data.path={}/none", f"data.path '{{}}/none' {GONE}; {FILE}", id="no-data"),
-        pytest.param("data.path={}", f"data.path '{{}}' is a folder; {FILE}", id="data-folder"),
-        pytest.param(
-            "data.path={}/fifo",
-            f"data.path '{{}}/fifo' is neither a file nor a folder; {FILE}",
-            id="data-pipe",
-        ),
-        pytest.param(
+        ("data.path={}/none", f"data.path '{{}}/none' {GONE}; {FILE}"),
+        ("data.path={}", f"data.path '{{}}' is a folder; {FILE}"),
+        ("data.path={}/fifo", f"data.path '{{}}/fifo' is neither a file nor a folder; {FILE}"),
+        (
             "data.path={}/lines.jsonl/a",
             f"data.path '{{}}/lines.jsonl/a' cannot be found: Not a directory; {FILE}",
-            id="below-a-file",
         ),
-        pytest.param(
-            "data.tokenizer={}/none",
-            f"data.tokenizer '{{}}/none' {GONE}; {FOLDER}",
-            id="no-tokenizer",
-        ),
-        pytest.param(
-            "data.tokenizer={}/lines.jsonl",
-            f"data.tokenizer '{{}}/lines.jsonl' is a file; {FOLDER}",
-            id="tokenizer-file",
-        ),
-        pytest.param(
-            "model.weights={}/none", f"model.weights '{{}}/none' {GONE}; {FOLDER}", id="no-weights"
-        ),
-        pytest.param(
+        ("data.tokenizer={}/none", f"data.tokenizer '{{}}/none' {GONE}; {FOLDER}"),
+        ("data.tokenizer={}/lines.jsonl", f"data.tokenizer '{{}}/lines.jsonl' is a file; {FOLDER}"),
+        ("model.weights={}/none", f"model.weights '{{}}/none' {GONE}; {FOLDER}"),
+        (
             "model.weights={}/tokenizer",
             f"model.weights '{{}}/tokenizer' has no config.json; {MODEL}",
-            id="weights-without-config",
         ),
     ],
 )

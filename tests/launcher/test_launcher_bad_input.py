@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from launcher.composition.compose import resolve
 from launcher.errors import RecipeError
 from resilience.comm.messages import Open
 from resilience.inprocess.handles import AGENT_PID
@@ -25,219 +23,145 @@ FAULTY = "llama/llama3_tiny_checkpointless"
 
 # The rows that AWS's launcher accepts, each with what ours says.
 ACCEPTED_ELSEWHERE = [
-    pytest.param(["trainer.tensor_parallel=7"],
-                 "world size 128 (trainer.num_nodes 16 x trainer.num_devices 8) does not divide by "
-                 "tensor_parallel 7 x pipeline_parallel 4 x context_parallel 1 = 28; "
-                 "set trainer.num_nodes to a multiple of 7", id="tensor-parallel-7-of-128"),
-    pytest.param(["trainer.global_batch_size=13"],
-                 "trainer.global_batch_size 13 is no multiple of trainer.micro_batch_size 1 x "
-                 "data-parallel size 4 = 4", id="global-batch-13"),
-    pytest.param(["+trainer.foo=8"],
-                 "no key 'trainer.foo'; allowed: activation_checkpointing,", id="added-key"),
-    pytest.param(["trainer.num_nodes=-3"],
-                 "trainer.num_nodes -3: allowed: at least 1", id="negative-nodes"),
-    pytest.param(["trainer.num_devices=16"],
-                 "trainer.num_devices 16 is more than the 8 devices of instance 'ml.p5.48xlarge'",
-                 id="16-devices-on-p5"),
-    pytest.param(["cluster=k8s", "cluster.image=null"],
-                 "cluster.image null: allowed: text", id="no-container"),
-    pytest.param(["cluster=k8s", "cluster.namespace=BAD_NS"],
-                 "cluster.namespace 'BAD_NS': allowed: an RFC 1123 label", id="namespace"),
-    pytest.param(["cluster=k8s", "cluster.image_pull_policy=Sometimes"],
-                 "cluster.image_pull_policy 'Sometimes': allowed: 'Always', 'IfNotPresent' or "
-                 "'Never'", id="pull-policy"),
-    pytest.param(["run.name=Bad_Name_UPPER"],
-                 "run.name 'Bad_Name_UPPER': allowed: an RFC 1123 label", id="run-name"),
-    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=20"],
-                 "resilience.elastic.nodes_min 20 is more than resilience.elastic.nodes_max 16",
-                 id="elastic-min-over-max"),
-    pytest.param(["instance=ml.p7.48xlarge"],
-                 "no instance 'ml.p7.48xlarge'; closest: 'ml.p5.48xlarge'", id="instance-unknown"),
+    (["trainer.tensor_parallel=7"],
+     ("world size 128 (trainer.num_nodes 16 x trainer.num_devices 8) does not divide by "
+      "tensor_parallel 7 x pipeline_parallel 4 x context_parallel 1 = 28; set trainer.num_nodes "
+      "to a multiple of 7")),
+    (["trainer.global_batch_size=13"],
+     ("trainer.global_batch_size 13 is no multiple of trainer.micro_batch_size 1 x data-parallel "
+      "size 4 = 4")),
+    (["trainer.num_devices=16"],
+     "trainer.num_devices 16 is more than the 8 devices of instance 'ml.p5.48xlarge'"),
+    (["cluster=k8s", "cluster.image=null"], "cluster.image null: allowed: text"),
+    (["cluster=k8s", "cluster.namespace=BAD_NS"],
+     "cluster.namespace 'BAD_NS': allowed: an RFC 1123 label"),
+    (["cluster=k8s", "cluster.image_pull_policy=Sometimes"],
+     "cluster.image_pull_policy 'Sometimes': allowed: 'Always', 'IfNotPresent' or 'Never'"),
+    (["run.name=Bad_Name_UPPER"], "run.name 'Bad_Name_UPPER': allowed: an RFC 1123 label"),
 ]  # fmt: skip
 
 MISTYPED = [
-    pytest.param([], "no recipe 'llama/llama3_70b_pretrain_checkpontless'; closest: "
-                 "'llama/llama3_70b_pretrain_checkpointless'", id="recipe"),
-    pytest.param(["trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'",
-                 id="key"),
-    pytest.param(["+trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'",
-                 id="added-key"),
-    pytest.param(["+trainer.optimizer.warmup=5"],
-                 "no key 'trainer.optimizer.warmup'; closest: 'warmup_steps'", id="nested-key"),
-    pytest.param(["+cluter.x=1"], "no key 'cluter'; closest: 'cluster'", id="added-top-level-key"),
-    pytest.param(["action=submti"],
-                 "action 'submti': allowed: 'render', 'run' or 'submit'; closest: 'submit'",
-                 id="action"),
-    pytest.param(["cluster=slrum"], "no cluster 'slrum'; closest: 'slurm'", id="cluster"),
-    pytest.param(["trainer=pytorch"], "no trainer 'pytorch'; closest: 'torch'", id="group"),
-    pytest.param(["env.NCCL_DEBUG=INFO"],
-                 "no entry 'env.NCCL_DEBUG' yet; to add it write +env.NCCL_DEBUG=VALUE",
-                 id="entry-of-open-mapping"),
-    pytest.param(["trainer.num_nodes=sixteen"],
-                 "trainer.num_nodes 'sixteen': allowed: a whole number", id="text-for-a-count"),
-    pytest.param(["trainer.num_nodes=0"], "trainer.num_nodes 0: allowed: at least 1", id="zero"),
-    pytest.param(["trainer.optimizer.lr='3e-4'"],
-                 "trainer.optimizer.lr '3e-4': allowed: a number", id="quoted-number"),
-    pytest.param(["trainer.max_steps=1.5"],
-                 "trainer.max_steps 1.5: allowed: a whole number", id="fraction-for-a-count"),
-    pytest.param(["time_limit='5 days'"],
-                 "time_limit '5 days': allowed: D-HH:MM:SS or HH:MM:SS", id="time-limit"),
-    pytest.param(["run=3"], "run 3: allowed: a mapping of keys to values", id="number-for-section"),
-    pytest.param(["run.dir=3"], "run.dir 3: allowed: text", id="number-for-text"),
-    pytest.param(["run.dri=x"], "no key 'run.dri'; closest: 'dir'", id="key-of-run"),
-    pytest.param(["env=3"], "env 3: allowed: a mapping of keys to values", id="number-for-mapping"),
-    pytest.param(["trainer=null"], "a group takes the name of one of its options; leave a "
-                 "feature out as resilience.mmap=null", id="null-for-group"),
-    pytest.param(["trainer=3"], "a group takes the name of one of its options; as trainer=torch",
-                 id="number-for-group"),
-    pytest.param(["trainer..seed=3"], "'trainer..seed' is no key; a key is names with dots",
-                 id="broken-key"),
-    pytest.param(["+env.A=a,b"], "override '+env.A=(not shown)' names several values; for one text "
-                 "quote it: \"+env.A='VALUE'\"", id="commas-not-shown"),
-    pytest.param(["+env.DB=hunter=2"], "override '+env.DB=(not shown)' cannot be read; quote",
-                 id="value-of-a-variable-is-not-shown"),
-    pytest.param(["cluster=slurm", "cluster.node_selector.a.b=c"], "no key 'cluster.node_selector."
-                 "a.b'; ", id="advice-for-another-cluster"),
-    pytest.param(["--cfg", "job", "--resolve", "--package"], "--package has no value",
-                 id="option-at-the-end"),
-    pytest.param(["~trainer"], "no value for 'trainer.kind'; choose one with trainer=NAME",
-                 id="group-taken-away"),
-    pytest.param(["+env.A=${nosuch}"], "env.A: Interpolation key 'nosuch' not found",
-                 id="interpolation"),
-    pytest.param(["trainer.max_steps=1,2"], "override 'trainer.max_steps=1,2' names several values;"
-                 " for one text quote it: \"trainer.max_steps='1,2'\", for a list write "
-                 "'trainer.max_steps=[1,2]', and for a job for each add --multirun", id="sweep"),
-    pytest.param(["+resilience/elastic=default"], "write resilience/elastic=default without a +",
-                 id="group-with-plus"),
-    pytest.param(["env={A: 1}"], "env takes new entries with a +, as +env.NAME=VALUE",
-                 id="mapping-at-once"),
-    pytest.param(["cluster=slurm", "cluster.container.image=a"],
-                 "cluster.container is null; give it whole", id="key-of-null-section"),
-    pytest.param(["trainer.max_steps=["], "override 'trainer.max_steps=[' cannot be read; quote a "
-                 "value that holds more than a word: \"trainer.max_steps='['\"", id="grammar"),
-    pytest.param(["run.dir=a=b"], "override 'run.dir=a=b' cannot be read; quote a value that holds "
-                 "more than a word: \"run.dir='a=b'\"", id="value-with-equals"),
-    pytest.param(["cluster=k8s", "cluster.annotations.karpenter.sh/do-not-disrupt=true"],
-                 "an entry whose name has . or / is written "
-                 "'+cluster.annotations={karpenter.sh/do-not-disrupt: \"true\"}'",
-                 id="annotation-with-slash"),
-    pytest.param(["cluster=k8s", "+cluster.annotations.karpenter.sh/do-not-disrupt=true"],
-                 "'+cluster.annotations={karpenter.sh/do-not-disrupt: \"true\"}'",
-                 id="added-annotation-with-slash"),
-    pytest.param(["cluster=k8s", "+cluster.labels.example.com=a"],
-                 "cluster.labels.example {'com': 'a'}: allowed: text; an entry whose name has . or "
-                 "/ is written '+cluster.labels={example.com: \"a\"}'", id="label-with-dot"),
-    pytest.param(["cluster=k8s", "cluster.node_selector.a.b=c"],
-                 "'+cluster.node_selector={a.b: \"VALUE\"}'", id="selector-with-dot"),
-    pytest.param(["+env.A=" + "[" * 400 + "]" * 400], "too deep within each other",
-                 id="nested-override"),
-    pytest.param(["trainer.max_steps"], "'trainer.max_steps' says no value; write "
-                 "trainer.max_steps=VALUE", id="key-without-value"),
-    pytest.param(["--trainer.max_steps=5"], "'--trainer.max_steps=5': a key has no dashes before "
-                 "it; write trainer.max_steps=5", id="key-with-dashes"),
-    pytest.param(["--cfgg"], "no option '--cfgg'; closest: '--cfg'", id="option"),
-    pytest.param(["--cfg", "jbo"], "--cfg 'jbo': allowed: job, hydra, all", id="value-of-option"),
-    pytest.param([f"recipe={TINY}"], f"recipe= is given twice, as '{TINY}' and '{LARGE}'",
-                 id="recipe-twice"),
-    pytest.param(["hydra.searchpath=[file:///no/such/folder]"], "hydra.searchpath names "
-                 "'/no/such/folder', which is no folder", id="search-path"),
+    (["trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'"),
+    (["+trainer.max_stpes=5"], "no key 'trainer.max_stpes'; closest: 'max_steps'"),
+    (["+cluter.x=1"], "no key 'cluter'; closest: 'cluster'"),
+    (["action=submti"], "action 'submti': allowed: 'render', 'run' or 'submit'; closest: 'submit'"),
+    (["cluster=slrum"], "no cluster 'slrum'; closest: 'slurm'"),
+    (["env.NCCL_DEBUG=INFO"],
+     "no entry 'env.NCCL_DEBUG' yet; to add it write +env.NCCL_DEBUG=VALUE"),
+    (["trainer.num_nodes=0"], "trainer.num_nodes 0: allowed: at least 1"),
+    (["trainer.optimizer.lr='3e-4'"], "trainer.optimizer.lr '3e-4': allowed: a number"),
+    (["trainer.max_steps=1.5"], "trainer.max_steps 1.5: allowed: a whole number"),
+    (["time_limit='5 days'"], "time_limit '5 days': allowed: D-HH:MM:SS or HH:MM:SS"),
+    (["run=3"], "run 3: allowed: a mapping of keys to values"),
+    (["run.dir=3"], "run.dir 3: allowed: text"),
+    (["run.dri=x"], "no key 'run.dri'; closest: 'dir'"),
+    (["trainer=null"],
+     "a group takes the name of one of its options; leave a feature out as resilience.mmap=null"),
+    (["trainer..seed=3"], "'trainer..seed' is no key; a key is names with dots"),
+    (["+env.A=a,b"],
+     ("override '+env.A=(not shown)' names several values; for one text quote it: "
+      "\"+env.A='VALUE'\"")),
+    (["cluster=slurm", "cluster.node_selector.a.b=c"], "no key 'cluster.node_selector.a.b'; "),
+    (["--cfg", "job", "--resolve", "--package"], "--package has no value"),
+    (["~trainer"], "no value for 'trainer.kind'; choose one with trainer=NAME"),
+    (["+env.A=${nosuch}"], "env.A: Interpolation key 'nosuch' not found"),
+    (["trainer.max_steps=1,2"],
+     ("override 'trainer.max_steps=1,2' names several values; for one text quote it: "
+      "\"trainer.max_steps='1,2'\", for a list write 'trainer.max_steps=[1,2]', and for a job "
+      "for each add --multirun")),
+    (["+resilience/elastic=default"], "write resilience/elastic=default without a +"),
+    (["env={A: 1}"], "env takes new entries with a +, as +env.NAME=VALUE"),
+    (["cluster=slurm", "cluster.container.image=a"], "cluster.container is null; give it whole"),
+    (["trainer.max_steps=["],
+     ("override 'trainer.max_steps=[' cannot be read; quote a value that holds more than a word: "
+      "\"trainer.max_steps='['\"")),
+    (["cluster=k8s", "+cluster.annotations.karpenter.sh/do-not-disrupt=true"],
+     "'+cluster.annotations={karpenter.sh/do-not-disrupt: \"true\"}'"),
+    (["cluster=k8s", "+cluster.labels.example.com=a"],
+     ("cluster.labels.example {'com': 'a'}: allowed: text; an entry whose name has . or / is "
+      "written '+cluster.labels={example.com: \"a\"}'")),
+    (["+env.A=" + "[" * 400 + "]" * 400], "too deep within each other"),
+    (["trainer.max_steps"], "'trainer.max_steps' says no value; write trainer.max_steps=VALUE"),
+    (["--trainer.max_steps=5"],
+     "'--trainer.max_steps=5': a key has no dashes before it; write trainer.max_steps=5"),
+    (["--cfgg"], "no option '--cfgg'; closest: '--cfg'"),
+    (["--experimental-rerun", "x.pickle"], "no option '--experimental-rerun"),
+    (["--cfg", "jbo"], "--cfg 'jbo': allowed: job, hydra, all"),
+    ([f"recipe={TINY}"], f"recipe= is given twice, as '{TINY}' and '{LARGE}'"),
+    (["hydra.searchpath=[file:///no/such/folder]"],
+     "hydra.searchpath names '/no/such/folder', which is no folder"),
 ]  # fmt: skip
 
 INCONSISTENT = [
-    pytest.param(["cluster=k8s", "resilience/elastic=default"],
-                 "resilience.elastic allows 15 nodes, and there world size 120",
-                 id="elastic-sizes"),
-    pytest.param(["instance.type=ml.foo.2xlarge"],
-                 "instance.type 'ml.foo.2xlarge' is no known instance", id="instance-type"),
-    pytest.param(["instance.num_efa=4"],
-                 "instance.num_efa 4 is not that of 'ml.p5.48xlarge', 32", id="efa-not-the-tables"),
-    pytest.param(["cluster=k8s", "+env.NNODES=3"],
-                 "env.NNODES is a variable", id="variable-of-a-script"),
-    pytest.param(["cluster=slurm", "+env.run_dir=/x"],
-                 "env.run_dir is a variable", id="variable-of-the-script"),
-    pytest.param(["cluster=k8s", "cluster.termination_grace_s=99999999999"],
-                 "cluster.termination_grace_s 99999999999: allowed: at most 2147483647",
-                 id="more-than-32-bits"),
-    pytest.param(["cluster=k8s", "cluster.image='a b'"],
-                 "cluster.image 'a b': allowed: a container image", id="image"),
-    pytest.param(["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /}]"],
-                 "cluster mounts '/'", id="mount-over-the-image"),
-    pytest.param(["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /data/}]"],
-                 "allowed: an absolute path without", id="mount-path-not-normal"),
-    pytest.param(["+env.A=${now:%H}"],
-                 "env.A takes its value from ${now:...}", id="time-in-a-job"),
-    pytest.param(["+env.A=${oc.env:HOME}"],
-                 "env.A takes its value from ${oc.env:...}", id="variable-in-a-job"),
-    pytest.param(["trainer.num_replicas=1"],
-                 "trainer.num_replicas 1 is too few for resilience.checkpointless", id="replicas"),
-    pytest.param(["trainer.num_replicas=3"],
-                 "data-parallel size 4 does not divide by trainer.num_replicas 3",
-                 id="replicas-do-not-divide"),
-    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_step=1",
-                  "resilience.elastic.nodes_allowed=[1,16]"],
-                 "resilience.elastic.nodes_step 1 and resilience.elastic.nodes_allowed [1, 16] "
-                 "exclude each other", id="increment-and-discrete"),
-    pytest.param(["trainer.pipeline_parallel=16", "trainer.tensor_parallel=1",
-                  "model.num_layers=40"],
-                 "40 does not divide by trainer.pipeline_parallel 16", id="layers-by-pipeline"),
-    pytest.param(["trainer.expert_parallel=2"],
-                 "trainer.expert_parallel 2 does not fit model.architecture 'llama'",
-                 id="experts-without-experts"),
-    pytest.param(["data.seq_length=2050", "trainer.context_parallel=2", "trainer.num_nodes=32"],
-                 "data.seq_length 2050 does not divide by 2 x trainer.context_parallel 2 = 4",
-                 id="sequence-by-context"),
-    pytest.param(["data.seq_length=2044"],
-                 "data.seq_length 2044 / trainer.context_parallel 1 does not divide by "
-                 "trainer.tensor_parallel 8", id="sequence-by-tensor"),
-    pytest.param(["data.tokenizer=bytes", "model.vocab_size=256"],
-                 "256 is too few for text as bytes; allowed: at least 257", id="vocabulary"),
-    pytest.param(["data.seq_length=16384"],
-                 "data.seq_length 16384 is more than model.context_length 8192", id="context"),
-    pytest.param(["instance=ml.p6e-gb200.36xlarge", "trainer.num_devices=4",
-                  "trainer.num_nodes=32", "resources.memory_gib=null", "+env.FI_PROVIDER=efa"],
-                 "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' "
-                 "has none", id="efa-without-devices"),
-    pytest.param(["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],
-                 "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless, "
-                 "tiered need", id="shm"),
-    pytest.param(["resources.memory_gib=70"],
-                 "resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of "
-                 "8 workers and 1 spares = 73", id="memory-too-small"),
-    pytest.param(["trainer.max_restarts=2"],
-                 "trainer.max_restarts 2 and resilience.checkpointless.process_restarts_max 10 "
-                 "both say", id="restarts-twice"),
-    pytest.param(["resilience/elastic=default", "resilience.elastic.nodes_min=16"],
-                 "trainer.kind 'megatron' does not fit resilience.elastic with "
-                 "resilience.checkpointless", id="megatron-and-elastic"),
-    pytest.param([*CLUSTERS["hyperpod"], "resilience.checkpointless.standby_nodes=1"],
-                 "resilience.checkpointless.standby_nodes 1 needs cluster.job_kind 'job'",
-                 id="standby-on-hyperpod"),
-    pytest.param(["resources.memory_gib=4096"], "is more than the 2048 GiB of", id="too-large"),
-    pytest.param([f"run.name={'a' * 62}", "cluster=k8s"],
-                 "characters; allowed: 63", id="name-with-suffix"),
-    pytest.param(["cluster=k8s", "cluster.num_spares=1"],
-                 "cluster.num_spares needs cluster.job_kind 'hyperpod'", id="spares-of-plain-job"),
-    pytest.param(["cluster=slurm", "+cluster.extra_options={nodes: '3'}"],
-                 "cluster.extra_options.nodes is written by the template",
-                 id="sbatch-option-twice"),
-    pytest.param(["trainer.optimizer.decay_steps=2000"],
-                 "trainer.optimizer.warmup_steps 2000 is not less than "
-                 "trainer.optimizer.decay_steps 2000", id="warmup"),
-    pytest.param(["action=run", "trainer.virtual_pipeline=2"], "virtual_pipeline 2", id="not-yet"),
-    pytest.param(["action=run", "cluster=slurm"],
-                 "action 'run' needs cluster=local, not cluster=slurm", id="run-on-a-cluster"),
-    pytest.param(["action=submit"], "action 'submit' needs cluster=slurm or cluster=k8s",
-                 id="submit-to-nothing"),
+    (["cluster=k8s", "resilience/elastic=default"],
+     "resilience.elastic allows 15 nodes, and there world size 120"),
+    (["cluster=k8s", "+env.NNODES=3"], "env.NNODES is a variable"),
+    (["cluster=slurm", "+env.run_dir=/x"], "env.run_dir is a variable"),
+    (["cluster=k8s", "cluster.termination_grace_s=99999999999"],
+     "cluster.termination_grace_s 99999999999: allowed: at most 2147483647"),
+    (["cluster=k8s", "cluster.image='a b'"], "cluster.image 'a b': allowed: a container image"),
+    (["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /}]"],
+     "cluster mounts '/'"),
+    (["cluster=k8s", "cluster.volume_claims=[{claim_name: a, mount_path: /data/}]"],
+     "allowed: an absolute path without"),
+    (["+env.A=${now:%H}"], "env.A takes its value from ${now:...}"),
+    (["+env.A=${oc.env:HOME}"], "env.A takes its value from ${oc.env:...}"),
+    (["trainer.num_replicas=1"], "trainer.num_replicas 1 is too few for resilience.checkpointless"),
+    (["trainer.num_replicas=3"], "data-parallel size 4 does not divide by trainer.num_replicas 3"),
+    (["trainer.pipeline_parallel=16", "trainer.tensor_parallel=1",
+      "model.num_layers=40"], "40 does not divide by trainer.pipeline_parallel 16"),
+    (["trainer.expert_parallel=2"],
+     "trainer.expert_parallel 2 does not fit model.architecture 'llama'"),
+    (["data.seq_length=2050", "trainer.context_parallel=2", "trainer.num_nodes=32"],
+     "data.seq_length 2050 does not divide by 2 x trainer.context_parallel 2 = 4"),
+    (["data.seq_length=2044"],
+     ("data.seq_length 2044 / trainer.context_parallel 1 does not divide by "
+      "trainer.tensor_parallel 8")),
+    (["data.tokenizer=bytes", "model.vocab_size=256"],
+     "256 is too few for text as bytes; allowed: at least 257"),
+    (["data.seq_length=16384"], "data.seq_length 16384 is more than model.context_length 8192"),
+    (["instance=ml.p6e-gb200.36xlarge", "trainer.num_devices=4",
+      "trainer.num_nodes=32", "resources.memory_gib=null", "+env.FI_PROVIDER=efa"],
+     "env.FI_PROVIDER 'efa' needs EFA devices, and instance 'ml.p6e-gb200.36xlarge' has none"),
+    (["resources.shm_gib=1", "resilience.checkpointless.transfer_buffer_mib=256"],
+     "resources.shm_gib 1 is less than the 2 GiB that 8 workers with checkpointless, tiered need"),
+    (["resources.memory_gib=70"],
+     ("resources.memory_gib 70 is less than resources.shm_gib 64 and 1 GiB for each of 8 workers "
+      "and 1 spares = 73")),
+    (["trainer.max_restarts=2"],
+     "trainer.max_restarts 2 and resilience.checkpointless.process_restarts_max 10 both say"),
+    (["resilience/elastic=default", "resilience.elastic.nodes_min=16"],
+     "trainer.kind 'megatron' does not fit resilience.elastic with resilience.checkpointless"),
+    ([*CLUSTERS["hyperpod"], "resilience.checkpointless.standby_nodes=1"],
+     "resilience.checkpointless.standby_nodes 1 needs cluster.job_kind 'job'"),
+    ([f"run.name={'a' * 62}", "cluster=k8s"], "characters; allowed: 63"),
+    (["cluster=k8s", "cluster.num_spares=1"],
+     "cluster.num_spares needs cluster.job_kind 'hyperpod'"),
+    (["cluster=slurm", "+cluster.extra_options={nodes: '3'}"],
+     "cluster.extra_options.nodes is written by the template"),
+    (["trainer.optimizer.decay_steps=2000"],
+     "trainer.optimizer.warmup_steps 2000 is not less than trainer.optimizer.decay_steps 2000"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("overrides", "message"), ACCEPTED_ELSEWHERE + INCONSISTENT)
-def test_a_job_that_could_not_run_is_refused(
+def test_a_job_that_could_not_run_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        resolve(LARGE, overrides)
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["resources.memory_gib=4096"], "is more than the 2048 GiB of"),
+    (["instance.type=ml.foo.2xlarge"], "instance.type 'ml.foo.2xlarge' is no known instance"),
+    (["instance.num_efa=4"], "instance.num_efa 4 is not that of 'ml.p5.48xlarge', 32"),
+    (["action=run", "trainer.virtual_pipeline=2"], "virtual_pipeline 2"),
+    (["action=run", "cluster=slurm"], "action 'run' needs cluster=local, not cluster=slurm"),
+    (["action=submit"], "action 'submit' needs cluster=slurm or cluster=k8s"),
+])  # fmt: skip
+def test_a_job_that_could_not_run_writes_nothing(
     tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    said = refuse(tmp_path, f"recipe={LARGE}", *overrides)
-
-    assert message in said
+    assert message in refuse(tmp_path, f"recipe={LARGE}", *overrides)
 
 
 # A generation of two nodes with a worker each: what its agent tells a worker of its rank.
@@ -255,42 +179,40 @@ def test_a_variable_that_the_agent_sets_for_a_worker_is_refused(name: str) -> No
 
 
 NOT_INJECTABLE = [
-    pytest.param("kind: explode, rank: 1",
-                 "resilience.faults.injected[0].kind 'explode': allowed: 'exception'", id="kind"),
-    pytest.param("place: somewhere, rank: 1",
-                 "resilience.faults.injected[0].place 'somewhere': allowed: 'forward'", id="place"),
-    pytest.param("step: -1, rank: 1",
-                 "resilience.faults.injected[0].step -1: allowed: at least 0", id="step-negative"),
-    pytest.param("step: 200, rank: 1",
-                 "resilience.faults.injected[0].step 200 is no step of the run; allowed: less than "
-                 "trainer.max_steps 200", id="step-beyond-the-last"),
-    pytest.param("rank: 4", "resilience.faults.injected[0].rank 4 is no rank of the run; allowed: "
-                 "less than its world size 4", id="rank-beyond-the-last"),
-    pytest.param("node: 2", "resilience.faults.injected[0].node 2 is no node of the run; allowed: "
-                 "less than trainer.num_nodes 2", id="node-beyond-the-last"),
-    pytest.param("step: 3", "resilience.faults.injected[0] has rank null and node null; allowed: "
-                 "exactly one of them", id="neither-rank-nor-node"),
-    pytest.param("rank: 1, node: 1", "resilience.faults.injected[0] has rank 1 and node 1; "
-                 "allowed: exactly one of them", id="rank-and-node"),
-    pytest.param("kind: corrupt, rank: 1", "resilience.faults.injected[0].tensor null does not "
-                 "fit kind 'corrupt'; allowed: 'parameter' or 'moment'", id="corrupt-what"),
-    pytest.param("tensor: moment, rank: 1", "resilience.faults.injected[0].tensor 'moment' does "
-                 "not fit kind 'exit'; allowed: null", id="tensor-without-corrupt"),
-    pytest.param("kind: slow, rank: 1", "resilience.faults.injected[0].seconds null does not fit "
-                 "kind 'slow'; allowed: a number of seconds", id="slow-without-seconds"),
-    pytest.param("kind: slow, rank: 1, seconds: 0",
-                 "resilience.faults.injected[0].seconds 0: allowed: more than 0", id="no-seconds"),
-    pytest.param("kind: corrupt, place: within_update, tensor: moment, rank: 1",
-                 "resilience.faults.injected[0].place 'within_update' does not fit kind 'corrupt'",
-                 id="corrupt-within-the-update"),
-    pytest.param("kind: corrupt, tensor: moment, rank: 1",
-                 "resilience.checkpointless.self_check_every_n_steps null would not find the "
-                 "faults 'corrupt' of resilience.faults before they spread; allowed with them: 1",
-                 id="corrupt-without-checks"),
-    pytest.param("place: recovery, rank: 1", "resilience.faults.injected[0].place 'recovery' needs "
-                 "another fault that begins a recovery at step 3 or later",
-                 id="recovery-without-a-cause"),
-    pytest.param("when: now, rank: 1", "no key 'resilience.faults.injected[0].when'", id="key"),
+    ("kind: explode, rank: 1",
+     "resilience.faults.injected[0].kind 'explode': allowed: 'exception'"),
+    ("step: -1, rank: 1", "resilience.faults.injected[0].step -1: allowed: at least 0"),
+    ("step: 200, rank: 1",
+     ("resilience.faults.injected[0].step 200 is no step of the run; allowed: less than "
+      "trainer.max_steps 200")),
+    ("rank: 4",
+     ("resilience.faults.injected[0].rank 4 is no rank of the run; allowed: less than its world "
+      "size 4")),
+    ("node: 2",
+     ("resilience.faults.injected[0].node 2 is no node of the run; allowed: less than "
+      "trainer.num_nodes 2")),
+    ("step: 3",
+     "resilience.faults.injected[0] has rank null and node null; allowed: exactly one of them"),
+    ("rank: 1, node: 1",
+     "resilience.faults.injected[0] has rank 1 and node 1; allowed: exactly one of them"),
+    ("kind: corrupt, rank: 1",
+     ("resilience.faults.injected[0].tensor null does not fit kind 'corrupt'; allowed: "
+      "'parameter' or 'moment'")),
+    ("tensor: moment, rank: 1",
+     "resilience.faults.injected[0].tensor 'moment' does not fit kind 'exit'; allowed: null"),
+    ("kind: slow, rank: 1",
+     ("resilience.faults.injected[0].seconds null does not fit kind 'slow'; allowed: a number of "
+      "seconds")),
+    ("kind: slow, rank: 1, seconds: 0",
+     "resilience.faults.injected[0].seconds 0: allowed: more than 0"),
+    ("kind: corrupt, place: within_update, tensor: moment, rank: 1",
+     "resilience.faults.injected[0].place 'within_update' does not fit kind 'corrupt'"),
+    ("kind: corrupt, tensor: moment, rank: 1",
+     ("resilience.checkpointless.self_check_every_n_steps null would not find the faults "
+      "'corrupt' of resilience.faults before they spread; allowed with them: 1")),
+    ("place: recovery, rank: 1",
+     ("resilience.faults.injected[0].place 'recovery' needs another fault that begins a recovery "
+      "at step 3 or later")),
 ]  # fmt: skip
 
 
@@ -323,57 +245,33 @@ RANDOM = "resilience.faults.random={seed: 1, mean_steps_between"
 
 
 @pytest.mark.parametrize(("override", "message"), [
-    pytest.param(f"{RANDOM}: 0, kinds: [exit], places: [gate]}}",
-                 "resilience.faults.random.mean_steps_between 0: allowed: at least 1", id="mean"),
-    pytest.param(f"{RANDOM}: 9, kinds: [], places: [gate]}}",
-                 "resilience.faults.random.kinds []: allowed: at least 1 entries", id="no-kinds"),
-    pytest.param(f"{RANDOM}: 9, kinds: [exit], places: [recovery]}}",
-                 "resilience.faults.random.kinds ['exit'] have no fault in", id="no-cause"),
-    pytest.param(f"{RANDOM}: 9, kinds: [corrupt], places: [gate]}}",
-                 "self_check_every_n_steps null would not find", id="corrupt-without-checks"),
-    pytest.param("resilience.checkpointless=null",
-                 "resilience.faults needs resilience.checkpointless", id="faults-alone"),
-    pytest.param("trainer.sharding=full",
-                 "trainer.num_replicas 1 is too few for resilience.checkpointless", id="copy"),
-    pytest.param("resilience.checkpointless.hang_deadline_s=0",
-                 "resilience.checkpointless.hang_deadline_s 0: allowed: more than 0", id="no-time"),
-    pytest.param("resilience.checkpointless.partition_patience_s=2",
-                 "partition_patience_s 2 is less than", id="no-patience"),
-    pytest.param("resilience.checkpointless.stop_deadline_s=soon",
-                 "resilience.checkpointless.stop_deadline_s 'soon': allowed: a number",
-                 id="text-for-a-time"),
-    pytest.param("resilience.checkpointless.spares_per_node=-1",
-                 "resilience.checkpointless.spares_per_node -1: allowed: at least 0", id="spares"),
-    pytest.param("resilience.checkpointless.standby_nodes=1.5",
-                 "resilience.checkpointless.standby_nodes 1.5: allowed: a whole number",
-                 id="standby"),
-    pytest.param("resilience.checkpointless.self_check_every_n_steps=0",
-                 "resilience.checkpointless.self_check_every_n_steps 0: allowed: at least 1",
-                 id="self-check"),
-    pytest.param("resilience.checkpointless.join_deadline=9",
-                 "no key 'resilience.checkpointless.join_deadline'; closest: 'join_deadline_s'",
-                 id="mistyped"),
+    (f"{RANDOM}: 0, kinds: [exit], places: [gate]}}",
+     "resilience.faults.random.mean_steps_between 0: allowed: at least 1"),
+    (f"{RANDOM}: 9, kinds: [], places: [gate]}}",
+     "resilience.faults.random.kinds []: allowed: at least 1 entries"),
+    (f"{RANDOM}: 9, kinds: [exit], places: [recovery]}}",
+     "resilience.faults.random.kinds ['exit'] have no fault in"),
+    (f"{RANDOM}: 9, kinds: [corrupt], places: [gate]}}",
+     "self_check_every_n_steps null would not find"),
+    ("resilience.checkpointless=null", "resilience.faults needs resilience.checkpointless"),
+    ("resilience.checkpointless.hang_deadline_s=0",
+     "resilience.checkpointless.hang_deadline_s 0: allowed: more than 0"),
+    ("resilience.checkpointless.partition_patience_s=2", "partition_patience_s 2 is less than"),
+    ("resilience.checkpointless.spares_per_node=-1",
+     "resilience.checkpointless.spares_per_node -1: allowed: at least 0"),
+    ("resilience.checkpointless.self_check_every_n_steps=0",
+     "resilience.checkpointless.self_check_every_n_steps 0: allowed: at least 1"),
 ])  # fmt: skip
 def test_a_recovery_that_could_not_work_is_refused(override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=re.escape(message)):
         shipped_job(FAULTY, "local", [override])
 
 
-def test_a_fault_that_could_not_strike_ends_the_launcher_before_it_writes(tmp_path: Path) -> None:
-    said = refuse(tmp_path, f"recipe={FAULTY}", "trainer.max_steps=100")
-
-    assert "resilience.faults.injected[1].step 120 is no step of the run" in said
-
-
 @pytest.mark.parametrize(("overrides", "message"), MISTYPED)
 def test_what_was_mistyped_is_named_with_what_is_near(
     tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    recipe = LARGE if overrides else "llama/llama3_70b_pretrain_checkpontless"
-
-    said = refuse(tmp_path, *overrides, f"recipe={recipe}")
-
-    assert any(option in said for option in message.split("|"))
+    assert message in refuse(tmp_path, *overrides, f"recipe={LARGE}")
 
 
 def test_heads_that_hugging_face_cannot_divide_are_refused(tmp_path: Path) -> None:
@@ -392,15 +290,6 @@ def test_a_value_that_aws_drops_reaches_the_manifest(tmp_path: Path) -> None:
     assert "NCCL_DEBUG" in manifest
     assert "hostNetwork: true" in manifest
     assert "null" not in manifest.split("\nkind: Job\n")[1]
-
-
-@pytest.mark.parametrize("instance", ["ml.p6-b200.48xlarge", "ml.p5.48xlarge"])
-def test_efa_devices_come_from_the_instance_table(tmp_path: Path, instance: str) -> None:
-    launch(f"recipe={LARGE}", "cluster=k8s", f"instance={instance}", "run.dir=out",
-           folder=tmp_path)  # fmt: skip
-
-    devices = {"ml.p6-b200.48xlarge": 8, "ml.p5.48xlarge": 32}[instance]
-    assert f'"vpc.amazonaws.com/efa": {devices}' in (tmp_path / "out/manifest.yaml").read_text()
 
 
 def test_without_a_recipe_the_person_is_told_how_to_name_one(tmp_path: Path) -> None:
@@ -423,54 +312,6 @@ def test_a_recipe_outside_the_search_path_is_refused(
     assert message in refuse(tmp_path, f"recipe={recipe}")
 
 
-@pytest.mark.parametrize(
-    ("override", "field"),
-    [
-        ("+env.HF_TOKEN=hunter2", "env.HF_TOKEN"),
-        ("+env.WANDB_API_KEY=hunter2", "env.WANDB_API_KEY"),
-        ("+env.NOTE=hf_abcdefghijklmnopqrstuvwxyz", "env.NOTE"),
-        ("cluster.pre_script='export X=AKIAABCDEFGHIJKLMNOP'", "cluster.pre_script"),
-        ("+cluster.secrets.A=hunter2", "cluster.secrets.A"),
-        ("+env={MY_PASSWORD: hunter2}", "env"),
-        ("+cluster.annotations.note=https://me:hunter2@git.example/x", "cluster.annotations.note"),
-    ],
-)
-def test_a_secret_written_as_a_value_is_refused_and_not_repeated(
-    tmp_path: Path, override: str, field: str
-) -> None:
-    said = refuse(tmp_path, f"recipe={LARGE}", "cluster=k8s", override)
-
-    assert field in said
-    assert "cluster.secrets" in said
-    assert override.partition("=")[2].strip("'") not in said
-    assert "hunter2" not in said
-
-
-def test_a_secret_in_a_recipe_is_refused_and_not_repeated(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(
-        f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
-        "cluster:\n  secrets:\n    A: hunter2\n"
-    )
-
-    assert "hunter2" not in refuse(tmp_path, "recipe=mine.yaml", "cluster=slurm")
-
-
-def test_names_that_only_sound_like_secrets_pass(tmp_path: Path) -> None:
-    ended = launch(f"recipe={TINY}", "+env.TOKENIZERS_PARALLELISM=false", "+env.MAX_TOKENS=9",
-                   folder=tmp_path)  # fmt: skip
-
-    assert ended.status == 0, ended.err
-
-
-def test_a_run_is_not_written_over(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "events.jsonl").write_text("")
-
-    said = refuse(tmp_path, f"recipe={TINY}", "run.dir=out")
-
-    assert "run.dir 'out' holds a run already" in said
-
-
 def test_a_missing_folder_for_the_run_ends_with_status_1(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
@@ -481,20 +322,3 @@ def test_a_missing_folder_for_the_run_ends_with_status_1(tmp_path: Path) -> None
         f"cannot write to {tmp_path}/file/out: Not a directory; set run.dir to a folder that can "
         "be written\n"
     )
-
-
-def test_a_reader_that_leaves_gets_no_traceback(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "schema"],
-        cwd=tmp_path,
-        stdout=write,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
-    os.close(write)
-
-    assert "Traceback" not in done.stderr

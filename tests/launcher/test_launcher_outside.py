@@ -46,19 +46,14 @@ def test_a_closed_output_is_no_reason_to_fail(tmp_path: Path, arguments: str) ->
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_of_hydras_information_may_leave(tmp_path: Path) -> None:
-    done = _shell(f"({LAUNCHER} recipe={TINY} --info all) | head -1", tmp_path)
-
-    assert done.stdout.startswith("Hydra ")
+@pytest.mark.parametrize(("arguments", "reader", "read"), [
+    (f"recipe={TINY} --info all", "head -1", "Hydra "), ("schema", "true", ""),
+])  # fmt: skip
+def test_a_reader_may_leave(tmp_path: Path, arguments: str, reader: str, read: str) -> None:
+    done = _shell(f"({LAUNCHER} {arguments}) | {reader}", tmp_path)
+    assert done.stdout.startswith(read)
     assert "Traceback" not in done.stderr
     assert "Logging error" not in done.stderr
-
-
-def test_a_name_that_is_too_long_for_a_folder_is_said(tmp_path: Path) -> None:
-    ended = launch(f"recipe={TINY}", f"run.dir={'x' * 300}", folder=tmp_path)
-
-    assert ended.status == 1
-    assert ended.err.endswith("File name too long; set run.dir to a folder that can be written\n")
 
 
 def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,47 +22,36 @@ sys.stderr.write(json.dumps([status, sorted({name.partition('.')[0] for name in 
 """
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_rendering_imports_neither_torch_nor_clients(tmp_path: Path, cluster: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "recipe=llama/llama3_70b_pretrain_checkpointless",
-         *CLUSTERS[cluster]],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+TINY = "llama/llama3_tiny_pretrain"
+LARGE = "recipe=llama/llama3_70b_pretrain_checkpointless"
 
-    status, modules = json.loads(done.stderr.splitlines()[-1])
-    assert status == 0
-    assert HEAVY & set(modules) == set()
+
+def run_program(folder: Path, program: str, arguments: Sequence[str]) -> str:
+    """Return the last line that a program writes to its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("arguments", [
-    ["explain", "recipe=llama/llama3_tiny_pretrain", "--all"],
-    ["diff", "llama/llama3_tiny_pretrain", "llama/llama3_tiny_pretrain", "--origins"],
-])  # fmt: skip
-def test_telling_of_values_imports_neither_torch_nor_clients(
+    *([LARGE, *words] for words in CLUSTERS.values()),
+    ["explain", f"recipe={TINY}", "--all"], ["diff", TINY, TINY, "--origins"], ["plan", LARGE],
+], ids=lambda words: words[0] if words[0] != LARGE else "-".join(words[1:]))  # fmt: skip
+def test_what_is_rendered_or_told_needs_neither_torch_nor_clients(
     tmp_path: Path, arguments: list[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-
-    status, modules = json.loads(done.stderr.splitlines()[-1])
+    status, modules = json.loads(run_program(tmp_path, PROGRAM, arguments))
     assert status == 0
     assert HEAVY & set(modules) == set()
 
 
 @pytest.mark.parametrize("arguments", [
-    ["--help"], ["list", "--help"], ["lst"], ["recipe=llama/llama3_tiny_pretrian"],
-    [], ["llama/llama3_tiny_pretrain"],
+    ["list", "--help"], ["lst"], ["recipe=llama/llama3_tiny_pretrian"], [],
 ])  # fmt: skip
 def test_what_needs_no_recipe_does_not_wait_for_hydra(tmp_path: Path, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-
-    _, modules = json.loads(done.stderr.splitlines()[-1])
+    _, modules = json.loads(run_program(tmp_path, PROGRAM, arguments))
     # Nor for the models of a job.
     assert {"hydra", "omegaconf", "pydantic"} & set(modules) == set()
 
@@ -78,17 +68,12 @@ from launcher.__main__ import main
 status = main(sys.argv[1:])
 sys.stderr.write(f"{status} {len(calls)}")
 """
-TINY = "llama/llama3_tiny_pretrain"
 MINE = "# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n  - _self_\n"
 
 
 def counted(folder: Path, *arguments: str) -> list[int]:
     """Return the exit status of a command line, and how often it composed."""
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTED, *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    return [int(word) for word in done.stderr.splitlines()[-1].split()[-2:]]
+    return [int(word) for word in run_program(folder, COUNTED, arguments).split()[-2:]]
 
 
 def test_one_job_is_composed_once(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.job import Job
@@ -240,48 +238,6 @@ def test_recipe_of_a_cluster_is_refused_on_a_laptop() -> None:
     )
 
 
-def test_recipe_of_a_cluster_is_not_refused_where_all_its_devices_are() -> None:
-    check_machine(job_of(LARGE), Machine(num_cores=192, memory_bytes=16 * GIB, num_gpus=128))
-
-
-@given(
-    recipe=st.sampled_from([TINY, FAULTY, LARGE]),
-    num_cores=st.floats(0.1, 32),
-    memory_bytes=st.integers(0, 64 * MIB),
-    num_gpus=st.integers(0, 130),
-    more_cores=st.floats(0, 16),
-    more_bytes=st.integers(0, 64 * MIB),
-    more_gpus=st.integers(0, 130),
-)
-@settings(max_examples=50, deadline=None)
-def test_larger_machine_never_adds_a_line(
-    recipe: str,
-    num_cores: float,
-    memory_bytes: int,
-    num_gpus: int,
-    more_cores: float,
-    more_bytes: int,
-    more_gpus: int,
-) -> None:
-    before = Machine(num_cores=num_cores, memory_bytes=memory_bytes, num_gpus=num_gpus)
-    after = Machine(
-        num_cores=num_cores + more_cores,
-        memory_bytes=memory_bytes + more_bytes,
-        num_gpus=num_gpus + more_gpus,
-    )
-
-    assert kinds(after, recipe) <= kinds(before, recipe)
-
-
-def kinds(found: Machine, recipe: str) -> set[str]:
-    """Return what the lines are about."""
-    lines = overload(job_of(recipe), found)
-    names = {name for line in lines for name in ("GPUs", " core", "MiB") if name in line}
-
-    assert len(names) == len(lines)
-    return names
-
-
 RUN = (f"recipe={LARGE}", "action=run", *ASKED_FOR[LARGE])
 
 
@@ -317,7 +273,3 @@ def test_oversubscribing_is_said_as_true_or_false(tmp_path: Path) -> None:
 
     assert ended.status == 2
     assert ended.err.startswith("oversubscribe 'maybe': allowed: true or false\n")
-
-
-def test_what_is_rendered_or_submitted_asks_nothing_of_this_machine(tmp_path: Path) -> None:
-    assert launch(RUN[0], folder=tmp_path).status == 0

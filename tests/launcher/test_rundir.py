@@ -24,34 +24,18 @@ def names(folder: Path) -> set[str]:
 
 
 def test_an_earlier_rendering_of_another_kind_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "node-7.sh").write_text("mine")
     write_files(tmp_path, rendered(shipped_job(TINY, "local")))
-    assert names(tmp_path) == {"job.json", "node.json", "node-0.sh", "node-1.sh"}
-
+    assert names(tmp_path) == {"job.json", "node.json", "node-0.sh", "node-1.sh", "node-7.sh"}
     write_files(tmp_path, rendered(shipped_job(TINY, "slurm")))
+    assert names(tmp_path) == {"job.json", "node.json", "job.sbatch", "node-7.sh"}
 
-    assert names(tmp_path) == {"job.json", "node.json", "job.sbatch"}
 
-
-@pytest.mark.parametrize(
-    "further",
-    [
-        pytest.param(("resilience.checkpointless.standby_nodes=1",), id="standby"),
-        pytest.param(
-            (
-                "resilience/elastic=default",
-                "resilience.elastic.nodes_max=3",
-                "trainer.global_batch_size=24",
-            ),
-            id="elastic",
-        ),
-    ],
-)
-def test_an_earlier_rendering_with_further_nodes_is_replaced(
-    tmp_path: Path, further: tuple[str, ...]
-) -> None:
-    overrides = ("resilience/checkpointless=default", "resources.shm_gib=1", *further)
+@pytest.mark.parametrize("recipe", ["llama3_tiny_elastic", "llama3_tiny_checkpointless"])
+def test_an_earlier_rendering_with_further_nodes_is_replaced(tmp_path: Path, recipe: str) -> None:
+    standby = ["resilience.checkpointless.standby_nodes=1"] * ("elastic" not in recipe)
     for _ in range(2):
-        write_files(tmp_path, rendered(shipped_job(TINY, "local", overrides)))
+        write_files(tmp_path, rendered(shipped_job(f"llama/{recipe}", "local", standby)))
     assert "node-2.sh" in names(tmp_path)
 
     write_files(tmp_path, rendered(shipped_job(TINY, "local")))
@@ -81,15 +65,6 @@ def test_a_file_of_somebodys_own_is_neither_replaced_nor_removed(tmp_path: Path,
 
     assert names(tmp_path) == {name, "node-7.sh"}
     assert (tmp_path / name).read_text() == "mine"
-
-
-def test_files_that_no_rendering_has_stay(tmp_path: Path) -> None:
-    (tmp_path / "node-7.sh").write_text("mine")
-    write_files(tmp_path, rendered(shipped_job(TINY, "local")))
-
-    write_files(tmp_path, rendered(shipped_job(TINY, "slurm")))
-
-    assert names(tmp_path) == {"job.json", "node.json", "job.sbatch", "node-7.sh"}
 
 
 @pytest.mark.parametrize("mark", ["events.jsonl", "events-n0.jsonl", "submitted.json"])

@@ -34,7 +34,10 @@ OF_A_KIND = {
 }  # fmt: skip
 OURS = ("cluster.image=registry/ours:1",
         "cluster.volume_claims=[{claim_name: a, mount_path: /run/training}]")  # fmt: skip
-PLACES = [(kind, place) for kind, places in OF_A_KIND.items() for place in (*EVERYWHERE, *places)]
+PLACES = [
+    *(("local", place) for place in EVERYWHERE),
+    *((kind, place) for kind, places in OF_A_KIND.items() for place in places),
+]
 
 
 def spots(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -90,14 +93,18 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("words", [
-    [], ["--multirun", "trainer.seed=1,2"], ["--cfg", "job"], ["--info", "config"],
-], ids=" ".join)  # fmt: skip
+OPTIONS = ("--multirun trainer.seed=1,2", "--cfg job", "--info config")
+
+
+@pytest.mark.parametrize(("held", "options"), [
+    *((held, "") for held in HELD),
+    *(("+cluster.secrets={{HUB: {0}}}", each) for each in OPTIONS),
+    ("+hydra.sweeper.params={{env.HF_TOKEN: {0}}}", OPTIONS[0]),
+])  # fmt: skip
 def test_value_where_a_reference_belongs_is_refused_by_its_name(
-    tmp_path: Path, held: str, words: list[str]
+    tmp_path: Path, held: str, options: str
 ) -> None:
-    told = refuse(tmp_path, *words, f"recipe={TINY}", "cluster=slurm", held.format(PLAIN))
+    told = refuse(tmp_path, *options.split(), f"recipe={TINY}", "cluster=slurm", held.format(PLAIN))
 
     assert f"{HELD[held]} holds a value (not shown)" in told
     assert PLAIN not in told
@@ -111,12 +118,12 @@ def test_value_below_an_entry_is_not_explained(tmp_path: Path, options: list[str
     assert PLAIN not in told
 
 
-@pytest.mark.parametrize("secrets", [f"{{HUB: {PLAIN}}}", f"{{HUB: {{value: {PLAIN}}}}}"])
-@pytest.mark.parametrize("words", [
-    [], ["--multirun", "trainer.seed=1,2"], ["--cfg", "job"], ["--cfg", "all"],
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(("secrets", "options"), [
+    (f"{{HUB: {PLAIN}}}", ""), (f"{{HUB: {{value: {PLAIN}}}}}", OPTIONS[0]),
+    (f"{{HUB: {PLAIN}}}", "--cfg job"), (f"{{HUB: {{value: {PLAIN}}}}}", "--cfg all"),
+])  # fmt: skip
 def test_value_in_a_profile_is_refused_with_the_file(
-    tmp_path: Path, secrets: str, words: list[str]
+    tmp_path: Path, secrets: str, options: str
 ) -> None:
     path = tmp_path / "conf/cluster/ours.yaml"
     path.parent.mkdir(parents=True)
@@ -124,8 +131,8 @@ def test_value_in_a_profile_is_refused_with_the_file(
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"{MINE}cluster:\n  secrets: {secrets}\n")
 
-    told = refuse(tmp_path, *words, f"recipe={TINY}", "cluster=ours")
-    told_of_mine = refuse(tmp_path, *words, "recipe=mine.yaml", "cluster=slurm")
+    told = refuse(tmp_path, *options.split(), f"recipe={TINY}", "cluster=ours")
+    told_of_mine = refuse(tmp_path, *options.split(), "recipe=mine.yaml", "cluster=slurm")
     info = launch("--info", "config", f"recipe={TINY}", "cluster=ours", folder=tmp_path)
 
     for each, file in ((told, path), (told_of_mine, mine)):
@@ -179,30 +186,18 @@ def test_sweep_keeps_the_jobs_before_one_that_is_refused(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("multirun/*/*/0/job.json"))) == 1
 
 
-@pytest.mark.parametrize("kind", CLUSTERS)
-@pytest.mark.parametrize("name", ["mine.yaml", "conf/cluster/ours.yaml", "frozen.yaml"])
-def test_file_with_a_secret_is_refused_and_not_repeated(
-    tmp_path: Path, kind: str, name: str
-) -> None:
-    words = [f"recipe={TINY}", *CLUSTERS[kind]]
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if name == "mine.yaml":
-        path.write_text(f"{MINE}env:\n  NOTE: {CANARY}\n")
-        words[0] = "recipe=mine.yaml"
-    elif name == "frozen.yaml":
-        frozen = launch("freeze", f"recipe={TINY}", "+env.NOTE=harmless", folder=tmp_path).out
-        lines = [line for line in frozen.splitlines() if not line.startswith("# content")]
-        path.write_text("\n".join(lines).replace("harmless", CANARY) + "\n")
-        words[0] = "recipe=frozen.yaml"
-    else:
-        kind_name = words[1].removeprefix("cluster=")
-        path.write_text(f"defaults: [{kind_name}, _self_]\nsecrets: {{}}\nnote: {CANARY}\n")
-        words[1] = "cluster=ours"
-
-    told = refuse(tmp_path, *words)
-
-    assert CANARY not in told
+def test_file_with_a_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{MINE}env:\n  NOTE: {CANARY}\n")
+    profile = tmp_path / "conf/cluster/ours.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(f"defaults: [slurm, _self_]\nsecrets: {{}}\nnote: {CANARY}\n")
+    frozen = launch("freeze", f"recipe={TINY}", "+env.NOTE=harmless", folder=tmp_path).out
+    lines = [line for line in frozen.splitlines() if not line.startswith("# content")]
+    (tmp_path / "frozen.yaml").write_text("\n".join(lines).replace("harmless", CANARY) + "\n")
+    assert CANARY not in refuse(tmp_path, "recipe=frozen.yaml")
+    for words in (["recipe=mine.yaml"], [f"recipe={TINY}", "cluster=ours"]):
+        for options in ([], ["--cfg", "job"], ["--cfg", "all"]):
+            assert CANARY not in refuse(tmp_path, *options, *words)
 
 
 @pytest.mark.parametrize(("kind", "program"), [("slurm", "sbatch"), ("job", "kubectl")])

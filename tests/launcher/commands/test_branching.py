@@ -11,7 +11,7 @@ import pytest
 from resilience.events import EventLog
 from resilience.run_record import read_record
 from tests.launcher.command import Ended, launch
-from tests.launcher.local_world import prepare, put_steps, start_run, tell
+from tests.launcher.local_world import ended_run, put_steps, tell
 from tests.launcher.real_runs import go_on, named, steps, train
 
 
@@ -19,27 +19,21 @@ def branch(run: Path, *words: str, at: str = "") -> Ended:
     return launch("branch", f"{run}{at}", *words, folder=run.parent.parent)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def clean(tmp_path: Path) -> Iterator[None]:
-    """Leave nothing of the runs in memory."""
+    """Leave nothing of real runs in memory."""
     yield
     for run in (tmp_path / "runs").glob("*"):
         launch("clean", str(run), folder=tmp_path)
 
 
 def start(folder: Path, *words: str) -> Path:
-    """Return a run whose nodes are stand-ins, and which has ended."""
-    prepare(folder)
-    run = start_run(folder, "trainer.max_steps=60", *words)
-    tell(run, 0)
-    launch("cancel", str(run), folder=run)
-    return run
+    return ended_run(folder, "trainer.max_steps=60", *words)
 
 
 @pytest.mark.parametrize(
     ("words", "at", "text"),
     [
-        ((), "@9", "step 9 of llama3-tiny-pretrain is not in folder:"),
         ((), "@9", "/checkpoints; the store has 60, 5"),
         ((), "@last", "behind @ stands a step, a whole number"),
         ((), "@60", "trainer.max_steps 60: the run would begin with step 60, and have nothing to"),
@@ -186,6 +180,7 @@ def test_a_branch_has_a_folder_and_a_name_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clean")
 def test_a_branch_has_the_bits_of_the_run_that_it_leaves(tmp_path: Path) -> None:
     """It leaves the other as it is, and goes on once that is gone."""
     assert train(tmp_path, "whole", "trainer.max_steps=14").status == 0
@@ -211,6 +206,7 @@ def test_a_branch_has_the_bits_of_the_run_that_it_leaves(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("clean")
 def test_a_branch_of_a_damaged_step_ends_in_its_own_words(tmp_path: Path) -> None:
     assert train(tmp_path, "trunk", "trainer.max_steps=5").status == 0
     trunk = tmp_path / "runs" / "trunk"

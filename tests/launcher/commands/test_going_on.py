@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,12 +15,13 @@ import pytest
 from launcher.clusters.local_nodes import find_strays
 from launcher.clusters.running.lock import read_lock
 from launcher.job import read_job
+from launcher.rundir import held_folder
 from resilience.agent.evidence.locks import hold_lock
 from resilience.events import EventLog, read_events
 from resilience.node_config import RunConfig
 from resilience.run_record import open_record, read_record, read_starts
 from tests.launcher.command import last_of_each, launch, refuse
-from tests.launcher.local_world import end_all, launcher_of, prepare, start_run, tell
+from tests.launcher.local_world import end_all, ended_run, launcher_of, prepare, start_run, tell
 from tests.launcher.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
 from tests.resilience.tiered.kept import wait_until
@@ -62,13 +64,9 @@ def clean(tmp_path: Path) -> Iterator[None]:
         launch("clean", str(run), folder=tmp_path)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+def test_a_run_that_goes_on_is_ended_first(tmp_path: Path) -> None:
     prepare(tmp_path)
-    return start_run(tmp_path, *TIERED)
-
-
-def test_a_run_that_goes_on_is_ended_first(run: Path) -> None:
+    run = start_run(tmp_path, *TIERED)
     ended = go_on(run)
 
     assert ended.status == 2
@@ -90,9 +88,9 @@ def test_a_run_that_goes_on_is_ended_first(run: Path) -> None:
     ],
 )
 def test_what_cannot_go_on_is_refused_and_changes_nothing(
-    run: Path, overrides: tuple[str, ...], words: str
+    tmp_path: Path, overrides: tuple[str, ...], words: str
 ) -> None:
-    end(run, 0)
+    run = ended_run(tmp_path, *TIERED)
     before = files(run)
 
     ended = go_on(run, *overrides)
@@ -102,8 +100,12 @@ def test_what_cannot_go_on_is_refused_and_changes_nothing(
     assert files(run) == before
 
 
-def test_a_failed_run_starts_again_with_what_was_changed(run: Path) -> None:
+def test_a_failed_run_starts_again_with_what_was_changed(tmp_path: Path) -> None:
+    """And keeps the recipe that it began with."""
+    prepare(tmp_path)
+    run = start_run(tmp_path, *TIERED)
     end(run, 7)
+    begun = (run / "recipe.yaml").read_text()
     digest = read_job(run / "job.json").digest()
 
     ended = go_on(run, "trainer.optimizer.lr=0.01", "trainer.log_every_n_steps=3")
@@ -118,14 +120,6 @@ def test_a_failed_run_starts_again_with_what_was_changed(run: Path) -> None:
     assert told == {"changes": ["trainer.optimizer.lr: 0.003 -> 0.01"]}
     starts = [each.fields["digest"] for each in events if each.event == "run_started"]
     assert starts == [digest, job.digest()]
-
-
-def test_a_run_that_goes_on_keeps_the_recipe_that_it_began_with(run: Path) -> None:
-    end(run, 7)
-    begun = (run / "recipe.yaml").read_text()
-
-    assert go_on(run, "trainer.optimizer.lr=0.01").status == 7
-
     assert (run / "recipe.yaml").read_text() == begun
     again = launch(f"recipe={run}/recipe.yaml", "run.dir=again", folder=run.parent.parent)
     assert again.status == 0, again.err
@@ -134,11 +128,7 @@ def test_a_run_that_goes_on_keeps_the_recipe_that_it_began_with(run: Path) -> No
 
 
 def test_a_run_without_a_state_does_not_go_on(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    run = start_run(tmp_path, "resilience.tiered=null")
-    end(run, 7)
-
-    ended = go_on(run)
+    ended = go_on(ended_run(tmp_path, "resilience.tiered=null", status=7))
 
     assert ended.status == 2
     assert "keeps no state to go on from: resilience.tiered is null" in ended.err
@@ -149,11 +139,9 @@ def test_a_run_that_did_not_start_to_be_longer_has_not_taken_all_its_steps(
     tmp_path: Path, taken: int, status: int
 ) -> None:
     """Its job has the new number of steps by then."""
-    prepare(tmp_path)
-    run = start_run(tmp_path, "trainer.max_steps=60")
+    run = ended_run(tmp_path, "trainer.max_steps=60")
     with EventLog(run / "events-node-0.jsonl", node="node-0", rank=0, generation=0) as events:
         events.write("step", step=taken - 1, loss=1.0)
-    end(run, 0)
 
     ended = go_on(run)
 
@@ -161,10 +149,8 @@ def test_a_run_that_did_not_start_to_be_longer_has_not_taken_all_its_steps(
     assert ("has taken all its 60 steps" in ended.err) == (status == 2)
 
 
-def test_two_do_not_go_on_with_one_run_at_once(run: Path) -> None:
-    from launcher.rundir import held_folder
-
-    end(run, 7)
+def test_two_do_not_go_on_with_one_run_at_once(tmp_path: Path) -> None:
+    run = ended_run(tmp_path, *TIERED, status=7)
     with held_folder(run):
         ended = go_on(run)
 
@@ -197,24 +183,6 @@ def test_a_finished_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert "  began     started 2 times\n" in launch("status", str(run), folder=tmp_path).out
     (entry,) = (run / "checkpoints").glob("*/owner/*.json")
     assert json.loads(entry.read_text())["run"] == record.run_id
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
-    tmp_path: Path,
-) -> None:
-    assert train(tmp_path, "whole", "trainer.max_steps=16").status == 0
-    assert train(tmp_path, "parts", "trainer.max_steps=5").status == 0
-    run = tmp_path / "runs" / "parts"
-    for number in (9, 16):
-        assert go_on(run, f"trainer.max_steps={number}").status == 0
-
-    whole = tmp_path / "runs" / "whole"
-    assert [each["loss"] for each in steps(run)] == [each["loss"] for each in steps(whole)]
-    assert [each["lr"] for each in steps(run)] == [each["lr"] for each in steps(whole)]
-    assert [each["start"] for each in steps(run)] == [0] * 5 + [1] * 4 + [2] * 7
-    weights = [each / "checkpoint" / "model.safetensors" for each in (whole, run)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.slow
@@ -299,8 +267,6 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_run_whose_folder_was_deleted_neither_goes_on_nor_begins_anew(tmp_path: Path) -> None:
-    import shutil
-
     store = ("resilience/tiered=folder", f"resilience.tiered.store.url=folder:{tmp_path}/store")
     assert train(tmp_path, "a", "trainer.max_steps=5", *store).status == 0
     shutil.rmtree(tmp_path / "runs" / "a")

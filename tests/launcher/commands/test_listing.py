@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.listing import COLUMNS_MAX, print_list
+from launcher.commands.listing import COLUMNS_MAX, Entry, print_list
 from launcher.errors import RecipeError
 from tests.launcher.command import launch
 from tests.launcher.shipped import RECIPES
@@ -99,10 +99,10 @@ def test_a_broken_recipe_is_told_below_the_table_with_its_whole_message(
     ("FSDP2", {"llama/llama3_8b_pretrain", "gpt_oss/gpt_oss_tiny_checkpointless"}),
     ("mmap", {"llama/llama3_tiny_checkpointless_mmap", "llama/llama3_tiny_everything"}),
 ])  # fmt: skip
-def test_a_word_keeps_the_recipes_that_have_it(team: Path, word: str, names: set[str]) -> None:
-    found = {entry["name"] for entry in json.loads(listed(team, "--json", word))}
-
-    assert found == names
+def test_a_word_keeps_the_recipes_that_have_it(
+    entries: dict[str, dict[str, Any]], word: str, names: set[str]
+) -> None:
+    assert {name for name, each in entries.items() if Entry(**each).has(word)} == names
 
 
 def test_a_word_that_no_recipe_has_is_refused(tmp_path: Path) -> None:

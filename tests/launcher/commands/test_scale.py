@@ -9,9 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,10 +20,10 @@ from launcher.clusters.running.lock import held_lock, read_lock
 from launcher.commands.scale import nodes_lost, trains_with, waited_for
 from launcher.commands.sight import Sight
 from launcher.errors import RecipeError
-from launcher.monitor.runstate import RunState, next_state, start_state
 from launcher.monitor.standing import Phase, Standing
 from resilience.events import Event, read_events
 from tests.launcher.command import launch
+from tests.launcher.commands.test_status import ELASTIC, Happened, state_of
 from tests.launcher.shipped import shipped_job
 from tests.resilience.agent.test_drain import drain
 
@@ -71,12 +69,7 @@ def test_a_run_grows_and_shrinks_as_the_page_says(tmp_path: Path) -> None:
 def test_a_node_that_only_starts_goes_on_alone_where_the_last_one_that_trained_is_killed(
     tmp_path: Path,
 ) -> None:
-    words = (
-        "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
-        "trainer.num_nodes=1", "trainer.max_steps=100000", "trainer.global_batch_size=16",
-        "data.seq_length=32",
-    )  # fmt: skip
-    assert launch(*words, folder=tmp_path).status == 0
+    assert launch(*ONE_NODE, folder=tmp_path).status == 0
     folder = tmp_path / "runs" / "r"
     wait_for(folder, lambda event: (event.step or 0) >= 20)
     launch("scale", "r", "nodes=2", folder=tmp_path)
@@ -96,12 +89,7 @@ def test_a_node_that_only_starts_goes_on_alone_where_the_last_one_that_trained_i
 def test_scale_that_waits_says_at_once_that_a_node_has_ended_and_another_starts_it_anew(
     tmp_path: Path,
 ) -> None:
-    words = (
-        "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
-        "trainer.num_nodes=1", "trainer.max_steps=100000", "trainer.global_batch_size=16",
-        "data.seq_length=32",
-    )  # fmt: skip
-    assert launch(*words, folder=tmp_path).status == 0
+    assert launch(*ONE_NODE, folder=tmp_path).status == 0
     folder = tmp_path / "runs" / "r"
     wait_for(folder, lambda event: (event.step or 0) >= 20)
 
@@ -152,6 +140,13 @@ def test_a_node_that_others_ask_to_leave_is_replaced_where_the_size_is_asked_for
     # One in the place of the first; nobody has asked for more since the second.
     assert log.count(" has been started\n") == 1
     assert launch("clean", "r", folder=tmp_path).status == 0
+
+
+ONE_NODE = (
+    "recipe=llama/llama3_tiny_elastic", "action=run", "run.dir=runs/r", "run.detach=true",
+    "trainer.num_nodes=1", "trainer.max_steps=100000", "trainer.global_batch_size=16",
+    "data.seq_length=32",
+)  # fmt: skip
 
 
 def wait_for_size(folder: Path, size: int) -> list[Event]:
@@ -223,10 +218,7 @@ def test_a_run_of_another_user_is_asked_for_nothing(
 
 
 def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> None:
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
-    state, seen = start_state(job, ()), []
-
-    for node, rank, name, fields in (
+    happened: list[Happened] = [
         ("launcher", None, "run_started", {}),
         ("n0", None, "agent_started", {}),
         ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
@@ -234,11 +226,9 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
         ("n1", 1, "worker_started", {}),
         ("n3", None, "node_leaving", {}),  # it ended with the start before, or stands by
         ("n1", None, "node_leaving", {}),
-    ):
-        event = Event(time=1.0, node=node, rank=rank, generation=0, step=None, event=name,
-                      fields=fields)  # fmt: skip
-        state = next_state(state, event)
-        seen.append((trains_with(state, 2), trains_with(state, 3)))
+    ]
+    states = [state_of(ELASTIC, *happened[: end + 1]) for end in range(len(happened))]
+    seen = [(trains_with(state, 2), trains_with(state, 3)) for state in states]
 
     no = (False, False)
     assert seen == [no, no, no, no, (True, False), (True, False), no]
@@ -247,23 +237,20 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
 def test_what_a_change_of_size_waits_for_is_named() -> None:
     """Whatever that is: producers of batches, a node that is to leave, or the cluster's queue."""
     job = shipped_job("llama/llama3_tiny_elastic", "slurm")
-    found = [
-        Event(time=1.0, node=node, rank=rank, generation=0, step=None, event=name, fields=fields)
-        for node, rank, name, fields in (
-            ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
-            ("n0", 0, "worker_started", {}),
-            ("n1", 1, "worker_started", {}),
-            ("n1", None, "node_leaving", {}),
-            ("n0", 0, "batch_late", {"text": "batch 7 has not come yet"}),
-        )
+    found: list[Happened] = [
+        ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
+        ("n0", 0, "worker_started", {}),
+        ("n1", 1, "worker_started", {}),
+        ("n1", None, "node_leaving", {}),
+        ("n0", 0, "batch_late", {"text": "batch 7 has not come yet"}),
     ]
 
-    def told(phase: Phase, why: str, events: list[Event]) -> str:
+    def told(phase: Phase, why: str, happened: list[Happened]) -> str:
         return waited_for(
             Sight(
                 run=RunFolder(path=Path("r"), job=job), time=1.0, last_event=1.0,
                 standing=Standing(phase=phase, why=why),
-                state=reduce(next_state, events, start_state(job, ())),
+                state=state_of(job, *happened),
             )
         )  # fmt: skip
 
@@ -275,19 +262,16 @@ def test_what_a_change_of_size_waits_for_is_named() -> None:
 
 def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> None:
     """Nobody starts it anew by itself."""
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
 
-    def after(state: RunState, who: str, name: str, **fields: Any) -> RunState:
-        event = Event(time=1.0, node=who, rank=None, generation=0, step=None, event=name,
-                      fields=fields)  # fmt: skip
-        return next_state(state, event)
+    def gone_node(node: str, text: str) -> Happened:
+        return ("launcher", None, "node_gone", {"node": node, "text": text})
 
-    opened = after(start_state(job, ()), "n0", "generation_opened", number=0, world_size=2)
-    before = after(opened, "launcher", "node_gone", node="n5", text="was killed")
-    gone = after(before, "launcher", "node_gone", node="n2", text="ended with exit status 1")
-    both = after(gone, "launcher", "node_gone", node="n1", text="was killed")
-    asked = after(before, "n1", "node_leaving")
-    left = after(asked, "launcher", "node_gone", node="n1", text="has left")
+    opened: Happened = ("n0", None, "generation_opened", {"number": 0, "world_size": 2})
+    first, asked = [opened, gone_node("n5", "was killed")], ("n1", None, "node_leaving", {})
+    n2_gone = gone_node("n2", "ended with exit status 1")
+    before, gone = state_of(ELASTIC, *first), state_of(ELASTIC, *first, n2_gone)
+    both = state_of(ELASTIC, *first, n2_gone, gone_node("n1", "was killed"))
+    left = state_of(ELASTIC, *first, asked, gone_node("n1", "has left"))
 
     assert nodes_lost(before, before, 3) == ""
     assert nodes_lost(before, gone, 3) == "n2 ended with exit status 1"
@@ -296,8 +280,7 @@ def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> Non
     # Who makes a run smaller waits for what is left.
     assert nodes_lost(before, both, 2) == ""
     # A run that has not begun has no size yet.
-    began = start_state(job, ())
-    assert nodes_lost(began, after(began, "launcher", "node_gone", node="n2", text="was killed"), 2)
+    assert nodes_lost(state_of(ELASTIC), state_of(ELASTIC, gone_node("n2", "was killed")), 2)
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])

@@ -13,6 +13,7 @@ import pytest
 from launcher.clusters.running.cluster import RunFolder
 from launcher.commands.sight import Sight
 from launcher.commands.status import status_lines
+from launcher.job import Job
 from launcher.monitor.runstate import RunState, next_state, start_state
 from launcher.monitor.standing import CancelRequest, JobStatus, Phase, Standing, decide_standing
 from resilience.events import Event
@@ -23,21 +24,44 @@ ASKED = CancelRequest(user="ada", time=NOW - 60)
 ASKED_TEXT = "ada asked for its end with `launcher cancel`, 1 min 00 s ago"
 
 
-def state(*events: tuple[str, int | None, Mapping[str, Any]]) -> RunState:
-    job = shipped_job("llama/llama3_tiny_pretrain", "local")
+ELASTIC = shipped_job("llama/llama3_tiny_elastic", "local")
+Happened = tuple[str, int | None, str, Mapping[str, Any]]
+
+
+def state_of(job: Job, *happened: Happened) -> RunState:
     found = (
-        Event(
-            time=NOW,
-            node="launcher" if rank is None and event.startswith("run_") else "node-0",
-            rank=rank,
-            generation=0,
-            step=fields.get("step"),
-            event=event,
-            fields=fields,
-        )
-        for event, rank, fields in events
-    )
+        Event(time=NOW, node=node, rank=rank, generation=0, step=fields.get("step"), event=name,
+              fields=fields)
+        for node, rank, name, fields in happened
+    )  # fmt: skip
     return reduce(next_state, found, start_state(job, ()))
+
+
+def state(*events: tuple[str, int | None, Mapping[str, Any]]) -> RunState:
+    return state_of(
+        shipped_job("llama/llama3_tiny_pretrain", "local"),
+        *(
+            ("launcher" if rank is None and name.startswith("run_") else "node-0", rank, name, more)
+            for name, rank, more in events
+        ),
+    )
+
+
+def lines_of(
+    seen: RunState, job: Job, *, phase: Phase = Phase.RUNNING, why: str = "",
+    path: Path = Path("run"), after_s: float = 0.0, left_out: Sequence[str] = (),
+) -> list[str]:  # fmt: skip
+    """Return what `status` says of a run so long after its last event."""
+    return status_lines(
+        Sight(
+            run=RunFolder(path=path, job=job),
+            standing=Standing(phase=phase, why=why),
+            state=seen,
+            time=NOW + after_s,
+            last_event=NOW,
+            left_out=tuple(left_out),
+        )
+    )
 
 
 def finished(status: int, reason: str) -> tuple[str, None, dict[str, Any]]:
@@ -145,27 +169,16 @@ def test_how_a_run_stands(
 
 
 def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: Path) -> None:
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
     (tmp_path / "size.json").write_text('{"nodes": 4}')
 
     def size(*events: tuple[str, Mapping[str, Any]]) -> str:
-        found = (
-            Event(time=NOW, node="n0", rank=None, generation=0, step=None, event=name,
-                  fields=fields)
-            for name, fields in events
-        )  # fmt: skip
-        seen = Sight(
-            run=RunFolder(path=tmp_path, job=job),
-            standing=Standing(phase=Phase.RUNNING, why=""),
-            state=reduce(next_state, found, start_state(job, ())),
-            time=NOW + 10,
-            last_event=NOW,
-        )
-        (line,) = [line for line in status_lines(seen) if line.startswith("  size ")]
+        seen = state_of(ELASTIC, *(("n0", None, name, fields) for name, fields in events))
+        lines = lines_of(seen, ELASTIC, path=tmp_path, after_s=10)
+        (line,) = [line for line in lines if line.startswith("  size ")]
         return line.removeprefix("  size      ")
 
     assert size() == "none yet, 4 are asked for"
-    opened = ("generation_opened", {"number": 1, "world_size": 3 * job.trainer.num_devices})
+    opened = ("generation_opened", {"number": 1, "world_size": 3 * ELASTIC.trainer.num_devices})
     assert size(opened) == "3 nodes, 4 are asked for"
     leaving, lost = ("node_leaving", {}), ("node_lost", {"node": "n0", "is_dead": True})
     assert size(opened, leaving) == "3 nodes, 4 are asked for, n0 to leave"
@@ -174,7 +187,7 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
     assert size(opened, held) == "3 nodes, 4 are asked for, one does not count yet, for 45 s"
     few = ("nodes_wait", {"reason": "3 nodes are there; sizes allowed: 1, 4"})
     assert size(opened, held, few) == f"3 nodes, 4 are asked for, {few[1]['reason']}"
-    whole = ("generation_opened", {"number": 2, "world_size": 4 * job.trainer.num_devices})
+    whole = ("generation_opened", {"number": 2, "world_size": 4 * ELASTIC.trainer.num_devices})
     assert size(opened, held, whole) == "4 nodes"
 
 
@@ -187,39 +200,16 @@ def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: 
 def test_status_says_in_how_many_failure_domains_copies_are(
     phase: Phase, num: int, expected: str | None
 ) -> None:
-    job = shipped_job("llama/llama3_tiny_tiered", "slurm")
-    seen = Sight(
-        run=RunFolder(path=Path("r"), job=job),
-        standing=Standing(phase=phase, why=""),
-        state=state(("failure_domains", 0, {"num": num, "wanted": 2})),
-        time=NOW,
-        last_event=NOW,
-    )
-
-    (safe,) = [line[12:] for line in status_lines(seen) if line.startswith("  safe ")] or [None]
+    seen = state(("failure_domains", 0, {"num": num, "wanted": 2}))
+    lines = lines_of(seen, shipped_job("llama/llama3_tiny_tiered", "slurm"), phase=phase)
+    (safe,) = [line[12:] for line in lines if line.startswith("  safe ")] or [None]
 
     assert safe == expected
 
 
-Happened = tuple[str, int | None, str, dict[str, Any]]
-
-
 def doing_and_size(happened: Sequence[Happened]) -> list[str]:
     """Return what `status` says that an elastic run does, and of its size."""
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
-    found = (
-        Event(time=NOW, node=node, rank=rank, generation=1, step=fields.get("step"), event=name,
-              fields=fields)
-        for node, rank, name, fields in happened
-    )  # fmt: skip
-    seen = Sight(
-        run=RunFolder(path=Path("r"), job=job),
-        standing=Standing(phase=Phase.RUNNING, why=""),
-        state=reduce(next_state, found, start_state(job, ())),
-        time=NOW,
-        last_event=NOW,
-    )
-    lines = [line.split(maxsplit=1) for line in status_lines(seen)]
+    lines = [line.split(maxsplit=1) for line in lines_of(state_of(ELASTIC, *happened), ELASTIC)]
     return [text for name, text in lines if name in ("doing", "size")]
 
 
@@ -245,32 +235,17 @@ def test_status_says_that_no_step_comes(
               fields={"loss": 2.0, "duration_s": 900.0 if number == 1 else 2.0})
         for number in range(5)
     ]  # fmt: skip
-    seen = Sight(
-        run=RunFolder(path=Path("run"), job=job),
-        standing=Standing(phase=Phase.RUNNING, why=""),
-        state=reduce(next_state, steps, start),
-        time=NOW,
-        last_event=NOW,
-    )
-
-    text = "\n".join(status_lines(seen))
+    text = "\n".join(lines_of(reduce(next_state, steps, start), job))
 
     assert ("no step for" in text) == (told is not None) == (" left" not in text)
     assert told is None or f"workers), {told}\n" in text
 
 
 def test_status_says_what_of_the_events_was_left_out() -> None:
-    seen = Sight(
-        run=RunFolder(path=Path("run"), job=shipped_job("llama/llama3_tiny_pretrain", "local")),
-        standing=Standing(phase=Phase.RUNNING, why=""),
-        state=NOTHING,
-        time=NOW,
-        last_event=NOW - 3,
-        left_out=("events-n1.jsonl, line 2: no event", "events-n2.jsonl cannot be read"),
-    )
-
-    left_out = "left out: events-n1.jsonl, line 2: no event; left out: events-n2.jsonl cannot be"
-    assert f"the last 3.0 s ago; {left_out} read" in "\n".join(status_lines(seen))
+    left_out = ("events-n1.jsonl, line 2: no event", "events-n2.jsonl cannot be read")
+    lines = lines_of(NOTHING, ELASTIC, after_s=3, left_out=left_out)
+    told = "; ".join(f"left out: {each}" for each in left_out)
+    assert f"the last 3.0 s ago; {told}" in "\n".join(lines)
 
 
 def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
@@ -336,15 +311,9 @@ def test_only_of_a_run_that_has_ended_status_says_what_it_left(
 ) -> None:
     """A scheduler that gives no answer says nothing of an end."""
     monkeypatch.setattr("launcher.commands.status.find_memory", lambda run: [Path("/dev/shm/m")])
-    seen = Sight(
-        run=RunFolder(path=tmp_path, job=shipped_job("llama/llama3_tiny_tiered", "slurm")),
-        standing=Standing(phase=phase, why=""),
-        state=UNKEPT,
-        time=NOW,
-        last_event=NOW,
-    )
-
-    lines = {line[2:12].strip(): line[12:] for line in status_lines(seen)[1:]}
+    job = shipped_job("llama/llama3_tiny_tiered", "slurm")
+    shown = lines_of(UNKEPT, job, phase=phase, path=tmp_path)
+    lines = {line[2:12].strip(): line[12:] for line in shown[1:]}
 
     assert lines["safe"] == kept
     assert lines.get("left") == ("/dev/shm/m, which `clean` removes" if left else None)
@@ -352,16 +321,8 @@ def test_only_of_a_run_that_has_ended_status_says_what_it_left(
 
 
 def test_status_says_in_one_line_why_a_scheduler_gave_no_answer(tmp_path: Path) -> None:
-    seen = Sight(
-        run=RunFolder(path=tmp_path, job=shipped_job("llama/llama3_tiny_tiered", "slurm")),
-        standing=Standing(phase=Phase.UNREACHABLE, why="scontrol ended with 1:\ntimed out"),
-        state=UNKEPT,
-        time=NOW,
-        last_event=NOW,
-    )
-
-    first = status_lines(seen)[0]
-
+    why = "scontrol ended with 1:\ntimed out"
+    first = lines_of(UNKEPT, ELASTIC, phase=Phase.UNREACHABLE, why=why, path=tmp_path)[0]
     assert first.endswith(": unreachable: scontrol ended with 1: timed out")
 
 
@@ -430,15 +391,7 @@ def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None
         ("n2", None, "agent_started", {"start": "7-0"}),  # a word of before that comes late
     ]
 
-    def seen(happened: Sequence[Happened]) -> RunState:
-        found = (
-            Event(time=NOW, node=node, rank=rank, generation=1, step=fields.get("step"),
-                  event=name, fields=fields)
-            for node, rank, name, fields in happened
-        )  # fmt: skip
-        return reduce(next_state, found, start_state(job, ()))
-
-    old, new = seen(before), seen([*before, *again])
+    old, new = state_of(job, *before), state_of(job, *before, *again)
 
     assert (old.nodes_to_leave, old.silent_nodes) == ({"n2"}, {"n1"})
     assert not (new.nodes_to_leave | new.silent_nodes | new.lost_nodes | new.training_nodes)
@@ -479,16 +432,11 @@ def test_a_node_that_has_left_is_not_to_leave_any_more() -> None:
 
 def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
     """It is asked for 3 nodes, and was left with 2."""
-    job = shipped_job("llama/llama3_tiny_elastic", "local")
-    start = start_state(job, ())
-
-    def after(state: RunState, node: str, name: str, **fields: Any) -> RunState:
-        event = Event(time=NOW, node=node, rank=None, generation=0, step=None, event=name,
-                      fields=fields)  # fmt: skip
-        return next_state(state, event)
-
-    left = after(start, "n0", "generation_opened", number=1, world_size=2)
-    again = after(left, "launcher", "run_continued", changes=[])
-
-    assert (left.num_workers, again.num_workers) == (2, 3)
-    assert after(again, "launcher", "run_started").num_workers == 3
+    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 2})
+    continued: Happened = ("launcher", None, "run_continued", {"changes": []})
+    begun: Happened = ("launcher", None, "run_started", {})
+    states = [
+        state_of(ELASTIC, *each)
+        for each in ([opened], [opened, continued], [opened, continued, begun])
+    ]
+    assert [each.num_workers for each in states] == [2, 3, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -35,15 +36,14 @@ def team(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def content_of(team: Path, *arguments: str) -> dict[str, object]:
+def content_of(team: Path, *arguments: str) -> dict[str, Any]:
     """Return job.json as it is rendered from a subfolder of the team's repository."""
     out = team / "out" / str(len(list((team / "out").iterdir())) if (team / "out").is_dir() else 0)
 
     ended = launch(*arguments, f"run.dir={out}", folder=team / "work" / "here")
 
     assert ended.status == 0, ended.err
-    found: dict[str, object] = json.loads((out / "job.json").read_text())
-    return found
+    return cast("dict[str, Any]", json.loads((out / "job.json").read_text()))
 
 
 def test_a_recipe_inherits_from_one_that_inherits(team: Path) -> None:
@@ -66,7 +66,6 @@ def test_a_chain_of_four_recipes_over_three_families_resolves(team: Path) -> Non
     content = content_of(team, "recipe=ours/tuned")
 
     trainer = content["trainer"]
-    assert isinstance(trainer, dict)
     found = {key: trainer[key] for key in ("global_batch_size", "seed", "max_steps")}
     assert found == {"global_batch_size": 1024, "seed": 6, "max_steps": 77}
     # What the third and fourth say.
@@ -85,30 +84,17 @@ def test_neighbours_and_parts_are_found_at_every_depth(team: Path, depth: int) -
 
     trainer = content_of(team, f"recipe={name}")["trainer"]
 
-    assert isinstance(trainer, dict)
     assert (trainer["seed"], trainer["max_steps"]) == (77, 200 if depth == 1 else 33)
 
 
-def test_a_name_written_from_the_root_and_a_group_of_recipes_are_recipes_too(team: Path) -> None:
-    write_recipe(team, "ours/root", [f"/recipe/{TINY}@_global_"], "trainer: {seed: 9}\n")
-    write_recipe(team, "ours/group", ["ours: root"], "trainer: {max_steps: 8}\n")
-    write_recipe(team, "third/both", ["ours/group"])
-
-    trainer = content_of(team, "recipe=third/both")["trainer"]
-
-    assert isinstance(trainer, dict)
-    assert (trainer["seed"], trainer["max_steps"]) == (9, 8)
-
-
 def test_families_are_named_as_groups_at_every_depth(team: Path) -> None:
-    write_recipe(team, "ours/c", [TINY], "trainer: {seed: 9}\n")
+    write_recipe(team, "ours/c", [f"/recipe/{TINY}@_global_"], "trainer: {seed: 9}\n")
     write_recipe(team, "ours/b", ["ours: c"], "trainer: {max_steps: 8}\n")
     write_recipe(team, "other/a", ["/recipe/ours: [b]"])
     write_recipe(team, "other/deep/up", ["../a"])
 
     trainer = content_of(team, "recipe=other/deep/up")["trainer"]
 
-    assert isinstance(trainer, dict)
     assert (trainer["seed"], trainer["max_steps"]) == (9, 8)
 
 
@@ -120,8 +106,6 @@ def test_a_feature_that_two_levels_choose_is_that_of_the_outer_one(team: Path) -
 
     inner, outer = (content_of(team, f"recipe=ours/{name}") for name in ("inner", "outer"))
 
-    assert isinstance(inner["resilience"], dict)
-    assert isinstance(outer["resilience"], dict)
     assert inner["resilience"]["mmap"] is not None
     assert outer["resilience"]["mmap"] is None
 
@@ -134,9 +118,6 @@ def test_a_recipe_chooses_its_cluster_and_the_command_line_wins(team: Path) -> N
     given = content_of(team, "recipe=ours/x", "cluster=k8s")["cluster"]
     changed = content_of(team, "recipe=ours/x", "cluster.partition=test")["cluster"]
 
-    assert isinstance(own, dict)
-    assert isinstance(given, dict)
-    assert isinstance(changed, dict)
     assert (own["kind"], own["partition"]) == ("slurm", "train")
     assert given["kind"] == "k8s"
     assert changed["partition"] == "test"
@@ -151,24 +132,21 @@ def test_an_inheriting_recipe_has_its_parents_cluster_or_its_own(team: Path) -> 
 
     inherited, own = (content_of(team, f"recipe=ours/{name}")["cluster"] for name in "yz")
 
-    assert isinstance(inherited, dict)
-    assert isinstance(own, dict)
     assert inherited["partition"] == "train"
     assert own["namespace"] == "theirs"
 
 
-@pytest.mark.parametrize("cluster", ["slurm", "k8s"])
 @pytest.mark.parametrize(("text", "keys"), [
     ("cluster: {partition: train, account: llm}\n", "cluster.partition, cluster.account"),
     ("cluster: {}\n", "cluster"),
     ("cluster: slurm\n", "cluster"),
 ])  # fmt: skip
-def test_a_recipe_sets_no_key_of_a_cluster(team: Path, text: str, keys: str, cluster: str) -> None:
+def test_a_recipe_sets_no_key_of_a_cluster(team: Path, text: str, keys: str) -> None:
     write_recipe(team, "ours/x", [TINY], text)
     write_recipe(team, "ours/y", ["ours/x"])
 
     for name in ("ours/x", "ours/y", "recipes/ours/x.yaml"):
-        ended = launch(f"recipe={name}", f"cluster={cluster}", folder=team)
+        ended = launch(f"recipe={name}", "cluster=slurm", folder=team)
 
         assert ended.status == 2
         assert ended.err.startswith(

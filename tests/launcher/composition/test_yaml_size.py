@@ -120,13 +120,10 @@ def test_depth_is_judged_alike_however_it_is_written(kinds: list[bool], style: b
         check_yaml_size(text, FILE)
 
 
-@pytest.mark.parametrize(("text", "line", "problem"), TOO_LARGE[:2])
 @pytest.mark.parametrize(
     "place", ["recipe", "path", "included", "group", "instance", "searched", "package"]
 )
-def test_no_file_of_a_person_grows(
-    tmp_path: Path, place: str, text: str, line: int, problem: str
-) -> None:
+def test_no_file_of_a_person_grows(tmp_path: Path, place: str) -> None:
     """Whichever way it is read: one message with file and line, status 2."""
     recipes, models, instances = (
         tmp_path / name for name in ("recipes", "conf/model", "conf/instance")
@@ -149,7 +146,7 @@ def test_no_file_of_a_person_grows(
         for folder in (searched.parent, searched):
             (folder / "__init__.py").touch()
     (recipes / "mine.yaml").write_text("# @package _global_\ndefaults: [base, _self_]\n")
-    path.write_text(head + text)
+    path.write_text(head + BOMB)
 
     packages = {"PYTHONPATH": str(tmp_path)} if place == "package" else None
     ended = launch(*arguments, folder=tmp_path, env=packages)
@@ -157,13 +154,13 @@ def test_no_file_of_a_person_grows(
     assert ended.status == 2
     assert ended.out == ""
     named = "pkg://searched/model/pkgd.yaml" if place == "package" else path
-    assert ended.err.startswith(f"{named}, line {line + head.count(chr(10))}: ")
-    assert problem in ended.err
+    assert ended.err.startswith(f"{named}, line {6 + head.count(chr(10))}: ")
+    assert "keys and values by here" in ended.err
     assert ended.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("depth", [60, 75, 85, 99])
+@pytest.mark.parametrize("depth", [60, 99])
 @pytest.mark.parametrize("text", ["x: {}\n", "env: {}\n"])
 def test_what_is_deep_within_bounds_is_no_bug_of_ours(
     tmp_path: Path, text: str, depth: int
