@@ -42,35 +42,20 @@ def test_a_node_has_what_the_recipe_says_or_what_the_cluster_gives(
 @pytest.mark.parametrize(
     ("cluster", "overrides", "message"),
     [
-        pytest.param(
-            "job", [f"{DEADLINE}=56"],
-            f"{DEADLINE} 56 is more than the 55 s that {POD} 60 leaves the workers; allowed: at "
-            f"most 55, or {POD} of at least 61",
-            id="more-than-pods-have",
-        ),
-        pytest.param(
-            "job", [f"{POD}=5"],
-            f"{POD} 5 is too short for resilience.elastic: a node that is asked to leave needs 5 s "
-            "for its own end; allowed: at least 6",
-            id="pods-that-are-killed-at-once",
-        ),
-        pytest.param(
-            "slurm", [f"{DEADLINE}=66"],
-            f"{DEADLINE} 66 is more than the 65 s that {WARNING} 120 leaves the workers; allowed: "
-            f"at most 65, or {WARNING} of at least 121",
-            id="more-than-slurms-warning",
-        ),
-        pytest.param(
-            "slurm", [f"{DEADLINE}=30", f"{WARNING}=null"],
-            f"{DEADLINE} 30 needs {WARNING}, which is null; set it to at least 85",
-            id="no-warning",
-        ),
-        pytest.param(
-            "slurm", [f"{DEADLINE}=30", f"{WARNING}=55"],
-            f"{WARNING} 55 is too short for resilience.elastic: a node that is asked to leave "
-            "needs 55 s for its own end; allowed: at least 85",
-            id="a-warning-that-is-the-daemons",
-        ),
+        ("job", [f"{DEADLINE}=56"],
+         (f"{DEADLINE} 56 is more than the 55 s that {POD} 60 leaves the workers; allowed: at "
+          f"most 55, or {POD} of at least 61")),
+        ("job", [f"{POD}=5"],
+         (f"{POD} 5 is too short for resilience.elastic: a node that is asked to leave needs 5 s "
+          "for its own end; allowed: at least 6")),
+        ("slurm", [f"{DEADLINE}=66"],
+         (f"{DEADLINE} 66 is more than the 65 s that {WARNING} 120 leaves the workers; allowed: "
+          f"at most 65, or {WARNING} of at least 121")),
+        ("slurm", [f"{DEADLINE}=30", f"{WARNING}=null"],
+         f"{DEADLINE} 30 needs {WARNING}, which is null; set it to at least 85"),
+        ("slurm", [f"{DEADLINE}=30", f"{WARNING}=55"],
+         (f"{WARNING} 55 is too short for resilience.elastic: a node that is asked to leave "
+          "needs 55 s for its own end; allowed: at least 85")),
     ],
 )  # fmt: skip
 def test_a_deadline_beyond_the_clusters_is_refused(

@@ -26,80 +26,43 @@ FOUR_WORKERS = ("trainer.num_devices=4", "trainer.num_replicas=8", "trainer.micr
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        pytest.param(
-            ["trainer.order_of_sums=size", "trainer.sharding=full"],
-            "trainer.sharding 'full' does not fit resilience.elastic with "
-            "resilience.checkpointless: its one copy of the state lies on all nodes; allowed: "
-            "'none', or 'hybrid'",
-            id="one-copy",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_allowed=[]"],
-            "resilience.elastic.nodes_allowed",
-            id="no-size",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_allowed=[1,3,3]"],
-            "resilience.elastic.nodes_allowed [1, 3, 3] names 3 more than once; allowed: each size "
-            "once, as [1, 3]",
-            id="a-size-twice",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_allowed=[1,3,9]"],
-            "resilience.elastic.nodes_allowed [9] is outside nodes_min 1 to nodes_max 4; leave it "
-            "out, or change them",
-            id="too-large-a-size",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_allowed=[2,3]"],
-            "resilience.elastic.nodes_min 1 is none of resilience.elastic.nodes_allowed [2, 3]; "
-            "set it to 2",
-            id="fewest-that-is-no-size",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_step=2"],
-            "resilience.elastic.nodes_step 2 does not lead from nodes_min 1 to nodes_max 4; "
-            "allowed: 1, 3",
-            id="step-that-leads-past",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_min=5"],
-            "resilience.elastic.nodes_min 5 is more than resilience.elastic.nodes_max 4; allowed: "
-            "at most 4",
-            id="min-above-max",
-        ),
-        pytest.param(
-            ["trainer.num_nodes=5"],
-            "trainer.num_nodes 5 is outside resilience.elastic.nodes_min 1 to nodes_max 4; set it "
-            "within them, or change them",
-            id="begins-with-too-many",
-        ),
-        pytest.param(
-            ["resilience.elastic.nodes_step=1", "resilience.elastic.nodes_allowed=[1,3]"],
-            "resilience.elastic.nodes_step 1 and resilience.elastic.nodes_allowed [1, 3] exclude "
-            "each other; set one of them to null",
-            id="step-and-list",
-        ),
-        pytest.param(
-            ["trainer.global_batch_size=8"],
-            "trainer.global_batch_size 8 has 2 micro batches of trainer.micro_batch_size 4, fewer "
-            "than the 3 data-parallel ranks; allowed: at least 12",
-            id="fewer-micro-batches-than-ranks",
-        ),
-        pytest.param(
-            [*HYBRID, "trainer.num_nodes=3", "trainer.num_devices=4", "trainer.num_replicas=2",
-             "resilience.elastic.nodes_min=3", "resilience.elastic.nodes_max=3"],
-            "trainer.num_replicas 2 does not fit resilience.elastic with "
-            "resilience.checkpointless: the 6 ranks of a copy take a part of a node with "
-            "trainer.num_devices 4; allowed: copies of whole nodes, or nodes with whole copies",
-            id="copies-of-parts-of-nodes",
-        ),
-        pytest.param(
-            [*HYBRID, "trainer.num_replicas=2"],
-            "resilience.elastic allows 3 nodes, and there 3 ranks do not divide by the 2 that hold "
-            "a copy; sizes that fit: 2, 4, to be set as resilience.elastic.nodes_allowed",
-            id="half-a-copy",
-        ),
+        (["trainer.order_of_sums=size", "trainer.sharding=full"],
+         ("trainer.sharding 'full' does not fit resilience.elastic with "
+          "resilience.checkpointless: its one copy of the state lies on all nodes; allowed: "
+          "'none', or 'hybrid'")),
+        (["resilience.elastic.nodes_allowed=[]"], "resilience.elastic.nodes_allowed"),
+        (["resilience.elastic.nodes_allowed=[1,3,3]"],
+         ("resilience.elastic.nodes_allowed [1, 3, 3] names 3 more than once; allowed: each size "
+          "once, as [1, 3]")),
+        (["resilience.elastic.nodes_allowed=[1,3,9]"],
+         ("resilience.elastic.nodes_allowed [9] is outside nodes_min 1 to nodes_max 4; leave it "
+          "out, or change them")),
+        (["resilience.elastic.nodes_allowed=[2,3]"],
+         ("resilience.elastic.nodes_min 1 is none of resilience.elastic.nodes_allowed [2, 3]; "
+          "set it to 2")),
+        (["resilience.elastic.nodes_step=2"],
+         ("resilience.elastic.nodes_step 2 does not lead from nodes_min 1 to nodes_max 4; "
+          "allowed: 1, 3")),
+        (["resilience.elastic.nodes_min=5"],
+         ("resilience.elastic.nodes_min 5 is more than resilience.elastic.nodes_max 4; allowed: "
+          "at most 4")),
+        (["trainer.num_nodes=5"],
+         ("trainer.num_nodes 5 is outside resilience.elastic.nodes_min 1 to nodes_max 4; set it "
+          "within them, or change them")),
+        (["resilience.elastic.nodes_step=1", "resilience.elastic.nodes_allowed=[1,3]"],
+         ("resilience.elastic.nodes_step 1 and resilience.elastic.nodes_allowed [1, 3] exclude "
+          "each other; set one of them to null")),
+        (["trainer.global_batch_size=8"],
+         ("trainer.global_batch_size 8 has 2 micro batches of trainer.micro_batch_size 4, fewer "
+          "than the 3 data-parallel ranks; allowed: at least 12")),
+        ([*HYBRID, "trainer.num_nodes=3", "trainer.num_devices=4", "trainer.num_replicas=2",
+          "resilience.elastic.nodes_min=3", "resilience.elastic.nodes_max=3"],
+         ("trainer.num_replicas 2 does not fit resilience.elastic with "
+          "resilience.checkpointless: the 6 ranks of a copy take a part of a node with "
+          "trainer.num_devices 4; allowed: copies of whole nodes, or nodes with whole copies")),
+        ([*HYBRID, "trainer.num_replicas=2"],
+         ("resilience.elastic allows 3 nodes, and there 3 ranks do not divide by the 2 that hold "
+          "a copy; sizes that fit: 2, 4, to be set as resilience.elastic.nodes_allowed")),
     ],
 )  # fmt: skip
 def test_a_size_that_holds_no_whole_copies_is_refused(overrides: list[str], message: str) -> None:
@@ -137,24 +100,27 @@ def test_sizes_may_be_written_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [
-        pytest.param([], None, id="none"),
-        pytest.param(
+        ([], None),
+        (
             ["trainer.global_batch_size=64"],
-            "16 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 11% of "
-            "the time; trainer.global_batch_size 72 would not",
-            id="one-size",
+            (
+                "16 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for "
+                "11% of the time; trainer.global_batch_size 72 would not"
+            ),
         ),
-        pytest.param(
+        (
             ["trainer.global_batch_size=20"],
-            "5 micro batches of a step leave the 4 data-parallel ranks of 4 nodes idle for 38% of "
-            "the time, and for more than 10% on 2, 3; trainer.global_batch_size 44 would not",
-            id="several",
+            (
+                "5 micro batches of a step leave the 4 data-parallel ranks of 4 nodes idle for 38% "
+                "of the time, and for more than 10% on 2, 3; trainer.global_batch_size 44 would not"
+            ),
         ),
-        pytest.param(
+        (
             ["trainer.global_batch_size=20", "resilience.elastic.nodes_allowed=[1,3]"],
-            "5 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 17% of "
-            "the time; trainer.global_batch_size 24 would not",
-            id="allowed-sizes-alone",
+            (
+                "5 micro batches of a step leave the 3 data-parallel ranks of 3 nodes idle for 17% "
+                "of the time; trainer.global_batch_size 24 would not"
+            ),
         ),
     ],
 )
@@ -205,31 +171,18 @@ NO_STORE = (
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        pytest.param(["resilience.tiered=null"], f"resilience.tiered null {NO_STORE}", id="tiers"),
-        pytest.param(
-            ["resilience/tiered=ram"], f"resilience.tiered.store null {NO_STORE}", id="store"
-        ),
-        pytest.param(
-            ["resilience/tiered=aws"], f"resilience.tiered.backend 'aws' {NO_STORE}", id="aws"
-        ),
-        pytest.param(
-            ["resilience/tiered=ram_s3"],
-            f"resilience.tiered.ram.replicas 1 does not fit {ON_HYPERPOD}, where no node's memory "
-            "reaches another's; allowed: 0",
-            id="replicas",
-        ),
-        pytest.param(
-            ["trainer.sharding=full"],
-            f"trainer.sharding 'full' does not fit {ON_HYPERPOD}: its one copy of the state lies "
-            "on all nodes; allowed: 'none', or 'hybrid'",
-            id="one-copy",
-        ),
-        pytest.param(
-            [RESTARTS],
-            "cluster.run_policy.restart_policy.scale_up_snooze_s 9 is set by "
-            "resilience.elastic.scale_up_snooze_s 60 with resilience.elastic; allowed: null",
-            id="two-snoozes",
-        ),
+        (["resilience.tiered=null"], f"resilience.tiered null {NO_STORE}"),
+        (["resilience/tiered=ram"], f"resilience.tiered.store null {NO_STORE}"),
+        (["resilience/tiered=aws"], f"resilience.tiered.backend 'aws' {NO_STORE}"),
+        (["resilience/tiered=ram_s3"],
+         (f"resilience.tiered.ram.replicas 1 does not fit {ON_HYPERPOD}, where no node's memory "
+          "reaches another's; allowed: 0")),
+        (["trainer.sharding=full"],
+         (f"trainer.sharding 'full' does not fit {ON_HYPERPOD}: its one copy of the state lies "
+          "on all nodes; allowed: 'none', or 'hybrid'")),
+        ([RESTARTS],
+         ("cluster.run_policy.restart_policy.scale_up_snooze_s 9 is set by "
+          "resilience.elastic.scale_up_snooze_s 60 with resilience.elastic; allowed: null")),
     ],
 )  # fmt: skip
 def test_what_hyperpod_cannot_start_at_another_size_is_refused(

@@ -15,47 +15,37 @@ _FOUR = {**MEGATRON, "num_devices": 4}
 @pytest.mark.parametrize(
     ("model", "trainer", "words"),
     [
-        pytest.param(
-            {}, {"tensor_parallel": 2}, "model.vocab_size 259 does not divide by", id="vocabulary"
-        ),
-        pytest.param(
+        ({}, {"tensor_parallel": 2}, "model.vocab_size 259 does not divide by"),
+        (
             {"vocab_size": 260, "ffn_hidden_size": 49},
             {"tensor_parallel": 2},
             "model.ffn_hidden_size 49 does not divide by trainer.tensor_parallel 2",
-            id="feed-forward",
         ),
-        pytest.param(
+        (
             {},
             {"sequence_parallel": True},
             "trainer.sequence_parallel true needs trainer.tensor_parallel of at least 2",
-            id="sequence-alone",
         ),
-        pytest.param(
-            {"head_dim": 33}, {}, "model.head_dim 33 is odd, and rotary position", id="odd-heads"
-        ),
-        pytest.param(
+        ({"head_dim": 33}, {}, "model.head_dim 33 is odd, and rotary position"),
+        (
             {"tie_embeddings": True},
             {"pipeline_parallel": 2},
             "model.tie_embeddings true shares a matrix between the first and the last stage",
-            id="tied",
         ),
-        pytest.param(
+        (
             {**GPT_OSS, "vocab_size": 260},
             {"tensor_parallel": 2},
             "of a model with experts needs trainer.sequence_parallel, which is false",
-            id="experts-by-tensor",
         ),
-        pytest.param(
+        (
             GPT_OSS,
             {"expert_parallel": 3, "num_devices": 3, "global_batch_size": 6},
             "model.num_experts 4 does not divide by trainer.expert_parallel 3",
-            id="experts",
         ),
-        pytest.param(
+        (
             GPT_OSS,
             {"expert_parallel": 4, "num_replicas": 2},
             "does not divide by trainer.expert_parallel 4 x trainer.num_replicas 2",
-            id="experts-by-instances",
         ),
     ],
 )

@@ -171,21 +171,19 @@ def test_a_step_that_a_rank_could_not_save_is_no_checkpoint() -> None:
     assert text.startswith("1 checkpoint, newest of step 1 (1.5 MB on rank 0), 2 failed, ")
 
 
+OF_10, OF_20, OF_30 = ("saved", 1, 10), ("failed", 2, 20), ("failed", 3, 30)
+TWO = "2 failed, the last: no daemon"
+
+
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ([("saved", 1, 10), ("failed", 2, 20)], None),
-        (
-            [("saved", 1, 10), ("failed", 2, 20), ("failed", 3, 30)],
-            "no checkpoint since that of step 10, 1 min 40 s ago: 2 failed, the last: no daemon",
-        ),
-        ([("failed", 2, 20), ("failed", 2.1, 20)], None),  # two ranks, one step
-        (
-            [("failed", 2, 20), ("failed", 3, 30)],
-            "no checkpoint yet: 2 failed, the last: no daemon",
-        ),
-        ([("failed", 2, 20), ("failed", 3, 30), ("saved", 4, 40)], None),
-        ([("saved", 1, 10), ("failed", 2, 20), ("failed", 3, 30), ("loaded", 4, 10)], None),
+        ([OF_10, OF_20], None),
+        ([OF_10, OF_20, OF_30], f"no checkpoint since that of step 10, 1 min 40 s ago: {TWO}"),
+        ([OF_20, ("failed", 2.1, 20)], None),  # two ranks, one step
+        ([OF_20, OF_30], f"no checkpoint yet: {TWO}"),
+        ([OF_20, OF_30, ("saved", 4, 40)], None),
+        ([OF_10, OF_20, OF_30, ("loaded", 4, 10)], None),
     ],
 )
 def test_from_the_second_missed_checkpoint_on_it_is_said(

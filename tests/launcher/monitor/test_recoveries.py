@@ -20,7 +20,6 @@ from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from launcher.report.recoveries import recovery_cells
 from resilience.events import Event
-from tests.launcher.local_job import local_job
 from tests.launcher.monitor.test_progress import drawn
 from tests.launcher.run_events import (
     all_ranks,
@@ -99,29 +98,6 @@ def test_fault_began_with_the_last_progress(
     assert found.fault_at == began
     assert seconds(found)[0] == time - began
     assert seconds(found)[-1] == time - began + 2.0
-
-
-def test_each_fault_is_a_row_with_its_seconds() -> None:
-    first, second = recoveries_of(faulty_run())
-
-    assert (first.generation, second.generation) == (0, 1)
-    assert (first.what, second.what) == (
-        "rank 1: injected exception in forward",
-        "rank 2: died",
-    )
-    assert seconds(first) == [0.1, 0.5, 1.0, 1.5, 2.0]
-    assert seconds(second) == [0.0, 0.5, 1.0, 1.5, 2.0]
-    assert (first.step, second.step) == (3, 5)
-    assert (first.steps_lost, second.steps_lost) == (0, 0)
-
-
-def test_ranks_are_told_by_what_became_of_them() -> None:
-    first, second = recoveries_of(faulty_run())
-
-    assert first.roles == "4 kept"
-    assert second.roles == "2 kept, 1 repaired from rank 1, 1 rolled forward"
-    assert second.num_bytes == 2_000_000
-    assert (first.changes, second.changes) == ("", "worker of rank 2 replaced")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -448,15 +424,6 @@ def test_nodes_that_stand_by_and_nodes_that_are_lost_are_shown_as_such() -> None
     assert state_after(back, nodes).node_phase("node-1") == "training"
     assert "node-2  standing by" in str(drawn(state_after(events, nodes)))
     assert render_state(state_after(events, nodes), 106.0)
-
-
-def test_torchruns_restarts_begin_at_the_first_step_as_before() -> None:
-    start = start_state(local_job(), ["node-0", "node-1"])
-    again = event("worker_started", 130.0, 0, generation=1)
-
-    state = reduce(next_state, [*whole_run()[:-1], again], start)
-
-    assert (state.num_steps, len(state.workers), state.recoveries) == (0, 1, ())
 
 
 def fault_lines(events: Sequence[Event]) -> list[str]:

@@ -24,43 +24,26 @@ def told(name: str, time: float, node: str = "node-0", *, step: int | None = Non
     )
 
 
+STORED, FAILING = told("step_stored", 100.0, step=20), told("store_failing", 200.0)
+ELSEWHERE = told("store_failing", 200.0, "node-1")
+OF_20 = "in the store: step 20 of 30, 2 min 00 s ago"
+FAILS = "for 20 s: no such bucket"
+
+
 @pytest.mark.parametrize(
     ("events", "text"),
     [
         ([], None),
-        ([told("step_stored", 100.0, step=20)], "in the store: step 20 of 30, 2 min 00 s ago"),
-        (
-            [told("step_stored", 100.0, step=20), told("step_stored", 180.0, "node-1", step=20)],
-            "in the store: step 20 of 30, 2 min 00 s ago",
-        ),
-        (
-            [told("step_stored", 100.0, step=20), told("step_stored", 190.0, step=10)],
-            "in the store: step 20 of 30, 2 min 00 s ago",
-        ),
+        ([STORED], OF_20),
+        ([STORED, told("step_stored", 180.0, "node-1", step=20)], OF_20),
+        ([STORED, told("step_stored", 190.0, step=10)], OF_20),
         ([told("step_stored", 210.0, step=40)], "in the store: step 40 of 40, 10 s ago"),
+        ([FAILING], f"in the store: no step of 30; the store fails on node-0 {FAILS}"),
         (
-            [told("store_failing", 200.0)],
-            "in the store: no step of 30; the store fails on node-0 for 20 s: no such bucket",
+            [STORED, ELSEWHERE, told("store_failing", 210.0)],
+            f"{OF_20}; the store fails on node-1 and 1 more {FAILS}",
         ),
-        (
-            [
-                told("step_stored", 100.0, step=20),
-                told("store_failing", 200.0, "node-1"),
-                told("store_failing", 210.0),
-            ],
-            (
-                "in the store: step 20 of 30, 2 min 00 s ago; "
-                "the store fails on node-1 and 1 more for 20 s: no such bucket"
-            ),
-        ),
-        (
-            [
-                told("step_stored", 100.0, step=20),
-                told("store_failing", 200.0),
-                told("store_well", 210.0),
-            ],
-            "in the store: step 20 of 30, 2 min 00 s ago",
-        ),
+        ([STORED, FAILING, told("store_well", 210.0)], OF_20),
     ],
 )
 def test_store_in_words(events: list[Event], text: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.devices import Device, read_device
+from launcher.plan.devices import Device
 from launcher.plan.time import duration, limit_days, replica_seconds, training_seconds, work
 from tests.launcher.plan.worlds import LLAMA, job_of
 from tests.launcher.shipped import shipped_job
@@ -15,18 +15,6 @@ DEVICE = Device(
 )
 
 
-def test_the_70b_recipe_takes_four_months_and_may_take_six_days() -> None:
-    job = shipped_job(LARGE, "slurm")
-    device = read_device(job.instance)
-    assert device is not None
-
-    hours, days = duration(job, device, 0.4)
-
-    assert 118 < days.value < 119
-    assert hours.value == pytest.approx(days.value * 24 * 128)
-    assert limit_days(job) == 6
-
-
 def test_days_are_those_of_the_formula() -> None:
     """660,352 parameters, 200 steps of 16 samples of 128 tokens, one device."""
     job = job_of(LLAMA, "trainer.num_devices=1")
@@ -35,12 +23,6 @@ def test_days_are_those_of_the_formula() -> None:
 
     assert seconds == pytest.approx(6 * 660_352 * 200 * 16 * 128 / (1e12 * 0.5))
     assert [each.value for each in work(job)] == [200, 200 * 16 * 128]
-
-
-def test_twice_the_share_of_the_peak_takes_half_the_time() -> None:
-    job = job_of(LLAMA)
-
-    assert training_seconds(job, DEVICE, 0.2) == 2 * training_seconds(job, DEVICE, 0.4)
 
 
 def test_of_experts_those_count_that_a_token_is_sent_to() -> None:

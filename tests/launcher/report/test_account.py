@@ -48,13 +48,31 @@ def of_a_rank(events: Sequence[Event]) -> dict[str, float]:
     return {part: each for part, each in seconds.items() if each}
 
 
-def test_run_without_a_fault() -> None:
-    assert of_a_rank(whole_run()) == {
-        "start": 8.0,
-        "training": 6.0,
-        "checkpoint stall": 2.0,
-        "stop": 4.0,
-    }
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        pytest.param(
+            whole_run(),
+            {"start": 8.0, "training": 6.0, "checkpoint stall": 2.0, "stop": 4.0},
+            id="without-a-fault",
+        ),
+        # An injected exception at 108.0, noticed at 108.1; a death that is noticed as it happens.
+        pytest.param(
+            faulty_run(),
+            {"start": 4.0, "training": 9.0, "detection": 0.1, "teardown": 0.9, "repair": 3.0,
+             "stop": 3.0},
+            id="stages-of-recoveries",
+        ),
+        # Nobody told of the fault; the last that is known of its generation is step 3, at 108.
+        pytest.param(
+            refounded_run(),
+            {"start": 4.0, "training": 2.0 + 3.0, "lost work": 2.0, "repair": 10.0, "stop": 1.0},
+            id="time-in-which-all-nodes-were-lost",
+        ),
+    ],
+)  # fmt: skip
+def test_time_is_that_of_all_ranks(events: list[Event], found: dict[str, float]) -> None:
+    assert of_a_rank(events) == found
 
 
 def test_waits_of_the_rank_that_writes_the_steps_are_those_of_all() -> None:
@@ -69,18 +87,6 @@ def test_waits_of_the_rank_that_writes_the_steps_are_those_of_all() -> None:
         "data wait": 1.0,
         "checkpoint stall": 4.0,
         "stop": 4.0,
-    }
-
-
-def test_stages_of_recoveries_are_those_of_all_ranks() -> None:
-    """An injected exception at 108.0, noticed at 108.1; a death that is noticed as it happens."""
-    assert of_a_rank(faulty_run()) == {
-        "start": 4.0,
-        "training": 9.0,
-        "detection": 0.1,
-        "teardown": 0.9,
-        "repair": 3.0,
-        "stop": 3.0,
     }
 
 
@@ -113,17 +119,6 @@ def test_steps_that_were_taken_again_are_lost_work() -> None:
         "lost work": 2.0,
         "teardown": 0.5,
         "repair": 1.5,
-        "stop": 1.0,
-    }
-
-
-def test_time_in_which_all_nodes_were_lost_is_no_training() -> None:
-    """Nobody told of the fault; the last that is known of its generation is step 3, at 108."""
-    assert of_a_rank(refounded_run()) == {
-        "start": 4.0,
-        "training": 2.0 + 3.0,
-        "lost work": 2.0,
-        "repair": 10.0,
         "stop": 1.0,
     }
 

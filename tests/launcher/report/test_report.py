@@ -122,16 +122,6 @@ def test_loss_that_is_no_number_is_a_gap_and_named_in_the_table() -> None:
     assert trace["y"] == [4.0, None]
 
 
-def test_generations_have_a_line_each() -> None:
-    again = [
-        event("step", 200.0 + number, 0, step=number, generation=1, loss=3.0) for number in range(2)
-    ]
-
-    figures = figures_in(page_of([*whole_run(), *again]))
-
-    assert [trace["name"] for trace in figures["loss"]["data"]] == ["generation 0", "generation 1"]
-
-
 def test_curve_over_several_starts_is_one_with_marks() -> None:
     events = [step_event(number, 1.0 + number, 4.0 - number, start=0) for number in range(4)]
     # Its last step is written again by who goes on from it, as of the start that took it.

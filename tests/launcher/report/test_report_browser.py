@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.report import write_report
-from resilience.events import Event, EventLog
-from tests.launcher.local_job import local_job
+from resilience.events import Event
+from tests.launcher.report.test_account import write_run
 from tests.launcher.run_events import tiered_run, whole_run
 
 CHROMIUM = shutil.which("chromium")
@@ -24,20 +24,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this ma
 def drawn(folder: Path, events: Sequence[Event]) -> str:
     """Return what a browser makes of a run's report."""
     assert CHROMIUM
-    run = folder / "run"
-    run.mkdir()
-    (run / "job.json").write_text(local_job("trainer.max_steps=4").to_json())
-    for event in events:
-        with EventLog(
-            run / "events.jsonl",
-            node=event.node,
-            rank=event.rank,
-            generation=event.generation,
-            clock=lambda now=event.time: now,
-        ) as log:
-            log.write(event.event, step=event.step, **event.fields)
-
-    page = write_report(run)
+    write_run(folder / "run", events)
+    page = write_report(folder / "run")
     return subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
