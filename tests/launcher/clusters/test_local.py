@@ -92,30 +92,6 @@ def test_node_starts_the_agent_with_the_folder_it_lies_in(tmp_path: Path) -> Non
     assert env["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_run_that_recovers_has_our_agent_and_scripts_for_nodes_that_stand_by(
-    tmp_path: Path,
-) -> None:
-    write_scripts(tmp_path, local_job(
-        "resilience/checkpointless=default", "resilience.checkpointless.standby_nodes=1",
-        "resilience.checkpointless.hang_deadline_s=2.5", "resources.shm_gib=1", "run.name=tiny",
-    ))  # fmt: skip
-
-    arguments, _ = json.loads(start_by_hand(tmp_path, "node-2.sh").stdout)
-
-    assert sorted(path.name for path in tmp_path.glob("*.sh")) == [
-        "node-0.sh", "node-1.sh", "node-2.sh"
-    ]  # fmt: skip
-    assert arguments == [
-        "-m", "resilience.agent", f"--config={tmp_path}/node.json",
-        "--rdzv-endpoint=127.0.0.1:29500,127.0.0.1:29501,127.0.0.1:29502",
-        "--rdzv-id=tiny-0", "--local-addr=127.0.0.1",
-        "--node-name=node-2", f"--token-file={tmp_path}/run.token", f"--run-dir={tmp_path}",
-        "--preload=training.preload", "--warm=program",
-        "--", str(tmp_path / "fake python"), "-m", "training", f"--job={tmp_path}/job.json",
-        f"--run-dir={tmp_path}", "--node-name=node-2",
-    ]  # fmt: skip
-
-
 def test_all_nodes_have_one_token_which_the_first_one_makes(tmp_path: Path) -> None:
     write_scripts(tmp_path, local_job())
 

@@ -197,17 +197,6 @@ def test_run_that_fails_leaves_its_checkpoints_and_nothing_else(run: Run) -> Non
         assert not (folder / "memoryd.sock").exists()
 
 
-def test_nothing_but_checkpoints_outlives_a_killed_launcher(run: Run) -> None:
-    started = descendants(run.process.pid)
-    assert set(run.daemons()) <= started
-
-    run.process.kill()
-
-    for pid in started:
-        wait_for_end(pid)
-    assert all(folder.is_dir() for folder in run.arenas())
-
-
 @pytest.mark.slow
 def test_daemon_that_is_killed_is_there_again(run: Run) -> None:
     before = run.daemons()

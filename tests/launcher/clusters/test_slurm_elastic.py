@@ -45,9 +45,14 @@ printf '%s' "$ADDED"
 
 
 def run(
-    folder: Path, nodes: str, *words: str, values: Mapping[str, object] | None = None, **env: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the script of the job with that number, or of one that was added to it."""
+    folder: Path, nodes: str, *words: str, values: Mapping[str, object] | None = None,
+    then: str = "", show: str = SHOW, **env: str,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run the script of the job with that number, or of one that was added to it.
+
+    It does `then` once its step has begun.
+    """
+    text = script(ELASTIC, **(values or {}))
     ours = {
         "SLURM_JOB_ID": OWN,
         "SLURM_JOB_NAME": "llama3-tiny-elastic",
@@ -58,10 +63,10 @@ def run(
         **env,
     }
     return run_script(
-        script(ELASTIC, **(values or {})),
+        text.replace("step=$!\n", f"step=$!; {then}\n") if then else text,
         folder,
         nodes,
-        scontrol=SHOW + SCONTROL,
+        scontrol=show + SCONTROL,
         more=PROGRAMS,
         words=words,
         **ours,
@@ -214,11 +219,8 @@ def test_added_jobs_of_an_earlier_start_are_ended_before_the_next(tmp_path: Path
 
 def signalled(folder: Path, *words: str, **env: str) -> list[str]:
     """Return what is cancelled when Slurm signals the script, and its step ends soon after."""
-    text = script(ELASTIC).replace("step=$!\n", "step=$!; kill -TERM $$\n")
     put_end(folder, 143)
-    ours = {"SLURM_JOB_ID": OWN, "SLURM_JOB_NAME": "llama3-tiny-elastic", "STATE": "RUNNING",
-            "RESTARTS": "0", "ADDED": "18\n19\n", **env}  # fmt: skip
-    run_script(text, folder, "a,b", scontrol=SHOW + SCONTROL, more=PROGRAMS, words=words, **ours)
+    run(folder, "a,b", *words, then="kill -TERM $$", ADDED="18\n19\n", **env)
     return asked(folder, "cancelled")
 
 
@@ -230,17 +232,11 @@ def test_added_node_leaves_by_its_agent_alone(tmp_path: Path) -> None:
     """Once, however often it is asked, since an agent that is asked twice stops the run."""
     (tmp_path / "added").mkdir()
     count = 'trap "echo asked >>agent" TERM; while :; do sleep 0.1; done'
-    text = script(ELASTIC).replace(
-        "step=$!\n",
-        f"step=$!; bash -c '{count}' & agent=$!; echo $agent >added/18.pid\n"
-        "sleep 0.3; kill -USR1 $$; kill -USR1 $$; sleep 0.3; kill -KILL $agent\n",
+    then = (
+        f"bash -c '{count}' & agent=$!; echo $agent >added/18.pid\n"
+        "sleep 0.3; kill -USR1 $$; kill -USR1 $$; sleep 0.3; kill -KILL $agent"
     )
-
-    run_script(
-        text, tmp_path, "a,b", scontrol=SHOW + SCONTROL, more=PROGRAMS, words=(OWN,),
-        SLURM_JOB_ID="18", SLURM_JOB_NAME="llama3-tiny-elastic", STATE="RUNNING", RESTARTS="0",
-        ADDED="",
-    )  # fmt: skip
+    run(tmp_path, "a,b", OWN, then=then, SLURM_JOB_ID="18")
 
     assert asked(tmp_path, "agent") == ["asked"]
     assert (tmp_path / "added" / "18.left").exists()
@@ -272,14 +268,10 @@ def test_limit_that_slurm_tells_the_script_queues_the_job_again(
     tmp_path: Path, left_s: int, words: tuple[str, ...], is_queued: bool
 ) -> None:
     saved = '{"step":3,"event":"checkpoint_saved"}'
-    text = script(ELASTIC, time_limit="01:00:00")
-    text = text.replace("step=$!\n", f"step=$!; echo '{saved}' >>events.jsonl; kill -TERM $$\n")
-    job_id = "18" if words else OWN
-
-    run_script(
-        text, tmp_path, "a,b", scontrol=LIMITED + SCONTROL, more=PROGRAMS, words=words,
-        SLURM_JOB_ID=job_id, SLURM_JOB_NAME="llama3-tiny-elastic", ADDED="", SRUN_STATUS="143",
-        END=str(int(time.time()) + left_s),
+    run(
+        tmp_path, "a,b", *words, values={"time_limit": "01:00:00"}, show=LIMITED,
+        then=f"echo '{saved}' >>events.jsonl; kill -TERM $$",
+        SLURM_JOB_ID="18" if words else OWN, SRUN_STATUS="143", END=str(int(time.time()) + left_s),
     )  # fmt: skip
 
     assert asked(tmp_path, "requeued") == ([OWN] if is_queued else [])

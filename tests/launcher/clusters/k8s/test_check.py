@@ -57,7 +57,9 @@ def test_full_manifest_is_sound(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_are_sound(recipe: str, kind: str) -> None:
-    check_manifest(manifest(shipped_job(recipe, kind)))
+    text = manifest(shipped_job(recipe, kind))
+    check_manifest(text)
+    assert text.isascii()
 
 
 LABEL = "allowed: an RFC 1123 label, that is at most 63 of a-z, 0-9 and '-', "
@@ -276,8 +278,8 @@ JOB = [
     ("ConfigMap", "metadata name", REMOVED, "ConfigMap.metadata.name is missing"),
 ]  # fmt: skip
 CASES = [
-    *((kind, *case) for kind in KINDS for case in (*POD, *CONTAINER)),
-    *(("hyperpod", *case) for case in HYPERPOD),
+    *(("job", *case) for case in (*POD, *CONTAINER)),
+    *(("hyperpod", *case) for case in (POD[0], CONTAINER[0], *HYPERPOD)),
     *(("job", *case) for case in JOB),
 ]
 

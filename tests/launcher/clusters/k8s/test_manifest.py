@@ -9,8 +9,8 @@ import pytest
 from launcher.clusters.k8s.manifest import render_k8s
 from launcher.clusters.k8s.values import efa_devices
 from launcher.errors import RecipeError
-from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, manifest, pod
-from tests.launcher.shipped import RECIPES, TEMPLATES, shipped_job
+from tests.launcher.k8s_job import KINDS, LARGE, TINY, at, documents, k8s_job, pod
+from tests.launcher.shipped import TEMPLATES, shipped_job
 
 POD_FIELDS = [
     ("service_account", "trainer", "spec serviceAccountName", "trainer"),
@@ -293,23 +293,6 @@ def test_run_policy_of_a_plain_job(field: str, value: Any, name: str, expected: 
     assert documents(k8s_job("job", {field: value}))["job"]["spec"].get(name) == expected
 
 
-def test_plain_job_starts_a_pod_a_node_and_each_has_a_name() -> None:
-    found = documents(k8s_job("job"))
-    spec = found["job"]["spec"]
-
-    assert {name: spec[name] for name in ("completionMode", "completions", "parallelism")} == {
-        "completionMode": "Indexed", "completions": 2, "parallelism": 2,
-    }  # fmt: skip
-    assert at(spec, "template spec restartPolicy") == "Never"
-    assert at(spec, "template spec subdomain") == found["Service"]["metadata"]["name"]
-    assert found["Service"]["spec"] == {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {"job-name": "llama3-tiny-pretrain"},
-        "ports": [{"name": "rendezvous", "port": 29500}],
-    }
-
-
 def test_plain_job_has_no_field_newer_than_kubernetes_1_26() -> None:
     job = k8s_job("job", {
         "time_limit": "00:10:00", "cluster.run_policy.retries_max": 1,
@@ -358,22 +341,6 @@ def test_every_document_says_what_it_was_rendered_from(kind: str) -> None:
                 "training-recipes/version": "1",
             },
         }
-
-
-def test_pods_of_a_gpu_recipe_ask_for_the_whole_instance() -> None:
-    spec = pod(k8s_job("hyperpod", {"resources.num_cpus": 96}, LARGE))["spec"]
-
-    exact = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32, "hugepages-2Mi": "5120Mi"}
-    assert spec["containers"][0]["resources"] == {
-        "requests": {"cpu": 96, "memory": "1024Gi", **exact},
-        "limits": exact,
-    }
-    assert spec["nodeSelector"] == {"node.kubernetes.io/instance-type": "ml.p5.48xlarge"}
-    (shm,) = (each for each in spec["volumes"] if each["name"] == "shm")
-    # The recipe's own 64 GiB, and the checkpoints that wait for their store.
-    assert shm["emptyDir"]["medium"] == "Memory"
-    assert int(shm["emptyDir"]["sizeLimit"].removesuffix("Mi")) > 64 * 1024
-    assert {"name": "shm", "mountPath": "/dev/shm"} in spec["containers"][0]["volumeMounts"]
 
 
 def test_huge_pages_bring_the_memory_request_that_kubernetes_wants_beside() -> None:
@@ -432,22 +399,6 @@ def test_variables_come_from_the_recipe_secrets_and_the_pod_in_order(kind: str) 
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
         {"name": "Z", "value": "1"},
     ]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_config_map_holds_the_job_byte_for_byte(kind: str) -> None:
-    job = k8s_job(kind)
-
-    assert documents(job)["ConfigMap"]["data"]["job.json"] == job.to_json()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_has_the_same_manifest_twice(recipe: str, kind: str) -> None:
-    job = shipped_job(recipe, kind)
-
-    assert manifest(job) == manifest(job)
-    assert manifest(job).isascii()
 
 
 def test_template_of_a_team_is_checked_like_ours() -> None:

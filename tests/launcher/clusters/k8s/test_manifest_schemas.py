@@ -13,15 +13,14 @@ from launcher.clusters.k8s.growth import growth_job
 from launcher.clusters.k8s.manifest import GROWTH
 from launcher.job import Job
 from tests.launcher.clusters.k8s.k8s_full import full_job
-from tests.launcher.k8s_job import KINDS, documents, pod
+from tests.launcher.k8s_job import KINDS, documents, pod, pod_of
 from tests.launcher.shipped import RECIPES, rendered, shipped_job, untiered_job
 
 # The oldest version of which the package has schemas, and a recent one.
 VERSIONS = ("1.25", "1.33")
-# A container beside others that begins before them and ends after them is known from this one.
+# From this one a container may begin before the others and end after them, and a job may say how
+# often a pod of each index may fail.
 SIDECARS_FROM = "1.29"
-# How often a pod of each index may fail can be said from this one.
-REPLACEMENT_FROM = "1.29"
 JOBS = {
     **{
         f"{recipe}-{kind}": (lambda recipe=recipe, kind=kind: shipped_job(recipe, kind))
@@ -36,39 +35,27 @@ def validate(document: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", JOBS)
-def test_documents_fit_the_schemas(name: str, version: str) -> None:
+def test_documents_fit_the_schemas(name: str) -> None:
     found = documents(JOBS[name]())
-    if pod(JOBS[name]())["spec"].get("initContainers"):
-        version = max(version, SIDECARS_FROM)
-    elif "podReplacementPolicy" in found["job"]["spec"]:
-        version = max(version, REPLACEMENT_FROM)
+    template = pod_of(found["job"])
+    of_pods = SIDECARS_FROM if template["spec"].get("initContainers") else VERSIONS[0]
+    of_jobs = SIDECARS_FROM if "podReplacementPolicy" in found["job"]["spec"] else of_pods
+    pods = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+    for version in VERSIONS:
+        for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
+            validate(found[kind], max(version, of_jobs))
+        validate(pods, max(version, of_pods))
 
-    for kind in found.keys() & {"ConfigMap", "Service", "Job"}:
-        validate(found[kind], version)
 
-
-@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("make", [shipped_job, untiered_job])
-def test_jobs_of_an_elastic_run_fit_the_schemas(version: str, make: Callable[..., Job]) -> None:
+def test_jobs_of_an_elastic_run_fit_the_schemas(make: Callable[..., Job]) -> None:
     own = ["resilience.elastic.may_lose_steps=true", "cluster.growth_priority_class=low"]
     job = make("llama/llama3_tiny_elastic", "job", own)
-    least = SIDECARS_FROM if make is shipped_job else REPLACEMENT_FROM
     base, (first, second) = documents(job)["Job"], read_documents(rendered(job)[GROWTH])
-
     for document in (base, first, second, growth_job(base, 3, "1-2", priority_class="low")):
-        validate(document, max(version, least))
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", JOBS)
-def test_pods_fit_the_schema_of_a_pod_template(name: str, version: str) -> None:
-    template = pod(JOBS[name]())
-    if template["spec"].get("initContainers"):
-        version = max(version, SIDECARS_FROM)
-
-    validate({"apiVersion": "v1", "kind": "PodTemplate", "template": template}, version)
+        for version in (SIDECARS_FROM, VERSIONS[-1]):
+            validate(document, version)
 
 
 @pytest.mark.parametrize("kind", KINDS)

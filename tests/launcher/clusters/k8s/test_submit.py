@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +75,6 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("existing", "version", "found", "created"):
         (tmp_path / name).touch()
     return tmp_path
-
-
-@pytest.fixture
-def unused_address() -> Iterator[str]:
-    """An address that nobody listens on, and nobody else can take meanwhile."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -339,27 +328,3 @@ def test_missing_kubectl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(OutsideError, match="no program 'kubectl' on this machine's PATH"):
         submit(tmp_path, k8s_job("job"))
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
-def test_unreachable_cluster_is_told_in_the_words_of_kubectl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unused_address: str
-) -> None:
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "gone", "cluster": {"server": f"https://{unused_address}"}}],
-        "contexts": [{"name": "gone", "context": {"cluster": "gone", "user": "me"}}],
-        "users": [{"name": "me", "user": {"token": "none"}}],
-        "current-context": "gone",
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-
-    for name in ("HTTPS_PROXY", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-    with pytest.raises(OutsideError, match=f"{unused_address}.*refused") as error:
-        submit(tmp_path, k8s_job("job"))
-
-    assert str(error.value).startswith("kubectl --namespace=default")

@@ -1,11 +1,10 @@
-"""The contract of clusters, held by this machine and by the simulated one.
+"""The contract of clusters, held by this machine.
 
 Slurm and Kubernetes hold it in tests/scenarios, where they are started.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -15,15 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.clusters.running.cluster import LogLine, RunFolder, read_run_folder
+from launcher.clusters.running.cluster import RunFolder, read_run_folder
 from launcher.clusters.running.local import LocalMachine
 from launcher.clusters.running.lock import read_lock
-from launcher.rundir import write_files, write_submission
 from resilience.agent.evidence.locks import LAUNCHER_LOCK
 from tests.launcher.clusters.running.cluster_suite import ClusterContract
-from tests.launcher.clusters.running.simulated_cluster import SimulatedCluster
 from tests.launcher.local_world import end_all, launcher_of, prepare, start_run, tell
-from tests.launcher.shipped import rendered, shipped_job
 from tests.processes import wait_for_end
 
 
@@ -73,45 +69,6 @@ class LocalWorld:
             lock.with_suffix(".there").rename(lock)
 
 
-class SimulatedWorld:
-    has_queue = True
-    remembers_deleted = True
-    has_logs = True
-
-    def __init__(self, folder: Path) -> None:
-        self.cluster = SimulatedCluster()
-        self._folder = folder
-
-    def start(self, *, is_held: bool = False) -> RunFolder:
-        job = shipped_job("llama/llama3_tiny_pretrain", "slurm")
-        path = self._folder / "run"
-        write_files(path, rendered(job))
-        submission = self.cluster.submit(RunFolder(path=path, job=job))
-        write_submission(path, dataclasses.asdict(submission))
-        return read_run_folder(path)
-
-    def begin(self, run: RunFolder) -> None:
-        self.cluster.begin(run.job_id)
-
-    def end(self, run: RunFolder, status: int) -> None:
-        line = LogLine(time=1.0, source="n1", text="the reason")
-        self.cluster.print_line(run.job_id, 0, line)
-        self.cluster.finish(run.job_id, status)
-
-    def end_from_outside(self, run: RunFolder) -> None:
-        self.cluster.cancel_by(run.job_id, "root")
-
-    def forget(self, run: RunFolder) -> RunFolder:
-        self.cluster.forget(run.job_id)
-        return run
-
-    @contextmanager
-    def cut(self) -> Iterator[None]:
-        self.cluster.is_reachable = False
-        yield
-        self.cluster.is_reachable = True
-
-
 class TestLocal(ClusterContract):
     @pytest.fixture
     def world(self, tmp_path: Path) -> Iterator[LocalWorld]:
@@ -121,9 +78,3 @@ class TestLocal(ClusterContract):
             if (holder := read_lock(path)) and holder.is_held and holder.is_here:
                 assert holder.pid != os.getpid()
         end_all(tmp_path)
-
-
-class TestSimulated(ClusterContract):
-    @pytest.fixture
-    def world(self, tmp_path: Path) -> SimulatedWorld:
-        return SimulatedWorld(tmp_path)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kubernetes import KubernetesRuns, new_lines
+from launcher.clusters.running.local import LocalMachine
 from launcher.commands import cancel, logs
-from launcher.commands.sight import Sight
-from launcher.commands.status import status_lines
 from launcher.errors import OutsideError
-from launcher.monitor.runstate import next_state, start_state
-from launcher.monitor.standing import JobStatus, Phase, Standing
+from launcher.monitor.standing import JobStatus, Phase
 from resilience.arguments import NO_NAME
-from resilience.events import Event
-from tests.launcher.clusters.running.simulated_cluster import SimulatedCluster
+from tests.launcher.commands.test_status import Happened, lines_of, state_of
 from tests.launcher.k8s_job import k8s_job
 
 KUBECTL = """#!/bin/sh
@@ -122,7 +117,7 @@ def test_cancel_waits_for_the_end_through_an_outage_of_the_cluster(
     monkeypatch.setattr(cancel, "_PAUSE_MIN_S", 0.0)
     phases = iter([Phase.RUNNING, Phase.UNREACHABLE, Phase.RUNNING])
 
-    class Cluster(SimulatedCluster):
+    class Cluster(LocalMachine):
         def status(self, run: RunFolder) -> JobStatus:
             return JobStatus(phase=next(phases, Phase.CANCELLED))
 
@@ -134,25 +129,15 @@ def test_cancel_waits_for_the_end_through_an_outage_of_the_cluster(
 def test_status_says_what_a_run_was_warned_of_until_its_next_generation() -> None:
     """As that the name of a node does not resolve."""
 
-    def event(name: str, rank: int | None, **fields: Any) -> Event:
-        return Event(
-            time=1000.0, node="n0", rank=rank, generation=1, step=None, event=name, fields=fields
-        )
-
+    job = k8s_job("job")
     texts = [f"{each}: {NO_NAME}" for each in ("a-1.a:29500", "memoryd cannot reach a-1.a:29501")]
-    warned, other = event("warning", None, text=texts[0]), event("warning", 0, text=texts[1])
-    opened = event("generation_opened", None, number=2, world_size=4)
+    warned: Happened = ("n0", None, "warning", {"text": texts[0]})
+    other: Happened = ("n0", 0, "warning", {"text": texts[1]})
+    opened: Happened = ("n0", None, "generation_opened", {"number": 2, "world_size": 4})
 
-    def row(*events: Event, phase: Phase = Phase.RUNNING) -> list[str]:
-        job = k8s_job("job")
-        seen = Sight(
-            run=RunFolder(path=Path("r"), job=job),
-            standing=Standing(phase=phase, why=""),
-            state=reduce(next_state, events, start_state(job, ("n0",))),
-            time=1070.0,
-            last_event=1000.0,
-        )
-        return [line[12:] for line in status_lines(seen) if line.startswith("  warned ")]
+    def row(*happened: Happened, phase: Phase = Phase.RUNNING) -> list[str]:
+        lines = lines_of(state_of(job, *happened), job, phase=phase, after_s=70)
+        return [line[12:] for line in lines if line.startswith("  warned ")]
 
     ago = "(1 min 10 s ago)"
     told = f"{texts[0]} {ago}; {texts[1]} {ago}"

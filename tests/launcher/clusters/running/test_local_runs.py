@@ -197,29 +197,6 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
     assert f"no run '{word}'" in refuse(team, "cancel", word)
 
 
-def test_run_that_somebody_else_ends_says_so(team: Path) -> None:
-    run = start_run(team)
-    pid = launcher_of(run)
-
-    os.kill(pid, signal.SIGTERM)
-    wait_for_end(pid)
-
-    out = status_of(run).out
-    assert out.startswith(
-        "llama3-tiny-pretrain: cancelled: not by this launcher; stopped by SIGTERM\n"
-    )
-
-
-def test_run_whose_launcher_was_killed_is_forgotten(team: Path) -> None:
-    run = start_run(team)
-    pid = launcher_of(run)
-
-    os.kill(pid, signal.SIGKILL)
-    wait_for_end(pid)
-
-    assert status_of(run).out.startswith("llama3-tiny-pretrain: forgotten: its launcher was killed")
-
-
 def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> None:
     """The number in the lock's file may be another process's by now: here it is this one's."""
     run = start_run(team)
@@ -247,24 +224,6 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
     assert "cancelled: not by this launcher; stopped by SIGTERM" in status_of(run).out
-
-
-def test_run_of_another_machine_is_asked_for_there(team: Path) -> None:
-    run = start_run(team)
-    pid = launcher_of(run)
-    os.kill(pid, signal.SIGKILL)
-    wait_for_end(pid)
-    content = json.loads((run / LAUNCHER_LOCK).read_text())
-    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"host": "far", "boot_id": "other"}))
-
-    ended = status_of(run)
-
-    assert ended.status == 1
-    assert ended.out.startswith(
-        "llama3-tiny-pretrain: unreachable: it was started on far; ask there"
-    )
-    assert "events    silent for " in ended.out
-    assert launch("cancel", str(run), folder=team).status == 1
 
 
 def test_failed_run_says_its_first_error_first(team: Path) -> None:

@@ -235,7 +235,6 @@ def test_what_waits_is_taken_out_of_the_queue_of_a_run_that_has_ended(run: RunFo
 @pytest.mark.parametrize(
     ("own", "size", "text"),
     [
-        ("RUNNING", "0", "nodes='0' is no size of llama3-tiny-elastic; allowed: 1, 2, 3, 4"),
         ("RUNNING", "5", "nodes='5' is no size of llama3-tiny-elastic; allowed: 1, 2, 3, 4"),
         ("RUNNING", "2", "job 17 has 3 nodes, and keeps them"),
         ("RUNNING", "2", "allowed: 3, 4. With fewer it goes on after scontrol requeue 17"),
