@@ -13,12 +13,14 @@ from launcher.clusters.k8s.manifest import MANIFEST
 from launcher.clusters.k8s.submit import submit_k8s
 from launcher.errors import OutsideError
 from tests.launcher.clusters.k8s.k8s_full import full_job
+from tests.launcher.golden import WHOLE
 from tests.launcher.k8s_job import KINDS, documents, k8s_job, manifest
 from tests.launcher.shipped import RECIPES, shipped_job
 from tests.scenarios.k8s.conftest import kubectl
 
+# Each shipped recipe is held against the schemas of Kubernetes in tests/launcher.
 JOBS = {
-    **{f"{recipe}-{kind}": (shipped_job, recipe, kind) for recipe in RECIPES for kind in KINDS},
+    **{f"{recipe}-{kind}": (shipped_job, recipe, kind) for recipe in WHOLE for kind in KINDS},
     **{f"full-{kind}": (full_job, kind) for kind in KINDS},
 }
 PLURALS = {"job": "jobs.batch", "hyperpod": "hyperpodpytorchjobs"}

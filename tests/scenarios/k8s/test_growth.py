@@ -211,29 +211,6 @@ def kubectl_finds(api: Api, name: str) -> bool:
     return bool(api.ask("get", name, "--ignore-not-found", "--output=name"))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "nodes", "text"),
-    [
-        (ELASTIC, 0, "nodes='0' is no size of growth-"),
-        (ELASTIC, 5, "allowed: 1, 2, 3, 4"),
-        (ELASTIC, "many", "nodes='many' is no size"),
-        (TINY, 2, "keeps its size, since its resilience.elastic is null; start a run with"),
-    ],
-)
-def test_a_size_that_a_run_cannot_have_changes_nothing(
-    api: Api, recipe: str, nodes: object, text: str
-) -> None:
-    run = api.submit(recipe)
-    before = api.uids(run)
-
-    ended = scale(run, nodes)
-
-    assert (ended.status, ended.out) == (2, "")
-    assert text in ended.err
-    assert api.uids(run) == before
-    assert not (run.path / "size.json").exists()
-
-
 def test_a_run_that_has_ended_is_not_scaled(api: Api) -> None:
     run = api.submit()
     wait_until(lambda: len(api.pods(run)) == 3)
@@ -268,38 +245,6 @@ def test_a_further_node_that_fails_is_no_failure_of_the_run(api: Api) -> None:
     # It counts no more: the node that is asked for is another one.
     assert scale(run, 3).status == 0
     assert list(api.growth(run)) == ["2", "3"]
-
-
-def test_the_state_of_a_run_is_that_of_its_own_job(api: Api) -> None:
-    """But where further nodes go on when that has failed, the run does."""
-    run = api.submit()
-    wait_until(lambda: len(api.pods(run)) == 3)
-    # The run's own pod may end in `-g` and four other characters.
-    further = [pod for pod in api.pods(run) if re.search(r"-g\d+-", pod)]
-    assert len(further) == 2
-    for pod in api.pods(run):
-        api.play(pod, "Running" if pod in further else "Failed")
-
-    def why() -> str:
-        sight = see_run(run, KubernetesRuns())
-        assert sight.standing.phase is Phase.RUNNING
-        return sight.standing.why
-
-    wait_until(lambda: "its Job has failed, and 2 further nodes go on without it" in why())
-    for pod in further:
-        api.play(pod, "Succeeded")
-    wait_until(lambda: see_run(run, KubernetesRuns()).standing.phase is Phase.FAILED)
-
-
-def test_cancel_asks_for_the_end_of_all_nodes(api: Api) -> None:
-    run = api.submit()
-    wait_until(lambda: len(api.pods(run)) == 3)
-
-    KubernetesRuns().cancel(run)
-
-    # Those of further nodes do not go with the run's own: they are asked at once.
-    assert api.growth(run) == {}
-    wait_until(lambda: not api.pods(run))
 
 
 def test_job_that_has_taken_the_name_between_look_and_removal_stays(
@@ -351,6 +296,8 @@ def test_name_of_a_run_is_offered_once_it_has_ended_by_a_command_for_that_run_al
 def test_nothing_of_an_elastic_run_is_left_after_clean(api: Api) -> None:
     run = api.submit()
     launch("cancel", str(run.path), folder=run.path)
+    # Those of further nodes do not go with the run's own: they are asked at once.
+    assert api.growth(run) == {}
     wait_until(lambda: not see_run(run, KubernetesRuns()).standing.phase.is_alive)
 
     cleaned = launch("clean", str(run.path), folder=run.path)
@@ -358,16 +305,6 @@ def test_nothing_of_an_elastic_run_is_left_after_clean(api: Api) -> None:
     assert (cleaned.status, cleaned.err) == (0, "")
     kinds = "pods,services,configmaps,secrets,jobs"
     wait_until(lambda: run.job.name not in api.ask("get", kinds, "--output=name"))
-
-
-@pytest.mark.slow
-def test_growth_jobs_go_with_the_job_that_owns_them(api: Api) -> None:
-    run = api.submit()
-    wait_until(lambda: len(api.pods(run)) == 3)
-
-    api.ask("delete", run.job_id, "--wait=false")
-
-    wait_until(lambda: not api.growth(run) and not api.pods(run))
 
 
 def test_jobs_of_further_nodes_that_could_not_be_made_are_asked_for_again(

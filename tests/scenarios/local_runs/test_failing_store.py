@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,18 +155,7 @@ class Run:
 
 
 @contextmanager
-def training(folder: Path, store: Store) -> Iterator[Run]:
-    words = last_of_each(
-        *SMALL,
-        "run.name=run",
-        f"trainer.max_steps={NUM_STEPS}",
-        "trainer.optimizer.decay_steps=200",
-        "resilience/tiered=folder",
-        f"resilience.tiered.store.url={store.url}",
-        "resilience.tiered.ram.every_n_steps=2",
-        "resilience.tiered.store.every_n_steps=4",
-        *store.more,
-    )
+def started(folder: Path, *words: str) -> Iterator[Run]:
     with (folder / "console").open("wb") as console:
         process = subprocess.Popen(
             [sys.executable, "-m", "launcher", *words], cwd=folder, stdout=console, stderr=console
@@ -181,16 +170,26 @@ def training(folder: Path, store: Store) -> Iterator[Run]:
         launch("clean", str(run.path), folder=folder)
 
 
+def training(folder: Path, store: Store) -> AbstractContextManager[Run]:
+    words = last_of_each(
+        *SMALL,
+        "run.name=run",
+        f"trainer.max_steps={NUM_STEPS}",
+        "trainer.optimizer.decay_steps=200",
+        "resilience/tiered=folder",
+        f"resilience.tiered.store.url={store.url}",
+        "resilience.tiered.ram.every_n_steps=2",
+        "resilience.tiered.store.every_n_steps=4",
+        *store.more,
+    )
+    return started(folder, *words)
+
+
 @pytest.mark.slow
 def test_a_run_whose_daemon_hangs_has_not_succeeded(tmp_path: Path) -> None:
     more = ("run.name=run", "trainer.max_steps=200", "trainer.optimizer.decay_steps=200")
-    words = last_of_each(*SMALL, *more)
-    with (tmp_path / "console").open("wb") as console:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words], cwd=tmp_path, stdout=console, stderr=console
-        )
-    run = Run(tmp_path, process)
-    try:
+    with started(tmp_path, *last_of_each(*SMALL, *more)) as run:
+        process = run.process
         events = run.path / "events.jsonl"
         run.wait_until(lambda: events.exists() and bool(named(run.path, "step_stored")))
         daemons = [each for each in descendants(process.pid) if b"memoryd" in command_of(each)]
@@ -209,11 +208,6 @@ def test_a_run_whose_daemon_hangs_has_not_succeeded(tmp_path: Path) -> None:
         assert named(run.path, "step_stored")[-1].step == 200
         log = (run.path / "logs" / "node-0.log").read_text()
         assert log.count("start 1 of the run begins") == 1, log
-    finally:
-        end_all(tmp_path)
-        process.kill()
-        process.wait()
-        launch("clean", str(run.path), folder=tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.job import Job
 from launcher.rundir import write_files
+from tests.launcher.command import launch
 from tests.launcher.shipped import rendered, untiered_job
 from tests.scenarios.slurm import cluster
 
@@ -101,6 +102,21 @@ def submit_run(
     prepare(folder)
     write_files(folder, rendered(slurm_job(values)))
     return Run(slurm, folder, submit_slurm(folder).job_id)
+
+
+def submit_recipe(run_dir: Path, *words: str) -> str:
+    """Submit a recipe with real agents and workers; return the number of its job."""
+    real = ("cluster=slurm", "cluster.rdzv_host=127.0.0.1", f"cluster.python={sys.executable}")
+    done = launch(*words, *real, "action=submit", f"run.dir={run_dir}", folder=run_dir.parent)
+    assert done.status == 0, done.err
+    return str(json.loads((run_dir / "submitted.json").read_text())["job_id"])
+
+
+def train_here(run_dir: Path, *words: str) -> None:
+    """Train a recipe on this machine, without Slurm."""
+    mine = ("cluster=local", "action=run", "oversubscribe=true", f"run.dir={run_dir}")
+    done = launch(*words, *mine, folder=run_dir.parent)
+    assert done.status == 0, done.err
 
 
 def stand_in(folder: Path) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from resilience.events import read_events
 from tests.launcher.command import launch
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.jobs import Slurm, train_here
 from tests.scenarios.slurm.test_recovery import processes
 from tests.scenarios.slurm.test_run import losses, weights
 from tests.scenarios.slurm.test_tiered import arenas, logs, wait_for_checkpoints
@@ -40,10 +40,7 @@ def test_daemons_of_the_nodes_of_now_have_what_the_lost_node_had(
     slurm: Slurm, tmp_path: Path, more: tuple[str, ...]
 ):
     recipe = (*RECIPE, *more)
-    here = launch(
-        *recipe, "cluster=local", "action=run", f"run.dir={tmp_path}/here", folder=tmp_path
-    )
-    assert here.status == 0, here.err
+    train_here(tmp_path / "here", *recipe)
     run_dir = tmp_path / "there"
     there = launch(
         *recipe,

@@ -118,27 +118,6 @@ def test_second_job_in_the_runs_folder_is_named_and_ended_with_it(
     assert slurm.field(second, "JobState") == "CANCELLED"
 
 
-@pytest.mark.slow
-def test_cancel_waits_for_the_end_of_a_second_job(slurm: Slurm, tmp_path: Path) -> None:
-    ended = launch(
-        "recipe=llama/llama3_tiny_pretrain", "cluster=slurm", "action=submit", "run.name=twice",
-        f"cluster.python={stand_in(tmp_path)}", "+env.STAND_IN=count how often it is asked",
-        folder=tmp_path,
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
-    run = tmp_path / "runs/twice"
-    second = slurm.ask("sbatch", "--parsable", "job.sbatch", folder=run).strip()
-    slurm.wait_until(lambda: len(list(run.glob("seen-*.json"))) == 4, "the agents of both jobs")
-    first = json.loads((run / "submitted.json").read_text())["job_id"]
-    slurm.ask("scancel", first)
-    slurm.wait_for_end(first)
-
-    cancelled = ask(run, "cancel", run.name)
-
-    assert (cancelled.status, cancelled.err) == (0, "")
-    assert slurm.field(second, "JobState") in ("CANCELLED", "FAILED")
-
-
 def test_clean_names_a_node_that_is_down(submitted: Path, slurm: Slurm) -> None:
     ask(submitted, "cancel", submitted.name)
     slurm.ask("scontrol", "update", "nodename=n2", "state=down", "reason=no power")
@@ -181,19 +160,6 @@ def test_memory_on_the_nodes_goes_with_clean(submitted: Path, slurm: Slurm) -> N
     assert (cleaned.status, cleaned.out) == (0, f"removed {arenas[0]} on n1\n")
     # Slurm takes a moment to let go of the nodes of a step that has ended.
     wait_until(lambda: slurm.ask("squeue", "--noheader") == "", "an empty queue", 30.0)
-
-
-@pytest.mark.slow
-def test_node_that_takes_no_step_is_named(submitted: Path, slurm: Slurm) -> None:
-    ask(submitted, "cancel", submitted.name)
-    slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
-    try:
-        cleaned = ask(submitted, "clean", submitted.name)
-    finally:
-        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
-
-    assert cleaned.status == 1
-    assert cleaned.err.startswith("left: n2 was not reached, and may hold memory of the run: ")
 
 
 def test_script_that_fails_says_why_first(slurm: Slurm, tmp_path: Path) -> None:

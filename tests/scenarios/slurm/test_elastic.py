@@ -186,16 +186,6 @@ def test_all_of_a_run_is_asked_at_once_before_the_time_limit_and_queued_again(
     )
 
 
-def test_size_below_that_of_the_runs_own_job_is_refused(pair: tuple[Path, str]) -> None:
-    run_dir, job_id = pair
-
-    refused = ask(run_dir, "scale", "nodes=1")
-
-    assert refused.status == 2
-    assert f"job {job_id} has 2 nodes, and keeps them" in refused.err
-    assert not (run_dir / "size.json").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_undisturbed_one(

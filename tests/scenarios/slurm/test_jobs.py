@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from tests.launcher.shipped import shipped_job
+from tests.scenarios.slurm import cluster
 from tests.scenarios.slurm.jobs import Run, Slurm
 
 Submit = Callable[..., Run]
 HOSTILE = """it's "so" $(touch pwned) `touch pwned` \\ # ; & | \n second line\t$HOME"""
 SECRET = "swordfish-4711"
+LIMIT_S = 420
+"""Slurm counts limits in minutes, and looks at them every 30 s."""
 
 
 def word(agent: dict[str, Any], option: str) -> str:
@@ -43,14 +46,6 @@ def test_one_agent_a_node_knows_where_all_are_found(slurm: Slurm, submit: Submit
         assert agent["folder"] == str(run.folder)
         log = run.folder / f"logs/slurm-{run.job_id}.0.{agent['node']}.log"
         assert log.read_text() == f"agent of {agent['node']} start 0\n"
-
-
-def test_nodes_that_share_a_machine_meet_at_the_given_address(submit: Submit):
-    run = submit(cluster={"rdzv_host": "127.0.0.1", "rdzv_port": 29871})
-
-    for agent in run.seen(2):
-        assert word(agent, "rdzv-endpoint") == "127.0.0.1:29871,127.0.0.1:29872"
-        assert word(agent, "local-addr") == "127.0.0.1"
 
 
 def test_environment_of_the_recipe_reaches_the_agents_as_it_was_written(submit: Submit):
@@ -245,6 +240,22 @@ def test_agents_are_stopped_ahead_of_the_time_limit(submit: Submit):
     assert [path.read_text() for path in run.wait_for("stopped-0-*", 2)] == ["SIGTERM"] * 2
     assert run.end() == "FAILED"
     assert run.exit_status == "5"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_job_whose_agents_outlast_the_limit_is_queued_again(submit: Submit):
+    settings = shipped_job("llama/llama3_tiny_tiered", "slurm").resilience.tiered
+    assert settings
+    run = submit(
+        does="outlast the limit",
+        time_limit="00:01:00",
+        cluster={"requeue_at_limit": True},
+        resilience={"tiered": settings.model_dump(mode="json")},
+    )
+    cluster.wait_until(lambda: bool(list(run.folder.glob("seen-1-*"))), "a second start", LIMIT_S)
+    assert run.end() == "COMPLETED"
+    assert "job.sbatch: the time limit ended the job; it is queued again" in run.log()
 
 
 def test_script_that_is_called_elsewhere_says_where_to_call_it(

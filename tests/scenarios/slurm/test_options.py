@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from launcher.clusters.sbatch_lines import option_line
 from launcher.clusters.slurm import JOB_SCRIPT
 from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError
-from resilience.node_config import read_node_config
 from tests.scenarios.slurm.jobs import Run, Slurm
 
-# What a recipe may hold on one line, except blanks at either end, which squeue does not show.
-ONE_LINE = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1)
 HOSTILE = [
     """it's "so" called""",
     "$(touch pwned) `touch pwned` ${HOME} $HOME",
@@ -48,17 +42,6 @@ def comment_of_job(slurm: Slurm, script: Path, comment: str) -> str:
 def test_option_value_arrives_as_it_was_written(slurm: Slurm, tmp_path: Path, comment: str):
     assert comment_of_job(slurm, tmp_path / "job.sh", comment) == comment
     assert not (tmp_path / "pwned").exists()
-
-
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(comment=ONE_LINE.map(str.strip).filter(bool))
-def test_any_text_arrives_as_it_was_written(slurm: Slurm, tmp_path: Path, comment: str):
-    assert comment_of_job(slurm, tmp_path / "job.sh", comment) == comment
 
 
 def test_options_of_the_recipe_reach_the_job(slurm: Slurm, submit: Callable[..., Run]):
@@ -92,37 +75,6 @@ def test_options_of_the_recipe_reach_the_job(slurm: Slurm, submit: Callable[...,
     }
     assert {name: slurm.field(run.job_id, name) for name in fields} == fields
     assert "wrong" not in slurm.ask("scontrol", "show", "job", run.job_id)
-
-
-def test_elastic_job_runs_on_the_largest_allowed_number_of_the_nodes_it_is_given(
-    slurm: Slurm, submit: Callable[..., Run]
-):
-    elastic: dict[str, Any] = {
-        "nodes_min": 1,
-        "nodes_max": 8,
-        "nodes_step": None,
-        "nodes_allowed": [1, 2, 8],
-        "may_lose_steps": True,
-        "hold_s": 1.0,
-        "scale_up_snooze_s": 2.0,
-        "scaling_timeout_s": 600,
-        "graceful_shutdown_timeout_s": None,
-        "faulty_scale_down_timeout_s": None,
-    }
-    run = submit(
-        resilience={"elastic": elastic},
-        cluster={"exclude": "n4"},
-        trainer={"micro_batch_size": 1},
-    )
-
-    agents = run.seen(2)
-
-    assert run.end() == "COMPLETED"
-    assert slurm.field(run.job_id, "NumNodes") == "3"
-    assert len(agents) == 2
-    config = read_node_config(run.folder / "node.json").agent
-    assert config is not None
-    assert (config.nodes_min, config.nodes_max) == (1, 8)
 
 
 def test_submission_names_the_job(slurm: Slurm, tmp_path: Path):

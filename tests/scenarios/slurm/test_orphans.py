@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from resilience.events import EventReader
-from tests.launcher.command import launch
 from tests.processes import command_of
 from tests.scenarios.slurm import cluster
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.jobs import Slurm, submit_recipe
 from tests.scenarios.slurm.test_recovery import processes
 
 pytest.importorskip("torch", reason="a worker needs torch")
@@ -63,17 +60,7 @@ def nodes_of_steps(run_dir: Path) -> list[str]:
 
 def test_orphaned_agent_ends_before_its_successor_trains(slurm: Slurm, tmp_path: Path) -> None:
     run_dir = tmp_path / "there"
-    done = launch(
-        *RECIPE,
-        "cluster=slurm",
-        "action=submit",
-        "cluster.rdzv_host=127.0.0.1",
-        f"cluster.python={sys.executable}",
-        f"run.dir={run_dir}",
-        folder=tmp_path,
-    )
-    assert done.status == 0, done.err
-    job_id = str(json.loads((run_dir / "submitted.json").read_text())["job_id"])
+    job_id = submit_recipe(run_dir, *RECIPE)
     cluster.wait_until(lambda: len(nodes_of_steps(run_dir)) > 5, "steps", RUN_S)
     first = slurm.field(job_id, "NodeList")
     orphans = agents(job_id, first)

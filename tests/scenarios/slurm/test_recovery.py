@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,13 +11,17 @@ from pathlib import Path
 import pytest
 
 from resilience.events import Event, EventReader, read_events
-from tests.launcher.command import launch
+from tests.launcher.command import last_of_each
 from tests.processes import command_of
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm import cluster
+from tests.scenarios.slurm.jobs import ENDED, Slurm, submit_recipe, train_here
 from tests.scenarios.slurm.test_run import losses, weights
+from tests.scenarios.slurm.test_tiered import named
 
 pytest.importorskip("torch", reason="a worker needs torch")
 MAX_STEPS = 120
+BATCH, SEQ_LENGTH, EPOCH_STEPS = 48, 16, 40
+RUN_S = 900.0
 RECIPE = (
     "recipe=llama/llama3_tiny_pretrain",
     "resilience/checkpointless=default",
@@ -86,23 +88,9 @@ class Watch:
 def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
     slurm: Slurm, tmp_path: Path
 ):
-    here = launch(
-        *RECIPE, "cluster=local", "action=run", f"run.dir={tmp_path}/here", folder=tmp_path
-    )
-    assert here.status == 0, here.err
+    train_here(tmp_path / "here", *RECIPE)
     run_dir = tmp_path / "there"
-    there = launch(
-        *RECIPE,
-        "cluster=slurm",
-        "action=submit",
-        "resilience.checkpointless.standby_nodes=2",
-        "cluster.rdzv_host=127.0.0.1",
-        f"cluster.python={sys.executable}",
-        f"run.dir={run_dir}",
-        folder=tmp_path,
-    )
-    assert there.status == 0, there.err
-    job_id = json.loads((run_dir / "submitted.json").read_text())["job_id"]
+    job_id = submit_recipe(run_dir, *RECIPE, "resilience.checkpointless.standby_nodes=2")
     watch = Watch(slurm, run_dir)
 
     watch.wait_for_progress()
@@ -126,3 +114,39 @@ def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
     assert "recovery_fallback" not in {each.event for each in events}
     members = {each.node for each in events if each.event == "worker_started"}
     assert len(members) == 4, "both nodes that stood by have taken a lost one's place"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_job_that_is_queued_again_goes_on_from_its_state(slurm: Slurm, tmp_path: Path) -> None:
+    """All of its agents are killed, and started again as another attempt."""
+    recipe = last_of_each(
+        *RECIPE, "resilience.checkpointless.hang_deadline_s=30", "trainer.max_steps=400",
+        "trainer.num_nodes=3", "resilience.checkpointless.standby_nodes=1",
+        "trainer.num_devices=1", f"trainer.global_batch_size={BATCH}",
+        f"data.max_bytes={SEQ_LENGTH * BATCH * EPOCH_STEPS}", f"data.seq_length={SEQ_LENGTH}",
+    )  # fmt: skip
+    run_dir = tmp_path / "there"
+    job_id = submit_recipe(run_dir, *recipe)
+
+    def newest_step() -> int:
+        return max((each.step or 0 for each in named(run_dir, "step")), default=0)
+
+    cluster.wait_until(lambda: newest_step() > 2 * EPOCH_STEPS, "two epochs", RUN_S)
+    slurm.ask("scontrol", "requeue", job_id)
+    cluster.wait_until(lambda: slurm.field(job_id, "JobState") in ENDED, "the job has ended", RUN_S)
+
+    train_here(tmp_path / "here", *recipe)
+    assert losses(run_dir) == losses(tmp_path / "here")
+    assert weights(run_dir) == weights(tmp_path / "here") != {}
+    assert slurm.field(job_id, "JobState") == "COMPLETED"
+    opened = [each.fields["number"] for each in named(run_dir, "generation_opened")]
+    # Slurm asks them to end before it kills them, so they know which number was the last one.
+    assert len(opened) > 1
+    assert opened == sorted(set(opened)), "a number was given twice"
+    later = [each for each in named(run_dir, "recovery_fallback") if each.generation == opened[-1]]
+    assert {each.fields["source"] for each in later} == {"ram"}
+    # Being asked to end, they kept the step that all had come to.
+    stopped = {each.step for each in named(run_dir, "worker_stopped") if each.step}
+    assert {each.step for each in later} == {step + 1 for step in stopped}
+    assert min(stopped) >= 2 * EPOCH_STEPS

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from resilience.events import read_events
-from tests.launcher.command import launch
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.jobs import Slurm, submit_recipe, train_here
 
 pytest.importorskip("torch", reason="a worker needs torch")
 RECIPE = ("recipe=llama/llama3_tiny_pretrain", "trainer.max_steps=10")
@@ -32,22 +29,8 @@ def weights(run_dir: Path) -> dict[str, bytes]:
 
 
 def test_submitted_recipe_trains_to_the_same_bits_as_on_this_machine(slurm: Slurm, tmp_path: Path):
-    here = launch(
-        *RECIPE, "cluster=local", "action=run", f"run.dir={tmp_path}/here", folder=tmp_path
-    )
-    there = launch(
-        *RECIPE,
-        "cluster=slurm",
-        "action=submit",
-        "cluster.rdzv_host=127.0.0.1",
-        f"cluster.python={sys.executable}",
-        f"run.dir={tmp_path}/there",
-        folder=tmp_path,
-    )
-    assert here.status == 0, here.err
-    assert there.status == 0, there.err
-    job_id = json.loads((tmp_path / "there/submitted.json").read_text())["job_id"]
-
+    train_here(tmp_path / "here", *RECIPE)
+    job_id = submit_recipe(tmp_path / "there", *RECIPE)
     state = slurm.wait_for_end(job_id)
 
     logs = "".join(path.read_text() for path in (tmp_path / "there").rglob("*.log"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from resilience.events import Event, EventReader, read_events
-from tests.launcher.command import launch
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.jobs import Slurm, submit_recipe
 
 pytest.importorskip("torch", reason="a worker needs torch")
 SHM = Path("/dev/shm")
@@ -20,20 +17,7 @@ SHM = Path("/dev/shm")
 
 def submit(folder: Path, *overrides: str) -> str:
     """Submit the small Llama with checkpoints in memory; return the job's id."""
-    done = launch(
-        "recipe=llama/llama3_tiny_tiered",
-        "cluster=slurm",
-        "cluster.rdzv_host=127.0.0.1",
-        f"cluster.python={sys.executable}",
-        "action=submit",
-        f"run.dir={folder}",
-        *overrides,
-        folder=folder.parent,
-    )
-    assert done.status == 0, done.err
-    job_id = json.loads((folder / "submitted.json").read_text())["job_id"]
-    assert isinstance(job_id, str)
-    return job_id
+    return submit_recipe(folder, "recipe=llama/llama3_tiny_tiered", *overrides)
 
 
 def logs(folder: Path) -> str:
@@ -71,23 +55,6 @@ def test_daemons_run_beside_the_agents_and_leave_nothing_of_a_job_that_is_done(
     assert all(path.parent == SHM and not path.exists() for path in arenas(run_dir).values())
     assert (run_dir / "run.token").stat().st_mode & 0o777 == 0o600
     assert named(run_dir, "checkpoint_saved"), logs(run_dir)
-
-
-@pytest.mark.slow
-def test_job_that_is_queued_again_goes_on_from_the_memory_of_its_nodes(
-    slurm: Slurm, tmp_path: Path
-):
-    run_dir = tmp_path / "run"
-    job_id = submit(run_dir, "trainer.max_steps=150")
-    wait_for_checkpoints(slurm, run_dir, 3)
-
-    slurm.ask("scontrol", "requeue", job_id)
-    slurm.wait_until(lambda: bool(named(run_dir, "checkpoint_loaded")), "a checkpoint is loaded")
-    state = slurm.wait_for_end(job_id)
-
-    assert state == "COMPLETED", logs(run_dir)
-    assert (named(run_dir, "checkpoint_loaded")[0].step or 0) >= 20
-    assert not any(path.exists() for path in arenas(run_dir).values())
 
 
 @pytest.mark.slow

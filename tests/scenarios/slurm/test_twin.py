@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from resilience.events import read_events
-from tests.launcher.command import launch
-from tests.scenarios.slurm.jobs import Slurm
+from tests.scenarios.slurm.jobs import Slurm, submit_recipe, train_here
 from tests.scenarios.slurm.test_run import losses, weights
 from tests.training.workers import ROOT
 
@@ -50,24 +48,10 @@ def test_the_twin_of_the_70b_recipe_trains_through_faults(slurm: Slurm, tmp_path
     lines = [json.dumps({"text": path.read_text("utf-8")}) for path in ROOT.glob("training/*.py")]
     samples.write_text("\n".join(lines), "utf-8")
     twin = (*TWIN, f"data.path={samples}")
-    here = launch(*twin, "action=run", f"run.dir={tmp_path}/here", folder=tmp_path)
-    assert here.status == 0, here.err
+    train_here(tmp_path / "here", *twin)
     run_dir = tmp_path / "there"
-
-    there = launch(
-        *twin,
-        "cluster=slurm",
-        "action=submit",
-        "resilience/faults=default",
-        f"resilience.faults.injected={FAULTS}",
-        "cluster.rdzv_host=127.0.0.1",
-        f"cluster.python={sys.executable}",
-        f"run.dir={run_dir}",
-        folder=tmp_path,
-    )
-
-    assert there.status == 0, there.err
-    state = slurm.wait_for_end(json.loads((run_dir / "submitted.json").read_text())["job_id"])
+    faults = ("resilience/faults=default", f"resilience.faults.injected={FAULTS}")
+    state = slurm.wait_for_end(submit_recipe(run_dir, *twin, *faults))
     assert state == "COMPLETED", "".join(path.read_text() for path in run_dir.rglob("*.log"))
     assert len(losses(tmp_path / "here")) == NUM_STEPS
     assert losses(run_dir) == losses(tmp_path / "here")
