@@ -32,6 +32,7 @@ from tests.resilience.agent.coordination.decisions import (
     hear,
     join,
     layout,
+    lost,
     opened,
     places,
     play,
@@ -99,6 +100,15 @@ def test_side_that_may_not_go_on_saves_what_it_holds_and_says_where() -> None:
         "the newest state known to be saved is that of step 5 in /run/state"
     )
     assert "n2 came and n0, n1 did not within 200 s" in reason(actions)
+
+
+def test_a_node_that_has_told_and_is_lost_is_not_asked_to_save() -> None:
+    told = [stopped("n1", rank, 4, 5, TELLS) for rank in (2, 3)]
+    state, _ = play(shut_out(), join("n1", 4, THREE), *told, lost("n1", is_dead=False), now_s=50.0)
+
+    _, actions = play(state, Tick(), now_s=150.0)
+
+    assert [each.rank for each in orders(actions)] == [4]
 
 
 def test_save_has_a_deadline_of_its_own() -> None:
