@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from launcher.errors import RecipeError
 
 # Whole words of a name: TOKENIZERS_PARALLELISM and MAX_TOKENS are no secrets.
 _WORDS = (
@@ -84,9 +87,16 @@ def held_secrets(content: object, place: tuple[Any, ...] = ()) -> Iterator[str]:
             yield f"{key} looks like a secret (not shown); {_REMEDY.format('')}"
 
 
-def may_hold_secret(text: str) -> bool:
-    """Return False of a YAML text in which `held_secrets` would find nothing; costs little."""
-    return "secrets" in text or bool(_NAME.search(text) or _TEXT.search(text))
+def check_secrets(content: object, path: Path, text: str, place: tuple[str, ...] = ()) -> None:
+    """Refuse a secret that a file with this text holds, before Hydra shows or writes any of it.
+
+    `content` is its plain data; `place` is the section that the file's keys lie in.
+    """
+    # Most files are told by their text alone, which costs little.
+    if not ("secrets" in text or _NAME.search(text) or _TEXT.search(text)):
+        return
+    if problems := list(held_secrets(content, place)):
+        raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
 
 
 def shown_override(override: str) -> str:

@@ -18,7 +18,7 @@ from tests.test_suite import find_test
 
 HELD = """
 verl 4873, KempnerForge 102: the newest checkpoint is announced before it is durable
-    resilience/tiered/memoryd/test_keeper.py::test_a_step_goes_only_when_a_newer_one_is_complete
+    resilience/tiered/test_retention.py::test_all_small_histories_keep_exactly_what_they_should
     resilience/tiered/dcp/test_dcp.py::test_step_without_its_metadata_is_not_whole
 pytorch 144657: an asynchronous save holds values of later steps
     scenarios/tiered/test_recovery.py::test_what_is_saved_through_faults_is_what_is_saved_without
@@ -32,9 +32,9 @@ miles 3187: all ranks draw the random numbers of rank 0
     resilience/state/test_rng.py::test_another_seed_step_or_micro_batch_draws_other_numbers
 verl 7953, slime 1547: the learning rate after a resume is another one
     training/test_plan.py::test_schedule_spans_the_run_unless_told
-    launcher/commands/test_going_on.py::test_a_run_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not
+    scenarios/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
 NVRx 348: an agent more than the run has nodes
-    resilience/agent/coordination/test_coordinator.py::test_standby_may_come_later
+    resilience/agent/coordination/test_coordinator.py::test_standby_takes_the_place_of_a_lost_node
     scenarios/agents/test_nodes.py::test_second_agent_of_a_name_is_refused
 NVRx 383: the host of the rendezvous is lost
     scenarios/recovery/test_nodes.py::test_run_goes_on_without_a_lost_node
@@ -95,7 +95,7 @@ MFC 1771: a preempted job is never queued again, and nothing says so
     launcher/clusters/running/test_slurm_texts.py::test_what_the_controller_says
     launcher/commands/test_status.py::test_only_of_a_run_that_has_ended_status_says_what_it_left
 no thread, hang: a hang that recovery finds counts as training
-    resilience/agent/processes/test_hang.py::test_hang_began_with_the_last_progress_of_its_rank
+    resilience/agent/processes/test_hang.py::test_hang_began_with_the_last_progress_of_its_rank_and_is_told
     launcher/monitor/test_recoveries.py::test_fault_began_with_the_last_progress
 no thread, layers: a step with more layers than the state is loaded into it
     resilience/tiered/test_saver.py::test_another_layout_is_refused_and_changes_nothing

@@ -22,6 +22,7 @@ from launcher.composition.references import foreign_resolvers
 from launcher.composition.yaml_size import naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.hydra_words import HYDRA, check_hydra_words
+from launcher.secrets import check_secrets
 from launcher.written.overrides import keep_text
 from launcher.written.scalars import find_scalars
 from launcher.written.texts import to_text
@@ -115,21 +116,20 @@ def frozen_versions(name: str, folders: Iterable[Path]) -> list[int]:
 
 def is_frozen(path: Path) -> bool:
     """Return whether a recipe's file is one that was frozen."""
-    try:
-        with open(path, "rb", opener=open_plain) as file:
-            return file.read(len("# frozen ")) == b"# frozen "
-    except OSError:
-        return False
+    return _first_lines(path).startswith("# frozen ")
 
 
 def read_sum(path: Path) -> str | None:
     """Return what a frozen recipe's file says of its content, None where that says nothing."""
+    return head["sum"] if (head := _HEAD.match(_first_lines(path))) else None
+
+
+def _first_lines(path: Path) -> str:
     try:
-        with open(path, encoding="utf-8", opener=open_plain) as file:
-            head = _HEAD.match("".join(file.readline(1000) for _ in range(2)))
-    except (OSError, UnicodeDecodeError):
-        return None
-    return head["sum"] if head else None
+        with open(path, encoding="utf-8", errors="replace", opener=open_plain) as file:
+            return "".join(file.readline(1000) for _ in range(2))
+    except OSError:
+        return ""
 
 
 def frozen_text(frozen: Frozen) -> str:
@@ -165,6 +165,7 @@ def read_frozen(path: Path) -> Frozen:
                     f"{to_text(scalar.value)}; write '{scalar.text}' in quotes"
                 )
         body = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    check_secrets(body, path, text)
     if not isinstance(body, dict) or set(body) != set(_KEYS):
         raise RecipeError(f"{path}: allowed are the keys {' and '.join(_KEYS)}, both")
     overrides, files = body["overrides"], body["files"]

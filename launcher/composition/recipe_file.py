@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from launcher.composition.aliases import find_renamed
 from launcher.composition.choice import list_recipes, nearest
 from launcher.composition.yaml_size import keep_texts, naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.hydra_words import check_hydra_words
-from launcher.secrets import held_secrets, may_hold_secret
+from launcher.secrets import check_secrets
 
 GROUP = "recipe"
 PACKAGE_LINE = "# @package _global_"
@@ -59,7 +59,7 @@ def parse_recipe(path: Path, name: str, folders: Sequence[Path]) -> tuple[str, D
             "keys it has"
         )
     keep_texts(content, text)
-    check_secrets(content, path, text)
+    check_secrets(OmegaConf.to_container(content, resolve=False), path, text)
     check_hydra_words(content, path, text)
     _check_cluster(content, path)
     header = text[:_HEADER_CHARACTERS]
@@ -79,17 +79,6 @@ def find_recipe(name: str, folders: Sequence[Path]) -> Path | None:
     if ".." in name.split("/"):
         return None
     return next((p for f in folders if (p := f / f"{name}.yaml").is_file()), None)
-
-
-def check_secrets(content: Container, path: Path, text: str, place: tuple[str, ...] = ()) -> None:
-    """Refuse a secret that a file with this text holds, before Hydra shows or writes any of it.
-
-    `place` is the section that the file's keys lie in.
-    """
-    if not may_hold_secret(text):
-        return
-    if problems := list(held_secrets(OmegaConf.to_container(content, resolve=False), place)):
-        raise RecipeError("\n".join(f"{path}: {problem}" for problem in problems))
 
 
 def included_recipes(content: DictConfig) -> Iterator[str]:

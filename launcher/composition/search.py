@@ -29,11 +29,12 @@ from omegaconf import OmegaConf
 
 from launcher.composition.choice import list_recipes
 from launcher.composition.frozen import File, Frozen
-from launcher.composition.recipe_file import GROUP, check_secrets, read_recipe
+from launcher.composition.recipe_file import GROUP, read_recipe
 from launcher.composition.yaml_size import check_yaml, keep_texts, naming_file, read_yaml_text
 from launcher.errors import RecipeError
 from launcher.hydra_words import check_hydra_words
 from launcher.paths import shipped_folder
+from launcher.secrets import check_secrets
 
 
 class Loaded:
@@ -127,7 +128,7 @@ class GroupSource(FileConfigSource):
             found = super().load_config(config_path)
         place = _place(found, config_path)
         keep_texts(found.config, text, place)
-        check_secrets(found.config, path, text, place)
+        check_secrets(OmegaConf.to_container(found.config, resolve=False), path, text, place)
         # What our own root tells Hydra is ours.
         if path != shipped_folder() / "conf" / "launcher.yaml":
             check_hydra_words(found.config, path, text, config_path)
