@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from tests import code_budget
+
 _RECOVERY = "tests/scenarios/recovery"
 _MEGATRON = (
     "tests/scenarios/megatron/test_recovery.py::test_a_run_with_faults_has_the_bits_of_one_without"
@@ -57,6 +59,8 @@ OVER = {
 """Why a test takes longer than the budget, by its name. `tests/test_suite.py` counts them."""
 _STEPS = 2_000_000
 _QUIET_S = 0.12
+_BUSY_S = 0.15
+"""Of a processor for all steps, beside `make test` on the usual machine."""
 
 
 def measure_slowness() -> float:
@@ -73,6 +77,27 @@ def measure_slowness() -> float:
         value = (value * 1103515245 + 12345) & 0x7FFFFFFF
     now = (time.monotonic() - begin_s) / _QUIET_S
     return max(now, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def measure_processor() -> float:
+    """Return how much longer than usual a small piece of work takes the processor beside the tests.
+
+    It counts no waiting for a processor, but what processes take from each other that share one.
+    """
+    begin_s = time.thread_time()
+    value = 1
+    for _ in range(_STEPS // 20):
+        value = (value * 1103515245 + 12345) & 0x7FFFFFFF
+    return (time.thread_time() - begin_s) / _BUSY_S * 20
+
+
+def judge_processors(seconds: float, slowness: float) -> list[str]:
+    """Return what is wrong about the seconds of processors of all of `make test`."""
+    limit_s = code_budget.read().processor_seconds[-1]
+    if seconds / slowness <= limit_s:
+        return []
+    words = f"make test took {seconds:.0f} s of processors {slowness:.2f} times as slow as usual"
+    return [f"{words}; the limit of tests/budgets.yaml is {limit_s} s: make tests cheaper"]
 
 
 def judge(name: str, seconds: float, slowness: float) -> str | None:

@@ -9,8 +9,10 @@ import ctypes
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ _RERUNS_MAX = 20
 """Of more that fail, chance is not the cause."""
 # Of Linux, linux/prctl.h.
 _SET_CHILD_SUBREAPER = 36
+_SAMPLE_PERIOD_S = 5.0
 _OWN_S = "own_s"
 _SLOWNESS = "slowness"
 
@@ -81,6 +84,24 @@ class Descendants:
         return sum(each.ru_utime + each.ru_stime for each in used)
 
 
+class Speed:
+    """How much longer than on the usual machine a piece of work takes a processor, now and then."""
+
+    def __init__(self) -> None:
+        self._samples: list[float] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._sample, daemon=True).start()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_PERIOD_S):
+            self._samples.append(budget.measure_processor())
+
+    def end(self) -> float:
+        """Return the middle of all samples; 1 where there is none."""
+        self._ended.set()
+        return statistics.median(self._samples or [1.0])
+
+
 class Judge:
     """Adds up what all processes report, and says at the end what is wrong."""
 
@@ -91,6 +112,7 @@ class Judge:
         self._problems: list[str] = []
         self._failed: list[str] = []
         self._descendants = Descendants()
+        self._speed = Speed()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[folder_of(report.nodeid)] += report.duration
@@ -103,10 +125,17 @@ class Judge:
                 problem = budget.judge(report.nodeid, properties[_OWN_S], properties[_SLOWNESS])
                 self._problems += [problem] if problem else []
 
-    @pytest.hookimpl(tryfirst=True)
+    # After xdist's, which ends the processes that have run tests.
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         for name in budget.missing(self._seen):
             self._problems.append(f"{name} is no more; take it out of tests/budget.py")
+        cpu_s, slowness = self._descendants.cpu_seconds(), self._speed.end()
+        self._processors = (
+            f"{cpu_s:8.1f}  of processors that are {slowness:.2f} times as slow as usual"
+        )
+        if _is_whole(self._config):
+            self._problems += budget.judge_processors(cpu_s, slowness)
         if self._problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -115,8 +144,7 @@ class Judge:
         for folder, seconds in sorted(self._seconds.items(), key=lambda each: -each[1]):
             terminalreporter.line(f"{seconds:8.1f}  {folder}")
         terminalreporter.line(f"{sum(self._seconds.values()):8.1f}  together")
-        cpu_s = self._descendants.cpu_seconds()
-        terminalreporter.line(f"{cpu_s:8.1f}  of processors, of all processes together")
+        terminalreporter.line(self._processors)
         if self._problems:
             terminalreporter.section("budget")
         for problem in self._problems:
@@ -138,6 +166,12 @@ class Judge:
             terminalreporter.line(f"{word}: {name}", red=True)
         if (more := len(self._failed) - _RERUNS_MAX) > 0:
             terminalreporter.line(f"and {more} more, which were not run again")
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Say whether all tests that are not slow have been asked for, as `make test` does."""
+    is_all = config.args_source is not pytest.Config.ArgsSource.ARGS
+    return is_all and config.option.markexpr == "not slow" and not config.option.keyword
 
 
 def folder_of(nodeid: str) -> str:

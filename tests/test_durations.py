@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import budget
+from tests import budget, code_budget
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -21,6 +21,7 @@ budget.OVER = {
     "tests/few/test_few.py::test_either[b]": "another",
 }
 budget.measure_slowness = lambda: 1.0
+budget.judge_processors = lambda seconds, slowness: ["all"] * (seconds / slowness > 0.1)
 
 
 def pytest_addoption(parser):
@@ -75,11 +76,11 @@ def test_seconds_are_judged_and_failed_tests_run_again(
     folder = tmp_path / "tests" / "few"
     folder.mkdir(parents=True)
     (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     (folder / "test_few.py").write_text(TESTS)
 
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "--judge", *options, "tests"],
+        [sys.executable, "-m", "pytest", "--judge", "-m", "not slow", *options],
         cwd=tmp_path,
         # No other plugin: to import Hypothesis and Hydra takes a second, in each of five processes.
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -97,11 +98,25 @@ def test_seconds_are_judged_and_failed_tests_run_again(
     ]
     problems = sorted(each for each in lines if each.startswith("over budget: "))
     assert [each.split()[2] for each in problems] == [
+        "all",
         f"{name}_brief",
         f"{name}_either[b]",
         f"{name}_long",
     ]
     assert [each.split()[1] for each in lines if each.endswith("  tests/few")] == ["tests/few"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slowness", "is_over"),
+    [(90.0, 1.0, False), (110.0, 1.0, True), (110.0, 1.5, False), (90.0, 0.5, True)],
+)
+def test_seconds_of_processors_are_judged_by_their_speed(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, slowness: float, is_over: bool
+) -> None:
+    budgets = code_budget.Budgets(code_lines=[], processor_seconds=[200, 100])
+    monkeypatch.setattr(code_budget, "read", lambda: budgets)
+
+    assert bool(budget.judge_processors(seconds, slowness)) == is_over
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ast
 import graphlib
 import io
 import itertools
+import subprocess
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,8 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from tests import code_budget
+from tests.code_budget import (
+    FILE,
+    SLACK_MAX,
+    Budgets,
+    Entry,
+    judge_history,
+    judge_lines,
+    limits,
+    parse_budgets,
+)
 from tests.tidy_exceptions import (
-    CODE_LINES_MAX,
     FOREIGN_TARGETS,
     LARGE_FOLDERS,
     MODULES_MAX,
@@ -41,7 +52,10 @@ SOURCES = sorted(
 )
 
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PACKAGES]
+GOLDEN = ROOT / "tests" / "golden"
 TEMPLATES = sorted((ROOT / "templates").rglob("*.j2"))
+
+FIRST = Entry(why="first", lines={"a": 100, "room/later": 30})
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -174,12 +188,75 @@ def test_nobody_assigns_to_the_attributes_of_others() -> None:
     }
 
 
-def test_the_product_does_not_grow() -> None:
-    lines = Counter()
-    for path in PRODUCT:
-        lines[path.relative_to(ROOT).parts[0]] += count_code_lines(path)
+def package_of(path: Path) -> str:
+    """Return `launcher/job` for launcher/job/rules.py, `launcher` for what lies above, `tests`."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return parts[0] if parts[0] in ("tests", "benchmarks") else "/".join(parts[:2])
 
-    assert lines.total() <= CODE_LINES_MAX, dict(lines)
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def test_each_package_keeps_to_its_code_lines() -> None:
+    lines: Counter[str] = Counter()
+    for path in SOURCES:
+        lines[package_of(path)] += count_code_lines(path)
+    for path in (each for each in GOLDEN.rglob("*") if each.is_file()):
+        lines["golden"] += len(path.read_text("utf-8").splitlines())
+
+    assert judge_lines(lines, limits(code_budget.read().code_lines)) == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a checkout without its history")
+def test_limits_have_only_been_appended_to_and_have_not_grown() -> None:
+    name = FILE.relative_to(ROOT).as_posix()
+    commits = git("log", "--reverse", "--format=%H", "--", name).split()
+    versions = [parse_budgets(git("show", f"{each}:{name}")) for each in commits]
+
+    assert judge_history([*versions, code_budget.read()]) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ({"a": 100, "b": 50}, []),
+        ({"a": 101, "b": 50}, ["a has 101 code lines, its limit is 100"]),
+        ({"a": 100, "b": 50, "new": 1}, ["new has 1 code lines, its limit is 0"]),
+        ({"a": 100 - SLACK_MAX, "b": 50}, []),
+        ({"a": 99 - SLACK_MAX, "b": 50}, ["append the reduction"]),
+    ],
+)
+def test_package_above_or_far_below_its_limit_is_told(
+    lines: dict[str, int], words: list[str]
+) -> None:
+    problems = judge_lines(lines, {"a": 100, "b": 50, "room/later": 900})
+
+    assert len(problems) == len(words)
+    assert all(word in each for word, each in zip(words, problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("entries", "seconds", "words"),
+    [
+        ([FIRST], [900], []),
+        ([FIRST, Entry(why="it came", lines={"a": 30, "room/later": -30})], [900, 890], []),
+        ([FIRST, Entry(why="more", lines={"a": 1})], [900], ["more: adds 1 code lines"]),
+        ([Entry(why="first", lines={"a": 101})], [900], ["an entry of code_lines was changed"]),
+        ([], [900], ["an entry of code_lines was changed"]),
+        ([FIRST], [901], ["an entry of processor_seconds was changed"]),
+        ([FIRST], [900, 901], ["processor_seconds become more"]),
+    ],
+)
+def test_entries_that_change_or_add_are_told(
+    entries: list[Entry], seconds: list[int], words: list[str]
+) -> None:
+    first = Budgets(code_lines=[FIRST], processor_seconds=[900])
+
+    problems = judge_history([first, Budgets(code_lines=entries, processor_seconds=seconds)])
+
+    assert len(problems) == len(words)
+    assert all(word in each for word, each in zip(words, problems, strict=True))
 
 
 def parse(path: Path) -> ast.Module:
