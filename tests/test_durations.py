@@ -108,7 +108,7 @@ def test_seconds_are_judged_and_failed_tests_run_again(
 
 @pytest.mark.parametrize(
     ("seconds", "slowness", "is_over"),
-    [(90.0, 1.0, False), (110.0, 1.0, True), (110.0, 1.5, False), (90.0, 0.5, True)],
+    [(90.0, 1.0, False), (110.0, 1.0, True), (110.0, 1.5, False), (110.0, 0.5, True)],
 )
 def test_seconds_of_processors_are_judged_by_their_speed(
     monkeypatch: pytest.MonkeyPatch, seconds: float, slowness: float, is_over: bool
