@@ -1,4 +1,4 @@
-"""How many code lines each package may have: what `budgets.yaml` says, and what it may say."""
+"""Limits of code lines and of processor seconds: reading `budgets.yaml`, and judging by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("budgets.yaml")
 SLACK_MAX = 200
 """A package that stays further below its limit has to write its reduction down."""
 ROOM = "room/"
-"""What begins the name of an allowance that no package has taken yet, or of lines still to go."""
+"""Prefix of an allowance that no package has taken yet, or of lines that are still to go."""
 
 
 @dataclass(frozen=True, kw_only=True)

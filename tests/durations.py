@@ -85,7 +85,7 @@ class Descendants:
 
 
 class Speed:
-    """How much longer than on the usual machine a piece of work takes a processor, now and then."""
+    """Samples of the processor's speed beside the tests, as slowness: 1 on the usual machine."""
 
     def __init__(self) -> None:
         self._samples: list[float] = []

@@ -27,7 +27,7 @@ def fault(at_s, step, kind, pid):
 
 
 def test_pairs_are_judged_by_their_median_and_an_interval():
-    """That of few pairs is all of them."""
+    """The interval of few pairs spans all of them."""
     ratio = figures.judge_pairs([1 + index / 100 for index in range(101)], [1.0] * 101)
     of_few = figures.judge_pairs([2.0, 4.0], [1.0, 1.0])
 

@@ -33,10 +33,6 @@ ACCEPTED_ELSEWHERE = [
     (["trainer.num_devices=16"],
      "trainer.num_devices 16 is more than the 8 devices of instance 'ml.p5.48xlarge'"),
     (["cluster=k8s", "cluster.image=null"], "cluster.image null: allowed: text"),
-    (["cluster=k8s", "cluster.namespace=BAD_NS"],
-     "cluster.namespace 'BAD_NS': allowed: an RFC 1123 label"),
-    (["cluster=k8s", "cluster.image_pull_policy=Sometimes"],
-     "cluster.image_pull_policy 'Sometimes': allowed: 'Always', 'IfNotPresent' or 'Never'"),
     (["run.name=Bad_Name_UPPER"], "run.name 'Bad_Name_UPPER': allowed: an RFC 1123 label"),
 ]  # fmt: skip
 
@@ -53,7 +49,6 @@ MISTYPED = [
     (["trainer.max_steps=1.5"], "trainer.max_steps 1.5: allowed: a whole number"),
     (["time_limit='5 days'"], "time_limit '5 days': allowed: D-HH:MM:SS or HH:MM:SS"),
     (["run=3"], "run 3: allowed: a mapping of keys to values"),
-    (["run.dir=3"], "run.dir 3: allowed: text"),
     (["run.dri=x"], "no key 'run.dri'; closest: 'dir'"),
     (["trainer=null"],
      "a group takes the name of one of its options; leave a feature out as resilience.mmap=null"),

@@ -50,7 +50,7 @@ OF_LAYERS = [
     for layer in (0, 1)
     for way in ("forward", "backward")
 ]
-"""Where one of the torch trainer is ended as well."""
+"""Further places in which a rank of the torch trainer is ended."""
 EVERYBODY = -1
 
 

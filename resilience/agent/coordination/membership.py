@@ -184,8 +184,8 @@ class State:
     is_stateless: bool = False
     """Whether no rank can hold a state that the others have lost."""
     reports: Mapping[int, Report] = field(default_factory=dict)
-    passed: frozenset[tuple[int, int]] = frozenset()
-    """Of updates that have passed their gate: the step behind it, the generation of gradients."""
+    passed: tuple[int, int] = (-1, -1)
+    """The newest update that has passed its gate: generation of its gradients, step behind it."""
     finished: Mapping[int, Finished] = field(default_factory=dict)
     counted: int = -1
     """The newest generation whose losses are counted."""

@@ -24,7 +24,7 @@ from resilience.agent.coordination.membership import (
     after,
 )
 from resilience.agent.coordination.opening import advance, end_run
-from resilience.agent.coordination.size import note_passed
+from resilience.agent.coordination.size import find_passed
 from resilience.comm.messages import PLANNED, Break, Failed, Finished, Stopped
 from resilience.state.report import Phase, Report
 
@@ -132,7 +132,7 @@ def note_stopped(state: State, event: Said, now_s: float) -> Decision:
         state = replace(state, is_stateless=True)
     if stopped.rank in state.replacing and report.phase is not Phase.FRESH:
         return state, actions
-    passed = note_passed(state.passed, report)
+    passed = max(state.passed, find_passed([report]))
     state = replace(state, reports={**state.reports, stopped.rank: report}, passed=passed)
     return after(actions, advance(state, now_s))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import isinf
 
@@ -217,30 +217,31 @@ def _holds_one_state(state: State) -> bool:
 def _find_version(report: Report) -> tuple[int, int]:
     # An update that was torn had begun behind the gate.
     if report.phase in (Phase.ENTERED, Phase.PASSED, Phase.TORN_UPDATE):
-        return report.step + 1, report.gradient_generation
-    return report.step, report.step_generation
+        return report.gradient_generation, report.step + 1
+    return report.step_generation, report.step
 
 
-def note_passed(passed: frozenset[tuple[int, int]], *reports: Report) -> frozenset[tuple[int, int]]:
-    """Return which updates have passed their gate, of the newest step, with what ranks tell."""
-    shown = {_find_version(each) for each in reports if each.phase not in _SHOWS_NO_GATE}
-    newest = max((step for step, _ in passed | shown), default=0)
-    return frozenset(each for each in passed | shown if each[0] == newest)
+def find_passed(reports: Iterable[Report]) -> tuple[int, int]:
+    """Return the newest update whose gate these ranks have passed; generation -1 where none has."""
+    shown = (_find_version(each) for each in reports if each.phase not in _SHOWS_NO_GATE)
+    return max(shown, default=(-1, -1))
 
 
 def keep_proof(state: State) -> tuple[Report, ...]:
-    """Return what all ranks hold, where a gate that only ranks have passed that are gone is passed.
+    """Return the reports of all ranks; where ranks were in a gate that was passed, as passed.
 
-    Their reports have gone with them. Without that proof the others would run the step again.
+    The ranks that passed it may be gone, and their reports with them. Without that proof the others
+    would run the step again.
     """
-    gone = state.passed - note_passed(frozenset(), *state.reports.values())
-    told = (
+    told = tuple(
         state.reports.get(rank) or fresh_report(state.members, rank, state.generation)
         for rank in range(state.members.world_size)
     )
+    if find_passed(told) == state.passed:
+        return told
     return tuple(
         replace(each, phase=Phase.PASSED)
-        if each.phase is Phase.ENTERED and _find_version(each) in gone
+        if each.phase is Phase.ENTERED and _find_version(each) == state.passed
         else each
         for each in told
     )

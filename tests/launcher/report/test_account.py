@@ -63,7 +63,7 @@ def of_a_rank(events: Sequence[Event]) -> dict[str, float]:
              "stop": 3.0},
             id="stages-of-recoveries",
         ),
-        # Nobody told of the fault; the last that is known of its generation is step 3, at 108.
+        # No event tells of the fault; the generation's last event is step 3, at 108.
         pytest.param(
             refounded_run(),
             {"start": 4.0, "training": 2.0 + 3.0, "lost work": 2.0, "repair": 10.0, "stop": 1.0},

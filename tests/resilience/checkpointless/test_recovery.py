@@ -124,25 +124,15 @@ def test_changed_state_is_found_and_repaired(layout, number, place, name):
 
 
 @each_layout
-def test_changed_source_sends_nothing(layout):
-    scenarios.changed_source_sends_nothing(AsyncChannels, layout)
-
-
-@each_layout
-def test_state_that_changed_after_the_last_update_is_found(layout):
-    scenarios.changed_at_the_end(AsyncChannels, layout)
-
-
-@each_layout
-def test_state_that_missed_a_generation_counts_as_none(layout):
-    scenarios.missed_generation(AsyncChannels, layout)
-
-
-@each_layout
-def test_update_that_holds_a_collective_is_refused(layout):
-    scenarios.update_with_a_collective(AsyncChannels, layout)
-
-
-@each_layout
-def test_one_shard_fails_before_the_gate(layout):
-    scenarios.one_shard_fails_before_the_gate(AsyncChannels, layout)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        scenarios.changed_source_sends_nothing,
+        scenarios.changed_at_the_end,
+        scenarios.missed_generation,
+        scenarios.update_with_a_collective,
+        scenarios.one_shard_fails_before_the_gate,
+    ],
+)
+def test_state_is_found_repaired_or_refused_as_the_scene_says(layout, scene):
+    scene(AsyncChannels, layout)

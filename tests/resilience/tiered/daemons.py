@@ -63,7 +63,7 @@ class Daemon:
     is_real: bool = False
     """Whether it is a program of its own, with imports and memory of its own, and not forked."""
     token: str = ""
-    """What its clients say, if they say no other."""
+    """The token of its clients that are given no other."""
     process: subprocess.Popen[str] | WarmDaemon | None = None
     ready: str = ""
     """The line that said that all doors are open."""

@@ -1,4 +1,4 @@
-"""What a person is told of checkpoints, and waiting for a daemon."""
+"""The command that tells of checkpoints, and waiting for a daemon."""
 
 from __future__ import annotations
 

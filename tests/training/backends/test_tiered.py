@@ -182,7 +182,7 @@ def test_part_is_given_up_where_something_else_is_to_be_done(
 def test_a_run_that_is_asked_to_stop_leaves_its_last_step_in_the_store(
     tmp_path: Path, num_values: int, is_required: bool, stored_steps: set[str], is_unstored: bool
 ) -> None:
-    """Which would not get it by its cadence."""
+    """By its cadence the store would not get that step."""
     disk = tmp_path / "disk"
     store = folder_store(disk, every_n_steps=100, required=is_required)
     words = ("--store", f"folder:{disk}", "--store-every-n-steps", "100")

@@ -21,6 +21,7 @@ from resilience.agent.coordination.membership import (
     State,
     Tick,
 )
+from resilience.agent.coordination.size import find_passed
 from resilience.checkpointless.plan import RecoveryPlan, plan_recovery
 from resilience.comm.messages import (
     PLANNED,
@@ -119,11 +120,15 @@ def test_the_others_keep_their_state_and_wait_for_another_node_in_the_place() ->
 
 def in_step(node: str, rank: int, **values: Any) -> Said:
     """Return what a rank tells that is in the gate of a step, or where `values` say."""
-    report = Report(**{
-        "rank": rank, "node": node, "generation": 0, "member_generation": 0, "step": 5,
+    told = report(rank=rank, node=node, **values).to_json()
+    return Said(node=node, message=Stopped(generation=0, rank=rank, report=told))
+
+
+def report(**values: Any) -> Report:
+    return Report(**{
+        "rank": 0, "node": "n0", "generation": 0, "member_generation": 0, "step": 5,
         "phase": Phase.ENTERED, "gradient_generation": 0, **values,
     })  # fmt: skip
-    return Said(node=node, message=Stopped(generation=0, rank=rank, report=report.to_json()))
 
 
 def goes_on(actions: list[Action]) -> tuple[int, tuple[int, ...]]:
@@ -159,6 +164,13 @@ def test_a_step_that_a_leaving_node_alone_has_ended_is_not_run_again(
     _, actions = play(state, lost("n1"), again("n1", "later"), now_s=40.0)
 
     assert goes_on(actions) == (expected, (0, 1) if expected == 6 else ())
+
+
+def test_newest_gate_is_that_of_the_newest_generation() -> None:
+    """After a return to a checkpoint its steps are earlier ones."""
+    told = [report(step=s, gradient_generation=g, phase=Phase.PASSED) for s, g in [(9, 6), (5, 7)]]
+
+    assert find_passed([*told, report(step=6, gradient_generation=7)]) == (7, 6)
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -256,7 +256,7 @@ def test_coordinator_that_hands_over_sends_all_to_the_next_one_and_follows_it_it
 
 @pytest.mark.parametrize(("peer", "is_heard"), [(LINK, True), (OTHER, False)])
 def test_only_the_coordinator_is_heard(peer: int, is_heard: bool) -> None:
-    """Who learns of no agent that others have heard of might take one for ended, and lead."""
+    """An agent that learns of none that others have heard of might count one as ended, and lead."""
     nodes = (("n7", "n7:1"), ("n2", "n2:1"))
     members = make_layout(nodes=("n0", "n2"), num_local_ranks=1)
     news = Learn(generation=4, opened=4, layout=members, shares_folder=True, known=("n0", "n8"))
