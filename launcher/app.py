@@ -5,10 +5,8 @@ Render, run and submit share everything up to the written files.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
-from launcher.clusters.running.kinds import cluster_of
+from launcher.clusters.running.starting import start_run
 from launcher.composition.choice import Choice
 from launcher.composition.compose import CONFIG_NAME
 from launcher.composition.frozen import File, Frozen, frozen_text
@@ -28,9 +26,8 @@ from launcher.composition.instances import check_instance
 from launcher.composition.layers import read_layers
 from launcher.composition.references import foreign_resolvers
 from launcher.composition.resolve import Request, request_from_config
-from launcher.errors import OutsideError, RecipeError
+from launcher.errors import RecipeError
 from launcher.inputs import check_inputs, check_take_over
-from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.paths import Folders, lies_below
 from launcher.plan.fit import check_fit, misfits
@@ -43,9 +40,7 @@ from launcher.rundir import (
     SUBMITTED_FILE,
     choose_run_dir,
     command_comment,
-    free_run_dir,
     write_run_dir,
-    write_submission,
 )
 from launcher.support import check_runnable, check_trainer_installed, printed_notes
 from launcher.templates import read_templates
@@ -91,14 +86,9 @@ def launch(
     is_alone = sweep_number is None and chosen == frozen.name
     if is_alone and (note := _changed_recipe(frozen, folders)):
         sys.stderr.write(f"note: {note}\n")
-    if action == "run" and request.beside.run.detach:
-        _start_detached(job, run_dir)
-    elif action == "run":
-        from launcher.clusters.local_run import run_nodes
-
-        return run_nodes(job, run_dir)
-    if action == "submit":
-        _submit(job, run_dir)
+    if action in ("run", "submit"):
+        run = RunFolder(path=run_dir, job=job)
+        return start_run(run, is_detached=request.beside.run.detach)
     return 0
 
 
@@ -199,23 +189,3 @@ def _print_written(request: Request, run_dir: Path, files: dict[str, str]) -> No
         sys.stderr.write(f"note: {note}\n")
     for reason in misfits(job):
         sys.stderr.write(f"note: {reason}\n")
-
-
-def _start_detached(job: Job, run_dir: Path) -> None:
-    cluster_of(job).submit(RunFolder(path=run_dir, job=job))
-    sys.stdout.write(
-        f"{job.name} goes on in the background; see it with `status`, `logs -f` and `attach`, end "
-        f"it with `cancel`, each followed by {shlex.quote(str(run_dir))}\n"
-    )
-
-
-def _submit(job: Job, run_dir: Path) -> None:
-    try:
-        submission = cluster_of(job).submit(RunFolder(path=run_dir, job=job))
-    except OutsideError:
-        free_run_dir(run_dir)
-        raise
-    write_submission(run_dir, dataclasses.asdict(submission))
-    sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
-    if submission.warning:
-        sys.stderr.write(f"note: {submission.warning}\n")

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ NODE_FILE = "node.json"
 SUBMITTED_FILE = "submitted.json"
 # Less room than this is none for a run.
 _PROBE_BYTES = 1 << 20
+_TAKE_S, _PAUSE_S = 2.0, 0.02
 
 
 _COMMAND = "# command "
@@ -139,6 +141,21 @@ def _replace_files(folder: Path, files: Mapping[str, str], kept: str | None = No
         write_whole(folder / name, text)
 
 
+def take_lock(file: int) -> None:
+    """Lock an open file or folder against other launchers.
+
+    Raises BlockingIOError where another one has it, and is neither ending nor only looking.
+    """
+    end_s = time.monotonic() + _TAKE_S
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                raise
+        time.sleep(_PAUSE_S)
+
+
 @contextmanager
 def held_folder(folder: Path) -> Iterator[None]:
     """Hold a run's folder within the block, so that one launcher at a time goes on with the run.
@@ -151,7 +168,7 @@ def held_folder(folder: Path) -> Iterator[None]:
         raise OutsideError(f"cannot open {folder}: {error.strerror}") from error
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file)
         except BlockingIOError as error:
             raise OutsideError(f"another launcher works in {folder}") from error
         except OSError as error:
@@ -198,11 +215,6 @@ def _claim(path: Path) -> None:
         path.touch(exist_ok=False)
     except FileExistsError as error:
         raise _TakenError from error
-
-
-def free_run_dir(folder: Path) -> None:
-    """Let the folder of a submission that failed be used again."""
-    (folder / SUBMITTED_FILE).unlink(missing_ok=True)
 
 
 def _rendered_before(folder: Path) -> set[str]:

@@ -12,17 +12,18 @@ from pathlib import Path
 from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
-from launcher.commands.going_on import NEW_RUN, check_job, start_run, tell_changes
+from launcher.clusters.running.starting import start_run
+from launcher.commands.going_on import NEW_RUN, check_job, tell_changes
 from launcher.commands.sight import find_run, see_run
 from launcher.commands.stored import run_place, store_url, stored_steps
 from launcher.composition.changing import ChangedJob, change_job, parse_overrides, rename_job
-from launcher.errors import OutsideError, RecipeError
+from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
 from launcher.job.lineage import checkpoints_namespace
 from launcher.paths import find_folders
 from launcher.render import render
-from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE, free_run_dir, write_run_dir
+from launcher.rundir import EVENTS_FILE, SUBMITTED_FILE, write_run_dir
 from launcher.templates import read_templates
 from resilience.node_config import BranchPoint
 
@@ -73,12 +74,7 @@ def branch_run(arguments: Sequence[str], start: Path) -> int:
     branch = RunFolder(path=folder, job=job)
     fields = {"run": point.run, "from_step": point.step}
     tell_changes(branch, changed, "run_branched", fields, is_claimed=is_local)
-    try:
-        return start_run(branch, cluster_of(job), is_detached=asked.is_detached)
-    except OutsideError:
-        if not is_local:
-            free_run_dir(folder)
-        raise
+    return start_run(branch, is_detached=asked.is_detached)
 
 
 def _read(arguments: Sequence[str]) -> _Request:

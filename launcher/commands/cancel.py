@@ -38,9 +38,9 @@ def print_cancel(word: str, start: Path) -> int:
     sight = see_run(run, cluster)
     if sight.standing.phase is Phase.UNREACHABLE:
         raise OutsideError(f"{run.job.name} was not cancelled: {sight.standing.why}")
+    if _cancel_removed(word, start):
+        return 0
     if not sight.standing.phase.is_alive:
-        if _cancel_removed(word, start):
-            return 0
         sys.stdout.write(f"{run.job.name} has ended before: {_text(sight)}\n")
         return 0
     # Before the run is asked: whoever sees it end then knows why.
@@ -64,14 +64,12 @@ def print_cancel(word: str, start: Path) -> int:
 
 
 def _cancel_removed(word: str, start: Path) -> bool:
-    """End the runs of this machine whose folder, or its lock, was removed; False without any.
+    """End the runs of this machine whose folder, or its lock, was removed or moved.
 
-    Raises OutsideError where one goes on.
+    Returns whether there was one. Raises OutsideError where one goes on.
     """
-    folders = {
-        start / word,
-        start / RUNS_FOLDER / word,
-    }  # One folder where the word is a whole path.
+    # One folder where the word is a whole path.
+    folders = {start / word, start / RUNS_FOLDER / word}
     pids = [(folder, pid) for folder in folders for pid in find_launchers(folder)]
     for folder, pid in pids:
         with suppress(ProcessLookupError):
@@ -84,7 +82,7 @@ def _cancel_removed(word: str, start: Path) -> bool:
                     raise OutsideError(f"process {pid} was asked to end and has not in {END_S:g} s")
             finally:
                 os.close(file)
-        sys.stdout.write(f"{word} has ended: what {folder} held of it was removed while it ran\n")
+        sys.stdout.write(f"{word} has ended: what {folder} held of it was removed or moved\n")
     return bool(pids)
 
 

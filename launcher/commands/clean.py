@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from launcher.clusters.running.requests import write_request
 from launcher.commands.sight import find_run, see_run
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import Phase
+from launcher.rundir import held_folder
 
 
 def print_clean(word: str, start: Path) -> int:
@@ -24,11 +26,13 @@ def print_clean(word: str, start: Path) -> int:
         raise OutsideError(f"{run.job.name} was not cleaned: {standing.why}")
     if standing.phase is Phase.RUNNING:
         raise RecipeError(
-            f"{run.job.name} is running; end it first, with `cancel {word}`, or wait for its end"
+            f"{run.job.name} is running; end it first, with `cancel {shlex.quote(word)}`, or wait "
+            "for its end"
         )
     if standing.phase is Phase.QUEUED:
         write_request(run)
-    cleaned = cluster.clean(run)
+    with held_folder(run.path):
+        cleaned = cluster.clean(run)
     for each in cleaned.removed:
         sys.stdout.write(f"removed {each}\n")
     if not cleaned.removed and not cleaned.left:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,8 @@ from launcher.clusters.agent import Intent
 from launcher.clusters.running.cluster import Cluster, RunFolder
 from launcher.clusters.running.folder_logs import newest_generation
 from launcher.clusters.running.kinds import cluster_of
-from launcher.commands.sight import find_run, see_run
+from launcher.clusters.running.starting import start_run
+from launcher.commands.sight import Sight, find_run, see_run
 from launcher.composition.changing import ChangedJob, change_job
 from launcher.composition.instances import check_instance
 from launcher.errors import OutsideError, RecipeError
@@ -25,7 +25,7 @@ from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import Phase
 from launcher.paths import Folders, find_folders
 from launcher.render import render
-from launcher.rundir import EVENTS_FILE, held_folder, next_job_number, replace_job, write_submission
+from launcher.rundir import EVENTS_FILE, held_folder, next_job_number, replace_job
 from launcher.support import check_runnable, check_trainer_installed
 from launcher.templates import read_templates
 from resilience.event_files import event_files
@@ -51,27 +51,28 @@ def continue_run(arguments: Sequence[str], start: Path) -> int:
     takes_over, is_detached = flags[_TAKE_OVER], flags[_DETACH]
     if is_detached and not isinstance(run.job.cluster, LocalCluster):
         raise RecipeError("run.detach true: a submitted run goes on by itself; leave it out")
+    cluster = cluster_of(run.job)
+    _see_ended(run, cluster)
     with held_folder(run.path):
         number = next_job_number(run.path)
-        cluster = cluster_of(run.job)
-        _check_ended(run, cluster)
+        sight = _see_ended(run, cluster)
         changed = change_job(run.job, overrides, hint=NEW_RUN)
-        _check_goal(run, cluster, changed.job)
+        _check_goal(sight, changed.job)
         folders = find_folders(start)
         check_job(run.job, changed.job, folders)
         if takes_over:
             check_take_over(changed.job, run.path)
         templates = read_templates(folders.templates, changed.job.cluster.kind)
-        goes_on = not takes_over and _may_have_saved(run, cluster)
+        # Where its events are not here, the run's record says it to its agents.
+        goes_on = not takes_over and newest_saved(sight.state.tiers) is not None
         intent = Intent(goes_on=goes_on, continues=True, takes_over=takes_over)
         files = render(changed.job, templates, intent)
         replace_job(run.path, files, number)
         sys.stdout.write(f"{run.job.name} goes on in {run.path}\n")
         has_events = bool(event_files(run.path / EVENTS_FILE))
         tell_changes(run, changed, "run_continued", {}, is_claimed=has_events)
-        return start_run(
-            RunFolder(path=run.path, job=changed.job), cluster, is_detached=is_detached
-        )
+        started = RunFolder(path=run.path, job=changed.job)
+        return start_run(started, is_detached=is_detached, is_new=False)
 
 
 def _split_flags(arguments: Sequence[str]) -> tuple[dict[str, bool], list[str]]:
@@ -88,7 +89,7 @@ def _split_flags(arguments: Sequence[str]) -> tuple[dict[str, bool], list[str]]:
     return flags, overrides
 
 
-def _check_ended(run: RunFolder, cluster: Cluster) -> None:
+def _see_ended(run: RunFolder, cluster: Cluster) -> Sight:
     sight = see_run(run, cluster)
     if sight.standing.phase is Phase.UNREACHABLE:
         raise OutsideError(f"{run.job.name} does not go on: {sight.standing.why}")
@@ -97,20 +98,12 @@ def _check_ended(run: RunFolder, cluster: Cluster) -> None:
             f"{run.job.name} is {sight.standing.phase.value}; end it first, with "
             f"launcher cancel {shlex.quote(str(run.path))}"
         )
+    return sight
 
 
-def _may_have_saved(run: RunFolder, cluster: Cluster) -> bool:
-    """Return whether the run's events say that it has saved its state.
-
-    Where they are not here, the run's record says it to its agents.
-    """
-    return newest_saved(see_run(run, cluster).state.tiers) is not None
-
-
-def _check_goal(run: RunFolder, cluster: Cluster, job: Job) -> None:
-    sight = see_run(run, cluster)
+def _check_goal(sight: Sight, job: Job) -> None:
+    run, taken = sight.run, sight.state.num_steps
     is_done = sight.standing.phase is Phase.SUCCEEDED
-    taken = sight.state.num_steps
     if job.trainer.max_steps < taken:
         raise RecipeError(
             f"trainer.max_steps {job.trainer.max_steps} is less than the {taken} steps that "
@@ -167,18 +160,3 @@ def tell_changes(
         newest = newest_generation(path)
         with EventLog(path, node=LAUNCHER_NODE, rank=None, generation=newest) as events:
             events.write(event, changes=told, **fields)
-
-
-def start_run(run: RunFolder, cluster: Cluster, *, is_detached: bool = False) -> int:
-    """Run it on this machine, to its end unless it is detached, or submit it."""
-    if isinstance(run.job.cluster, LocalCluster) and not is_detached:
-        from launcher.clusters.local_run import run_nodes
-
-        return run_nodes(run.job, run.path)
-    submission = cluster.submit(run)
-    if is_detached:
-        sys.stdout.write(f"{run.job.name} goes on in the background, in {run.path}\n")
-        return 0
-    write_submission(run.path, dataclasses.asdict(submission))
-    sys.stdout.write(f"submitted job {submission.job_id}: {shlex.join(submission.command)}\n")
-    return 0

@@ -13,12 +13,13 @@ from launcher.clusters.local_run import SCALE_SIGNAL
 from launcher.clusters.running.cluster import Cleaned, LogTail, RunFolder
 from launcher.clusters.running.detach import LOG_FILE, start_detached
 from launcher.clusters.running.folder_logs import open_folder_logs
-from launcher.clusters.running.lock import Holder, has_lock_open, read_lock
+from launcher.clusters.running.lock import Holder, find_launchers, has_lock_open, read_lock
 from launcher.clusters.running.memory import remove_memory
 from launcher.clusters.running.requests import user_name, write_size
 from launcher.clusters.submission import Submission
 from launcher.errors import OutsideError, RecipeError
 from launcher.monitor.standing import JobStatus, Phase
+from resilience.agent.evidence.locks import LAUNCHER_LOCK
 
 
 class LocalMachine:
@@ -37,9 +38,12 @@ class LocalMachine:
     def status(self, run: RunFolder) -> JobStatus:
         """Return whether the run's launcher lives; its events tell the rest."""
         try:
-            return judge_lock(read_lock(run.path))
+            holder = read_lock(run.path)
         except OSError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
+        if holder is None and find_launchers(run.path):
+            return JobStatus(phase=Phase.RUNNING, why=f"its {LAUNCHER_LOCK} was removed or moved")
+        return judge_lock(holder)
 
     def events(self, run: RunFolder) -> Path:
         """Return the file in the run's folder."""

@@ -11,20 +11,16 @@ import fcntl
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import OutsideError
+from launcher.rundir import take_lock
 from resilience.agent.evidence.locks import LAUNCHER_LOCK, open_names, read_boot_id
 from resilience.plain_files import open_plain, parse_json
-
-_TAKE_S = 1.0
-"""Whoever only looks has the lock for a moment."""
-_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +33,7 @@ class Holder:
     host: str
     boot_id: str
     """Of the machine's start, where it is known."""
-    is_held: bool = True
+    is_held: bool
 
     @property
     def is_here(self) -> bool:
@@ -55,38 +51,28 @@ def held_lock(run_dir: Path, run_id: str) -> Iterator[None]:
         raise OutsideError(f"cannot make {path}: {error.strerror}") from error
     try:
         _take(file, run_dir)
-        holder = asdict(
-            Holder(
-                pid=os.getpid(), run_id=run_id, host=socket.gethostname(), boot_id=read_boot_id()
-            )
-        )
-        del holder["is_held"]
+        holder = {"pid": os.getpid(), "run_id": run_id, "host": socket.gethostname()}
+        content = json.dumps({**holder, "boot_id": read_boot_id()})
         os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(holder).encode(), 0)
+        os.pwrite(file, content.encode(), 0)
         yield
     finally:
         os.close(file)
 
 
 def _take(file: int, run_dir: Path) -> None:
-    end_s = time.monotonic() + _TAKE_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > end_s:
-                raise OutsideError(f"another launcher runs in {run_dir}") from error
-            time.sleep(_PAUSE_S)
-        except OSError as error:
-            raise OutsideError(
-                f"cannot lock {run_dir / LAUNCHER_LOCK}: {error.strerror}; set run.dir to one "
-                "whose file system has locks"
-            ) from error
-        else:
-            break
+    try:
+        take_lock(file)
+    except BlockingIOError as error:
+        raise OutsideError(f"another launcher runs in {run_dir}") from error
+    except OSError as error:
+        raise OutsideError(
+            f"cannot lock {run_dir / LAUNCHER_LOCK}: {error.strerror}; set run.dir to one "
+            "whose file system has locks"
+        ) from error
     if find_launchers(run_dir):
         raise OutsideError(
-            f"another launcher runs in {run_dir}, and its {LAUNCHER_LOCK} was removed"
+            f"another launcher runs in {run_dir}, and its {LAUNCHER_LOCK} was removed or moved"
         )
 
 
@@ -130,12 +116,18 @@ def _to_pid(value: Any) -> int:
 
 
 def find_launchers(run_dir: Path) -> list[int]:
-    """Return the launchers of this machine that hold the lock of a run whose folder was removed.
+    """Return this machine's launchers of a run whose folder, or its lock, was removed or moved.
 
-    The kernel knows by which name they have opened it.
+    Each holds its folder, and a lock that the folder does not name.
     """
-    name = f"{run_dir.resolve() / LAUNCHER_LOCK} (deleted)"
-    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if name in open_names(each)]
+    folder = str(run_dir.resolve())
+    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if _has_lost(each, folder)]
+
+
+def _has_lost(process: Path, folder: str) -> bool:
+    locked = open_names(process, locked=True)
+    num_folders = sum(name in (folder, f"{folder} (deleted)") for name in locked)
+    return 0 < num_folders < len(locked) and f"{folder}/{LAUNCHER_LOCK}" not in locked
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:

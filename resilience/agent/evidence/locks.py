@@ -62,13 +62,17 @@ def is_lock_held(path: Path) -> bool | None:
     return None
 
 
-def open_names(process: Path) -> list[str]:
-    """Return the names of what a process, a folder of /proc, has open; of a foreign one nothing."""
+def open_names(process: Path, *, locked: bool = False) -> list[str]:
+    """Return the names of what a process, a folder of /proc, has open; of a foreign one nothing.
+
+    `locked` leaves out what it does not hold locked.
+    """
     names: list[str] = []
     with suppress(OSError):
         for link in (process / "fd").iterdir():
             with suppress(OSError):
-                names.append(str(link.readlink()))
+                if not locked or " FLOCK " in (process / "fdinfo" / link.name).read_text():
+                    names.append(str(link.readlink()))
     return names
 
 

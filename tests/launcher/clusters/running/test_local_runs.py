@@ -111,22 +111,30 @@ def test_run_that_cannot_start_says_so_before_the_command_returns(team: Path) ->
     assert ended.err.splitlines()[-1].startswith("the run was not started: cannot make ")
 
 
-def test_second_launcher_in_a_runs_folder_is_refused(team: Path) -> None:
+@pytest.mark.parametrize("how", ["removed", "moved", "copied"])
+def test_second_launcher_in_a_runs_folder_is_refused(team: Path, how: str) -> None:
+    """Whatever becomes of the lock: the run is seen without it, and is not taken for a dead one."""
     run = start_run(team)
-
-    again = launch(*WORDS, f"run.dir={run}", folder=team)
+    new = launch(*WORDS, f"run.dir={run}", folder=team)
     (run / "events.jsonl").unlink()
+    lock = (run / LAUNCHER_LOCK).rename(team / "other")
+    if how == "removed":
+        lock.unlink()
+    elif how == "copied":
+        shutil.copy(lock, run / LAUNCHER_LOCK)
+
     by_force = launch(*WORDS, f"run.dir={run}", folder=team)
-    (run / LAUNCHER_LOCK).unlink()
-    (run / "events.jsonl").unlink(missing_ok=True)
-    without_lock = launch(*WORDS, f"run.dir={run}", folder=team)
+    others = [launch(word, str(run), folder=team) for word in ("continue", "clean")]
+    shown = status_of(run).out
     cancelled = launch("cancel", str(run), folder=team)
 
-    assert again.status == 2
-    assert (by_force.status, without_lock.status) == (1, 1)
-    assert "another launcher runs in" in by_force.err
-    assert f"another launcher runs in {run}, and its launcher.lock was removed" in without_lock.err
-    assert cancelled.out == f"{run} has ended: what {run} held of it was removed while it ran\n"
+    in_use = f"another launcher works in {run}"
+    assert (new.status, by_force.status) == (2, 1)
+    assert in_use in by_force.err
+    said = in_use if how == "copied" else "is running; end it first"
+    assert all(each.status and said in each.err for each in others)
+    assert how == "copied" or "running: its launcher.lock was removed or moved" in shown
+    assert cancelled.out == f"{run} has ended: what {run} held of it was removed or moved\n"
 
 
 def test_cancelled_run_says_who_asked_and_leaves_no_process(team: Path) -> None:
@@ -171,11 +179,12 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
     (run / LAUNCHER_LOCK).touch()
     # A shell has what it starts in the background ignore SIGINT.
     waits = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "lock = open(sys.argv[1]); print(flush=True); signal.pause()"
+        "import fcntl, os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "held = [os.open(each, os.O_RDONLY) for each in sys.argv[1:]]; "
+        "[fcntl.flock(each, fcntl.LOCK_EX) for each in held]; print(flush=True); signal.pause()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", waits, str(run / LAUNCHER_LOCK)],
+        [sys.executable, "-c", waits, str(run / LAUNCHER_LOCK), str(run)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as launcher:
@@ -187,9 +196,7 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
             ended = launch("cancel", word, folder=team)
 
             assert (ended.status, ended.err) == (0, "")
-            assert (
-                ended.out == f"{word} has ended: what {run} held of it was removed while it ran\n"
-            )
+            assert ended.out == f"{word} has ended: what {run} held of it was removed or moved\n"
             assert launcher.wait(timeout=30) in (1, -signal.SIGINT)
         finally:
             launcher.kill()
@@ -197,21 +204,8 @@ def test_run_whose_folder_was_removed_is_cancelled(team: Path, word: str) -> Non
     assert f"no run '{word}'" in refuse(team, "cancel", word)
 
 
-def test_number_of_a_launcher_that_has_gone_is_never_signalled(team: Path) -> None:
-    """The number in the lock's file may be another process's by now: here it is this one's."""
-    run = start_run(team)
-    tell(run, 0)
-    wait_for_end(launcher_of(run))
-    content = json.loads((run / LAUNCHER_LOCK).read_text())
-    (run / LAUNCHER_LOCK).write_text(json.dumps(content | {"pid": os.getpid()}))
-
-    cancelled = launch("cancel", str(run), folder=team)
-
-    assert cancelled.out.startswith("llama3-tiny-pretrain has ended before: succeeded")
-
-
-def test_number_that_another_container_has_written_is_never_signalled(team: Path) -> None:
-    """The lock is held, and the number is that of a process here that has nothing to do with it."""
+def test_number_that_another_process_has_is_never_signalled(team: Path) -> None:
+    """The lock's file has it from another container, or from a launcher that has gone."""
     run = start_run(team)
     pid = launcher_of(run)
     content = json.loads((run / LAUNCHER_LOCK).read_text())
@@ -224,6 +218,8 @@ def test_number_that_another_container_has_written_is_never_signalled(team: Path
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
     assert "cancelled: not by this launcher; stopped by SIGTERM" in status_of(run).out
+    again = launch("cancel", str(run), folder=team)
+    assert again.out.startswith("llama3-tiny-pretrain has ended before: cancelled")
 
 
 def test_failed_run_says_its_first_error_first(team: Path) -> None:
