@@ -36,7 +36,7 @@ class SweepFolder(Callback):
         """
         path = Path(config.hydra.sweep.dir).absolute()
         self._note(path)
-        if (num_jobs := _count_jobs(config.hydra)) > _JOBS_MAX:
+        if not (num_jobs := _count_jobs(config.hydra)) <= _JOBS_MAX:
             raise RecipeError(f"the sweep has {num_jobs:g} jobs; allowed: at most {_JOBS_MAX}")
         file = path / _CONFIG_FILE
         if os.path.lexists(file):
@@ -61,14 +61,17 @@ class SweepFolder(Callback):
 
 
 def _count_jobs(hydra: DictConfig) -> float:
-    """Return how many jobs a sweep has at most; options by a pattern count as one."""
+    """Return how many jobs a sweep has at most; options by a pattern count as one.
+
+    It is not a number for a range whose step is 0, or whose end is not a number.
+    """
     params = hydra.sweeper.get("params") or {}
     words = [*(f"{key}={value}" for key, value in params.items()), *hydra.overrides.task]
     overrides = OverridesParser.create().parse_overrides(words)
     values = {each.get_key_element(): each.value() for each in overrides}.values()
     lists = [len(each.list) for each in values if isinstance(each, ChoiceSweep)]
     ranges = [each for each in values if isinstance(each, RangeSweep)]
-    lengths = [abs((r.stop or 0) - (r.start or 0)) / abs(r.step or 1) for r in ranges]
+    lengths = [abs((r.stop or 0) - (r.start or 0)) / (abs(r.step) or math.nan) for r in ranges]
     return math.prod([*lists, *lengths])
 
 
