@@ -121,7 +121,7 @@ def test_seconds_of_processors_are_judged_by_their_speed(
 
 @pytest.mark.parametrize(
     ("seconds", "slowness", "is_over"),
-    [(9.0, 1.0, False), (11.0, 1.0, True), (11.0, 1.5, False), (11.0, 0.5, True)],
+    [(18.0, 1.0, False), (22.0, 1.0, True), (22.0, 1.5, False), (22.0, 0.5, True)],
 )
 def test_budget_of_a_slow_machine_is_larger(seconds: float, slowness: float, is_over: bool) -> None:
     assert (budget.judge("any", seconds, slowness) is not None) == is_over

@@ -13,7 +13,7 @@ from tests import budget
 
 ROOT = Path(__file__).parents[1]
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
-OVER_MAX = 19
+OVER_MAX = 3
 APART = {
     "test_durations.py": "what `make test` adds to pytest",
     "test_extras.py": "what extras of the package ask for",
