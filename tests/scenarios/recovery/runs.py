@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.namespaces import Network
+from launcher.clusters.agent import agent_config
 from launcher.job import Job
+from launcher.rundir import NODE_FILE
 from resilience.events import Event, EventReader, read_events
+from resilience.node_config import NodeConfig
 from tests.ports import free_ports
 from tests.training.jobs import MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome
@@ -226,59 +229,20 @@ def _places(
 
 
 def _command(folder: Path, job: Job, options: Sequence[str], node: str, module: str) -> list[str]:
-    trainer = job.trainer
+    config = NodeConfig(agent=agent_config(job), memoryd=None)
+    (folder / NODE_FILE).write_text(config.to_json())
     return [
         "resilience.agent",
-        *_size_options(job),
-        f"--nproc-per-node={trainer.num_devices}",
-        *([f"--shards={trainer.num_shards}"] if trainer.num_shards else []),
-        f"--stages={trainer.num_stages}",
+        f"--config={folder / NODE_FILE}",
         *options,
         f"--node-name={node}",
         f"--run-dir={folder}",
-        *_recovery_options(job),
-        *(f"--preload={each}" for each in PRELOADS[trainer.kind]),
-        "--",
-        "python",
-        "-m",
-        module,
+        *(f"--preload={each}" for each in PRELOADS[job.trainer.kind]),
+        *(["--warm=program"] if job.resilience.checkpointless else []),
+        *("--", "python", "-m", module),
         f"--job={folder}/job.json",
         f"--run-dir={folder}",
         f"--node-name={node}",
-    ]
-
-
-def _size_options(job: Job) -> list[str]:
-    elastic = job.resilience.elastic
-    if elastic is None:
-        return [f"--nnodes={job.trainer.num_nodes}"]
-    return [
-        f"--nnodes={elastic.nodes_min}:{elastic.nodes_max}",
-        *(f"--size={size}" for size in elastic.sizes),
-        f"--hold-s={elastic.hold_s}",
-        f"--scale-up-snooze-s={elastic.scale_up_snooze_s}",
-        f"--faulty-scale-down-timeout-s={elastic.faulty_scale_down_timeout_s or 0}",
-    ]
-
-
-def _recovery_options(job: Job) -> list[str]:
-    settings = job.resilience.checkpointless
-    if settings is None:
-        return ["--no-recovery"]
-    return [
-        f"--standby-nodes={settings.standby_nodes}",
-        f"--spares={settings.spares_per_node}",
-        f"--hang-deadline-s={settings.hang_deadline_s}",
-        f"--stop-deadline-s={settings.stop_deadline_s}",
-        f"--join-deadline-s={settings.join_deadline_s}",
-        f"--lease-s={settings.lease_s}",
-        f"--partition-patience-s={settings.partition_patience_s}",
-        f"--restarts-max={settings.process_restarts_max}",
-        f"--restarts-forgiven-after-steps={settings.restarts_forgiven_after_steps}",
-        f"--restarts-without-progress-max={settings.restarts_without_progress_max}",
-        f"--last-save-deadline-s={settings.last_save_deadline_s}",
-        f"--transfer-buffer-mib={settings.transfer_buffer_mib}",
-        "--warm=program",
     ]
 
 
