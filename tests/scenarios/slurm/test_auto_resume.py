@@ -13,8 +13,7 @@ import pytest
 
 from resilience.events import read_events
 from tests.launcher.command import launch
-from tests.scenarios.slurm.jobs import Slurm, train_here
-from tests.scenarios.slurm.test_recovery import processes
+from tests.scenarios.slurm.jobs import Slurm, processes, train_here
 from tests.scenarios.slurm.test_run import losses, weights
 from tests.scenarios.slurm.test_tiered import arenas, logs, wait_for_checkpoints
 

@@ -19,8 +19,8 @@ from tests.cases import slow
 from tests.launcher.command import Ended, last_of_each, launch
 from tests.resilience.agent.test_drain import drain
 from tests.scenarios.slurm.cluster import wait_until
-from tests.scenarios.slurm.jobs import Slurm, stand_in
-from tests.scenarios.slurm.test_recovery import Watch, processes
+from tests.scenarios.slurm.jobs import Slurm, processes, stand_in
+from tests.scenarios.slurm.test_recovery import Watch
 from tests.scenarios.slurm.test_run import losses, weights
 
 RECIPE = "recipe=llama/llama3_tiny_elastic"

@@ -13,8 +13,7 @@ import pytest
 from resilience.events import EventReader
 from tests.processes import command_of
 from tests.scenarios.slurm import cluster
-from tests.scenarios.slurm.jobs import Slurm, submit_recipe
-from tests.scenarios.slurm.test_recovery import processes
+from tests.scenarios.slurm.jobs import Slurm, agents, submit_recipe
 
 pytest.importorskip("torch", reason="a worker needs torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -47,10 +46,6 @@ def is_usable(slurm: Slurm, node: str) -> bool:
     slurm.run("scontrol", "update", f"nodename={node}", "state=resume")
     state = slurm.ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%T")
     return state.split()[0] in USABLE
-
-
-def agents(job_id: str, node: str) -> list[int]:
-    return [pid for pid in processes(job_id, node) if b"\0resilience.agent\0" in command_of(pid)]
 
 
 def nodes_of_steps(run_dir: Path) -> list[str]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from resilience.events import Event, EventReader, read_events
 from tests.launcher.command import last_of_each
-from tests.processes import command_of
 from tests.scenarios.slurm import cluster
-from tests.scenarios.slurm.jobs import ENDED, Slurm, submit_recipe, train_here
+from tests.scenarios.slurm.jobs import ENDED, Slurm, agents, processes, submit_recipe, train_here
 from tests.scenarios.slurm.test_run import losses, weights
 from tests.scenarios.slurm.test_tiered import named
 
@@ -31,26 +29,6 @@ RECIPE = (
     f"trainer.max_steps={MAX_STEPS}",
     "trainer.log_every_n_steps=1",
 )
-
-
-def processes(job_id: str, node: str) -> list[int]:
-    """Return every process that a node of the job has started."""
-    marks = {f"SLURM_JOB_ID={job_id}".encode(), f"SLURMD_NODENAME={node}".encode()}
-    marks.add(b"SLURM_STEP_ID=0")
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if marks <= set((path / "environ").read_bytes().split(b"\0")):
-                found.append(int(path.name))
-    return found
-
-
-def agent_of(job_id: str, node: str) -> int:
-    """Return the agent's process, which its workers' are forked from."""
-    (agent,) = (
-        pid for pid in processes(job_id, node) if b"\0resilience.agent\0" in command_of(pid)
-    )
-    return agent
 
 
 class Watch:
@@ -97,7 +75,8 @@ def test_job_ends_as_undisturbed_although_it_loses_a_worker_an_agent_and_a_node(
     os.kill(watch.members()[1].fields["pid"], signal.SIGKILL)
     watch.wait_for(lambda event: event.event == "worker_replaced", "another worker")
     watch.wait_for_progress()
-    os.kill(agent_of(job_id, watch.members()[0].node), signal.SIGKILL)
+    (agent,) = agents(job_id, watch.members()[0].node)
+    os.kill(agent, signal.SIGKILL)
     watch.wait_for(lambda event: event.event == "generation_opened", "a node less")
     watch.wait_for_progress()
     for pid in processes(job_id, watch.members()[3].node):

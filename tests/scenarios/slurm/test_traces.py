@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.command import launch
-from tests.processes import command_of, kill_family, wait_for_end
+from tests.processes import kill_family, wait_for_end
 from tests.scenarios.local_runs.histories import History, history, newest_stored
 from tests.scenarios.slurm import cluster
-from tests.scenarios.slurm.jobs import ENDED, Slurm
+from tests.scenarios.slurm.jobs import ENDED, Slurm, agents
 from tests.scenarios.slurm.test_run import weights
 
 pytest.importorskip("torch", reason="a worker needs torch")
@@ -149,16 +149,6 @@ class Trace:
     def describe(self) -> str:
         logs = [path.read_text()[-2000:] for path in sorted(self.run.rglob("*.log"))]
         return "\n".join([f"{self.names}: {self.told}", *logs])
-
-
-def agents(job_id: str) -> list[int]:
-    """Return the processes of a job's agents."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        words = command_of(int(path.name))
-        if b"\0resilience.agent\0" in words and f"\0--rdzv-id={job_id}\0".encode() in words:
-            found.append(int(path.name))
-    return found
 
 
 def test_each_act_is_in_some_trace() -> None:
