@@ -60,6 +60,20 @@ def command_of(pid: int) -> bytes:
     return b""
 
 
+def processes_with(*variables: str, word: str = "") -> list[int]:
+    """Return the processes that have these variables, as NAME=VALUE, and a word in their command.
+
+    By their numbers. Whoever started them: variables go on to what a process starts.
+    """
+    wanted = {each.encode() for each in variables}
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted <= set((path / "environ").read_bytes().split(b"\0")):
+                found.append(int(path.name))
+    return [pid for pid in sorted(found) if word.encode() in command_of(pid)]
+
+
 def stop(pid: int) -> None:
     """Stop a process, and return when it has stopped: until then it may still answer."""
     os.kill(pid, signal.SIGSTOP)

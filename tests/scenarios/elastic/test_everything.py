@@ -19,6 +19,7 @@ from launcher.clusters.running.lock import read_lock
 from launcher.clusters.running.memory import remove_memory
 from resilience.events import Event, read_events
 from tests.launcher.command import last_of_each, launch
+from tests.processes import processes_with
 
 NUM_EVENTS = 50
 NUM_STEPS = 3000
@@ -112,14 +113,8 @@ class Everything:
         """Return the checkpoint daemons of the run's nodes."""
         holder = read_lock(self.run)
         assert holder is not None
-        mark = f"LAUNCHER_RUN_ID={holder.run_id}".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                is_daemon = b"resilience.tiered.memoryd" in (path / "cmdline").read_bytes()
-                if is_daemon and mark in (path / "environ").read_bytes():
-                    found.append(int(path.name))
-        return sorted(found)
+        mark = f"LAUNCHER_RUN_ID={holder.run_id}"
+        return processes_with(mark, word="resilience.tiered.memoryd")
 
     def befall(self, kind: str) -> None:
         """Do something to the run."""

@@ -38,19 +38,6 @@ def count_reads(folder: Path) -> dict[str, Counter[int]]:
     }
 
 
-def producers(mark: str) -> list[int]:
-    """Return the producers of a run's batches."""
-    words = b"resilience.data.producer"
-    return [pid for pid in marked_processes(mark) if words in command_of(pid)]
-
-
-def command_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 @pytest.mark.parametrize(
     ("layout", "readers"),
     [
@@ -90,7 +77,7 @@ def test_a_producer_that_dies_is_replaced_by_one_for_all_ranks(
 
     with start_run(tmp_path / "run", job, module=PROGRAM, TEST_READS=str(reads)) as run:
         run.wait_for_step(4)
-        killed = producers(run.mark)
+        killed = marked_processes(run.mark, "resilience.data.producer")
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         outcome = finish(run)

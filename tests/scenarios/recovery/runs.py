@@ -21,6 +21,7 @@ from launcher.rundir import NODE_FILE
 from resilience.events import Event, EventReader, read_events
 from resilience.node_config import NodeConfig
 from tests.ports import free_ports
+from tests.processes import processes_with
 from tests.training.jobs import MEGATRON, make_job, write_job
 from tests.training.workers import ROOT, Outcome
 from tests.warm import Process, start
@@ -145,9 +146,7 @@ class Run:
 
     def signal_node(self, name: str, number: int) -> None:
         """Signal an agent and all its processes."""
-        pids = [
-            pid for pid in marked_processes(self.mark) if f"TEST_NODE={name}" in variables_of(pid)
-        ]
+        pids = processes_with(f"{MARK}={self.mark}", f"TEST_NODE={name}")
         assert pids
         for pid in pids:
             with suppress(ProcessLookupError):
@@ -364,18 +363,9 @@ def _committed(events: Sequence[Event], nodes: Collection[str]) -> int:
     )
 
 
-def marked_processes(mark: str) -> list[int]:
+def marked_processes(mark: str, word: str = "") -> list[int]:
     """Return every process that was started on behalf of a run."""
-    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return [pid for pid in pids if f"{MARK}={mark}" in variables_of(pid)]
-
-
-def variables_of(pid: int) -> set[str]:
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return set()
-    return set(text.split("\0"))
+    return processes_with(f"{MARK}={mark}", word=word)
 
 
 def _left_behind(run: Run) -> tuple[str, ...]:

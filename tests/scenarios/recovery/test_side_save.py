@@ -12,6 +12,7 @@ import pytest
 
 from launcher.job import Job
 from resilience.events import read_events
+from tests.processes import processes_with
 from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.recovery.runs import (
     LIMIT_S,
@@ -20,7 +21,6 @@ from tests.scenarios.recovery.runs import (
     finish,
     marked_processes,
     start_run,
-    variables_of,
 )
 from tests.scenarios.tiered.runs import (
     Nodes,
@@ -86,9 +86,7 @@ def test_standby_alone_goes_on_from_the_newest_checkpoint(tmp_path, undisturbed)
 
 def stop_but(run, node):
     """Have all other nodes stand still, as seen from a node that is cut off; returns them."""
-    others = [
-        pid for pid in marked_processes(run.mark) if f"TEST_NODE={node}" not in variables_of(pid)
-    ]
+    others = {*marked_processes(run.mark)} - {*processes_with(f"TEST_NODE={node}")}
     for pid in others:
         os.kill(pid, signal.SIGSTOP)
     return others

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from launcher.job import Job
 from launcher.rundir import write_files
 from tests.launcher.command import launch
 from tests.launcher.shipped import rendered, untiered_job
-from tests.processes import command_of
+from tests.processes import processes_with
 from tests.scenarios.slurm import cluster
 
 WAIT_S = 90
@@ -146,18 +145,12 @@ def merge(content: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def processes(job_id: str, node: str = "") -> list[int]:
+def processes(job_id: str, node: str = "", word: str = "") -> list[int]:
     """Return every process that a node of the job has started, or any of its nodes."""
-    marks = {f"SLURM_JOB_ID={job_id}".encode(), b"SLURM_STEP_ID=0"}
-    marks |= {f"SLURMD_NODENAME={node}".encode()} if node else set()
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if marks <= set((path / "environ").read_bytes().split(b"\0")):
-                found.append(int(path.name))
-    return found
+    marks = (f"SLURM_JOB_ID={job_id}", "SLURM_STEP_ID=0")
+    return processes_with(*marks, *([f"SLURMD_NODENAME={node}"] if node else []), word=word)
 
 
 def agents(job_id: str, node: str = "") -> list[int]:
     """Return the agents among these processes, which workers are forked from."""
-    return [pid for pid in processes(job_id, node) if b"\0resilience.agent\0" in command_of(pid)]
+    return processes(job_id, node, "\0resilience.agent\0")
