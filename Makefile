@@ -38,8 +38,9 @@ PART_data := tests/resilience/data
 PART_agent := tests/resilience tests/scenarios/agents --ignore=tests/resilience/tiered --ignore=tests/resilience/data
 PART_membership := tests/scenarios/membership tests/scenarios/simulation --ignore=tests/scenarios/simulation/test_model.py --ignore=tests/scenarios/simulation/test_random.py
 PART_model := tests/scenarios/simulation/test_model.py tests/scenarios/simulation/test_random.py
-PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/scenarios/agents --ignore=tests/scenarios/elastic --ignore=tests/scenarios/megatron --ignore=tests/scenarios/membership --ignore=tests/scenarios/memoryd --ignore=tests/scenarios/mmap --ignore=tests/scenarios/recovery --ignore=tests/scenarios/simulation --ignore=tests/scenarios/tiered
-PARTS := recovery elastic random training megatron tiered data agent membership model rest
+PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/pages tests/scenarios/slurm
+PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/scenarios
+PARTS := recovery elastic random training megatron tiered data agent membership model runs rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)
 $(error PART is '$(PART)'; allowed: $(PARTS))
