@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.plain_files import open_plain
 from resilience.tiered.errors import TierError
 from resilience.tiered.stores.deadline import Calls, Hung
 from resilience.tiered.stores.objects import BLOCK_BYTES, Stored, blocks_of
@@ -172,7 +173,7 @@ class _Draft:
 
 def _open(opened: ExitStack, path: Path, num_bytes: int) -> int:
     """Open a file, which has to have this size; `opened` closes it."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = open_plain(path, os.O_RDONLY)
     opened.callback(os.close, file)
     size = os.fstat(file).st_size
     if size != num_bytes:
@@ -262,9 +263,9 @@ def _delete(root: Path, name: str) -> None:
 def _remove_dead(path: Path) -> None:
     """Remove a draft that nobody writes to any more."""
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
+        file = open_plain(path, os.O_WRONLY)
+    except OSError:
+        return  # It has gone, or is no draft of ours.
     try:
         if _is_dead(file):
             path.unlink(missing_ok=True)

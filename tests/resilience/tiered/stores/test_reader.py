@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -48,17 +49,22 @@ def test_shard_is_read_with_its_source(place: Place) -> None:
         reader.read(step=5, generation=0, shard="0")
 
 
-def spoil(place: Place, step: int, text: bytes, *, shard: str = "0") -> None:
+def spoil(place: Place, step: int, text: bytes | None, *, shard: str = "0") -> None:
+    """Write a text in the place of a description, or put a pipe there."""
     root = Path(place.settings["folder"])
     (path,) = (each for each in root.rglob(f"{shard}.*.json") if f"/{step:012}-" in f"{each}")
-    path.write_bytes(text)
+    path.unlink()
+    os.mkfifo(path)
+    if text is not None:
+        path.unlink()
+        path.write_bytes(text)
 
 
 @pytest.mark.parametrize("reads_all", [True, False])
-@pytest.mark.parametrize("text", [b"", b"{}", b"\0" * 99, encode_meta(make_shard(9, step=9).meta)])
+@pytest.mark.parametrize("text", [None, b"", b"\0" * 99, encode_meta(make_shard(9, step=9).meta)])
 @pytest.mark.parametrize("bad", [1, 2, 3])
 def test_a_damaged_description_hides_no_other_step(
-    place: Place, bad: int, text: bytes, reads_all: bool
+    place: Place, bad: int, text: bytes | None, reads_all: bool
 ) -> None:
     store = place.open()
     for step in (1, 2, 3):

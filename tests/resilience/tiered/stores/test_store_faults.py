@@ -226,22 +226,24 @@ def test_a_disk_that_is_not_mounted_is_not_an_empty_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_share_that_hangs_ends_at_the_deadline(folder: Place) -> None:
+def test_a_share_that_hangs_ends_at_the_deadline(
+    folder: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objects = folder.open(deadline_s=0.1)._objects
-    path = Path(folder.settings["folder"]) / "pipe"
+    path = Path(folder.settings["folder"]) / "file"
     path.parent.mkdir()
-    # Whoever opens it waits for somebody at the other end.
-    os.mkfifo(path)
+    path.touch()
+    answers = threading.Event()
+    monkeypatch.setattr(os, "fstat", lambda file, stat=os.fstat: answers.wait() and stat(file))
 
     for _ in range(HUNG_MAX):
-        with pytest.raises(DeadlineError, match=r"reading .*pipe: no answer within 0\.1\d* s"):
-            objects.read("pipe", 1, 0, memoryview(bytearray(1)))
+        with pytest.raises(DeadlineError, match=r"reading .*file: no answer within 0\.1\d* s"):
+            objects.read("file", 1, 0, memoryview(bytearray(1)))
     with pytest.raises(TierError, match=f"{HUNG_MAX} earlier calls hang still"):
         objects.find_all("")
 
-    release = os.open(path, os.O_RDWR)
+    answers.set()
     wait_until(lambda: _succeeds(lambda: objects.find_all("")))
-    os.close(release)
 
 
 class Interrupted(FolderObjects):

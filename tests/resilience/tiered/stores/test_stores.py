@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -268,6 +269,9 @@ def test_what_else_lies_there_is_left_alone(place: Place) -> None:
     foreign = ["job/steps/notes.txt", "job/steps/000000000001-g0/x.json", "job/data/readme"]
     for name in foreign:
         objects.write(name, 1, [memoryview(b"x")])
+    if place.kind == "folder":
+        foreign.append("job/drafts/pipe")
+        os.mkfifo(Path(place.settings["folder"]) / foreign[-1])
 
     assert store.list_steps("job") == [shard.meta.id]
     store.delete_step("job", 1, 0)
