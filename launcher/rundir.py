@@ -170,7 +170,7 @@ def held_folder(folder: Path) -> Iterator[None]:
         try:
             take_lock(file)
         except BlockingIOError as error:
-            raise OutsideError(f"another launcher works in {folder}") from error
+            raise OutsideError(f"another launcher or program works in {folder}") from error
         except OSError as error:
             # NFS locks no folder; `replace_job` still gives one of two that come at once its turn.
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP):

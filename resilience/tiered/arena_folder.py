@@ -83,6 +83,9 @@ def remove_arena(path: Path) -> bool:
     Returns False for a folder that is no arena of this user. Raises BlockingIOError where a daemon
     has it, and OSError where something in it is somebody else's, or nothing can be removed.
     """
+    with suppress(OSError):
+        path.rmdir()  # Empty: the daemon or its removal was killed, and the lock is not there.
+        return True
     return _remove(path, None)
 
 
@@ -107,14 +110,11 @@ def _remove(path: Path, expire_s: float | None) -> bool:
 
 def _empty(folder: int) -> None:
     """Remove what is a daemon's; OSError where anything else is left."""
-    is_foreign = False
     for name in os.listdir(folder):
         kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if _OURS.fullmatch(name) and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
             os.unlink(name, dir_fd=folder)
-        elif name != LOCK_NAME:
-            is_foreign = True
-    if is_foreign:
+    if os.listdir(folder) != [LOCK_NAME]:
         raise OSError("somebody else's files are in it")
 
 

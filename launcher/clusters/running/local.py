@@ -31,9 +31,7 @@ class LocalMachine:
         Raises OutsideError with the launcher's words where it ends before that.
         """
         start_detached(run.job, run.path)
-        holder = read_lock(run.path)
-        run_id = holder.run_id if holder else ""
-        return Submission(command=(), job_id=run_id, output="")
+        return Submission(command=(), job_id="", output="")
 
     def status(self, run: RunFolder) -> JobStatus:
         """Return whether the run's launcher lives; its events tell the rest."""
@@ -41,7 +39,7 @@ class LocalMachine:
             holder = read_lock(run.path)
         except OSError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
-        if holder is None and find_launchers(run.path):
+        if not (holder and holder.is_held) and find_launchers(run.path):
             return JobStatus(phase=Phase.RUNNING, why=f"its {LAUNCHER_LOCK} was removed or moved")
         return judge_lock(holder)
 

@@ -120,8 +120,10 @@ def find_launchers(run_dir: Path) -> list[int]:
 
     Each holds its folder, and a lock that the folder does not name.
     """
-    folder = str(run_dir.resolve())
-    return [int(each.name) for each in Path("/proc").glob("[0-9]*") if _has_lost(each, folder)]
+    folder, pids = str(run_dir.resolve()), set[str]()
+    with suppress(OSError):
+        pids.update(line.split()[4] for line in Path("/proc/locks").read_text().splitlines())
+    return [int(pid) for pid in pids if pid.isdigit() and _has_lost(Path("/proc", pid), folder)]
 
 
 def _has_lost(process: Path, folder: str) -> bool:

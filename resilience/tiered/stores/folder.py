@@ -175,8 +175,7 @@ def _open(opened: ExitStack, path: Path, num_bytes: int) -> int:
     """Open a file, which has to have this size; `opened` closes it."""
     file = open_plain(path, os.O_RDONLY)
     opened.callback(os.close, file)
-    size = os.fstat(file).st_size
-    if size != num_bytes:
+    if (size := os.fstat(file).st_size) != num_bytes:
         raise TierError(f"{size} bytes there, {num_bytes} expected")
     return file
 

@@ -155,7 +155,7 @@ def test_two_do_not_go_on_with_one_run_at_once(tmp_path: Path) -> None:
         ended = go_on(run)
 
     assert ended.status == 1
-    assert "another launcher works in" in ended.err
+    assert "another launcher or program works in" in ended.err
 
 
 @pytest.mark.parametrize("word", ["", "-x", "trainer.max_steps=3"])

@@ -428,7 +428,7 @@ def test_two_updates_at_once_lose_nothing(team: Path) -> None:
         ended = check(team, "--update", "-m", "why")
 
     assert (ended.status, ended.out) == (1, "")
-    assert f"another launcher works in {team}/recipes" in ended.err
+    assert f"another launcher or program works in {team}/recipes" in ended.err
 
 
 def test_keys_and_values_that_are_no_text_break_nothing(team: Path) -> None:

@@ -47,26 +47,19 @@ def owners(objects: FolderObjects) -> list[str]:
     return sorted(each.name for each in objects.find_all("n/owner/"))
 
 
-def test_a_namespace_is_its_first_runs_over_all_its_starts(objects: FolderObjects) -> None:
+def test_a_namespace_is_its_first_runs_until_another_one_takes_it_over(
+    objects: FolderObjects,
+) -> None:
     assert claim(objects, A) == ()
     assert claim(objects, A) == ()
     assert claim(objects, B) == (A,)
     assert claim(objects, A) == ()
     assert owners(objects) == [f"n/owner/{A.run}.json"]
-
-
-def test_a_run_that_takes_over_is_the_only_owner(objects: FolderObjects) -> None:
-    claim(objects, A)
+    assert claim_namespace(objects, "another", B, takes_over=False) == ()
 
     assert claim(objects, B, takes_over=True) == ()
     assert claim(objects, A) == (B,)
     assert owners(objects) == [f"n/owner/{B.run}.json"]
-
-
-def test_another_namespace_is_nobodys(objects: FolderObjects) -> None:
-    claim(objects, A)
-
-    assert claim_namespace(objects, "m", B, takes_over=False) == ()
 
 
 class Turns:

@@ -54,9 +54,9 @@ def spoil(place: Place, step: int, text: bytes | None, *, shard: str = "0") -> N
     root = Path(place.settings["folder"])
     (path,) = (each for each in root.rglob(f"{shard}.*.json") if f"/{step:012}-" in f"{each}")
     path.unlink()
-    os.mkfifo(path)
-    if text is not None:
-        path.unlink()
+    if text is None:
+        os.mkfifo(path)
+    else:
         path.write_bytes(text)
 
 

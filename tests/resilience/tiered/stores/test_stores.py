@@ -81,10 +81,7 @@ def test_a_part_of_the_data_is_read(store: Store, begin: int, num_bytes: int) ->
     store.get_data("job", shard.digest, len(shard.data), part, begin=begin)
 
     assert into == b"\0" + shard.data[begin : begin + num_bytes] + b"\0"
-
-
-def test_a_part_beyond_the_data_is_refused(store: Store) -> None:
-    with pytest.raises(ValueError, match="2 bytes from 9 on are not in 10"):
+    with pytest.raises(ValueError, match="bytes from 9 on are not in 10"):
         store.get_data("job", "0" * 32, 10, memoryview(bytearray(2)), begin=9)
 
 
@@ -344,9 +341,7 @@ def test_a_killed_writer_leaves_nothing_that_counts(place: Place) -> None:
 
 
 def _drafts(place: Place) -> int:
-    if place.kind == "s3":
-        return 0
-    return len(list(Path(place.settings["folder"]).glob("*/drafts/*")))
+    return len(list(Path(place.settings.get("folder", "none")).glob("*/drafts/*")))
 
 
 PUTS = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 1), st.integers(0, 3))
