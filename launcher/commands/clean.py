@@ -10,8 +10,8 @@ from launcher.clusters.running.kinds import cluster_of
 from launcher.clusters.running.requests import write_request
 from launcher.commands.sight import find_run, see_run
 from launcher.errors import OutsideError, RecipeError
+from launcher.holding import held_folder
 from launcher.monitor.standing import Phase
-from launcher.rundir import held_folder
 
 
 def print_clean(word: str, start: Path) -> int:

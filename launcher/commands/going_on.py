@@ -17,6 +17,7 @@ from launcher.commands.sight import Sight, find_run, see_run
 from launcher.composition.changing import ChangedJob, change_job
 from launcher.composition.instances import check_instance
 from launcher.errors import OutsideError, RecipeError
+from launcher.holding import held_folder
 from launcher.inputs import check_inputs, check_take_over
 from launcher.job import Job
 from launcher.job.cluster import LocalCluster
@@ -25,7 +26,7 @@ from launcher.monitor.runstate import LAUNCHER_NODE
 from launcher.monitor.standing import Phase
 from launcher.paths import Folders, find_folders
 from launcher.render import render
-from launcher.rundir import EVENTS_FILE, held_folder, next_job_number, replace_job
+from launcher.rundir import EVENTS_FILE, next_job_number, replace_job
 from launcher.support import check_runnable, check_trainer_installed
 from launcher.templates import read_templates
 from resilience.event_files import event_files

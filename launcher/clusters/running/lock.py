@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import OutsideError
-from launcher.rundir import take_lock
+from launcher.holding import take_lock
 from resilience.agent.evidence.locks import LAUNCHER_LOCK, open_names, read_boot_id
 from resilience.plain_files import open_plain, parse_json
 

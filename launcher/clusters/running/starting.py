@@ -10,8 +10,9 @@ from contextlib import nullcontext
 from launcher.clusters.running.cluster import RunFolder
 from launcher.clusters.running.kinds import cluster_of
 from launcher.errors import OutsideError
+from launcher.holding import held_folder
 from launcher.job.cluster import LocalCluster
-from launcher.rundir import SUBMITTED_FILE, held_folder, write_submission
+from launcher.rundir import SUBMITTED_FILE, write_submission
 
 
 def start_run(run: RunFolder, *, is_detached: bool, is_new: bool = True) -> int:

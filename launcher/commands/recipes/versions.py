@@ -24,7 +24,7 @@ def print_check(arguments: Sequence[str], start: Path) -> int:
 
     Returns 1 where something is wrong and was not mended. Raises RecipeError and OutsideError.
     """
-    from launcher.rundir import held_folder
+    from launcher.holding import held_folder
     from launcher.versions.checking import Checker
 
     names, why = _parse_check(arguments)

@@ -14,8 +14,8 @@ import pytest
 
 from launcher.clusters.local_nodes import find_strays
 from launcher.clusters.running.lock import read_lock
+from launcher.holding import held_folder
 from launcher.job import read_job
-from launcher.rundir import held_folder
 from resilience.agent.evidence.locks import hold_lock
 from resilience.events import EventLog, read_events
 from resilience.node_config import RunConfig

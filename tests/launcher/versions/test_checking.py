@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.holding import held_folder
 from launcher.paths import shipped_folder
-from launcher.rundir import held_folder
 from launcher.versions import checking
 from launcher.versions import folder as kept
 from launcher.versions.checking import Checker
