@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _plan(given: argparse.Namespace) -> Output:
     """Return what is to be written; refuses the arguments before torch is imported."""
-    if given.target.exists():
+    if given.target.exists() or given.target.is_symlink():
         raise ConversionError(f"TARGET {given.target} exists; name a folder that does not")
     if not given.source.is_dir():
         raise ConversionError(f"SOURCE {given.source} is no folder")

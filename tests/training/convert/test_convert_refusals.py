@@ -46,9 +46,10 @@ def convert(packed: Path, capsys: pytest.CaptureFixture[str]) -> Convert:
     return run
 
 
-def test_a_target_that_exists_is_left_alone(convert, packed):
+@pytest.mark.parametrize("make", [Path.mkdir, lambda plain: plain.symlink_to("nowhere")])
+def test_a_target_that_exists_is_left_alone(convert, packed, make):
     plain = packed.with_name("plain")
-    plain.mkdir()
+    make(plain)
 
     assert convert() == (2, f"TARGET {plain} exists; name a folder that does not")
 
