@@ -96,11 +96,7 @@ def work() -> None:
 
 def open_loader(options: dict[str, Any], number: int) -> CachedLoader:
     folder = Path(options["folder"])
-    rank, size = 0, 1
-    if "layout" in options:
-        dp_ranks, num_nodes = options["layout"]["dp_ranks"], options["layout"]["num_nodes"]
-        rank, size = dp_ranks[options["rank"]], max(dp_ranks) + 1
-        folder = node_folder(folder, options["rank"] * num_nodes // len(dp_ranks))
+    positions = options["positions"]
     factory = partial(
         shuffled,
         log=str(folder / "log"),
@@ -114,15 +110,11 @@ def open_loader(options: dict[str, Any], number: int) -> CachedLoader:
         job="job",
         samples_per_batch=SAMPLES_PER_BATCH,
         samples_consumed=number * SAMPLES_PER_BATCH,
-        rank=rank,
-        size=size,
+        rank=positions[options["rank"]],
+        size=max(positions) + 1,
         stage=options["stage"],
         owner_pid=options["owner_pid"],
     )
-
-
-def node_folder(folder: Path, node: int) -> Path:
-    return folder / f"node-{node}"
 
 
 class Worker:
@@ -159,6 +151,7 @@ class Job:
             "folder": str(folder),
             "gate": str(self._gate_path),
             "stage": "train",
+            "positions": [0] * num_workers,
             "settings": {},
             **options,
         }

@@ -304,3 +304,26 @@ def test_a_new_producer_begins_where_its_consumers_are(
     loaders_made_anew(course, random.Random(1))
     course.restart()
     assert course.made_again() == []
+
+
+def test_ranks_of_a_position_share_the_cache_of_its_batches(
+    tmp_path: Path, jobs: list[Job]
+) -> None:
+    """As tensor parallel ranks do; a rank knows its position, and needs no torch to ask for it."""
+    positions = [0, 0, 1, 1]
+    expected = [expected_digests(tmp_path, 30, rank=rank, size=2) for rank in range(2)]
+    # All batches are still there when the slowest rank arrives.
+    job = Job(tmp_path, num_workers=4, positions=positions, settings={"lookback_length": 30})
+    jobs.append(job)
+    job.start()
+
+    for number in range(30):
+        assert job.ask("read", number) == [expected[rank][number] for rank in positions]
+
+    assert expected[0] != expected[1]
+    assert job.ask("torch") == ["False"] * 4
+    assert len(find_producers(tmp_path)) == 2
+    for rank in range(2):
+        made = logged(tmp_path, "make", rank=rank)
+        assert sorted(set(made)) == made
+        assert len(logged(tmp_path, "open", rank=rank)) == 1

@@ -110,14 +110,6 @@ def test_another_bit_another_length_or_another_place_is_noticed(key_file, cache)
         sealer.open(sealed, b"batch 8")
 
 
-def test_another_producer_of_the_same_key_keeps_the_batches(key_file, cache):
-    sealed = make_producer(by_file(key_file), cache).seal([b"one batch"], b"")
-    (cache / SEGMENT).write_bytes(b"batches")
-
-    assert make_producer(by_file(key_file), cache).open(sealed, b"") == b"one batch"
-    assert (cache / SEGMENT).read_bytes() == b"batches"
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -273,24 +265,6 @@ def kms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kms]:
         yield Kms(server, folder / "s3-server.log")
 
 
-def test_kms_is_called_once_a_process(kms, cache):
-    encryption = kms.settings(kms.make_key())
-    before = kms.num_calls()
-
-    producer = make_producer(encryption, cache)
-    for _ in range(20):
-        sealed = producer.seal([b"one ", b"batch"], b"batch 7")
-    assert kms.num_calls() == before + 1
-
-    consumer = make_consumer(encryption, cache)
-    for _ in range(20):
-        assert consumer.open(sealed, b"batch 7") == b"one batch"
-    assert kms.num_calls() == before + 2
-
-    assert make_producer(encryption, cache).open(sealed, b"batch 7") == b"one batch"
-    assert kms.num_calls() == before + 3
-
-
 def test_another_kms_key_throws_the_cache_away_with_one_call(kms, cache):
     old = make_producer(kms.settings(kms.make_key()), cache).seal([b"one batch"], b"")
     (cache / SEGMENT).write_bytes(b"batches")
@@ -349,14 +323,6 @@ def open_loader(folder: Path, encryption: CacheEncryption) -> CachedLoader:
 
 def read_all(loader: CachedLoader) -> None:
     assert list(islice(loader, 20)) == list(range(20))
-
-
-def test_an_encrypted_cache_is_read_again_also_where_its_key_was_changed(tmp_path, key_file):
-    for key in (KEY, KEY[::-1]):
-        write_key(key_file, key)
-        with open_loader(tmp_path, by_file(key_file)) as loader:
-            read_all(loader)
-            loader.close(is_over=True)
 
 
 def test_producer_and_consumer_call_kms_once_each(kms, tmp_path):

@@ -133,14 +133,6 @@ def test_step_that_nobody_has_is_lost(daemon: Daemon) -> None:
         load(daemon.client(), state(1), step=4, generation=0)
 
 
-def test_replica_of_a_shard_is_kept_once(daemon: Daemon) -> None:
-    first = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
-    second = Saver(daemon.client(), num_shards=1).save(large(7), step=1, generation=0)
-
-    assert (first.is_written, second.is_written) == (True, False)
-    assert len(segments(daemon.folder)) == 1
-
-
 def test_run_that_has_not_said_where_it_begins_saves_nothing(daemon: Daemon) -> None:
     """Else rank 0's old values and rank 1's new ones would be one step."""
     old = [daemon.client("fresh"), daemon.client("fresh")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -321,39 +320,7 @@ def test_standby_alone_goes_on_only_where_the_members_have_ended(
         )
 
 
-def test_half_goes_on_without_a_silent_node_where_it_wins_the_record() -> None:
-    state, actions = play(
-        running(OPTIONS, "n2"), lost("n0", is_dead=False), stopped("n1", 2), stopped("n1", 3)
-    )
-
-    assert (state.stage, state.nodes) == (RUNNING, ("n2", "n1"))
-    assert len(opened(actions)) == 2
-
-
 # ---- counters
-
-
-def fail_and_recover(state: State, reason: str, step: int, now_s: float = 0.0) -> Any:
-    generation = state.generation
-    return play(
-        state,
-        failed("n0", 0, generation, reason),
-        *all_stopped(generation, but=[0], step=step),
-        stopped("n0", 0, generation, None if reason == "died" else step),
-        now_s=now_s,
-    )
-
-
-def test_faults_without_progress_end_the_run() -> None:
-    state, _ = fail_and_recover(running(), "died", 3)
-    for _ in range(2):
-        state, _ = fail_and_recover(state, "hung", 3)
-        assert state.stage == RUNNING
-
-    state, actions = fail_and_recover(state, "hung", 3)
-
-    assert state.stage == ENDED
-    assert ends(actions)[0].reason.startswith("3 faults without a committed step between them")
 
 
 def test_process_that_fails_again_and_again_is_replaced() -> None:

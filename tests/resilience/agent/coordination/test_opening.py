@@ -343,29 +343,6 @@ def test_half_whose_record_is_of_others_goes_on_once_the_other_half_has_ended() 
     assert (before, state.generation, state.accepted, state.record) == (0, SLACK, {}, None)
 
 
-def test_silent_nodes_have_no_vote() -> None:
-    _, actions = play(
-        running(THREE, "n2", "n3", "n4"),
-        lost("n0", is_dead=False),
-        lost("n1", is_dead=False),
-        *places(2),
-    )
-
-    assert (proposed(actions), opened(actions)) == ([], [])
-
-
-def test_side_that_may_not_go_on_waits_twice_its_patience() -> None:
-    state, _ = play(
-        running(THREE, "n2"), lost("n0", is_dead=False), lost("n1", is_dead=False), *places(2)
-    )
-
-    state, actions = play(state, Tick(), now_s=1199.0)
-    assert ends(actions) == []
-    _, actions = play(state, Tick(), now_s=1200.0)
-
-    assert [each.status for each in ends(actions)] == [75]
-
-
 # ---- whose place is given away
 
 

@@ -224,16 +224,6 @@ def test_a_node_that_is_asked_to_leave_goes_after_a_step_of_all() -> None:
     assert state.incidents == ()
 
 
-def test_nodes_that_are_all_asked_to_leave_stop_the_run() -> None:
-    state = begun("n0", "n1", "n2")
-    state, actions = play(
-        state, asked(state, "n1"), asked(state, "n0"), asked(state, "n2"), now_s=5.0
-    )
-
-    assert sent(actions, Leave) == []
-    assert sorted(sent(actions, StopRun)) == ["n0", "n1", "n2"]
-
-
 def test_who_stands_by_has_the_state_before_the_last_holder_leaves() -> None:
     state = begun("n0", "n1", sizes=(1,))
     assert state.members.nodes == ("n0",)

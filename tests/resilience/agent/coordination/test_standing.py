@@ -32,13 +32,6 @@ def told(standing: Standing) -> tuple[Ballot, Layout | None]:
     return join.ballot, join.agreed
 
 
-def test_agreement_is_told_to_every_coordinator_that_follows() -> None:
-    standing, agreement = OPENED.consider(propose(3, "n0", "n2"))
-
-    assert agreement == Agree(generation=5, ballot=(3, "n0"))
-    assert told(standing) == ((3, "n0"), layout("n0", "n2"))
-
-
 def test_newer_proposal_takes_the_place_of_an_agreement() -> None:
     standing, _ = OPENED.consider(propose(3, "n0", "n2"))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from resilience.agent.connections.transport import Arrival, Gone, Heard
+from resilience.agent.connections.transport import Arrival, Gone, Heard, Reached
 from resilience.agent.coordination.membership import NodeJoined, NodeLost
 from resilience.agent.coordination.outlook import (
     FOLLOWING,
@@ -403,6 +403,20 @@ def test_each_eight_silent_agents_before_the_next_coordinator_take_a_lease(
 
     assert callers.leads_s is not None
     assert leases * LEASE_S < callers.leads_s < (leases + 0.5) * LEASE_S
+
+
+def test_silent_coordinator_that_was_called_by_another_name_has_one_lease() -> None:
+    """It has not answered for that long, and is not asked for as long again."""
+    view = replace(newcomer("n1"), endpoints=("n0.example:1", "n1:1"))
+    called = Dialed(peer=1, address="n0.example:1")
+    words = [hello("n0", generation=-1, leader="n0:1"), Beat(nodes=ROSTER[:2])]
+    view, _ = play(view, Looked(), called, Reached(peer=1), *(heard(1, each) for each in words))
+
+    callers = Callers(view).run(3 * LEASE_S)
+
+    assert callers.leads_s is not None
+    assert LEASE_S < callers.leads_s <= LEASE_S * 7 / 6
+    assert "n0:1" in callers.asked_s
 
 
 @pytest.mark.parametrize(

@@ -130,17 +130,6 @@ def test_each_node_sends_its_part_and_the_older_steps_go(pair: Pair) -> None:
     assert (len(pair.stores["a"].sent), len(pair.stores["b"].sent)) == (4, 4)
 
 
-def test_copies_on_both_nodes_are_sent_once(pair: Pair) -> None:
-    for node in pair.vaults:
-        for shard in ("0", "1"):
-            pair.put(node, 1, shard, make_content(MIB, int(shard)))
-    pair.start()
-
-    wait_until(lambda: len(pair.stores["a"].list_steps("run")) == 2)
-
-    assert len(pair.sent()) == 2
-
-
 def test_what_was_deleted_while_it_was_put_is_put_again(pair: Pair) -> None:
     """Its bytes were those of a step that went: they were there, and were not sent."""
     store = pair.stores["a"]

@@ -99,19 +99,6 @@ def test_a_store_that_hangs_holds_back_what_it_has_to_get(
             assert daemon.end() == 3
 
 
-def test_a_save_that_does_not_fit_is_refused_and_the_daemon_lives(tmp_path: Path) -> None:
-    with make_daemon(tmp_path, budget_mib=3) as daemon:
-        client = daemon.client()
-        save(client, make_id(1), make_content(2 * MIB, 1))
-
-        with pytest.raises(VaultFullError, match=r"nothing may go: .* the newest complete step"):
-            save(client, make_id(2), make_content(2 * MIB, 2))
-
-        assert load(client, make_id(1)) == make_content(2 * MIB, 1)
-        save(client, make_id(3), make_content(MIB, 3))
-        wait_until(lambda: held(client) == [3], client.status)
-
-
 @pytest.mark.slow
 def test_tiny_shards_make_room_for_each_other(tmp_path: Path) -> None:
     with make_daemon(tmp_path, "--keep", "9999", budget_mib=1) as daemon:

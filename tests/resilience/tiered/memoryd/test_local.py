@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from resilience.tiered.errors import (
 )
 from tests.processes import stopped
 from tests.resilience.tiered.daemons import (
-    LIMIT_S,
     MIB,
     Daemon,
     load,
@@ -248,7 +246,7 @@ def test_remove_on_exit_leaves_nothing(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_the_http_door_is_opened_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_an_address_of_the_http_door_that_is_taken_is_said_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         refused = Daemon(folder=tmp_path / "arena", options=["--http", address])
@@ -256,29 +254,6 @@ def test_the_http_door_is_opened_where_it_is_asked_for(tmp_path: Path) -> None:
         assert refused.wait() == 1
         assert "Address already in use" in refused.outputs[0]
         assert not refused.socket_path.exists()
-
-    with Daemon(folder=tmp_path / "arena", options=["--http", address]).start() as daemon:
-        host, _, port = address.partition(":")
-        connection = HTTPConnection(host, int(port), timeout=LIMIT_S)
-        connection.request("GET", "/v1/cp/namespaces/none")
-        assert connection.getresponse().status == 404
-        connection.close()
-        assert daemon.end() == 0
-
-
-def test_a_bad_copy_is_dropped_and_a_good_one_kept(daemon: Daemon, client: TieredClient) -> None:
-    save(client, make_id(1), make_content(MIB, 1))
-    save(client, make_id(2), make_content(MIB, 2))
-    with client.read(step=1, generation=0, shard="0") as loan:
-        with segments(daemon.folder)[loan.segment].open("r+b") as file:
-            file.seek(MIB // 2)
-            file.write(b"!")
-        assert loan.bad()
-        assert loan.bad()
-    with client.read(step=2, generation=0, shard="0") as loan:
-        assert not loan.bad()
-
-    assert [each.step for each in client.steps()] == [2]
 
 
 @pytest.mark.slow

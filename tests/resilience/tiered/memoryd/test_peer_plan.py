@@ -244,11 +244,6 @@ def test_an_inventory_has_an_end(directory: Directory, monkeypatch: pytest.Monke
         directory.take("b", session, many, is_first=True, is_last=True)
 
 
-def test_a_stranger_does_not_enter(directory: Directory) -> None:
-    with pytest.raises(RefusedError, match="none of the peers"):
-        directory.enter("x", "1", object(), domain="", switch="")
-
-
 def test_what_a_node_said_after_it_got_a_copy_counts_more_than_having_sent_it(
     directory: Directory,
 ) -> None:

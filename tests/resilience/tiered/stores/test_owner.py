@@ -197,27 +197,6 @@ def test_of_two_that_take_over_at_once_none_loses_what_it_got() -> None:
         assert left == [f"n/owner/{winner.run}.json"], order
 
 
-def test_a_run_that_lives_keeps_its_entry_byte_for_byte(
-    objects: FolderObjects, tmp_path: Path
-) -> None:
-    claim(objects, A)
-    entry = tmp_path / "store" / "n" / "owner" / f"{A.run}.json"
-    before = entry.read_bytes(), entry.stat().st_mtime_ns
-    asked: list[NamespaceOwner] = []
-
-    for lives, others in ((True, (A,)), (False, ())):
-        assert owners(objects) == [f"n/owner/{A.run}.json"]
-        assert (entry.read_bytes(), entry.stat().st_mtime_ns) == before
-
-        def look(other: NamespaceOwner, lives: bool = lives) -> bool:
-            asked.append(other)
-            return lives
-
-        assert claim_namespace(objects, "n", B, takes_over=True, lives=look) == others
-    assert asked == [A, A]
-    assert owners(objects) == [f"n/owner/{B.run}.json"]
-
-
 def test_many_threads_at_once_give_one_owner(objects: FolderObjects) -> None:
     runs = [NamespaceOwner(run=f"{number:032x}", name=f"run {number}") for number in range(8)]
 

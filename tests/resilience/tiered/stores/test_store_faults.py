@@ -151,17 +151,6 @@ def test_s3_that_hangs_in_the_middle_of_an_upload(server: S3Server, proxy: Fault
     assert all(each.num_bytes == len(shard.data) for each in place.objects().find_all(""))
 
 
-def test_equal_bytes_are_sent_once(server: S3Server, proxy: FaultProxy) -> None:
-    place = s3_place(server)
-    stores = [_through(place, proxy) for _ in range(4)]
-    shard = make_shard(num_bytes=PIECE_BYTES)
-
-    sent = [shard.put(each) for each in stores]
-
-    assert sent == [True, False, False, False]
-    assert PIECE_BYTES < proxy.bytes_up < 1.1 * PIECE_BYTES
-
-
 def test_a_bucket_that_is_not_there(server: S3Server) -> None:
     store = s3_place(server, bucket="nobodys").open()
 

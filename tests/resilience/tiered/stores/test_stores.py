@@ -185,17 +185,6 @@ def test_a_namespace_does_not_leave_its_place(store: Store) -> None:
         store.list_steps(namespace)
 
 
-def test_a_shard_put_again_with_other_bytes_is_the_new_one(store: Store) -> None:
-    old, new = make_shard(1), make_shard(2, num_bytes=2000)
-
-    old.put(store)
-    new.put(store)
-    new.put(store)
-
-    assert store.list_steps("job") == [new.meta.id]
-    assert store.get_meta(new.meta.id) == new.meta
-
-
 def test_a_deleted_step_takes_the_data_that_only_it_names(place: Place) -> None:
     store = place.open()
     shared = [make_shard(1, step=step) for step in (1, 2)]
