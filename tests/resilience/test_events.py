@@ -12,13 +12,16 @@ from resilience.event_files import event_files, node_events
 from resilience.events import Event, EventLog, EventReader, merge_events, read_events
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
 def open_log(path: Path, *, rank: int | None = 0) -> EventLog:
     return EventLog(path, node="node-0", rank=rank, generation=3, clock=lambda: 12.5)
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-
+def test_what_was_written_is_read_back(path: Path) -> None:
     with open_log(path) as log:
         log.write("step", step=7, loss=2.25, tags=["a", None])
 
@@ -35,9 +38,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_is_one_json_object_with_the_documented_keys(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-
+def test_a_line_is_one_json_object_with_the_documented_keys(path: Path) -> None:
     with open_log(path, rank=None) as log:
         log.write("worker_failed", message='two\nlines, "quoted" \u2028 \x00')
 
@@ -55,10 +56,8 @@ def test_a_line_is_one_json_object_with_the_documented_keys(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 def test_non_finite_number_stays_valid_json_and_float_reads_it_back(
-    tmp_path: Path, value: float
+    path: Path, value: float
 ) -> None:
-    path = tmp_path / "events.jsonl"
-
     with open_log(path) as log:
         log.write("step", step=1, loss=value, nested={"all": [value]})
 
@@ -70,9 +69,7 @@ def test_non_finite_number_stays_valid_json_and_float_reads_it_back(
     assert repr(float(record["fields"]["nested"]["all"][0])) == repr(value)
 
 
-def test_field_that_json_cannot_hold_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-
+def test_field_that_json_cannot_hold_is_refused_and_leaves_no_trace(path: Path) -> None:
     with open_log(path) as log, pytest.raises(TypeError, match="not JSON serializable"):
         log.write("checkpoint_written", path=Path("/tmp"))
 
@@ -86,9 +83,8 @@ def _write_many(path: Path, rank: int) -> None:
 
 
 def test_processes_that_share_a_file_keep_each_line_whole_and_their_own_order(
-    tmp_path: Path,
+    path: Path,
 ) -> None:
-    path = tmp_path / "events.jsonl"
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write_many, args=(path, rank)) for rank in range(3)]
 
@@ -103,8 +99,7 @@ def test_processes_that_share_a_file_keep_each_line_whole_and_their_own_order(
 
 
 @pytest.mark.parametrize("num_bytes_left", [1, 5, 9, 60], ids=lambda size: f"{size}-bytes")
-def test_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path, num_bytes_left: int) -> None:
-    path = tmp_path / "events.jsonl"
+def test_line_cut_short_by_a_kill_costs_only_itself(path: Path, num_bytes_left: int) -> None:
     with open_log(path) as log:
         log.write("worker_started", pid=1)
         log.write("step", step=1)
@@ -121,8 +116,7 @@ def test_line_cut_short_by_a_kill_costs_only_itself(tmp_path: Path, num_bytes_le
     assert reader.left_out(is_over=False) == [words]
 
 
-def test_line_cut_short_while_others_have_the_log_open_costs_only_itself(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_line_cut_short_while_others_have_the_log_open_costs_only_itself(path: Path) -> None:
     with open_log(path) as survivor:
         survivor.write("step", step=1)
         with path.open("ab") as killed:
@@ -132,8 +126,7 @@ def test_line_cut_short_while_others_have_the_log_open_costs_only_itself(tmp_pat
     assert [event.step for event in read_events(path)] == [1, 2]
 
 
-def test_reader_returns_each_event_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_reader_returns_each_event_once_and_waits_for_the_end_of_a_line(path: Path) -> None:
     reader = EventReader(path)
     assert reader.read_new() == []
     with open_log(path) as log:
@@ -164,9 +157,8 @@ def test_reader_returns_each_event_once_and_waits_for_the_end_of_a_line(tmp_path
     ],
 )
 def test_line_that_is_no_event_is_named_and_the_rest_still_readable(
-    tmp_path: Path, line: str, message: str
+    path: Path, line: str, message: str
 ) -> None:
-    path = tmp_path / "events.jsonl"
     with open_log(path) as log:
         log.write("step", step=1)
     with path.open("a") as file:
@@ -275,8 +267,7 @@ def test_ends_that_are_torn_or_foreign_are_left_out_and_said(tmp_path: Path) -> 
     assert sorted(reader.left_out(is_over=True)) == sorted([*said, *ends])
 
 
-def test_log_that_was_removed_is_not_made_anew_and_is_read_to_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
+def test_log_that_was_removed_is_not_made_anew_and_is_read_to_its_end(path: Path) -> None:
     reader, later = EventReader(path, keeps_open=True), EventReader(path)
     with open_log(path) as log:
         log.write("step", step=1)

@@ -87,35 +87,6 @@ def test_all_workers_begin_afresh_on_every_node(run: Run) -> None:
     run.assert_nothing_left()
 
 
-def test_restarts_are_counted_once_for_all_nodes(run: Run) -> None:
-    """Each node has fewer faults than restarts, and the run has more.
-
-    At the last fault the other one is idle: it is not to end before who has raised.
-    """
-    places = [("raise", count % 2, count) for count in range(4)]
-    places.append(("idle", 1, 2))
-    start(run, [*TWO_NODES, "--max-restarts", "2"], *places)
-
-    assert statuses(run) == [1, 1], run.show()
-    assert {count for count, _ in starts(run)} == {0, 1, 2}
-    for node in run.agents:
-        assert reason(run, node) == (
-            f"resilience.agent {node}: the run ends with exit status 1: rank 0 ended with exit "
-            "status 1: ValueError: a planned fault; the 2 restarts that trainer.max_restarts "
-            "allows are used up"
-        )
-    run.assert_nothing_left()
-
-
-def test_run_without_restarts_ends_with_the_status_of_its_workers(run: Run) -> None:
-    start(run, ONE_NODE, FAIL="always")
-
-    assert run.wait() == 5, run.show()
-    assert "ended with exit status 5" in reason(run, "n0")
-    assert {count for count, _ in starts(run)} <= {0}
-    run.assert_nothing_left()
-
-
 @pytest.mark.parametrize("options", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])
 def test_run_ends_as_the_worker_that_was_killed_and_not_as_its_peer(
     run: Run, options: Sequence[str]

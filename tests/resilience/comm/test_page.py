@@ -30,12 +30,6 @@ def page(file: int) -> Iterator[Page]:
     each.close()
 
 
-def test_new_slot_shows_nothing(page: Page) -> None:
-    slot = page.read(2)
-
-    assert (slot.beat_s, slot.progress_s, slot.step, slot.activity) == (0, 0, 0, Activity.NOWHERE)
-
-
 def test_mark_and_beat_show_what_they_were_given(page: Page) -> None:
     before_s = time.monotonic()
     page.mark(1, 123_456_789, Activity.GATE, 17)

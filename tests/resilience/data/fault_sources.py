@@ -43,15 +43,6 @@ def fail_to_begin(*, log: str = "") -> _Unreadable:
     return _Unreadable()
 
 
-def read_version(
-    start: Start, *, version_file: str, seed: int = 0, log: str = ""
-) -> Iterator[dict[str, Any]]:
-    """Yield batches of a content that no recipe knows of."""
-    version = Path(version_file).read_text()
-    for batch in count_up(start, log=log):
-        yield {**batch, "version": version, "seed": seed}
-
-
 class _Countdown:
     """Kills the process at a line of the cache's own code."""
 

@@ -25,7 +25,7 @@ import numpy as np
 from resilience.data.loader import CachedLoader, cached
 from resilience.data.sources import PositionBatchSampler, Start
 from tests.processes import wait_for_end
-from tests.resilience.data.scene import make_settings, run_script
+from tests.resilience.data.scene import _write, end_process, make_settings, run_script
 
 SAMPLES_PER_BATCH = 8
 NUM_SAMPLES = 1_009
@@ -38,7 +38,8 @@ def shuffled(
     start: Start, *, log: str, gate: str, num_batches: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """Yield batches of shuffled samples, no two of one size; begins when the gate is open."""
-    _write(log, start.rank, f"open {start.batch}")
+    log = log and f"{log}.{start.rank}"
+    _write(log, f"open {start.batch}")
     with Path(gate).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
     sampler = PositionBatchSampler(
@@ -52,7 +53,7 @@ def shuffled(
     for number, samples in enumerate(sampler, start.batch):
         if number == num_batches:
             return
-        _write(log, start.rank, f"make {number}")
+        _write(log, f"make {number}")
         rng = np.random.default_rng([number, *samples])
         yield {"samples": samples, "x": rng.random(300 + sum(samples)), "number": number}
 
@@ -223,9 +224,7 @@ def _has_open(process: Path, folder: Path) -> bool:
 
 def kill_producers(folder: Path) -> None:
     for pid in find_producers(folder):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
+        end_process(pid, signal.SIGKILL)
 
 
 def logged(folder: Path, verb: str, *, rank: int = 0) -> list[int]:
@@ -240,9 +239,3 @@ def _read(loader: CachedLoader, number: int) -> str:
         return digest(loader.read(number))
     except IndexError:
         return "end"
-
-
-def _write(log: str, rank: int, line: str) -> None:
-    if log:
-        with Path(f"{log}.{rank}").open("a") as file:
-            file.write(f"{line}\n")

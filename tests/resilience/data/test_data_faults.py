@@ -24,12 +24,10 @@ from resilience.data.errors import (
     CacheFullError,
     LateBatchError,
     ProducerError,
-    SourceError,
 )
 from resilience.data.folder import PRODUCER_LOCK_NAME, remove_expired
-from resilience.data.format import PUBLISHED_OFFSET, TABLE_OFFSET
+from resilience.data.format import TABLE_OFFSET
 from resilience.data.loader import CachedLoader
-from resilience.data.segments import SegmentReader, segment_path
 from tests.cases import slow
 from tests.processes import wait_for_end
 from tests.resilience.data import fault_sources as faults
@@ -39,6 +37,7 @@ from tests.resilience.data.scene import (
     Scene,
     count_up,
     end_process,
+    make_batch,
     make_stateful,
     run_script,
 )
@@ -73,25 +72,14 @@ def test_what_is_no_batch_is_an_error_at_its_place(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        (faults.fail_to_begin, PermissionError, "corpus.bin"),
-        ("json:nothing", ProducerError, "json:nothing does not exist: the module has no nothing"),
-        ("wrong_syntax:make", (SyntaxError, SourceError), "invalid syntax"),
+        ({"source": faults.fail_to_begin}, PermissionError, "corpus.bin"),
+        ({"reference": "json:nothing"}, ProducerError, "the module has no nothing"),
     ],
 )
 def test_a_wrong_source_says_what_is_wrong_with_it(
-    scene: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: Any,
-    error: type[Exception],
-    text: str,
+    scene: Scene, source: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    modules = tmp_path / "modules"
-    modules.mkdir()
-    (modules / "wrong_syntax.py").write_text("def make(:\n")
-    monkeypatch.syspath_prepend(modules)
-    more = {"reference": source} if isinstance(source, str) else {"source": source}
-    loader = scene.open(**more)
+    loader = scene.open(**source)
 
     for _ in range(2):
         with pytest.raises(error, match=text):
@@ -175,33 +163,16 @@ def test_a_torn_file_costs_no_batch(scene: Scene, seed: int, is_alive: bool) -> 
     read(loader, *range(40, 60))
 
 
-def flip_in(path: Path, part: str, number: int, fingerprint: bytes) -> bool:
-    """Flip a bit of a batch, where it lies in the segment."""
-    with SegmentReader.open(path, fingerprint) as segment:
-        if number not in segment.numbers:
-            return False
-        entry, first = segment._entry(number), segment.first
-    positions = {
-        "payload": entry.offset + entry.num_bytes - 5,
-        "entry": TABLE_OFFSET + (number - first) * 48 + 3,
-        "header": HEADER_FIRST,
-        "count": PUBLISHED_OFFSET,
-    }
-    flip(path, positions[part])
-    return True
-
-
-@pytest.mark.parametrize(
-    ("part", "is_alive"), [("payload", True), ("entry", False), ("header", True), ("count", False)]
-)
+@pytest.mark.parametrize(("part", "is_alive"), [("payload", True), ("header", False)])
 def test_a_flipped_bit_costs_no_batch(scene: Scene, part: str, is_alive: bool) -> None:
     loader = scene.open(lookback_length=100)
-    # So many that the producer is done with the first segment: it would write the count anew.
+    # So many that the producer is done with the first segment.
     read(loader, *range(80))
-    fingerprint = bytes.fromhex(loader._spec.fingerprint)
     if not is_alive:
         kill(scene)
-    assert sum(flip_in(path, part, 12, fingerprint) for path in scene.segments()) == 1
+    content = make_batch(12).tobytes()
+    (path,) = (each for each in scene.segments() if content in each.read_bytes())
+    flip(path, path.read_bytes().index(content) + 5 if part == "payload" else HEADER_FIRST)
 
     read(scene.open(lookback_length=100), *range(25))
     read(loader, *range(40))
@@ -369,36 +340,6 @@ def test_the_end_of_a_removed_cache_leaves_the_new_one_alone(scene: Scene) -> No
 
     read(scene.open(deadline_s=20), *range(300, 320))
     assert len(scene.producers()) == 2
-
-
-def test_a_changed_recipe_never_gets_an_old_batch(scene: Scene, tmp_path: Path) -> None:
-    """Not even where files of the old one lie in the new one's folder."""
-    version = tmp_path / "version"
-    version.write_text("old")
-    options = {"version_file": str(version), "seed": 7}
-    with scene.open(faults.read_version, options) as loader:
-        read(loader, *range(20))
-        old = scene.segments()[-1].read_bytes()
-    end_producers(scene)
-    version.write_text("new")
-    again = scene.open(faults.read_version, options, samples_consumed=16)
-    assert again.read(16)["version"] == "old"
-    again.close()
-    end_producers(scene)
-
-    loaders = [
-        scene.open(faults.read_version, options, identity={"data": "other"}),
-        scene.open(faults.read_version, {**options, "seed": 8}),
-        scene.open(faults.read_version, options, samples_per_batch=2),
-        scene.open(faults.read_version, options, stage="val"),
-    ]
-    for loader, seed in zip(loaders, (7, 8, 7, 7), strict=True):
-        folder = Path(loader._spec.folder)
-        for number in range(40):
-            if number % 10 == 0:
-                segment_path(folder, 100 + number).write_bytes(old)
-            batch = loader.read(number)
-            assert (batch["version"], batch["seed"]) == ("new", seed)
 
 
 def test_a_lock_whose_holder_was_killed_holds_up_nobody(scene: Scene) -> None:

@@ -66,6 +66,17 @@ def test_a_resume_begins_at_its_sample_and_opens_the_source_there(scene: Scene) 
         scene.open(samples_per_batch=6, samples_consumed=7)
 
 
+def test_a_changed_recipe_never_gets_an_old_batch(scene: Scene) -> None:
+    changes: list[dict[str, Any]] = [
+        {}, {"identity": {}}, {"options": {"num_items": 9}}, {"samples_per_batch": 2},
+        {"stage": "val"},
+    ]  # fmt: skip
+
+    fingerprints = {scene.open(**each)._spec.fingerprint for each in changes}
+
+    assert len(fingerprints) == len(changes)
+
+
 def test_what_is_cached_is_there_without_a_producer(scene: Scene, gate: Path) -> None:
     """The new producer never makes anything: its source waits for ever before batch 20."""
     options = {"number": 20, "gate": str(gate)}

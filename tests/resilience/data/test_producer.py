@@ -41,23 +41,12 @@ from tests.resilience.data.scene import (
 )
 from tests.resilience.data.watch import read
 
-MIB = 1 << 20
-NUM_ITEMS_64K = 8192
-
 
 def wait_until_idle(loader: CachedLoader) -> None:
     """Return when the producer has made all that it may; it is asked until it says so."""
     end_s = time.monotonic() + LIMIT_S
     while "ahead" not in (text := loader.explain()) or "makes batch" in text:
         assert time.monotonic() < end_s, text
-
-
-def used_bytes(scene: Scene) -> int:
-    num_bytes = 0
-    for path in scene.segments():
-        with suppress(FileNotFoundError):  # deleted since they were listed
-            num_bytes += path.stat().st_size
-    return num_bytes
 
 
 def test_an_error_of_the_dataset_arrives_as_itself_at_its_batch(scene: Scene, marker: Path) -> None:
@@ -107,17 +96,6 @@ def test_batches_since_the_checkpoint_stay(scene: Scene) -> None:
     read(loader, *range(100, 130))
     wait_until_idle(loader)
     assert min(scene.held()) > 30
-
-
-def test_one_far_behind_holds_up_nobody_within_the_budget(scene: Scene) -> None:
-    slow = scene.open(options={"num_items": NUM_ITEMS_64K}, budget_mib=1)
-    read(slow, 0)
-    fast = scene.open(options={"num_items": NUM_ITEMS_64K}, budget_mib=1)
-
-    for number in range(60):
-        read(fast, number)
-        assert used_bytes(scene) <= MIB
-    read(slow, *range(1, 60))
 
 
 def test_a_loader_with_a_state_goes_on_from_it(scene: Scene, tmp_path: Path) -> None:

@@ -51,10 +51,6 @@ def test_a_size_that_is_not_allowed_waits_for_more_nodes() -> None:
     assert enough.nodes == ("n2", "n3")
 
 
-def test_a_run_of_its_largest_size_grows_no_more() -> None:
-    assert not plan_growth(POLICY, sizing(n4=0.0), size=4, waiting=["n4"], now_s=99.0).nodes
-
-
 def test_a_size_is_kept_for_a_while() -> None:
     known = note_size(sizing(n1=0.0), 2, 1, 100.0)
 

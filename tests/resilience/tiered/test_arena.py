@@ -51,10 +51,7 @@ def test_segments_are_whole_pages_that_are_there_and_nobody_elses(
     assert os.lseek(segment.file, 0, os.SEEK_HOLE) == 2 * PAGE
     assert folder.stat().st_mode & 0o777 == 0o700
     assert arena.total_bytes == 2 * PAGE
-
-
-def test_an_empty_shard_has_a_page(arena: Arena) -> None:
-    assert arena.take(0).size_bytes == PAGE
+    assert arena.take(0).size_bytes == PAGE, "an empty shard has a page"
 
 
 def test_memory_is_the_file(arena: Arena) -> None:
@@ -235,19 +232,15 @@ def test_more_than_the_budget_is_refused_and_kept(folder: Path) -> None:
     third.close()
 
 
-def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-
-    with pytest.raises(ArenaError, match="a link to one"):
-        Arena(tmp_path / "link", PAGE)
-
-
-def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("link", "a link to one"), ("file", "cannot use the folder")]
+)
+def test_what_is_no_folder_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
 
-    with pytest.raises(ArenaError, match="cannot use the folder"):
-        Arena(tmp_path / "file", PAGE)
+    with pytest.raises(ArenaError, match=words):
+        Arena(tmp_path / name, PAGE)
 
 
 def test_a_link_in_a_segments_place_is_not_followed(folder: Path, tmp_path: Path) -> None:

@@ -131,37 +131,6 @@ def test_all_workers_and_the_daemon_may_die(workers: Workers, daemon: Daemon) ->
 
 
 @pytest.mark.slow
-def test_steps_are_retained_and_others_are_missing(workers: Workers, daemon: Daemon) -> None:
-    job = job_of(daemon)
-    assert all("error" in each for each in workers.load(**job, seed=1))
-    for step in range(1, 6):
-        assert workers.save(**job, step=step, seed=step) == SAVED
-
-    with connect(daemon) as client:
-        assert client.latest("job") == [5, 4, 3]
-        assert client.ask("GET", "/v1/cp/namespaces/job").content["num_ranks"] == WORLD_SIZE + 1
-    assert workers.load(**job, seed=3, step=3) == loaded(3)
-    assert all("error" in each for each in workers.load(**job, seed=2, step=2))
-    assert all("error" in each for each in workers.load(**job, seed=9, step=9))
-    with connect(daemon) as client:
-        client.ask("DELETE", shard_path("job", WORLD_SIZE, 5))
-    assert workers.load(**job, seed=4) == loaded(4)
-
-
-@pytest.mark.slow
-def test_save_that_dies_leaves_the_step_before(workers: Workers, daemon: Daemon) -> None:
-    job = job_of(daemon)
-    assert workers.save(**job, step=1, seed=1) == SAVED
-    with stopped(daemon.pid):
-        workers.tell(do="save", **job, step=2, seed=2)
-        workers.kill()
-
-    assert workers.load(**job, seed=1) == loaded(1)
-    assert workers.save(**job, step=2, seed=3) == SAVED
-    assert workers.load(**job, seed=3) == loaded(2)
-
-
-@pytest.mark.slow
 def test_daemon_that_is_too_slow_fails_the_save_alone(workers: Workers, daemon: Daemon) -> None:
     job = job_of(daemon)
     assert workers.save(**job, step=1, seed=1) == SAVED

@@ -77,6 +77,10 @@ def program(*parts: bytes) -> bytes:
     return b"\x80\x05" + b"".join(parts) + b"."
 
 
+def calls(module: str, name: str, argument: bytes) -> bytes:
+    return program(named(module, name), argument, b"\x85R")
+
+
 TOUCH = f"touch {FILE}"
 CODE = f"open({FILE!r}, 'w')"
 NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in range(200))
@@ -92,12 +96,12 @@ NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in rang
             dump(Bomb(getattr, str, "join")), "it asks for builtins.getattr", id="getattr"
         ),
         pytest.param(
-            program(named(DCP, "os.system"), text(TOUCH), b"\x85R"),
+            calls(DCP, "os.system", text(TOUCH)),
             f"it asks for {DCP}.os.system",
             id="through-an-allowed-module",
         ),
         pytest.param(
-            program(named("torch", "serialization.os.system"), text(TOUCH), b"\x85R"),
+            calls("torch", "serialization.os.system", text(TOUCH)),
             "it asks for torch.serialization.os.system",
             id="through-torch",
         ),
@@ -105,20 +109,14 @@ NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in rang
             dump(Bomb(torch.load, FILE)), "it asks for torch.serialization.load", id="torch-load"
         ),
         pytest.param(
-            program(named("torch", "zeros"), b"J\xff\xff\xff\x7f\x85R"),
+            calls("torch", "zeros", b"J\xff\xff\xff\x7f"),
             "it asks for torch.zeros",
             id="torch-zeros",
         ),
         pytest.param(
-            program(named("torch", "float32"), text("x"), b"\x85R"),
-            "a call that is none",
-            id="calls-a-dtype",
+            calls("torch", "float32", text("x")), "a call that is none", id="calls-a-dtype"
         ),
-        pytest.param(
-            program(named(DCP, "Metadata"), text("x"), b"\x85R"),
-            "a call that is none",
-            id="calls-a-class",
-        ),
+        pytest.param(calls(DCP, "Metadata", text("x")), "a call that is none", id="calls-a-class"),
         pytest.param(
             program(named(DCP, "Metadata"), text("x"), b"\x85\x81"),
             "an object that is none",
@@ -135,9 +133,7 @@ NESTED = b")\x94" + b"".join(b"h" + bytes([each]) + b"\x86\x94" for each in rang
             id="size-of-text",
         ),
         pytest.param(
-            program(named("collections", "OrderedDict"), NESTED, b"\x85R"),
-            "no metadata",
-            id="dict-of-pairs",
+            calls("collections", "OrderedDict", NESTED), "no metadata", id="dict-of-pairs"
         ),
         pytest.param(b"cposix\nsystem\n(S'touch x'\ntR.", "instruction b'c'", id="protocol-0"),
         pytest.param(pickle.dumps({}, protocol=2), "a pickle of protocol 2", id="protocol-2"),

@@ -51,12 +51,14 @@ def state(copies: Sequence[Copy], step: StepAt, living: Living = LIVING) -> Step
     return judge_steps(copies, living, namespace=NAMESPACE, domains_min=2).states[step]
 
 
+SAFE, ONE_DOMAIN = "complete: all 2 shards are safe", "shard 1 in 1 of 2 failure domains"
+IN_S3 = copy("the-s3", 10, shard="0", of=2, tier="s3")
+
+
 @pytest.mark.parametrize(
     ("copies", "reason"),
     [
-        pytest.param(
-            everywhere("ac", 10, of=2), "complete: all 2 shards are safe", id="two-domains"
-        ),
+        pytest.param(everywhere("ac", 10, of=2), SAFE, id="two-domains"),
         pytest.param(
             everywhere("ab", 10, of=2),
             "shard 0 in 1, shard 1 in 1 of 2 failure domains",
@@ -65,36 +67,27 @@ def state(copies: Sequence[Copy], step: StepAt, living: Living = LIVING) -> Step
         pytest.param(everywhere("acd", 10, of=2)[::2], "1 of 2 shards", id="a-shard-is-nowhere"),
         pytest.param(
             [*everywhere("ac", 10, of=2)[:3], copy("b", 10, shard="1", of=2)],
-            "shard 1 in 1 of 2 failure domains",
+            ONE_DOMAIN,
             id="one-shard-in-one-domain",
         ),
+        pytest.param(everywhere(["the-s3"], 10, of=2, tier="s3"), SAFE, id="s3"),
+        pytest.param(everywhere(["f"], 10, of=2, tier="folder"), SAFE, id="folder"),
         pytest.param(
-            everywhere(["the-s3"], 10, of=2, tier="s3"), "complete: all 2 shards are safe", id="s3"
+            [IN_S3, copy("a", 10, shard="1", of=2)], ONE_DOMAIN, id="half-in-s3-half-in-one-domain"
         ),
         pytest.param(
-            everywhere(["f"], 10, of=2, tier="folder"),
-            "complete: all 2 shards are safe",
-            id="folder",
-        ),
-        pytest.param(
-            [copy("the-s3", 10, shard="0", of=2, tier="s3"), copy("a", 10, shard="1", of=2)],
-            "shard 1 in 1 of 2 failure domains",
-            id="half-in-s3-half-in-one-domain",
-        ),
-        pytest.param(
-            [copy("the-s3", 10, shard="0", of=2, tier="s3")]
-            + [copy(place, 10, shard="1", of=2) for place in "ad"],
-            "complete: all 2 shards are safe",
+            [IN_S3] + [copy(place, 10, shard="1", of=2) for place in "ad"],
+            SAFE,
             id="half-in-s3-half-in-two-domains",
         ),
         pytest.param(
             [*everywhere("ac", 10, of=2), *everywhere("ac", 10, of=3)[::3]],
-            "complete: all 2 shards are safe",
+            SAFE,
             id="another-number-of-shards-does-not-count",
         ),
         pytest.param(
             [*everywhere("ac", 10, of=2), *everywhere("abcd", 10, of=4)[1::2]],
-            "complete: all 2 shards are safe",
+            SAFE,
             id="nor-does-one-with-more-copies-and-not-all-shards",
         ),
         pytest.param(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from resilience.tiered.shard import ShardId
+from resilience.tiered.catalog import Copy
+from resilience.tiered.shard import ShardId, ShardMeta, content_digest
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import make_meta
 
@@ -23,3 +24,11 @@ def put(
     with vault.begin(shard_id, len(content), is_copy=is_copy) as writing:
         writing.memory[:] = content
         writing.commit(make_meta(shard_id, content, num_shards=num_shards))
+
+
+def copy_of(meta: ShardMeta, place: str) -> Copy:
+    """Return what others know of a shard in a node's memory."""
+    return Copy(
+        meta_id=meta.id, num_shards=meta.num_shards, digest=content_digest(meta),
+        num_bytes=meta.num_bytes, place=place, tier="ram",
+    )  # fmt: skip

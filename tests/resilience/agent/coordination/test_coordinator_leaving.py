@@ -12,7 +12,6 @@ from resilience.agent.coordination.membership import (
     RUNNING,
     STOPPING,
     Action,
-    Event,
     HandOver,
     NodeJoined,
     Note,
@@ -43,9 +42,8 @@ from tests.resilience.agent.coordination.decisions import (
     opened,
     phases,
     play,
-    stopped,
 )
-from tests.resilience.agent.coordination.test_size import asked, sent
+from tests.resilience.agent.coordination.test_size import asked, left, sent
 
 SAVED = {"saved": 2, "place": "/run/state"}
 
@@ -56,21 +54,6 @@ def begun(*, nodes: int = 2, standby: int = 0, **options: Any) -> State:
     state, _ = play(state, *(join(f"n{index}") for index in range(nodes + standby)))
     assert (state.stage, len(state.members.nodes)) == (RUNNING, nodes)
     return state
-
-
-def left(state: State, *, nodes: tuple[str, ...] = (), rest: Any = None) -> list[Event]:
-    """Return what is heard when all ranks leave after a step."""
-    generation = state.generation
-    first = failed(state.members.nodes[0], 0, generation, PLANNED)
-    return [first, *_told(state, nodes or state.members.nodes, rest)]
-
-
-def _told(state: State, nodes: tuple[str, ...], rest: Any = None) -> list[Event]:
-    return [
-        stopped(node, rank, state.generation, 5, rest)
-        for node in nodes
-        for rank in state.members.ranks_of(state.members.nodes.index(node))
-    ]
 
 
 def again(node: str, start: str) -> NodeJoined:

@@ -49,6 +49,9 @@ from tests.resilience.agent.coordination.decisions import (
     stopped,
 )
 
+MEMBERS = layout("n0", "n1", "n2")
+THREE = replace(OPTIONS, num_nodes=3)
+
 
 def succeed(options: Options = OPTIONS, **more: Any) -> State:
     return follow(options, layout("n0", "n1"), **more)
@@ -102,10 +105,9 @@ def test_standby_that_succeeds_learns_of_a_newer_generation_from_its_members() -
 def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
     """The coordinator was lost when it had told one node of two: what the other one holds counts,
     since no step can have been committed without it."""
-    members = layout("n0", "n1", "n2")
-    state = follow(replace(OPTIONS, num_nodes=3), members)
-    state, actions = play(state, bound(join("n1", 4, members.nodes), 1, members))
-    state, more = play(state, join("n2", 5, members.nodes), join("n3"))
+    state = follow(THREE, MEMBERS)
+    state, actions = play(state, bound(join("n1", 4, MEMBERS.nodes), 1, MEMBERS))
+    state, more = play(state, join("n2", 5, MEMBERS.nodes), join("n3"))
     assert (state.generation, state.opened, sorted(state.voters)) == (5, 4, ["n1", "n2"])
     assert learned(more) == ["n1", "n3"]
 
@@ -119,7 +121,7 @@ def test_successor_learns_of_a_generation_that_was_just_opened() -> None:
 
 def test_new_member_that_was_still_to_be_told_counts_as_one_that_holds_nothing() -> None:
     members, before = layout("n0", "n3", "n2"), layout("n0", "n1", "n2")
-    state = follow(replace(OPTIONS, num_nodes=3), members, generation=5)
+    state = follow(THREE, members, generation=5)
     taker = bound(join("n3", 4, before.nodes), 1, members)
     state, actions = play(state, taker, join("n2", 5, members.nodes))
     assert (state.opened, sorted(state.voters), learned(actions)) == (4, ["n2", "n3"], ["n3"])
@@ -135,13 +137,12 @@ def test_new_member_that_was_still_to_be_told_counts_as_one_that_holds_nothing()
 
 def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     """It may have come about with others, whom this coordinator does not see."""
-    members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
-    state = follow(replace(OPTIONS, num_nodes=3), members)
-    first = bound(join("n1", 4, members.nodes), 7, agreed)
-    state, _ = play(state, first, join("n2", 4, members.nodes), join("n4"))
-    ends_of_4 = places(1, 2, generation=4)
+    agreed = layout("n3", "n1", "n2")
+    state = follow(THREE, MEMBERS)
+    first = bound(join("n1", 4, MEMBERS.nodes), 7, agreed)
+    state, _ = play(state, first, join("n2", 4, MEMBERS.nodes), join("n4"))
 
-    state, actions = play(state, *ends_of_4)
+    state, actions = play(state, *places(1, 2, generation=4))
 
     (proposal, *_) = proposed(actions)
     assert (proposal.generation, proposal.ballot[0], proposal.layout) == (5, 8, agreed)
@@ -149,8 +150,7 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
     assert (state.stage, state.generation, state.opened) == (STOPPING, 5, 4)
     assert learned(actions) == ["n1", "n2", "n4"]
 
-    ends_of_5 = places(1, 2, generation=5)
-    state, actions = play(state, *ends_of_5)
+    state, actions = play(state, *places(1, 2, generation=5))
 
     opening = opened(actions)[0]
     assert (opening.generation, opening.layout.nodes) == (6, ("n4", "n1", "n2"))
@@ -158,15 +158,13 @@ def test_what_a_member_has_agreed_to_comes_before_the_own_choice() -> None:
 
 
 def test_newest_of_several_agreements_comes_first() -> None:
-    members = layout("n0", "n1", "n2")
-    state = follow(replace(OPTIONS, num_nodes=3), members)
+    state = follow(THREE, MEMBERS)
     joins = [
-        bound(join(node, 4, members.nodes), ballot, layout(taker, "n1", "n2"))
+        bound(join(node, 4, MEMBERS.nodes), ballot, layout(taker, "n1", "n2"))
         for node, ballot, taker in (("n1", 9, "n3"), ("n2", 7, "n4"))
     ]
-    ends_of_4 = places(1, 2, generation=4)
 
-    _, actions = play(state, *joins, join("n5"), *ends_of_4)
+    _, actions = play(state, *joins, join("n5"), *places(1, 2, generation=4))
 
     proposal = proposed(actions)[0]
     assert (proposal.ballot[0], proposal.layout) == (10, layout("n3", "n1", "n2"))
@@ -174,19 +172,18 @@ def test_newest_of_several_agreements_comes_first() -> None:
 
 def test_members_that_were_asked_for_are_asked_for_again_in_the_same_ballot() -> None:
     """Also once somebody knows more of the generation that has ended: agreements name a ballot."""
-    members = layout("n0", "n1", "n2")
     told = places(0, 1, 2, generation=5)
-    state = replace(follow(replace(OPTIONS, num_nodes=3), members, generation=5), ballot=(1, "n3"))
+    state = replace(follow(THREE, MEMBERS, generation=5), ballot=(1, "n3"))
     late = [
-        bound(join("n1", 4, members.nodes), 0, members),
-        join("n2", 5, members.nodes),
+        bound(join("n1", 4, MEMBERS.nodes), 0, MEMBERS),
+        join("n2", 5, MEMBERS.nodes),
         join("n4"),
         *told[2:],
         lost("n0"),
     ]
-    knows_more = replace(join("n5", 5, members.nodes).join, node="n5", start="n5")
+    knows_more = replace(join("n5", 5, MEMBERS.nodes).join, node="n5", start="n5")
     later = [lost("n1", is_dead=False), NodeJoined(join=knows_more), lost("n4")]
-    back = [join("n0", 5, members.nodes), join("n1", 5, members.nodes), *told]
+    back = [join("n0", 5, MEMBERS.nodes), join("n1", 5, MEMBERS.nodes), *told]
     actions: list[Action] = []
     for now_s, event in [*((4.0, each) for each in (*late, *later, *back)), (9.0, Tick())]:
         joined = isinstance(event, NodeJoined) and replace(event.join, promised=state.ballot)
@@ -207,12 +204,10 @@ def late_ones(state: State) -> list[str]:
 
 
 def test_agreement_of_which_nobody_is_left_is_passed_over() -> None:
-    members, agreed = layout("n0", "n1", "n2"), layout("n8", "n1", "n9")
-    state = follow(
-        replace(OPTIONS, num_nodes=3), members, generation=100, known={"n8", "n9"}, dead={"n8"}
-    )
+    agreed = layout("n8", "n1", "n9")
+    state = follow(THREE, MEMBERS, generation=100, known={"n8", "n9"}, dead={"n8"})
     state, _ = play(replace(state, opened=0), join("n3"), join("n4"), join("n5"))
-    last = bound(join("n1", 100, members.nodes), 1, agreed).join
+    last = bound(join("n1", 100, MEMBERS.nodes), 1, agreed).join
     state, _ = play(state, NodeJoined(join=replace(last, opened=0)), lost("n1"))
     assert state.accepted
 
@@ -245,13 +240,14 @@ def test_half_whose_agreement_is_not_what_the_record_says_goes_on_with_neither()
 
 def test_what_was_agreed_to_does_not_begin_with_another_start_of_an_agent() -> None:
     """It knows nothing of it, and would take no part."""
-    members, agreed = layout("n0", "n1", "n2"), layout("n3", "n1", "n2")
+    agreed = layout("n3", "n1", "n2")
     agreed = replace(agreed, starts=("before", "n1", "n2"))
-    state = follow(replace(OPTIONS, num_nodes=3), members)
-    first = bound(join("n1", 4, members.nodes), 7, agreed)
-    ends_of_4 = places(1, 2, generation=4)
+    state = follow(THREE, MEMBERS)
+    first = bound(join("n1", 4, MEMBERS.nodes), 7, agreed)
 
-    state, actions = play(state, first, join("n2", 4, members.nodes), join("n3"), *ends_of_4)
+    state, actions = play(
+        state, first, join("n2", 4, MEMBERS.nodes), join("n3"), *places(1, 2, generation=4)
+    )
 
     assert proposed(actions)[0].layout == agreed
     assert opened(actions) == []
@@ -339,8 +335,7 @@ def test_late_member_of_a_newer_generation_is_followed_while_nothing_was_opened(
 
 def test_all_members_of_a_newer_generation_are_waited_for() -> None:
     """One of them may hold the last copy of a shard."""
-    options = replace(OPTIONS, num_nodes=3)
-    state = follow(options, layout("n0", "n1", "n2"))
+    state = follow(THREE, MEMBERS)
     state, _ = play(state, join("n2", 4, ["n0", "n1", "n2"]), join("n3"))
     state, actions = play(state, join("n1", 5, ["n0", "n1", "n4"]))
     state, more = play(state, *places(1, generation=5))

@@ -239,26 +239,17 @@ def test_half_without_a_common_folder_goes_on_with_the_first_node() -> None:
         assert bool(opened(actions)) == opens
 
 
-def test_standby_alone_waits_for_whoever_may_have_gone_on() -> None:
-    state, actions = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
-    assert opened(actions) == []
+@pytest.mark.parametrize("newest", [-1, 500])
+def test_standby_alone_waits_for_whoever_may_have_gone_on(newest: int) -> None:
+    """Who has ended may have opened some before, behind the newest that the record knows."""
+    state, before = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
+    state, actions = play(state, Recorded(generation=newest))
+    assert opened([*before, *actions]) == []
 
     _, actions = play(state, join("n2"))
 
     (opening,) = opened(actions)
-    assert opening.generation > SLACK, "others may have opened some before they ended"
-
-
-def test_numbers_are_passed_over_behind_the_newest_that_the_record_knows() -> None:
-    """Who has ended may have passed over some itself, behind a newer one than is known here."""
-    state, _ = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
-    state, actions = play(state, Recorded(generation=500))
-    assert opened(actions) == []
-
-    _, actions = play(state, join("n2"))
-
-    (opening,) = opened(actions)
-    assert opening.generation > 500 + SLACK
+    assert opening.generation > max(newest, 0) + SLACK
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

@@ -1,11 +1,13 @@
-"""What nodes save that may not go on, or lack a node, and what is decided on evidence."""
+"""What is saved of a run that does not go on, by nodes alone, without a node, or as it gives up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from resilience.agent.coordination.coordinator import take_over
+import pytest
+
+from resilience.agent.coordination.coordinator import decide, take_over
 from resilience.agent.coordination.membership import (
     ENDED,
     RUNNING,
@@ -24,11 +26,14 @@ from resilience.agent.coordination.membership import (
 )
 from resilience.agent.coordination.standing import Standing
 from resilience.agent.coordination.votes import find_doubted
-from resilience.comm.messages import SaveState, StateSaved
+from resilience.comm.messages import GAVE_UP_STATUS, SaveState, StateSaved
 from resilience.state.layout import Layout, make_layout
 from resilience.state.report import Phase, Report
 from tests.resilience.agent.coordination.decisions import (
+    OPTIONS,
     ends,
+    failed,
+    finished,
     hear,
     join,
     layout,
@@ -37,14 +42,15 @@ from tests.resilience.agent.coordination.decisions import (
     places,
     play,
     promise,
+    running,
     stopped,
 )
 
 THREE = ("n0", "n1", "n2")
-OPTIONS = Options(
+THREE_NODES = Options(
     num_nodes=3, num_local_ranks=2, partition_patience_s=100.0, last_save_deadline_s=30.0
 )
-TELLS: dict[str, Any] = {"saved": 2, "place": "/run/state"}
+TELLS: dict[str, Any] = {"saved": 4, "place": "/run/state"}
 
 
 def shut_out(*, rest: dict[str, Any] = TELLS, steps: tuple[int, int] = (5, 5)) -> State:
@@ -58,7 +64,7 @@ def shut_out(*, rest: dict[str, Any] = TELLS, steps: tuple[int, int] = (5, 5)) -
     return state
 
 
-def follow(*more: str, members: Layout | None = None, options: Options = OPTIONS) -> State:
+def follow(*more: str, members: Layout | None = None, options: Options = THREE_NODES) -> State:
     return take_over(
         options,
         Standing(generation=4, opened=4, layout=members or layout(*THREE), shares_folder=True),
@@ -154,7 +160,7 @@ def test_side_that_holds_a_part_saves_nothing_and_says_so() -> None:
     assert orders(actions) == []
     _, actions = play(state, Tick(), now_s=200.0)
     assert reason(actions).endswith(
-        "that of step 2 in /run/state; what is held here was not saved: of step 5 nobody here "
+        "that of step 4 in /run/state; what is held here was not saved: of step 5 nobody here "
         "holds shard 2, 3"
     )
 
@@ -187,7 +193,7 @@ def test_what_is_saved_already_or_cannot_be_saved_is_not_asked_for() -> None:
 
 
 def test_run_that_lacks_a_node_saves_before_it_ends() -> None:
-    state = follow(options=replace(OPTIONS, join_deadline_s=20.0, stop_deadline_s=5.0))
+    state = follow(options=replace(THREE_NODES, join_deadline_s=20.0, stop_deadline_s=5.0))
     reports = places(1, 2, generation=4, rest=TELLS)
     state, _ = play(state, join("n1", 4, THREE), join("n2", 4, THREE), *reports)
 
@@ -223,7 +229,7 @@ def test_half_whose_folder_does_not_answer_waits_as_long_as_others_may_go_on() -
 
 def test_folder_has_its_time_from_when_it_is_asked() -> None:
     """The node that was missing came late."""
-    options = replace(OPTIONS, partition_patience_s=100.0, join_deadline_s=120.0)
+    options = replace(THREE_NODES, partition_patience_s=100.0, join_deadline_s=120.0)
     state = follow("n3", members=layout("n0", "n1"), options=options)
     state, _ = hear(state, join("n1", 4, ("n0", "n1")), *places(1, generation=4))
     state, _ = hear(state, Tick(), now_s=125.0)
@@ -249,7 +255,7 @@ def end_of(node: str, *starts: str) -> NodeEnded:
 
 
 def test_standby_alone_goes_on_once_the_node_has_ended() -> None:
-    options = replace(OPTIONS, num_nodes=1)
+    options = replace(THREE_NODES, num_nodes=1)
     state = follow("n9", members=layout("n0"), options=options)
     state = replace(state, known=frozenset({"n0", "n9"}))
     state, actions = play(state, join("n9"))
@@ -263,7 +269,7 @@ def test_standby_alone_goes_on_once_the_node_has_ended() -> None:
 
 
 def test_evidence_about_another_start_is_none() -> None:
-    state = follow("n9", members=layout("n0"), options=replace(OPTIONS, num_nodes=1))
+    state = follow("n9", members=layout("n0"), options=replace(THREE_NODES, num_nodes=1))
     state = replace(state, known=frozenset({"n0", "n9"}), starts={"n0": "newer"})
     state, _ = play(state, join("n9"))
 
@@ -309,3 +315,154 @@ def test_nodes_that_have_saved_are_members_again_when_the_others_come_back() -> 
     assert (state.stage, state.members.nodes, state.side_save) == (RUNNING, THREE, None)
     told = [Report.from_json(each) for each in opened(actions)[0].reports]
     assert {(each.phase, each.step) for each in told} == {(Phase.COMPUTING, 5)}
+
+
+# ---- what is saved before the run gives up
+
+WHY = (
+    "1 faults without a committed step between them, allowed are 0 "
+    "(restarts_without_progress_max); mend what comes back at once; the last fault: rank 0: rank "
+    "0: exception"
+)
+WHERE = "; the newest state known to be saved is that of step 4 in /run/state"
+
+
+def give_up(rest: dict[str, Any]) -> tuple[State, list[Action]]:
+    """Return what follows the last fault that the run may have."""
+    options = replace(OPTIONS, restarts_without_progress_max=0, last_save_deadline_s=20.0)
+    state = running(options)
+    for generation in range(2):
+        state, actions = play(
+            state,
+            failed("n0", 0, generation),
+            *places(0, 1, generation=generation, rest=rest),
+        )
+    return state, actions
+
+
+def test_one_more_generation_opens_to_save_the_state() -> None:
+    state, actions = give_up(TELLS)
+
+    assert (state.stage, state.generation) == (RUNNING, 2)
+    assert [each.is_last for each in opened(actions)] == [True, True]
+    assert Note(event="giving_up", fields={"reason": WHY}) in actions
+    assert ends(actions) == []
+
+
+def test_run_ends_with_the_word_of_the_first_rank_that_knows_where_the_state_lies() -> None:
+    state, _ = give_up(TELLS)
+
+    _, actions = play(
+        state, finished("n1", 3, 2, GAVE_UP_STATUS, "the state of step 5 is saved in /run/state")
+    )
+
+    assert reason(actions) == f"{WHY}; rank 3: the state of step 5 is saved in /run/state"
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (failed("n1", 2, 2), "rank 2: rank 2: exception"),
+        (lost("n1"), "rank 2: n1 with ranks 2 to 3 is gone"),
+    ],
+    ids=["worker", "node"],
+)
+def test_fault_while_the_state_is_saved_ends_the_run_at_once(event: Any, words: str) -> None:
+    state, _ = give_up(TELLS)
+
+    state, actions = play(state, event)
+
+    assert state.stage == ENDED
+    assert reason(actions) == f"{WHY}; a fault came before the state was saved: {words}{WHERE}"
+
+
+def test_save_that_takes_too_long_ends_the_run() -> None:
+    state, _ = give_up(TELLS)
+    state, actions = play(state, Tick(), now_s=19.9)
+    assert ends(actions) == []
+
+    _, actions = play(state, Tick(), now_s=20.0)
+
+    assert reason(actions) == f"{WHY}; the state was not saved within 20 s{WHERE}"
+
+
+def test_program_that_cannot_save_is_not_asked_to() -> None:
+    state, actions = give_up({})
+
+    assert state.stage == ENDED
+    assert reason(actions) == WHY
+
+
+def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
+    """What was saved before is named: a rank has told of it in an earlier generation."""
+    options = replace(OPTIONS, restarts_without_progress_max=0)
+    state, _ = play(
+        running(options),
+        failed("n0", 0),
+        *places(0, 1, rest=TELLS),
+    )
+
+    state, actions = play(
+        state,
+        failed("n0", 0, 1, "died"),
+        *places(0, 1, generation=1, step=None),
+    )
+
+    assert state.stage == ENDED
+    assert reason(actions).endswith(WHERE)
+
+
+def test_run_without_a_node_for_a_place_says_where_its_state_lies() -> None:
+    state, _ = play(running(), lost("n1"), *places(0, step=4, rest=TELLS))
+
+    _, actions = play(state, Tick(), now_s=135.0)
+
+    assert reason(actions) == (
+        "no node took the place of lost n1 within 135 s; "
+        "set resilience.checkpointless.standby_nodes" + WHERE
+    )
+
+
+def test_state_before_the_first_step_lies_nowhere() -> None:
+    state, _ = give_up({"saved": 0, "place": ""})
+
+    _, actions = play(state, failed("n1", 2, 2))
+
+    assert reason(actions).endswith("; no state is saved, so a start begins at step 0")
+
+
+def test_member_lost_before_the_last_generation_begins_does_not_change_the_reason() -> None:
+    """That one has come about and never begun: no fault came into the way of the save."""
+    options = replace(OPTIONS, num_nodes=3, restarts_without_progress_max=0)
+    state, _ = play(State(options=options), *(join(f"n{place}") for place in range(4)))
+    for generation in range(2):
+        *before, last = places(0, 1, 2, generation=generation, rest=TELLS)
+        state, _ = play(state, failed("n0", 0, generation), *before)
+        if generation == 0:
+            state, _ = play(state, last)
+    state, _ = decide(state, last, 0.0)
+    state, _ = play(state, lost("n2", is_dead=False))
+    assert (state.generation, state.opened, state.giving_up) == (2, 1, WHY)
+
+    state, actions = play(state, *places(0, 1, generation=2, rest=TELLS))
+
+    assert [each.is_last for each in opened(actions)] == [True] * 3
+    assert Note(event="giving_up", fields={"reason": WHY}) in actions
+    assert state.fruitless == (frozenset(),)
+
+
+def test_older_state_that_ranks_tell_of_is_all_that_is_left() -> None:
+    """The newer one was in memory, and is gone with it."""
+    newer = {"saved": 5, "place": "the nodes' memory"}
+    state = running()
+    for generation, tells in enumerate((newer, TELLS)):
+        state, _ = play(
+            state,
+            failed("n0", 0, generation),
+            *places(0, 1, generation=generation, rest=tells),
+        )
+
+    state, _ = play(state, lost("n1"))
+    _, actions = play(state, Tick(), now_s=135.0)
+
+    assert reason(actions).endswith(WHERE)

@@ -86,15 +86,12 @@ def sent(actions: list[Action], kind: type) -> list[str]:
     return [e.node for e in actions if isinstance(e, Send) and isinstance(e.message, kind)]
 
 
-def left(state: State) -> list[Any]:
+def left(state: State, *, rest: Any = None) -> list[Said]:
     """Return what is heard when all ranks leave after a step."""
-    ranks = range(state.members.world_size)
     nodes, generation = state.members.nodes, state.generation
-    first = failed(nodes[0], 0, generation, PLANNED)
-    return [
-        first,
-        *(stopped(nodes[rank // 2], rank, generation, 5) for rank in ranks),
-    ]
+    ranks = range(state.members.world_size)
+    told = [stopped(nodes[rank // 2], rank, generation, 5, rest) for rank in ranks]
+    return [failed(nodes[0], 0, generation, PLANNED), *told]
 
 
 def test_a_growth_that_is_due_is_looked_at_though_nothing_else_happens() -> None:

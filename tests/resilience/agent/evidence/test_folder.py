@@ -31,6 +31,14 @@ def answer(folder: RunFolder) -> list[Answer]:
     return folder.answers()
 
 
+def begin(folder: RunFolder, *agents: str) -> Judged:
+    """Return whether these agents may begin the run."""
+    folder.found(agents)
+    (judged,) = answer(folder)
+    assert isinstance(judged, Judged)
+    return judged
+
+
 class Folders:
     """The folder of a run, as its agents open it; what they have open is closed after the test."""
 
@@ -56,8 +64,7 @@ class Folders:
     def founded(self) -> tuple[RunFolder, RunFolder]:
         """Return the folder as seen by the agent that has begun the run, and by another one."""
         one, other = self.two()
-        one.found(("n0", "n1"))
-        answer(one)
+        begin(one, "n0", "n1")
         return one, other
 
 
@@ -140,21 +147,16 @@ def test_first_of_two_halves_has_the_record(folders: Folders) -> None:
 def test_run_is_begun_once_and_its_record_is_renewed(folders: Folders) -> None:
     one, other = folders.two()
 
-    one.found(("n0", "n1"))
-    (begun,) = answer(one)
-    other.found(("n1", "n2"))
-    (refused,) = answer(other)
+    begun = begin(one, "n0", "n1").record
+    refused = begin(other, "n1", "n2")
     renew(one, "n0", number=5, is_over=True)
-    other.found(("n7",))
-    (again,) = answer(other)
+    again = begin(other, "n7").record
 
-    assert isinstance(begun, Judged)
-    assert begun.record
-    assert begun.record.generation == -1
+    assert begun
+    assert begun.generation == -1
     assert refused == Judged(record=None, reason="n0 may go on with the run")
-    assert isinstance(again, Judged)
-    assert again.record
-    assert (again.record.number, again.record.generation) == (1, 5)
+    assert again
+    assert (again.number, again.generation) == (1, 5)
 
 
 @pytest.fixture
@@ -169,10 +171,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def begin_at(folder: RunFolder, clock: SimpleNamespace, now_s: float) -> int | None:
     """Return the generation behind which another agent begins the run, None where it may not."""
     clock.now_s = now_s
-    folder.found(("n2",))
-    (judged,) = answer(folder)
-    assert isinstance(judged, Judged)
-    return judged.record.generation if judged.record else None
+    record = begin(folder, "n2").record
+    return record.generation if record else None
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,8 @@ def test_a_further_node_begins_no_run_that_has_ended(folders: Folders) -> None:
     renew(one, "n0", "n1", number=5, is_over=True, status=0)
 
     assert (late.find_end(), another.find_end()) == (0, None)
-    late.found(("n2",))
-    assert answer(late) == [Judged(record=None, reason="it has ended")]
-    another.found(("n2",))
-    (begun,) = answer(another)
-    assert isinstance(begun, Judged)
-    assert begun.record is not None
+    assert begin(late, "n2") == Judged(record=None, reason="it has ended")
+    assert begin(another, "n2").record is not None
 
 
 def test_record_names_who_has_ended_until_it_comes_again(folders: Folders) -> None:
@@ -346,8 +342,7 @@ def test_record_that_a_full_disk_does_not_take_stays_as_it_was(
 def test_end_of_another_run_is_none_of_this_one(folders: Folders) -> None:
     one, _ = folders.two()
     later = folders.open(attempt=1)
-    one.found(("n0", "n1"))
-    answer(one)
+    begin(one, "n0", "n1")
     renew(one, "n0", "n1", number=5, is_over=True)
 
     assert read(later) == []
@@ -358,10 +353,10 @@ def test_torn_record_is_named(folders: Folders) -> None:
     record = folders.path / "generations" / "run-0"
     record.write_text(record.read_text()[:9])
 
-    other.found(("n0", "n1"))
+    judged = begin(other, "n0", "n1")
 
     reason = f"{record} is torn; remove it once no process of the run lives any more"
-    assert answer(other) == [Judged(record=None, reason=reason)]
+    assert judged == Judged(record=None, reason=reason)
 
 
 def test_attempts_of_a_scheduler_do_not_find_each_other_and_the_newest_has_the_run(
@@ -372,10 +367,7 @@ def test_attempts_of_a_scheduler_do_not_find_each_other_and_the_newest_has_the_r
     for folder, address in ((first, "n0:1"), (second, "n0:2"), (first, "n0:1")):
         folder.announce(address)
         answer(folder)
-        folder.found(("n0", "n1"))
-        (judged,) = answer(folder)
-        assert isinstance(judged, Judged)
-        records.append(judged)
+        records.append(begin(folder, "n0", "n1"))
 
     begun = [each.record and (each.record.number, each.record.attempt) for each in records]
     assert begun == [(0, 0), (1, 1), None]

@@ -12,7 +12,7 @@ import pytest
 from resilience.agent.coordination.membership import Judged, NodeEnded
 from resilience.agent.evidence.folder import Answer, RunFolder
 from resilience.agent.evidence.locks import is_lock_held
-from tests.resilience.agent.evidence.test_folder import answer
+from tests.resilience.agent.evidence.test_folder import answer, begin
 
 
 class Node:
@@ -105,44 +105,35 @@ def test_agent_without_a_file_may_live(tmp_path: Path) -> None:
 
 def test_run_whose_agents_have_come_again_or_ended_is_begun_anew_at_once(tmp_path: Path) -> None:
     first = [Node(tmp_path, name) for name in ("n0", "n1", "n2")]
-    first[0].folder.found(("n0", "n1", "n2"))
-    answer(first[0].folder)
+    begin(first[0].folder, "n0", "n1", "n2")
     for node in first[:2]:
         node.end()
     again = Node(tmp_path, "n0")
 
-    again.folder.found(("n0",))
-    (refused,) = answer(again.folder)
+    refused = begin(again.folder, "n0")
     first[2].end()
-    again.folder.found(("n0",))
-    (begun,) = answer(again.folder)
+    begun = begin(again.folder, "n0").record
 
     assert refused == Judged(record=None, reason="n2 may go on with the run")
-    assert isinstance(begun, Judged)
-    assert begun.record
-    assert begun.record.number == 1
+    assert begun
+    assert begun.number == 1
     again.end()
 
 
 def test_another_run_waits_as_long_as_a_process_of_the_one_before_lives(tmp_path: Path) -> None:
     """Its agents have the names of the others, and say nothing of their processes."""
     first = [Node(tmp_path, name) for name in ("n0", "n1")]
-    first[0].folder.found(("n0", "n1"))
-    answer(first[0].folder)
+    begin(first[0].folder, "n0", "n1")
     first[0].end()
     first[1].end_agent()
     others = [Node(tmp_path, name, run="another") for name in ("n0", "n1")]
 
-    others[0].folder.found(("n0", "n1"))
-    (refused,) = answer(others[0].folder)
+    refused = begin(others[0].folder, "n0", "n1")
     first[1].end_worker()
-    others[0].folder.found(("n0", "n1"))
-    (begun,) = answer(others[0].folder)
+    begun = begin(others[0].folder, "n0", "n1").record
 
-    assert isinstance(refused, Judged)
     assert refused.reason == "n0, n1 may go on with 'a' in the same folder"
-    assert isinstance(begun, Judged)
-    assert begun.record
-    assert (begun.record.run, begun.record.number) == ("another", 1)
+    assert begun
+    assert (begun.run, begun.number) == ("another", 1)
     for node in others:
         node.end()

@@ -10,6 +10,7 @@ import pytest
 
 from resilience.agent.coordination.membership import NodeEnded
 from resilience.agent.evidence.node_states import CLOCKS_APART_S, NodeStates, judge_word
+from tests.cases import slow
 
 HEARD_S = 1_700_000_000.0
 DOUBTED = {"n1": frozenset({"a"})}
@@ -51,9 +52,11 @@ def test_node_that_is_off_is_dead(tmp_path: Path) -> None:
     states.close()
 
 
-@pytest.mark.parametrize("text", ["echo off; exit 1", "echo no", "exit 0"])
+@pytest.mark.parametrize(
+    "text", ["echo off; exit 1", "echo no", "exit 0", slow("sleep 1000; echo off")]
+)
 def test_other_words_are_none(tmp_path: Path, text: str) -> None:
-    """The next one's word comes after them."""
+    """Nor is a command that does not answer in time. The next one's word comes after them."""
     states = open_states(tmp_path, f"[ $2 = n2 ] && echo off && exit 0\n{text}")
 
     states.ask({**DOUBTED, "n2": frozenset({"b"})})
@@ -88,17 +91,6 @@ def test_command_that_hangs_ends_with_its_agent(tmp_path: Path) -> None:
 
     assert select.select([end], [], [], 60)[0]
     os.close(end)
-
-
-@pytest.mark.slow
-def test_command_that_does_not_answer_in_time_has_no_word(tmp_path: Path) -> None:
-    states = open_states(tmp_path, "[ $2 = n2 ] && echo off && exit 0\nsleep 1000\necho off")
-
-    states.ask({**DOUBTED, "n2": frozenset({"b"})})
-    assert select.select([states], [], [], 60)[0]
-
-    assert [each.node for each in states.answers()] == ["n2"]
-    states.close()
 
 
 def test_without_a_command_nobody_is_asked() -> None:

@@ -58,21 +58,6 @@ def test_daemon_does_without_a_log_that_hangs(place: Place) -> None:
     os.close(os.open(service.log, os.O_RDONLY | os.O_NONBLOCK))
 
 
-def test_end_without_success_leaves_the_checkpoints_for_the_next_start(place: Place) -> None:
-    content = make_content(100_000, 7)
-    services, _ = start(place, place.service())
-    with place.client() as client:
-        save(client, make_id(), content)
-    services.end(removes=False)
-    assert place.daemons() == []
-
-    services, _ = start(place, place.service())
-
-    with place.client() as client:
-        assert load(client, make_id()) == content
-    services.end(removes=True)
-
-
 def test_daemon_that_refuses_to_start_is_given_up_with_its_words_in_one_line(
     place: Place,
 ) -> None:
@@ -256,24 +241,6 @@ def test_second_agent_takes_a_daemon_over_and_the_first_leaves_it_alone(place: P
     assert place.pid() == pid
     second.end(removes=True)
     assert place.daemons() == []
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_daemon_of_another_start_is_replaced(place: Place) -> None:
-    first, _ = start(place, place.service("--connections-max=7"))
-    content = make_content(1000)
-    with place.client() as client:
-        save(client, make_id(), content)
-    pid = place.pid()
-
-    second, told = start(place, place.service())
-
-    assert told == ["ready"]
-    assert place.pid() != pid
-    with place.client() as client:
-        assert load(client, make_id()) == content
-    second.end(removes=True)
-    first.end(removes=False)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

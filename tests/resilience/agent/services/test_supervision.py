@@ -68,11 +68,17 @@ def told_to_end(number: signal.Signals) -> list[Action]:
     return [SendSignal(number), SendSignal(signal.SIGCONT)]
 
 
+def told(limits: ServiceLimits, *events: Event) -> Story:
+    """Return a service to which this has happened."""
+    story = Story(limits)
+    for event in events:
+        story.tell(event)
+    return story
+
+
 def ready(limits: ServiceLimits = LIMITS) -> Story:
     """Return a service that was started and answers."""
-    story = Story(limits)
-    for event in (Missed(), Announced(), Answered(), Tried("")):
-        story.tell(event)
+    story = told(limits, Missed(), Announced(), Answered(), Tried(""))
     assert story.state.phase is ServicePhase.READY
     return story
 
@@ -139,9 +145,7 @@ def test_what_would_come_again_is_not_tried_again(events: tuple[Event, ...], rea
 
 @pytest.mark.parametrize("was_ready", [False, True])
 def test_ten_short_lives_in_a_row_are_the_last(was_ready: bool) -> None:
-    story = ready() if was_ready else Story()
-    if not was_ready:
-        story.tell(Missed())
+    story = ready() if was_ready else told(LIMITS, Missed())
     for _ in range(LIMITS.short_lives_max - 1):
         assert isinstance(story.tell(Ended(1))[0], Say)
         story.tell(TimePassed(), after_s=RESTART_PAUSE_S)
@@ -163,8 +167,7 @@ def test_a_long_life_counts_anew() -> None:
 
 
 def test_one_that_never_answers_is_given_up_and_killed() -> None:
-    story = Story()
-    story.tell(Missed())
+    story = told(LIMITS, Missed())
 
     actions = story.tell(TimePassed(), after_s=60.0)
 
@@ -244,10 +247,8 @@ def test_an_end_that_lacks_something_is_told_again_and_again() -> None:
 
 @pytest.mark.parametrize("is_binding", [True, False])
 def test_a_store_is_tried_before_the_service_is_ready(is_binding: bool) -> None:
-    story = Story(replace(STORING, is_trial_binding=is_binding))
-    story.tell(Missed())
-    story.tell(Announced())
-    story.tell(Answered())
+    limits = replace(STORING, is_trial_binding=is_binding)
+    story = told(limits, Missed(), Announced(), Answered())
     assert not story.state.was_ready
 
     actions = story.tell(Tried("no such bucket"))
@@ -272,9 +273,7 @@ def test_a_store_that_can_be_used_is_tried_once() -> None:
 
 
 def test_a_trial_that_never_ends_ends_the_start() -> None:
-    story = Story(STORING)
-    for event in (Missed(), Announced(), Answered()):
-        story.tell(event)
+    story = told(STORING, Missed(), Announced(), Answered())
 
     actions = story.tell(TimePassed(), after_s=45.0)
 
@@ -296,9 +295,7 @@ def test_one_that_is_killed_with_a_store_may_have_left_something() -> None:
 
 
 def external_ready() -> Story:
-    story = Story(replace(STORING, is_external=True))
-    for event in (Missed(), Answered(), Tried("")):
-        story.tell(event)
+    story = told(replace(STORING, is_external=True), Missed(), Answered(), Tried(""))
     assert story.state.phase is ServicePhase.READY
     return story
 
@@ -313,10 +310,7 @@ def test_an_external_one_is_asked_again_where_it_is_not_heard_any_more() -> None
 
 
 def test_an_external_one_that_is_started_again_in_its_trial_is_tried_again() -> None:
-    story = Story(replace(STORING, is_external=True))
-    story.tell(Answered())
-
-    story.tell(Missed())
+    story = told(replace(STORING, is_external=True), Answered(), Missed())
 
     assert story.tell(TimePassed(), after_s=1.0) == [Find()]
     story.tell(Answered())

@@ -25,7 +25,7 @@ from resilience.tiered.uploads import Cadence, Settings, TierSettings
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import MIB, make_content, make_id
 from tests.resilience.tiered.kept import wait_until
-from tests.resilience.tiered.vaults import put
+from tests.resilience.tiered.vaults import copy_of, put
 
 LOWER = TierSettings(cadence=Cadence(every_n_steps=1), keep=2)
 
@@ -38,13 +38,7 @@ class Neighbour(NoPeers):
         self._node, self._vault = node, vault
 
     def copies(self) -> Sequence[Copy]:
-        return [
-            Copy(
-                meta_id=each.meta.id, num_shards=each.meta.num_shards, digest=each.digest,
-                num_bytes=each.meta.num_bytes, place=self._node, tier="ram",
-            )
-            for each in self._vault.holdings()
-        ]  # fmt: skip
+        return [copy_of(each.meta, self._node) for each in self._vault.holdings()]
 
     def living(self) -> Mapping[str, str]:
         return {self._node: self._node}

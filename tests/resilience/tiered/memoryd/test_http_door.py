@@ -23,6 +23,13 @@ BIG = random.Random(7).randbytes(9 * MIB + 12345)
 """More than a piece, and no whole number of anything."""
 
 
+@pytest.fixture
+def job(http: Client) -> Client:
+    """Return a client whose job has a namespace of two ranks."""
+    http.create("job", 2)
+    return http
+
+
 def _save(client: Client, space: str, step: int, num_ranks: int = 2, text: str = "") -> None:
     for rank in range(num_ranks):
         assert client.put(space, rank, step, f"{text}{step}/{rank}".encode()).status == 200
@@ -45,18 +52,17 @@ def test_namespace_is_made_told_changed_and_removed(http: Client) -> None:
     assert http.ask("DELETE", "/v1/cp/namespaces/job").status == 404
 
 
-def test_removed_namespace_takes_its_shards_along(door: OpenDoor, http: Client) -> None:
-    http.create("job", 2)
-    http.create("other", 2)
-    _save(http, "job", 1)
-    _save(http, "other", 1)
-    http.ask("DELETE", "/v1/cp/namespaces/job")
+def test_removed_namespace_takes_its_shards_along(door: OpenDoor, job: Client) -> None:
+    job.create("other", 2)
+    _save(job, "job", 1)
+    _save(job, "other", 1)
+    job.ask("DELETE", "/v1/cp/namespaces/job")
 
-    assert http.get("job", 0, 1).status == 404
+    assert job.get("job", 0, 1).status == 404
     assert len(door.vault.metas()) == 2
-    http.create("job", 2)
-    assert http.latest("job") == []
-    assert http.latest("other") == [1]
+    job.create("job", 2)
+    assert job.latest("job") == []
+    assert job.latest("other") == [1]
 
 
 def test_reset_removes_everything(door: OpenDoor, http: Client) -> None:
@@ -106,66 +112,60 @@ def test_no_more_namespaces_than_agreed(doors: Doors) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 8 * MIB, len(BIG)])
-def test_shard_comes_back_as_it_was_sent(http: Client, size: int) -> None:
-    http.create("job", 2)
+def test_shard_comes_back_as_it_was_sent(job: Client, size: int) -> None:
     body = BIG[:size]
-    assert http.put("job", 0, 3, body).status == 200
+    assert job.put("job", 0, 3, body).status == 200
 
-    answer = http.get("job", 0, 3)
+    answer = job.get("job", 0, 3)
     assert (answer.status, answer.body) == (200, body)
     assert answer.headers["shard-meta"] == shard_meta(body)
 
 
-def test_shard_meta_is_echoed_to_the_letter(http: Client) -> None:
-    http.create("job", 2)
+def test_shard_meta_is_echoed_to_the_letter(job: Client) -> None:
     meta = shard_meta(b"body").replace(": ", ":\t  ").replace("}", ', "more": "\xe9"}')
-    http.ask("POST", shard_path("job", 0, 3), b"body", Shard_Meta=meta)
+    job.ask("POST", shard_path("job", 0, 3), b"body", Shard_Meta=meta)
 
-    assert http.get("job", 0, 3).headers["shard-meta"] == meta
+    assert job.get("job", 0, 3).headers["shard-meta"] == meta
 
 
-def test_bytes_that_come_one_by_one_make_the_same_shard(http: Client) -> None:
-    http.create("job", 2)
+def test_bytes_that_come_one_by_one_make_the_same_shard(job: Client) -> None:
     body = b"slowly" * 7
     data = head("POST", shard_path("job", 0, 3), Content_Length=str(len(body)),
                 Shard_Meta=shard_meta(body)) + body  # fmt: skip
-    http.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    job.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for each in data:
-        http.send(bytes([each]))
+        job.send(bytes([each]))
 
-    assert http.answer().status == 200
-    assert http.get("job", 0, 3).body == body
+    assert job.answer().status == 200
+    assert job.get("job", 0, 3).body == body
 
 
-def test_requests_that_come_at_once_are_answered_in_turn(http: Client) -> None:
-    http.create("job", 2)
+def test_requests_that_come_at_once_are_answered_in_turn(job: Client) -> None:
     first = head("POST", shard_path("job", 0, 3), Content_Length="3", Shard_Meta=shard_meta(b"abc"))
-    http.send(first + b"abc" + head("GET", shard_path("job", 0, 3)))
+    job.send(first + b"abc" + head("GET", shard_path("job", 0, 3)))
 
-    assert http.answer().status == 200
-    assert http.answer().body == b"abc"
+    assert job.answer().status == 200
+    assert job.answer().body == b"abc"
 
 
-def test_body_that_is_asked_for(http: Client) -> None:
-    http.create("job", 2)
-    http.send(head("POST", shard_path("job", 0, 3), Content_Length="3",
+def test_body_that_is_asked_for(job: Client) -> None:
+    job.send(head("POST", shard_path("job", 0, 3), Content_Length="3",
                      Shard_Meta=shard_meta(b"abc"), Expect="100-continue"))  # fmt: skip
-    assert http.answer().status == 100
-    http.send(b"abc")
-    assert http.answer().status == 200
+    assert job.answer().status == 100
+    job.send(b"abc")
+    assert job.answer().status == 200
 
 
-def test_damaged_body_is_refused_and_not_there(door: OpenDoor, http: Client) -> None:
-    http.create("job", 2)
+def test_damaged_body_is_refused_and_not_there(door: OpenDoor, job: Client) -> None:
     damaged = bytearray(BIG)
     damaged[5 * MIB] ^= 1
     meta = shard_meta(BIG)
-    answer = http.ask("POST", shard_path("job", 0, 3), bytes(damaged), Shard_Meta=meta)
+    answer = job.ask("POST", shard_path("job", 0, 3), bytes(damaged), Shard_Meta=meta)
 
     assert answer.status == 400
-    assert http.get("job", 0, 3).status == 404
+    assert job.get("job", 0, 3).status == 404
     assert door.vault.metas() == []
-    assert http.put("job", 0, 3, BIG).status == 200
+    assert job.put("job", 0, 3, BIG).status == 200
 
 
 def test_upload_that_ends_early_is_not_there(door: OpenDoor) -> None:
@@ -179,14 +179,13 @@ def test_upload_that_ends_early_is_not_there(door: OpenDoor) -> None:
         assert client.get("job", 0, 3).body == b"whole"
 
 
-def test_shard_is_removed(http: Client) -> None:
-    http.create("job", 2)
-    _save(http, "job", 3)
+def test_shard_is_removed(job: Client) -> None:
+    _save(job, "job", 3)
 
-    assert http.ask("DELETE", shard_path("job", 0, 3)).status == 204
-    assert http.get("job", 0, 3).status == 404
-    assert http.latest("job") == []
-    assert http.ask("DELETE", shard_path("job", 0, 3)).status == 404
+    assert job.ask("DELETE", shard_path("job", 0, 3)).status == 204
+    assert job.get("job", 0, 3).status == 404
+    assert job.latest("job") == []
+    assert job.ask("DELETE", shard_path("job", 0, 3)).status == 404
 
 
 def test_missing_namespace_has_no_shards(http: Client) -> None:
@@ -247,25 +246,12 @@ def test_step_saved_again_stays_what_it_was_until_the_new_one_is_complete(http: 
     assert [http.get("job", rank, 5).body for rank in range(3)] == [b"new0", b"new1", b"old5/2"]
 
 
-def test_shard_sent_again_is_taken_once(door: OpenDoor, http: Client) -> None:
-    http.create("job", 2)
+def test_shard_sent_again_is_taken_once(door: OpenDoor, job: Client) -> None:
     for rank in (0, 0, 1, 1):
-        assert http.put("job", rank, 5, b"same%d" % rank).status == 200
+        assert job.put("job", rank, 5, b"same%d" % rank).status == 200
 
-    assert http.latest("job") == [5]
+    assert job.latest("job") == [5]
     assert len(door.vault.metas()) == 2
-
-
-def test_run_that_went_back_goes_on_saving(http: Client) -> None:
-    http.create("job", 2, 2)
-    for step in (10, 20, 30):
-        _save(http, "job", step)
-    for step in (20, 25, 30, 40):
-        _save(http, "job", step, text="again")
-        assert step in http.latest("job") or step == 25
-
-    assert http.latest("job") == [40, 30]
-    assert http.get("job", 0, 30).body == b"again30/0"
 
 
 def test_world_may_change_though_the_namespace_does_not(doors: Doors) -> None:

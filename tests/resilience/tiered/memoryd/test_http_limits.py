@@ -28,6 +28,11 @@ from tests.resilience.tiered.http_client import (
 BEARER = {"Authorization": "Bearer secret"}
 
 
+def post(**headers: str) -> bytes:
+    """Return the head of a shard's request."""
+    return head("POST", shard_path("job", 0, 1), **headers)
+
+
 def test_connections_beyond_the_limit_are_503(doors: Doors) -> None:
     with doors.open(limits=Limits(connections_max=2)) as opened:
         first, second = opened.client(), opened.client()
@@ -57,10 +62,7 @@ def _eventually_served(opened: OpenDoor, **headers: str) -> None:
     [
         pytest.param(b"GET /v1/cp/", 408, id="head"),
         pytest.param(
-            head("POST", shard_path("job", 0, 1), Content_Length="9", Shard_Meta=shard_meta(b""))
-            + b"half",
-            408,
-            id="body",
+            post(Content_Length="9", Shard_Meta=shard_meta(b"")) + b"half", 408, id="body"
         ),
     ],
 )
@@ -79,7 +81,7 @@ def test_body_that_trickles_is_408(doors: Doors) -> None:
     limits = Limits(stall_s=0.1)
     with doors.open(limits=limits) as opened, opened.client() as client:
         client.create("job", 1)
-        client.send(head("POST", shard_path("job", 0, 1), Content_Length="1000000",
+        client.send(post(Content_Length="1000000",
                          Shard_Meta=shard_meta(b"")))  # fmt: skip
         client.socket.settimeout(0.01)
         while True:
@@ -178,18 +180,12 @@ def test_door_may_be_named_as_a_proxy(http: Client) -> None:
         pytest.param(head("GET", "/", X="a\r\n folded"), 400, id="folded"),
         pytest.param(head("GET", "/", X="a\nb"), 400, id="line-feed"),
         pytest.param(head("GET", "/", X="a\0b"), 400, id="nul-in-header"),
-        pytest.param(head("POST", shard_path("job", 0, 1)), 411, id="no-length"),
-        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="-1"), 400, id="minus"),
-        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="1e3"), 400, id="float"),
-        pytest.param(
-            head("POST", shard_path("job", 0, 1), Transfer_Encoding="chunked"), 501, id="chunked"
-        ),
-        pytest.param(
-            head("POST", shard_path("job", 0, 1), Transfer_Encoding="chunked", Content_Length="1"),
-            400,
-            id="two-lengths",
-        ),
-        pytest.param(head("POST", shard_path("job", 0, 1), Content_Length="1"), 400, id="no-meta"),
+        pytest.param(post(), 411, id="no-length"),
+        pytest.param(post(Content_Length="-1"), 400, id="minus"),
+        pytest.param(post(Content_Length="1e3"), 400, id="float"),
+        pytest.param(post(Transfer_Encoding="chunked"), 501, id="chunked"),
+        pytest.param(post(Transfer_Encoding="chunked", Content_Length="1"), 400, id="two-lengths"),
+        pytest.param(post(Content_Length="1"), 400, id="no-meta"),
         pytest.param(head("CONNECT", "door:443"), 400, id="tunnel"),
         pytest.param(head("GET", "http://door"), 400, id="proxy-without-path"),
         pytest.param(head("GET", "ftp://door/health"), 400, id="other-scheme"),

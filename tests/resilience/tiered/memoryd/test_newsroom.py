@@ -32,6 +32,7 @@ def test_news_come_when_something_changes(daemon: Daemon, disk: Path) -> None:
     first = reader.wait_for(trial="")
     assert (first.name, first.failure, first.lacking) == (f"folder:{disk / 'store'}", "", ())
     assert (first.stored_step, first.saved_step) == (None, None)
+    assert list((disk / "store").iterdir()) == [], "the trial leaves nothing there"
 
     save(client, make_id(3), make_content(MIB, 3))
     news = reader.wait_for(stored_step=3, saved_step=3, lacking=())
@@ -48,12 +49,6 @@ def test_news_come_when_something_changes(daemon: Daemon, disk: Path) -> None:
     disk.unlink()
     disk.mkdir()
     assert reader.wait_for(stored_step=4, failure="", lacking=()).trial == ""
-
-
-def test_trial_leaves_nothing_in_the_store(daemon: Daemon, disk: Path) -> None:
-    Reader(daemon).wait_for(trial="")
-
-    assert list((disk / "store").iterdir()) == []
 
 
 def test_another_question_ends_the_wait(daemon: Daemon) -> None:
@@ -105,18 +100,3 @@ def test_daemon_without_a_store_has_no_news(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [None, -1, True, "1", 1.5])
 def test_wrong_number_is_refused(daemon: Daemon, number: object) -> None:
     assert Reader(daemon).ask({"op": "news", "number": number})["error"] == "invalid"
-
-
-@pytest.mark.parametrize("is_required", [True, False])
-def test_arena_goes_without_a_store_that_is_required_only_with_all_in_it(
-    tmp_path: Path, disk: Path, is_required: bool
-) -> None:
-    words = ("--store", f"folder:{disk / 'store'}", "--store-deadline-s", "0.2", "--drain-s", "0.2")
-    required = ("--store-required",) if is_required else ()
-    shutil.rmtree(disk)
-    with Daemon(folder=tmp_path / "arena", options=(*words, *required)).start() as daemon:
-        save(daemon.client(), make_id(3), make_content(MIB, 3))
-
-        assert daemon.end(signal.SIGUSR1) == 3
-
-    assert (tmp_path / "arena").exists() is is_required

@@ -45,7 +45,7 @@ from tests.resilience.tiered.kept import (
 from tests.resilience.tiered.news_reader import Reader
 from tests.resilience.tiered.s3_server import S3Server
 from tests.resilience.tiered.store_places import Shard, make_shard
-from tests.resilience.tiered.vaults import put
+from tests.resilience.tiered.vaults import copy_of, put
 
 BIG = 2 * PIECE_BYTES + 77
 
@@ -185,14 +185,7 @@ class Fakes(NoPeers):
 
     def copies(self) -> list[Copy]:
         self.is_known.set()
-        meta = self._shard.meta
-        return [
-            Copy(
-                meta_id=meta.id, num_shards=1, digest=self._shard.digest,
-                num_bytes=meta.num_bytes, place=node, tier="ram",
-            )
-            for node in self._nodes
-        ]  # fmt: skip
+        return [copy_of(self._shard.meta, node) for node in self._nodes]
 
     def living(self) -> Mapping[str, str]:
         return self._nodes
