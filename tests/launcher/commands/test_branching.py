@@ -139,13 +139,6 @@ def test_a_run_without_a_store_has_no_branches(tmp_path: Path, tiers: str, text:
     assert text in ended.err
 
 
-@pytest.mark.parametrize("word", ["", "-x", "trainer.max_steps=3"])
-def test_a_run_has_to_be_named(tmp_path: Path, word: str) -> None:
-    ended = launch("branch", *([word] if word else []), folder=tmp_path)
-
-    assert (ended.status, "branch takes a run first" in ended.err) == (2, True)
-
-
 def test_a_namespace_that_is_named_is_not_shared(tmp_path: Path) -> None:
     run = start(tmp_path, "resilience.tiered.namespace=mine")
     put_steps(run, 5)

@@ -28,8 +28,26 @@ TINY = "llama/llama3_tiny_pretrain"
     (["completion", "csh"], "no completion for 'csh'; closest: 'zsh'\n"),
     (["completion"], "completion takes the name of a shell; allowed: bash, zsh, fish\n"),
     (["show", TINY, "run.dir=a=b"], "override 'run.dir=a=b' cannot be read; quote"),
+    (["init", "slrm"], "init takes a kind of cluster, not 'slrm'; closest: 'slurm'"),
+    (["init", "slurm", "k8s"], "init takes one kind of cluster, not slurm and k8s\n"),
+    (["explain", "trainer.num_nodes"],
+     "explain takes one recipe, as recipe=NAME; `list` shows them\n"),
+    *((["list", *words], "list takes a word that the recipes have to contain")
+      for words in (["a", "b"], ["--yaml"], ["--json", "--json"], ["-v"])),
+    *(([command, *words], f"{command} takes a run first")
+      for command in ("branch", "continue") for words in ([], ["-x"], ["trainer.max_steps=3"])),
+    *((["scale", *words], "scale takes a run and nodes=N, and may be told to --wait")
+      for words in ([], ["run"], ["run", "3"], ["run", "nodes=3", "--now"])),
+    *((["check", *words], "check takes --update and -m 'WHY' together, WHY in one line\n")
+      for words in (["--update"], ["-m", "why"], ["--update", "-m"], ["--update", "-m", "a\nb"])),
+    (["check", "--all"], "check takes recipes' names, --update and -m 'WHY', not '--all'"),
+    (["check", "llama/llama3_tiny"], "no recipe 'llama/llama3_tiny'; closest: "),
+    (["history"], "history takes a recipe's name"),
+    (["history", "llama/llama3_tiny"], "no versions of 'llama/llama3_tiny' are kept; closest"),
+    (["freeze"], "freeze takes recipe=NAME and overrides"),
+    (["freeze", f"recipe={TINY}", "-m"], "freeze takes recipe=NAME and overrides, and no option"),
 ])  # fmt: skip
-def test_what_is_neither_command_nor_override_is_told_what_it_may_be(
+def test_words_that_mean_nothing_are_told_what_they_may_be(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     assert refuse(tmp_path, *arguments).startswith(message)

@@ -158,13 +158,6 @@ def test_two_do_not_go_on_with_one_run_at_once(tmp_path: Path) -> None:
     assert "another launcher or program works in" in ended.err
 
 
-@pytest.mark.parametrize("word", ["", "-x", "trainer.max_steps=3"])
-def test_a_run_has_to_be_named(tmp_path: Path, word: str) -> None:
-    ended = launch("continue", *([word] if word else []), folder=tmp_path)
-
-    assert (ended.status, "continue takes a run first" in ended.err) == (2, True)
-
-
 # ---- real runs
 
 

@@ -110,14 +110,6 @@ def test_a_word_that_no_recipe_has_is_refused(tmp_path: Path) -> None:
         print_list(["qqq"], tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [["a", "b"], ["--yaml"], ["--json", "--json"], ["-v"]])
-def test_other_arguments_are_refused_with_those_that_list_takes(
-    tmp_path: Path, arguments: list[str]
-) -> None:
-    with pytest.raises(RecipeError, match=r"^list takes a word that the recipes have to contain"):
-        print_list(arguments, tmp_path)
-
-
 def test_json_says_of_a_recipe_what_it_trains_and_asks_for(
     entries: dict[str, dict[str, Any]],
 ) -> None:

@@ -281,11 +281,3 @@ def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> Non
     assert nodes_lost(before, both, 2) == ""
     # A run that has not begun has no size yet.
     assert nodes_lost(state_of(ELASTIC), state_of(ELASTIC, gone_node("n2", "was killed")), 2)
-
-
-@pytest.mark.parametrize("words", [(), ("run",), ("run", "3"), ("run", "nodes=3", "--now")])
-def test_other_words_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
-    ended = launch("scale", *words, folder=tmp_path)
-
-    assert ended.status == 2
-    assert "scale takes a run and nodes=N, and may be told to --wait" in ended.err

@@ -298,25 +298,6 @@ def test_an_update_that_is_killed_leaves_a_lock_that_holds(
     assert check(team).status == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["check", "--update"], "check takes --update and -m 'WHY' together"),
-        (["check", "-m", "why"], "check takes --update and -m 'WHY' together"),
-        (["check", "--update", "-m"], "check takes --update and -m 'WHY' together"),
-        (["check", "--update", "-m", "a\nb"], "WHY in one line"),
-        (["check", "--all"], "check takes recipes' names, --update and -m 'WHY', not '--all'"),
-        (["check", "llama/llama3_tiny"], "no recipe 'llama/llama3_tiny'; closest: "),
-        (["history"], "history takes a recipe's name"),
-        (["history", "llama/llama3_tiny"], "no versions of 'llama/llama3_tiny' are kept; closest"),
-        (["freeze"], "freeze takes recipe=NAME and overrides"),
-        (["freeze", "recipe=llama/llama3_tiny_pretrain", "-m"], "and no option"),
-    ],
-)
-def test_other_words_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
-    assert message in refuse(tmp_path, *words)
-
-
 def test_the_shipped_recipes_are_what_their_versions_say(tmp_path: Path) -> None:
     ended = check(tmp_path)
 

@@ -233,12 +233,6 @@ def test_a_wrong_question_gets_one_message(
     assert len(said.splitlines()) <= 2
 
 
-def test_without_a_recipe_nothing_is_explained(tmp_path: Path) -> None:
-    said = refuse(tmp_path, "explain", "trainer.num_nodes")
-
-    assert said == "explain takes one recipe, as recipe=NAME; `list` shows them\n"
-
-
 def test_what_cannot_be_a_job_is_explained_as_well(tmp_path: Path) -> None:
     """Values that are missing, fit nothing or refer to nothing are what one asks about."""
     (tmp_path / "broken.yaml").write_text(

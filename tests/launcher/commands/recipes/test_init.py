@@ -10,17 +10,6 @@ import pytest
 from tests.launcher.command import launch, refuse
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["init", "slrm"], "init takes a kind of cluster, not 'slrm'; closest: 'slurm'"),
-        (["init", "slurm", "k8s"], "init takes one kind of cluster, not slurm and k8s\n"),
-    ],
-)
-def test_other_words_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
-    assert message in refuse(tmp_path, *words)
-
-
 def test_a_profile_that_init_writes_is_one_of_its_kind(tmp_path: Path) -> None:
     """And no file that is there is written over, nor one that leads elsewhere."""
     (tmp_path / "recipes").symlink_to("elsewhere")
