@@ -125,19 +125,6 @@ def test_first_failing_node_gives_the_status_and_ends_the_others(tmp_path: Path)
     assert f"[node-1] the whole log: {tmp_path / 'logs/node-1.log'}" in shown
 
 
-def test_node_that_succeeds_early_does_not_end_the_others(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
-    status, _ = run_scripts(tmp_path, "echo > go", "read < go; exit 0")
-
-    assert status == 0
-
-
-def test_node_ended_by_a_signal_gives_its_number(tmp_path: Path) -> None:
-    status, _ = run_scripts(tmp_path, "kill -KILL $$")
-
-    assert status == 137
-
-
 def test_worker_that_failed_first_is_shown_with_its_traceback(tmp_path: Path) -> None:
     message = "ValueError: [bold]bad[/bold] \x1b[31m"
     (tmp_path / "line").write_text(line_of("worker_failed", 3, "node-1", message=message))

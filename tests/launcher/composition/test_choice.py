@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.composition.choice import choose_recipe, list_recipes, nearest
+from launcher.composition.choice import choose_recipe, list_recipes
 from launcher.errors import RecipeError
 from launcher.paths import find_folders, shipped_folder
 from tests.launcher.command import launch
@@ -143,15 +143,6 @@ def test_other_sweeps_of_hydra_are_left_to_hydra(tmp_path: Path) -> None:
     choice = choose_recipe(["-m", "recipe=glob(llama/*)"], [tmp_path], tmp_path)
 
     assert choice.arguments == ("-m", "recipe=glob(llama/*)")
-
-
-def test_nearest_names_all_where_nothing_is_near() -> None:
-    assert nearest("q", ["abc", "def"]) == "allowed: abc, def"
-
-
-def test_an_unknown_recipe_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"closest: 'llama/llama3_8b_pretrain'"):
-        choose_recipe(["recipe=llama/llama3_8_pretrain"], find_folders(tmp_path).recipes, tmp_path)
 
 
 def test_a_name_with_the_suffix_of_a_file_is_told_without_it(tmp_path: Path) -> None:

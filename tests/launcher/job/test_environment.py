@@ -63,26 +63,26 @@ def test_variables_follow_from_the_instance_and_the_layout(
     assert follows(changes, kind=kind) == expected
 
 
-@pytest.mark.parametrize(("standby", "has_several"), [(0, False), (1, True)])
-def test_nodes_that_stand_by_are_nodes_as_well(standby: int, has_several: bool) -> None:
-    changes = {"trainer.num_nodes": 1, "resilience.checkpointless.standby_nodes": standby}
-
-    found = follows(changes, "llama/llama3_70b_pretrain_checkpointless")
-
-    assert (found.items() >= NETWORK.items()) is has_several
-    assert bool(found.keys() & NETWORK.keys()) is has_several
-
-
-def test_nodes_that_may_come_are_nodes_as_well() -> None:
-    alone = {"trainer.num_nodes": 1, "resilience.elastic.nodes_max": 1}
-
-    assert "NCCL_SOCKET_IFNAME" not in follows(
-        alone | {"instance.accelerator": "gpu"}, "llama/llama3_tiny_elastic"
+@pytest.mark.parametrize(
+    ("recipe", "key", "none", "some", "names"),
+    [
+        ("70b_pretrain_checkpointless", "checkpointless.standby_nodes", 0, 1, set(NETWORK)),
+        ("tiny_elastic", "elastic.nodes_max", 1, 2, {"NCCL_SOCKET_IFNAME"}),
+    ],
+)
+def test_nodes_that_stand_by_or_may_come_are_nodes_as_well(
+    recipe: str, key: str, none: int, some: int, names: set[str]
+) -> None:
+    alone, several = (
+        follows(
+            {"trainer.num_nodes": 1, "instance.accelerator": "gpu", f"resilience.{key}": number},
+            f"llama/llama3_{recipe}",
+        )
+        for number in (none, some)
     )
-    assert "NCCL_SOCKET_IFNAME" in follows(
-        alone | {"instance.accelerator": "gpu", "resilience.elastic.nodes_max": 2},
-        "llama/llama3_tiny_elastic",
-    )
+
+    assert not alone.keys() & NETWORK.keys()
+    assert several.items() >= {name: NETWORK[name] for name in names}.items()
 
 
 def test_recipe_replaces_a_variable_or_leaves_it_out() -> None:

@@ -34,64 +34,44 @@ def changed(path: str, value: Any, job: Job = JOB) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("what", "path", "value"),
     [
-        ("model.num_layers", 1),
-        ("model.ffn_hidden_size", 100),
-        ("model.vocab_size", 400),
-        ("model.rope_theta", 10.0),
-        ("model.tie_embeddings", not JOB.model.tie_embeddings),
+        # What a state has to fit.
+        ("refused", "model.num_layers", 1),
+        ("refused", "model.ffn_hidden_size", 100),
+        ("refused", "model.vocab_size", 400),
+        ("refused", "model.rope_theta", 10.0),
+        ("refused", "model.tie_embeddings", not JOB.model.tie_embeddings),
+        # What training makes of a state.
+        ("told", "trainer.optimizer.lr", 0.5),
+        ("told", "trainer.optimizer.clip_norm", None),
+        ("told", "trainer.optimizer.beta2", 0.5),
+        ("told", "trainer.max_steps", 1000),
+        ("told", "trainer.global_batch_size", 64),
+        ("told", "trainer.seed", 7),
+        ("told", "trainer.threads_per_worker", 3),
+        ("told", "data.max_bytes", 100_000),
+        ("told", "model.init_std", 0.5),
+        # What no bit depends on.
+        ("nothing", "name", "other"),
+        ("nothing", "time_limit", "1-00:00:00"),
+        ("nothing", "trainer.log_every_n_steps", 3),
+        ("nothing", "trainer.max_restarts", 5),
     ],
 )
-def test_what_a_state_has_to_fit_is_refused_with_both_values(path: str, value: Any) -> None:
+def test_another_value_is_refused_or_told_as_a_state_and_its_training_need_it(
+    what: str, path: str, value: Any
+) -> None:
     other = changed(path, value)
 
     found = compare_jobs(JOB, other)
 
-    assert [each.key for each in found.refused] == [path]
-    assert found.told == ()
-    assert str(found.refused[0]).endswith(f" -> {json.dumps(value)}")
-    assert lineage_digest(other) != lineage_digest(JOB)
+    assert [each.key for each in found.refused] == [path] * (what == "refused")
+    assert [each.key for each in found.told] == [path] * (what == "told")
+    for each in (*found.refused, *found.told):
+        assert str(each).endswith(f" -> {json.dumps(value)}")
+    assert (lineage_digest(other) == lineage_digest(JOB)) == (what != "refused")
     assert differing_values(fixed_values(JOB), fixed_values(other)) == list(found.refused)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("trainer.optimizer.lr", 0.5),
-        ("trainer.optimizer.clip_norm", None),
-        ("trainer.optimizer.beta2", 0.5),
-        ("trainer.max_steps", 1000),
-        ("trainer.global_batch_size", 64),
-        ("trainer.seed", 7),
-        ("trainer.threads_per_worker", 3),
-        ("data.max_bytes", 100_000),
-        ("model.init_std", 0.5),
-    ],
-)
-def test_what_training_makes_of_a_state_is_told(path: str, value: Any) -> None:
-    other = changed(path, value)
-
-    found = compare_jobs(JOB, other)
-
-    assert [each.key for each in found.told] == [path]
-    assert found.refused == ()
-    assert lineage_digest(other) == lineage_digest(JOB)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("name", "other"),
-        ("time_limit", "1-00:00:00"),
-        ("trainer.log_every_n_steps", 3),
-        ("trainer.max_restarts", 5),
-    ],
-)
-def test_what_no_bit_depends_on_is_not_said(path: str, value: Any) -> None:
-    found = compare_jobs(JOB, changed(path, value))
-
-    assert (found.refused, found.told) == ((), ())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
