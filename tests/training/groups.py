@@ -9,7 +9,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 
 from resilience.comm.world import World
-from resilience.state.layout import make_layout
+from resilience.state.layout import Layout, make_layout
 from training.group import WorkerGroup
 
 LONG = timedelta(seconds=60)
@@ -40,12 +40,14 @@ def make_group(
     *,
     store: Store | None = None,
     node: str | None = None,
+    layout: Layout | None = None,
+    generation: int = 0,
     world_size: int = 2,
     num_local_ranks: int = 1,
     num_shards: int = 1,
 ) -> WorkerGroup:
     """Return a worker's view of a group; its node has the layout's name unless `node` says else."""
-    layout = make_layout(
+    layout = layout or make_layout(
         nodes=[f"node-{number}" for number in range(world_size // num_local_ranks)],
         num_local_ranks=num_local_ranks,
         num_shards=num_shards,
@@ -53,7 +55,7 @@ def make_group(
     return WorkerGroup(
         rank=rank,
         layout=layout,
-        generation=0,
+        generation=generation,
         node=node or "node-0",
         device=torch.device("cpu"),
         store=HashStore() if store is None else store,

@@ -59,11 +59,6 @@ def write_small_files(arguments: list[str]) -> int:
     return main(arguments)
 
 
-def stop_before_steps(arguments: list[str]) -> int:
-    """Train; worker 0 is sent SIGTERM when its data is ready."""
-    return _act_on_event("data_ready", rank=0, act=_terminate, arguments=arguments)
-
-
 def fail_late(arguments: list[str]) -> int:
     """Train; a worker that fails ends when the others have failed as well."""
     events = Path(arguments[1].removeprefix("--run-dir=")) / "events.jsonl"
@@ -74,26 +69,42 @@ def fail_late(arguments: list[str]) -> int:
     return status
 
 
-def stop_within_steps(arguments: list[str]) -> int:
-    """Train; worker 0 is sent SIGTERM when it reports step 3."""
-    return _act_on_event("step", rank=0, step=3, act=_terminate, arguments=arguments)
+def _act_on_event(act: Any, event: str, arguments: list[str], *, step: int | None = None) -> int:
+    """Train; worker 0 acts when it has written that event."""
+    write, wanted_step = EventLog.write, step
+
+    def write_and_act(
+        log: EventLog, name: str, /, *, step: int | None = None, **fields: Any
+    ) -> None:
+        write(log, name, step=step, **fields)
+        if name == event and wanted_step in (None, step) and os.environ["RANK"] == "0":
+            act()
+
+    EventLog.write = write_and_act  # type: ignore[method-assign]
+    return main(arguments)
 
 
-def stop_in_checkpoint(arguments: list[str]) -> int:
-    """Train; worker 0 is sent SIGTERM when the checkpoint has begun."""
-    return _act_on_event("checkpoint_started", rank=0, act=_terminate, arguments=arguments)
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def fail_on_model(arguments: list[str]) -> int:
-    """Train; worker 0 meets a bug when its model is ready."""
-    return _act_on_event("model_ready", rank=0, act=_fail, arguments=arguments)
+def _fail() -> None:
+    raise ZeroDivisionError("a bug")
+
+
+# Worker 0 is sent SIGTERM when its data is ready, in step 3, and when the checkpoint has begun; or
+# it meets a bug when its model is ready.
+stop_before_steps = functools.partial(_act_on_event, _terminate, "data_ready")
+stop_within_steps = functools.partial(_act_on_event, _terminate, "step", step=3)
+stop_in_checkpoint = functools.partial(_act_on_event, _terminate, "checkpoint_started")
+fail_on_model = functools.partial(_act_on_event, _fail, "model_ready")
 
 
 def die_once(arguments: list[str]) -> int:
     """Train; worker 0 dies at step 2 of the first generation."""
     if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
         return main(arguments)
-    return _act_on_event("step", rank=0, step=2, act=lambda: os._exit(9), arguments=arguments)
+    return _act_on_event(lambda: os._exit(9), "step", arguments, step=2)
 
 
 def be_killed_once(arguments: list[str]) -> int:
@@ -123,31 +134,6 @@ def run_spoiled(arguments: list[str]) -> int:
 
     getattr(spoiled, os.environ["TEST_SPOIL"])()
     return fail_late(arguments)
-
-
-def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _fail() -> None:
-    raise ZeroDivisionError("a bug")
-
-
-def _act_on_event(
-    event: str, *, rank: int, act: Any, arguments: list[str], step: int | None = None
-) -> int:
-    write = EventLog.write
-
-    def write_and_act(
-        log: EventLog, name: str, /, *, step: int | None = None, **fields: Any
-    ) -> None:
-        write(log, name, step=step, **fields)
-        if name == event and wanted_step in (None, step) and int(os.environ["RANK"]) == rank:
-            act()
-
-    wanted_step = step
-    EventLog.write = write_and_act  # type: ignore[method-assign]
-    return main(arguments)
 
 
 if __name__ == "__main__":

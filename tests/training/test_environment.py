@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from resilience.inprocess.handles import WorkerHandles, read_handles
@@ -79,14 +81,20 @@ def test_variable_that_is_no_number_is_named():
         parse_environment({**VARIABLES, "RANK": "x"})
 
 
+def make_handles(**changed: Any) -> WorkerHandles:
+    values: dict[str, Any] = {
+        "agent_file": 3, "events_file": -1, "events_path": "/a b/\u00f6/\udcff/events.jsonl",
+        "page_file": 4, "transfer_file": 5, "state_files": (), "slot": 0, "num_slots": 9,
+        "num_local_ranks": 1, "transfer_bytes": 32 << 20, "node": "1", "agent_pid": 17,
+        "recovers": True,
+    }  # fmt: skip
+    return WorkerHandles(**values | changed)
+
+
 @pytest.mark.parametrize("state_files", [(), (7, 8)])
 @pytest.mark.parametrize("recovers", [True, False])
 def test_a_worker_reads_what_its_agent_gave_it(state_files, recovers):
-    handles = WorkerHandles(
-        agent_file=3, events_file=-1, events_path="/a b/\u00f6/\udcff/events.jsonl", page_file=4,
-        transfer_file=5, state_files=state_files, slot=0, num_slots=9, num_local_ranks=1,
-        transfer_bytes=32 << 20, node="1", agent_pid=17, recovers=recovers,
-    )  # fmt: skip
+    handles = make_handles(state_files=state_files, recovers=recovers)
 
     variables = handles.variables()
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.state.layout import make_layout
+from tests.launcher.shipped import shipped_job
 from tests.training.jobs import GPT_OSS, MEGATRON, MODEL_KEYS, make_job, with_other_value
 from tests.training.workers import rank_variables
 from training.environment import parse_environment
@@ -154,19 +155,8 @@ def test_world_size_of_the_job_is_asked_for():
 
 
 def test_elastic_job_takes_every_world_size_that_its_micro_batches_suffice_for():
-    elastic = {
-        "nodes_min": 1,
-        "nodes_max": 4,
-        "nodes_step": None,
-        "nodes_allowed": [1, 2, 4],
-        "may_lose_steps": True,
-        "hold_s": 1.0,
-        "scale_up_snooze_s": 2.0,
-        "scaling_timeout_s": 1,
-        "graceful_shutdown_timeout_s": 1,
-        "faulty_scale_down_timeout_s": None,
-    }
-    job = make_job(resilience={"elastic": elastic})
+    elastic = shipped_job("llama/llama3_tiny_elastic", "local").resilience.elastic
+    job = make_job(resilience={"elastic": elastic.model_dump(mode="json")})
 
     check_world_size(job, 3)
     with pytest.raises(PlacementError, match=r"2, fewer than the 5 data-parallel ranks"):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.comm.page import Page, create_page
-from resilience.inprocess.handles import WorkerHandles
+from tests.training.test_environment import make_handles
 from training.stop import EXIT_STATUS, StopSignal
 
 SLOT, NUM_SLOTS = 1, 2
@@ -41,20 +41,8 @@ def stop() -> Iterator[StopSignal]:
 
 def start_by_agent(file: int, patch: pytest.MonkeyPatch, *, recovers: bool = True) -> None:
     """Have this process be a worker."""
-    handles = WorkerHandles(
-        agent_file=-1,
-        events_file=-1,
-        events_path="",
-        page_file=file,
-        transfer_file=-1,
-        state_files=(),
-        slot=SLOT,
-        num_slots=NUM_SLOTS,
-        num_local_ranks=1,
-        transfer_bytes=0,
-        node="n0",
-        agent_pid=os.getpid(),
-        recovers=recovers,
+    handles = make_handles(
+        page_file=file, slot=SLOT, num_slots=NUM_SLOTS, agent_pid=os.getpid(), recovers=recovers
     )
     for name, value in handles.variables().items():
         patch.setenv(name, value)

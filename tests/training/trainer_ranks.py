@@ -25,10 +25,9 @@ from resilience.comm.world import World
 from resilience.errors import BrokenError
 from resilience.state.digest import digest_state
 from resilience.state.shared import SharedState
-from tests.training.groups import LONG, open_world
+from tests.training.groups import LONG, make_group, open_world
 from tests.training.toy import ToyTrainer
 from training.__main__ import choose_trainer
-from training.group import WorkerGroup
 from training.plan import plan_copy, plan_placement
 from training.torch.trainer import TorchTrainer
 from training.trainer import Trainer
@@ -108,14 +107,7 @@ class Rank:
         layout = plan_copy(self.job, self.size).layout(["node-0"], self.size)
         self._data_rank = plan_placement(self.job.trainer, layout, self.rank).data_rank
         self.trainer.take_groups(
-            WorkerGroup(
-                rank=self.rank,
-                layout=layout,
-                generation=self._number,
-                node="node-0",
-                device=torch.device("cpu"),
-                store=world.store,
-            )
+            make_group(self.rank, layout=layout, generation=self._number, store=world.store)
         )
         if self.is_torch and self._number == 0:
             self._watch_layers()

@@ -21,8 +21,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import load, whole_steps
 from resilience.tiered.saver import Saver
 from tests.resilience.rank_processes import fork_ranks
-from tests.training.groups import Quiet, open_world
-from training.group import WorkerGroup
+from tests.training.groups import Quiet, make_group, open_world
 from training.plan import plan_copy, plan_placement
 
 STEP = 2
@@ -55,16 +54,7 @@ class Rank:
         self._job, self._placement = job, plan_placement(job.trainer, layout, rank)
         self.num_shards = copy.num_shards
         self.trainer = MegatronTrainer(job, Quiet(), is_restartable=True)
-        self.trainer.take_groups(
-            WorkerGroup(
-                rank=rank,
-                layout=layout,
-                generation=0,
-                node="node-0",
-                device=torch.device("cpu"),
-                store=self._world.store,
-            )
-        )
+        self.trainer.take_groups(make_group(rank, layout=layout, store=self._world.store))
         self.trainer.fill()
         self.trainer.settle()
         self.client = TieredClient(Path(socket), namespace=NAMESPACE, job="job")

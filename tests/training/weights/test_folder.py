@@ -18,7 +18,8 @@ from training.weights import folder
 from training.weights.export import make_config
 from training.weights.folder import check_weights, open_weights
 
-INDEX, EMBEDDING = "model.safetensors.index.json", "model.embed_tokens.weight"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+EMBEDDING = "model.embed_tokens.weight"
 QUIETLY = "tests.training.programs:train_quietly"
 
 
@@ -84,7 +85,11 @@ def test_weights_that_compute_something_else_are_refused(weights, model, told):
     [
         ("config.json", None, "has no usable config"),
         ("config.json", "[]", "has no usable config: config.json: the whole file []"),
+        (SINGLE, "{", f"has no usable {SINGLE}: Error while "),
         (INDEX, "[]", f"has no safetensors: {INDEX}: the"),
+        (INDEX, "{", f"has no safetensors: {INDEX}: the whole file: Invalid JSON: "),
+        (INDEX, "{}", f"has no safetensors: {INDEX}: weight_map: Field required"),
+        (INDEX, '{"weight_map": {"a": 1}}', f"has no safetensors: {INDEX}: weight_map.a 1: Input "),
     ],
 )
 def test_folder_that_lacks_something_is_refused(weights, file, content, told):

@@ -161,6 +161,9 @@ def test_an_index_has_to_name_all_tensors_of_its_files_once(tmp_path: Path) -> N
         WeightsError, match=rf"a.safetensors has {HEAD}, and model.safetensors.index"
     ):
         check_weights(tmp_path, model)
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"cannot read .*a.safetensors: "):
+        check_weights(tmp_path, model)
 
 
 @pytest.mark.parametrize(
