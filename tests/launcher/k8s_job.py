@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.clusters.k8s.check import read_documents
 from launcher.clusters.k8s.manifest import MANIFEST, render_k8s
 from launcher.job import Job
-from tests.launcher.shipped import TEMPLATES, shipped_job, untiered_job
+from tests.launcher.shipped import TEMPLATES, changed_job, shipped_job, untiered_job
 
 KINDS = ("hyperpod", "job")
 TINY = "llama/llama3_tiny_pretrain"
 LARGE = "llama/llama3_70b_pretrain"
 
 
-@functools.cache
-def _content(recipe: str, kind: str) -> str:
-    return (untiered_job if recipe == TINY else shipped_job)(recipe, kind).to_json()
-
-
 def k8s_job(kind: str, changes: Mapping[str, Any] | None = None, recipe: str = TINY) -> Job:
     """Return a recipe's job with `changes`, whose keys are dotted paths."""
-    content = json.loads(_content(recipe, kind))
-    for path, value in (changes or {}).items():
-        *parents, last = path.split(".")
-        functools.reduce(lambda node, key: node[key], parents, content)[last] = value
-    return Job.model_validate_json(json.dumps(content))
+    made = untiered_job if recipe == TINY else shipped_job
+    return changed_job(made(recipe, kind), changes or {})
 
 
 def manifest(job: Job) -> str:

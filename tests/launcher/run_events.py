@@ -14,9 +14,11 @@ def event(
     *,
     step: int | None = None,
     generation: int = 0,
+    at: str | None = None,
     **fields: Any,
 ) -> Event:
-    node = "launcher" if rank is None else f"node-{rank // 2}"
+    """Return an event of a node: of the rank's, or of the launcher, unless `at` says else."""
+    node = at or ("launcher" if rank is None else f"node-{rank // 2}")
     return Event(
         time=time, node=node, rank=rank, generation=generation, step=step, event=name, fields=fields
     )
@@ -35,10 +37,7 @@ def whole_run() -> list[Event]:
     """Return a run of 4 workers that takes 20 seconds and 4 steps."""
     return [
         event("run_started", 100.0),
-        *all_ranks("worker_started", 102.0),
-        *all_ranks("process_group_ready", 105.0),
-        *all_ranks("data_ready", 106.0),
-        *all_ranks("model_ready", 108.0),
+        *begin(102.0, 105.0, 106.0, 108.0),
         *(step_event(number, 109.0 + number, 4.0 - number) for number in range(4)),
         event("checkpoint_started", 113.0, 0),
         event("checkpoint_written", 115.0, 0, path="/runs/x/checkpoint", num_bytes=2_500_000),
@@ -49,10 +48,14 @@ def whole_run() -> list[Event]:
 
 def on_node(name: str, time: float, generation: int, **fields: Any) -> Event:
     """Return an event of an agent, about no rank."""
-    return Event(
-        time=time, node="node-0", rank=None, generation=generation, step=None, event=name,
-        fields=fields,
-    )  # fmt: skip
+    return event(name, time, at="node-0", generation=generation, **fields)
+
+
+def begin(*times: float, generation: int = 0) -> list[Event]:
+    """Return what 4 ranks tell as they begin, each stage at its time."""
+    stages = ("worker_started", "process_group_ready", "data_ready", "model_ready")
+    told = zip(stages, times, strict=True)
+    return [each for name, at in told for each in all_ranks(name, at, generation=generation)]
 
 
 def recovery(
@@ -81,10 +84,7 @@ def faulty_run() -> list[Event]:
     return [
         event("run_started", 100.0),
         on_node("node_joined", 100.5, 0, node="node-0"),
-        *all_ranks("worker_started", 101.0),
-        *all_ranks("process_group_ready", 102.0),
-        *all_ranks("data_ready", 103.0),
-        *all_ranks("model_ready", 104.0),
+        *begin(101.0, 102.0, 103.0, 104.0),
         *(step_event(number, 105.0 + number, 8.0 - number) for number in range(3)),
         event("fault_injected", 108.0, 1, step=3, fault_kind="exception", place="forward"),
         event("fault_detected", 108.1, 1, reason="exception", text="InjectedFault: injected"),
@@ -111,19 +111,13 @@ def refounded_run() -> list[Event]:
         event("run_started", 100.0),
         on_node("node_joined", 100.1, -1, node="node-0"),
         on_node("generation_opened", 100.5, 0, world_size=4),
-        *all_ranks("worker_started", 101.0),
-        *all_ranks("process_group_ready", 102.0),
-        *all_ranks("data_ready", 103.0),
-        *all_ranks("model_ready", 104.0),
+        *begin(101.0, 102.0, 103.0, 104.0),
         *(step_event(number, 105.0 + number, 8.0 - number) for number in range(4)),
         # What an agent says of others is no sign of life of a rank.
         on_node("nodes_wait", 108.2, 0, reason="one does not count yet", seconds=1.0),
         on_node("node_joined", 113.9, -1, node="node-2"),
         on_node("generation_opened", 114.0, opened, world_size=4),
-        *all_ranks("worker_started", 115.0, generation=opened),
-        *all_ranks("process_group_ready", 116.0, generation=opened),
-        *all_ranks("data_ready", 116.5, generation=opened),
-        *all_ranks("model_ready", 117.0, generation=opened),
+        *begin(115.0, 116.0, 116.5, 117.0, generation=opened),
         *all_ranks("recovery_fallback", 117.5, step=2, generation=opened, **fallback),
         *all_ranks("rank_recovered", 117.6, step=2, generation=opened, role="started", num_bytes=0),
         *all_ranks("rank_resumed", 118.0, step=2, generation=opened),
@@ -137,10 +131,7 @@ def tiered_run() -> list[Event]:
     """Return a run with checkpoints in tiers, which loses all its workers and goes on from one."""
     return [
         event("run_started", 100.0),
-        *all_ranks("worker_started", 101.0),
-        *all_ranks("process_group_ready", 102.0),
-        *all_ranks("data_ready", 103.0),
-        *all_ranks("model_ready", 104.0),
+        *begin(101.0, 102.0, 103.0, 104.0),
         step_event(0, 105.0),
         event(
             "checkpoint_saved", 105.5, 0, step=1, num_bytes=1_500_000, seconds=0.4, blocked_s=0.1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from launcher.composition.choice import list_recipes
 from launcher.composition.compose import resolve
@@ -45,6 +47,20 @@ def untiered_job(recipe: str, cluster: str, overrides: Sequence[str] = ()) -> Jo
     chosen = any(each.replace("/", ".").startswith("resilience.tiered") for each in overrides)
     own = () if chosen else ("resilience.tiered=null",)
     return shipped_job(recipe, cluster, [*own, *overrides])
+
+
+def with_values(job: Job, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job's content with other values, each under its dotted key."""
+    content = job.model_dump(mode="json", by_alias=True)
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        functools.reduce(lambda node, key: node[key], parents, content)[last] = value
+    return content
+
+
+def changed_job(job: Job, values: Mapping[str, Any]) -> Job:
+    """Return a job with other values, each under its dotted key."""
+    return Job.model_validate_json(json.dumps(with_values(job, values)), strict=True)
 
 
 def rendered(job: Job) -> dict[str, str]:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,10 +36,6 @@ print(json.dumps([sys.argv[1:], dict(os.environ)]))
 """
 
 
-def with_env(job: Job, **values: str) -> Job:
-    return job.model_copy(update={"env": values})
-
-
 def write_scripts(folder: Path, job: Job) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text(job.to_json())
@@ -60,6 +57,12 @@ def start_by_hand(
     )
 
 
+def started(folder: Path, job: Job, script: str = "node-0.sh", **env: str) -> tuple[Any, Any]:
+    """Return the words and the variables that a node of a job starts its agent with."""
+    write_scripts(folder, job)
+    return tuple(json.loads(start_by_hand(folder, script, **env).stdout))
+
+
 @pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS)
 def test_scripts_pass_bash_and_shellcheck(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     write_scripts(tmp_path, local_job(*overrides))
@@ -76,11 +79,10 @@ def test_scripts_pass_bash_and_shellcheck(tmp_path: Path, overrides: tuple[str, 
 
 def test_node_starts_the_agent_with_the_folder_it_lies_in(tmp_path: Path) -> None:
     folder = tmp_path / "some where"
-    write_scripts(folder, local_job("trainer.threads_per_worker=3", "run.name=tiny"))
+    job = local_job("trainer.threads_per_worker=3", "run.name=tiny")
 
-    done = start_by_hand(folder, "node-1.sh", CDPATH=str(tmp_path))
+    arguments, env = started(folder, job, "node-1.sh", CDPATH=str(tmp_path))
 
-    arguments, env = json.loads(done.stdout)
     assert arguments[:2] == ["-m", "resilience.agent"]
     assert f"--config={folder}/node.json" in arguments
     assert "--rdzv-endpoint=127.0.0.1:29500,127.0.0.1:29501" in arguments
@@ -108,20 +110,18 @@ def test_all_nodes_have_one_token_which_the_first_one_makes(tmp_path: Path) -> N
 
 
 def test_launcher_chooses_rendezvous_and_run_id(tmp_path: Path) -> None:
-    write_scripts(tmp_path, local_job("run.name=tiny"))
+    given = {"LAUNCHER_RDZV_ENDPOINT": "127.0.0.1:1", "LAUNCHER_RUN_ID": "7"}
 
-    done = start_by_hand(tmp_path, LAUNCHER_RDZV_ENDPOINT="127.0.0.1:1", LAUNCHER_RUN_ID="7")
+    arguments, _ = started(tmp_path, local_job("run.name=tiny"), **given)
 
-    arguments, _ = json.loads(done.stdout)
     assert {"--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=tiny-7"} <= set(arguments)
 
 
 def test_environment_arrives_as_it_is_and_wins_over_ours(tmp_path: Path) -> None:
-    write_scripts(tmp_path, with_env(local_job(), TEXT=HOSTILE, OMP_NUM_THREADS="9"))
+    own = {"TEXT": HOSTILE, "OMP_NUM_THREADS": "9"}
 
-    done = start_by_hand(tmp_path)
+    _, env = started(tmp_path, local_job().model_copy(update={"env": own}))
 
-    _, env = json.loads(done.stdout)
     assert env["TEXT"] == HOSTILE
     assert env["OMP_NUM_THREADS"] == "9"
     assert not Path("pwned").exists()
@@ -140,11 +140,10 @@ def test_secret_file_reaches_the_workers_by_the_environment_alone(tmp_path: Path
     secret = tmp_path / "the key"
     secret.write_text("s3cr3t $x\n")
     secret.chmod(0o600)
-    write_scripts(tmp_path / "run", local_job(f"+cluster.secrets.HF_TOKEN.file='{secret}'"))
+    job = local_job(f"+cluster.secrets.HF_TOKEN.file='{secret}'")
 
-    done = start_by_hand(tmp_path / "run")
+    arguments, env = started(tmp_path / "run", job)
 
-    arguments, env = json.loads(done.stdout)
     assert env["HF_TOKEN"] == "s3cr3t $x"
     assert "s3cr3t" not in str(arguments)
     assert not [path for path in (tmp_path / "run").iterdir() if "s3cr3t" in path.read_text()]

@@ -195,9 +195,7 @@ def test_worker_that_died_first_is_named_before_all_that_workers_say(
 
 
 @pytest.mark.slow
-def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(tmp_path: Path) -> None:
     """Two workers in one collective after the other, of which one is killed."""
     job = local_job("trainer.num_nodes=1", "trainer.global_batch_size=8", "trainer.max_steps=4")
     for name, text in rendered(job).items():
@@ -205,8 +203,6 @@ def test_worker_that_is_killed_is_named_and_not_what_its_peer_meets(
             "\n  training \\\n", "\n  tests.launcher.clusters.killed_worker \\\n"
         )
         (tmp_path / name).write_text(program)
-    monkeypatch.setenv("TEST_RANK", "1")
-    monkeypatch.setenv("TEST_STEP", "1")
     shown = StringIO()
 
     status = run_nodes(job, tmp_path, Console(file=shown, width=200))

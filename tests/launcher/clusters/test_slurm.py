@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ from launcher.clusters.slurm_submit import submit_slurm
 from launcher.errors import OutsideError, RecipeError
 from launcher.job import Job
 from resilience.events import EventLog
-from tests.launcher.shipped import TEMPLATES, shipped_job, untiered_job
+from tests.launcher.shipped import TEMPLATES, changed_job, shipped_job, untiered_job
 
 TINY = "llama/llama3_tiny_pretrain"
 FAULTY = "llama/llama3_tiny_checkpointless"
@@ -31,15 +30,8 @@ HYPERPOD = "/opt/sagemaker_cluster"
 
 def job_with(recipe: str, values: Mapping[str, Any]) -> Job:
     """Return a shipped job with other values, each under its dotted key."""
-    made = untiered_job if recipe == "llama/llama3_tiny_pretrain" else shipped_job
-    content = made(recipe, "slurm").model_dump(mode="json", by_alias=True)
-    for key, value in values.items():
-        *parents, last = key.split(".")
-        section = content
-        for parent in parents:
-            section = section[parent]
-        section[last] = value
-    return Job.model_validate_json(json.dumps(content), strict=True)
+    made = untiered_job if recipe == TINY else shipped_job
+    return changed_job(made(recipe, "slurm"), values)
 
 
 def script(recipe: str = TINY, **values: Any) -> str:

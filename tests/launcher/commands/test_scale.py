@@ -7,7 +7,6 @@ import pwd
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,9 +22,17 @@ from launcher.errors import RecipeError
 from launcher.monitor.standing import Phase, Standing
 from resilience.events import Event, read_events
 from tests.launcher.command import launch
-from tests.launcher.commands.test_status import ELASTIC, Happened, state_of
+from tests.launcher.commands.test_status import (
+    ELASTIC,
+    STARTED,
+    Happened,
+    gone,
+    opened,
+    state_of,
+)
 from tests.launcher.shipped import shipped_job
 from tests.resilience.agent.test_drain import drain
+from tests.resilience.tiered.kept import wait_until
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "elastic.md").read_text("utf-8")
@@ -152,25 +159,23 @@ ONE_NODE = (
 def wait_for_size(folder: Path, size: int) -> list[Event]:
     """Return the events once the newest generation has so many workers."""
 
-    def has_size(events: list[Event]) -> bool:
-        opened = [each for each in events if each.event == "generation_opened"]
+    def has_size() -> bool:
+        opened = [each for each in events_of(folder) if each.event == "generation_opened"]
         return bool(opened) and opened[-1].fields["world_size"] == size
 
-    return wait_until(folder, has_size)
+    wait_until(has_size, (folder / "logs" / "launcher.log").read_text)
+    return events_of(folder)
 
 
 def wait_for(folder: Path, is_it: Callable[[Event], bool]) -> list[Event]:
     """Return the events once there is such a one."""
-    return wait_until(folder, lambda events: any(map(is_it, events)))
+    log = folder / "logs" / "launcher.log"
+    wait_until(lambda: any(map(is_it, events_of(folder))), log.read_text)
+    return events_of(folder)
 
 
-def wait_until(folder: Path, is_so: Callable[[list[Event]], bool]) -> list[Event]:
-    until_s = time.monotonic() + 120
-    while time.monotonic() < until_s:
-        if is_so(events := read_events(folder / "events.jsonl")):
-            return events
-        time.sleep(0.2)
-    raise AssertionError((folder / "logs" / "launcher.log").read_text())
+def events_of(folder: Path) -> list[Event]:
+    return read_events(folder / "events.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +226,8 @@ def test_a_run_trains_with_so_many_nodes_when_all_their_workers_are_there() -> N
     happened: list[Happened] = [
         ("launcher", None, "run_started", {}),
         ("n0", None, "agent_started", {}),
-        ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
-        ("n0", 0, "worker_started", {}),
+        opened(2, 0),
+        STARTED,
         ("n1", 1, "worker_started", {}),
         ("n3", None, "node_leaving", {}),  # it ended with the start before, or stands by
         ("n1", None, "node_leaving", {}),
@@ -238,8 +243,8 @@ def test_what_a_change_of_size_waits_for_is_named() -> None:
     """Whatever that is: producers of batches, a node that is to leave, or the cluster's queue."""
     job = shipped_job("llama/llama3_tiny_elastic", "slurm")
     found: list[Happened] = [
-        ("n0", None, "generation_opened", {"number": 0, "world_size": 2}),
-        ("n0", 0, "worker_started", {}),
+        opened(2, 0),
+        STARTED,
         ("n1", 1, "worker_started", {}),
         ("n1", None, "node_leaving", {}),
         ("n0", 0, "batch_late", {"text": "batch 7 has not come yet"}),
@@ -262,22 +267,17 @@ def test_what_a_change_of_size_waits_for_is_named() -> None:
 
 def test_a_node_that_ends_before_a_run_has_grown_by_it_is_named_at_once() -> None:
     """Nobody starts it anew by itself."""
-
-    def gone_node(node: str, text: str) -> Happened:
-        return ("launcher", None, "node_gone", {"node": node, "text": text})
-
-    opened: Happened = ("n0", None, "generation_opened", {"number": 0, "world_size": 2})
-    first, asked = [opened, gone_node("n5", "was killed")], ("n1", None, "node_leaving", {})
-    n2_gone = gone_node("n2", "ended with exit status 1")
-    before, gone = state_of(ELASTIC, *first), state_of(ELASTIC, *first, n2_gone)
-    both = state_of(ELASTIC, *first, n2_gone, gone_node("n1", "was killed"))
-    left = state_of(ELASTIC, *first, asked, gone_node("n1", "has left"))
+    first, asked = [opened(2, 0), gone("n5")], ("n1", None, "node_leaving", {})
+    n2_gone = gone("n2", "ended with exit status 1")
+    before, after = state_of(ELASTIC, *first), state_of(ELASTIC, *first, n2_gone)
+    both = state_of(ELASTIC, *first, n2_gone, gone("n1"))
+    left = state_of(ELASTIC, *first, asked, gone("n1", "has left"))
 
     assert nodes_lost(before, before, 3) == ""
-    assert nodes_lost(before, gone, 3) == "n2 ended with exit status 1"
+    assert nodes_lost(before, after, 3) == "n2 ended with exit status 1"
     assert nodes_lost(before, both, 3) == "n1 was killed, n2 ended with exit status 1"
     assert nodes_lost(before, left, 3) == ""
     # Who makes a run smaller waits for what is left.
     assert nodes_lost(before, both, 2) == ""
     # A run that has not begun has no size yet.
-    assert nodes_lost(state_of(ELASTIC), state_of(ELASTIC, gone_node("n2", "was killed")), 2)
+    assert nodes_lost(state_of(ELASTIC), state_of(ELASTIC, gone("n2")), 2)

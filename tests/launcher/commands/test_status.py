@@ -28,6 +28,20 @@ ELASTIC = shipped_job("llama/llama3_tiny_elastic", "local")
 Happened = tuple[str, int | None, str, Mapping[str, Any]]
 
 
+def opened(size: int, number: int = 1) -> Happened:
+    """Return how a generation of so many workers was opened."""
+    return ("n0", None, "generation_opened", {"number": number, "world_size": size})
+
+
+def gone(node: str, text: str = "was killed") -> Happened:
+    """Return how a launcher tells of the end of a node."""
+    return ("launcher", None, "node_gone", {"node": node, "text": text})
+
+
+STARTED: Happened = ("n0", 0, "worker_started", {})
+STEPPED: Happened = ("n0", 0, "step", {"step": 7, "loss": 1.0, "duration_s": 0.1})
+
+
 def state_of(job: Job, *happened: Happened) -> RunState:
     found = (
         Event(time=NOW, node=node, rank=rank, generation=0, step=fields.get("step"), event=name,
@@ -171,24 +185,25 @@ def test_how_a_run_stands(
 def test_status_says_what_size_an_elastic_run_has_and_why_not_another(tmp_path: Path) -> None:
     (tmp_path / "size.json").write_text('{"nodes": 4}')
 
-    def size(*events: tuple[str, Mapping[str, Any]]) -> str:
-        seen = state_of(ELASTIC, *(("n0", None, name, fields) for name, fields in events))
+    def size(*events: Happened) -> str:
+        seen = state_of(ELASTIC, *events)
         lines = lines_of(seen, ELASTIC, path=tmp_path, after_s=10)
         (line,) = [line for line in lines if line.startswith("  size ")]
         return line.removeprefix("  size      ")
 
     assert size() == "none yet, 4 are asked for"
-    opened = ("generation_opened", {"number": 1, "world_size": 3 * ELASTIC.trainer.num_devices})
-    assert size(opened) == "3 nodes, 4 are asked for"
-    leaving, lost = ("node_leaving", {}), ("node_lost", {"node": "n0", "is_dead": True})
-    assert size(opened, leaving) == "3 nodes, 4 are asked for, n0 to leave"
-    assert size(opened, leaving, lost) == "3 nodes, 4 are asked for"
-    held = ("nodes_wait", {"reason": "one does not count yet", "seconds": 55.0})
-    assert size(opened, held) == "3 nodes, 4 are asked for, one does not count yet, for 45 s"
-    few = ("nodes_wait", {"reason": "3 nodes are there; sizes allowed: 1, 4"})
-    assert size(opened, held, few) == f"3 nodes, 4 are asked for, {few[1]['reason']}"
-    whole = ("generation_opened", {"number": 2, "world_size": 4 * ELASTIC.trainer.num_devices})
-    assert size(opened, held, whole) == "4 nodes"
+    three = opened(3 * ELASTIC.trainer.num_devices)
+    assert size(three) == "3 nodes, 4 are asked for"
+    leaving: Happened = ("n0", None, "node_leaving", {})
+    lost: Happened = ("n0", None, "node_lost", {"node": "n0", "is_dead": True})
+    assert size(three, leaving) == "3 nodes, 4 are asked for, n0 to leave"
+    assert size(three, leaving, lost) == "3 nodes, 4 are asked for"
+    wait = {"reason": "one does not count yet", "seconds": 55.0}
+    held: Happened = ("n0", None, "nodes_wait", wait)
+    assert size(three, held) == "3 nodes, 4 are asked for, one does not count yet, for 45 s"
+    few: Happened = ("n0", None, "nodes_wait", {"reason": "3 nodes are there; sizes allowed: 1, 4"})
+    assert size(three, held, few) == f"3 nodes, 4 are asked for, {few[3]['reason']}"
+    assert size(three, held, opened(4 * ELASTIC.trainer.num_devices, 2)) == "4 nodes"
 
 
 @pytest.mark.parametrize(("phase", "num", "expected"), [
@@ -249,15 +264,11 @@ def test_status_says_what_of_the_events_was_left_out() -> None:
 
 
 def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
-    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})
-    started: Happened = ("n0", 0, "worker_started", {})
-    stepped: Happened = ("n0", 0, "step", {"step": 4, "loss": 1.0, "duration_s": 0.1})
-
     def lost(node: str, *, is_dead: bool) -> Happened:
         return ("n0", None, "node_lost", {"node": node, "is_dead": is_dead})
 
     def doing(*events: Happened) -> str:
-        return doing_and_size([opened, started, stepped, *events])[0]
+        return doing_and_size([opened(1), STARTED, STEPPED, *events])[0]
 
     silent = [lost("n2", is_dead=False), lost("n1", is_dead=False)]
     assert doing(*silent) == "waiting for n1, n2: not heard from"
@@ -268,8 +279,7 @@ def test_status_names_silent_nodes_that_the_run_waits_for() -> None:
         ("n0", None, "node_ended", {"node": "n2", "reason": "the node is off"}),
     ):
         assert doing(*silent, event) == "waiting for n1: not heard from"
-    assert doing(*silent, stepped) == goes_on
-    assert doing(*silent, opened) == goes_on
+    assert doing(*silent, STEPPED) == doing(*silent, opened(1)) == goes_on
     assert doing(lost("n1", is_dead=True)) == goes_on
 
 
@@ -287,8 +297,7 @@ def test_status_says_which_lost_node_is_waited_for_and_until_when() -> None:
     assert doing_and_size(happened)[0] == (
         "recovery (2 of 3 workers), waiting for n1 or another node, 2 min 12 s more"
     )
-    opened = ("n0", None, "generation_opened", {"number": 1, "world_size": 3})
-    assert "waiting" not in doing_and_size([*happened, opened])[0]
+    assert "waiting" not in doing_and_size([*happened, opened(3)])[0]
 
 
 @pytest.mark.parametrize(
@@ -328,25 +337,22 @@ def test_status_says_in_one_line_why_a_scheduler_gave_no_answer(tmp_path: Path) 
 
 def test_status_names_the_batch_that_is_waited_for() -> None:
     """Until a step is taken, or the size has changed: then it is told of anew."""
-    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 1})
-    started: Happened = ("n0", 0, "worker_started", {})
     late: Happened = ("n0", 0, "batch_late", {"step": 7, "text": "batch 7 has not come yet"})
-    stepped: Happened = ("n0", 0, "step", {"step": 7, "loss": 1.0, "duration_s": 0.1})
 
     def doing(*events: Happened) -> str:
-        return doing_and_size([opened, started, *events])[0]
+        return doing_and_size([opened(1), STARTED, *events])[0]
 
     assert doing(late) == "process group (1 of 1 workers), batch 7 has not come yet"
-    assert doing(late, stepped) == doing(late, opened) == "process group (1 of 1 workers)"
+    assert doing(late, STEPPED) == doing(late, opened(1)) == "process group (1 of 1 workers)"
 
 
 def test_status_tells_of_nodes_that_have_ended() -> None:
     """Of the last one that trained no other can, and its workers are in the events still."""
     happened: list[Happened] = [
-        ("n0", None, "generation_opened", {"number": 1, "world_size": 1}),
-        ("n0", 0, "worker_started", {}),
-        ("launcher", None, "node_gone", {"node": "n1", "text": "ended with exit status 1"}),
-        ("launcher", None, "node_gone", {"node": "n0", "text": "was killed"}),
+        opened(1),
+        STARTED,
+        gone("n1", "ended with exit status 1"),
+        gone("n0"),
         ("n0", None, "agent_started", {}),
     ]
 
@@ -363,15 +369,10 @@ def test_status_tells_of_nodes_that_have_ended() -> None:
 
 def test_status_counts_no_workers_of_nodes_that_were_killed() -> None:
     """Before another generation nobody may be left who tells of that."""
-    trained: list[Happened] = [
-        ("n0", None, "generation_opened", {"number": 1, "world_size": 2}),
-        ("n0", 0, "worker_started", {}),
-        ("n1", 1, "worker_started", {}),
-    ]
-    killed: Happened = ("launcher", None, "node_gone", {"node": "n1", "text": "was killed"})
+    trained: list[Happened] = [opened(2), STARTED, ("n1", 1, "worker_started", {})]
 
     assert doing_and_size(trained)[0] == "process group (2 of 2 workers)"
-    assert doing_and_size([*trained, killed])[0] == "process group (1 of 2 workers)"
+    assert doing_and_size([*trained, gone("n1")])[0] == "process group (1 of 2 workers)"
 
 
 def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None:
@@ -379,9 +380,9 @@ def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None
     job = shipped_job("llama/llama3_tiny_elastic", "slurm")
     before: list[Happened] = [
         *((name, None, "agent_started", {"start": "7-0"}) for name in ("n0", "n1", "n2")),
-        ("n0", None, "generation_opened", {"number": 4, "world_size": 3}),
+        opened(3, 4),
         *((f"n{rank}", rank, "worker_started", {}) for rank in range(3)),
-        ("n0", 0, "step", {"step": 9, "loss": 1.0, "duration_s": 0.1}),
+        STEPPED,
         ("n1", None, "node_lost", {"node": "n1", "is_dead": False}),
         ("n2", None, "node_leaving", {}),
     ]
@@ -395,7 +396,7 @@ def test_a_start_that_a_scheduler_made_knows_no_node_of_the_one_before() -> None
 
     assert (old.nodes_to_leave, old.silent_nodes) == ({"n2"}, {"n1"})
     assert not (new.nodes_to_leave | new.silent_nodes | new.lost_nodes | new.training_nodes)
-    assert (new.num_steps, new.has_opened) == (10, False)
+    assert (new.num_steps, new.has_opened) == (8, False)
 
 
 def test_what_a_service_lost_goes_with_its_nodes_next_agent() -> None:
@@ -432,11 +433,10 @@ def test_a_node_that_has_left_is_not_to_leave_any_more() -> None:
 
 def test_a_run_that_goes_on_has_the_size_of_its_job_until_it_begins() -> None:
     """It is asked for 3 nodes, and was left with 2."""
-    opened: Happened = ("n0", None, "generation_opened", {"number": 1, "world_size": 2})
     continued: Happened = ("launcher", None, "run_continued", {"changes": []})
     begun: Happened = ("launcher", None, "run_started", {})
     states = [
         state_of(ELASTIC, *each)
-        for each in ([opened], [opened, continued], [opened, continued, begun])
+        for each in ([opened(2)], [opened(2), continued], [opened(2), continued, begun])
     ]
     assert [each.num_workers for each in states] == [2, 3, 3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from launcher.paths import shipped_folder
 from launcher.secrets import held_secrets
 from tests.launcher.command import launch, refuse
 from tests.launcher.k8s_job import LARGE, TINY, k8s_job
-from tests.launcher.shipped import shipped_job
+from tests.launcher.shipped import shipped_job, with_values
 
 NETWORK = {
     "FI_EFA_SET_CUDA_SYNC_MEMOPS": "0",
@@ -29,10 +28,7 @@ ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 def follows(changes: Mapping[str, Any], recipe: str = LARGE, kind: str = "job") -> dict[str, str]:
     """Return the variables that follow from a recipe's job with `changes`, be they sound or not."""
-    content = shipped_job(recipe, kind).model_dump(mode="json")
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        functools.reduce(lambda node, key: node[key], parents, content)[last] = value
+    content = with_values(shipped_job(recipe, kind), changes)
     return {each.name: each.value for each in own_variables(content)}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from launcher.job import Job
 from launcher.job.lineage import (
     changed_horizon,
     compare_jobs,
@@ -16,21 +15,11 @@ from launcher.job.lineage import (
     fixed_values,
     lineage_digest,
 )
-from tests.launcher.shipped import RECIPES, shipped_job
+from tests.launcher.shipped import RECIPES, changed_job, shipped_job
 from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
 
 TINY = "llama/llama3_tiny_pretrain"
 JOB = shipped_job(TINY, "local")
-
-
-def changed(path: str, value: Any, job: Job = JOB) -> Job:
-    content = job.model_dump(mode="json", by_alias=True)
-    *sections, last = path.split(".")
-    node = content
-    for section in sections:
-        node = node[section]
-    node[last] = value
-    return Job.model_validate_json(json.dumps(content), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +51,7 @@ def changed(path: str, value: Any, job: Job = JOB) -> Job:
 def test_another_value_is_refused_or_told_as_a_state_and_its_training_need_it(
     what: str, path: str, value: Any
 ) -> None:
-    other = changed(path, value)
+    other = changed_job(JOB, {path: value})
 
     found = compare_jobs(JOB, other)
 
@@ -112,7 +101,7 @@ def test_any_number_of_data_ranks_goes_on_from_megatrons_state(key: str, value: 
     trainer = {**MEGATRON, "num_devices": 4, "tensor_parallel": 2}
     before = make_job(trainer=trainer, model={**LLAMA, "vocab_size": 260})
 
-    found = compare_jobs(before, changed(f"trainer.{key}", value, before))
+    found = compare_jobs(before, changed_job(before, {f"trainer.{key}": value}))
 
     assert found.refused == ()
     assert [each.key for each in found.told] == [f"trainer.{key}"]
@@ -123,10 +112,11 @@ def test_bytes_are_the_tokenizer_of_data_that_names_none() -> None:
 
 
 def test_a_schedule_that_spans_the_run_is_asked_about() -> None:
-    longer = changed("trainer.max_steps", 1000)
-    fixed = changed("trainer.optimizer.decay_steps", 400)
+    longer = changed_job(JOB, {"trainer.max_steps": 1000})
+    fixed = changed_job(JOB, {"trainer.optimizer.decay_steps": 400})
 
     assert changed_horizon(JOB, longer) == (JOB.trainer.max_steps, 1000)
     assert changed_horizon(JOB, JOB) is None
-    assert changed_horizon(fixed, changed("trainer.max_steps", 1000, fixed)) is None
-    assert changed_horizon(JOB, changed("trainer.optimizer.decay_steps", 30, longer)) is None
+    assert changed_horizon(fixed, changed_job(fixed, {"trainer.max_steps": 1000})) is None
+    told = changed_job(longer, {"trainer.optimizer.decay_steps": 30})
+    assert changed_horizon(JOB, told) is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import json
 import re
 
 import pytest
@@ -18,29 +16,21 @@ from launcher.job.tiered_memory import budget_mib, num_writers, own_bytes, state
 from launcher.support import check_runnable
 from resilience.state.layout import make_layout
 from resilience.tiered.paths import check_namespace
-from tests.launcher.shipped import rendered, shipped_job, untiered_job
+from tests.launcher.shipped import changed_job, rendered, shipped_job, untiered_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_70b_pretrain_tiered"
 STORE = "resilience.tiered.store.url=s3://bucket/runs"
 FOLDER = "resilience.tiered.store.url=folder:/mnt/runs"
 
 
-@functools.cache
-def sound(cluster: str, group: str) -> str:
-    store = {"ram": [], "folder": [FOLDER]}.get(group, [STORE])
-    return shipped_job(TINY, cluster, [f"resilience/tiered={group}", *store]).to_json()
-
-
 def changed(cluster: str, group: str, *changes: str) -> Job:
     """Return a sound job with changes, those that begin with a dot below resilience.tiered."""
-    content = json.loads(sound(cluster, group))
+    store = {"ram": [], "folder": [FOLDER]}.get(group, [STORE])
+    values = {}
     for change in changes:
         path, _, value = change.partition("=")
-        *parents, last = (f"resilience.tiered{path}" if path[0] == "." else path).split(".")
-        functools.reduce(lambda node, key: node[key], parents, content)[last] = yaml.safe_load(
-            value
-        )
-    return Job.model_validate_json(json.dumps(content), strict=True)
+        values[f"resilience.tiered{path}" if path[0] == "." else path] = yaml.safe_load(value)
+    return changed_job(shipped_job(TINY, cluster, [f"resilience/tiered={group}", *store]), values)
 
 
 def refusal(cluster: str, group: str, *changes: str) -> str:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
 
 import pytest
 
@@ -24,6 +21,7 @@ from launcher.report.page import build_page, summary_rows
 from launcher.report.record import RunRecord, build_record
 from resilience.events import Event
 from tests.launcher.local_job import local_job
+from tests.launcher.report.test_report import figures_in
 from tests.launcher.run_events import all_ranks, event, on_node, step_event, tiered_run, whole_run
 
 TEXT = (
@@ -42,10 +40,7 @@ def checkpoints_of(events: Sequence[Event]) -> tuple[Checkpoint, ...]:
 
 def marks(events: Sequence[Event]) -> dict[str, list[tuple[float, str]]]:
     """Return the marks of the row of checkpoints, by name."""
-    page = build_page(record_of(events), [], b"packed")
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
-    assert found
-    timeline: Any = json.loads(found[1])["timeline"]
+    timeline = figures_in(build_page(record_of(events), [], b"packed"))["timeline"]
     first_row = timeline["layout"]["yaxis"]["categoryarray"][0]
     assert (first_row == "checkpoints") == bool(record_of(events).state.tiers)
     return {

@@ -14,14 +14,12 @@ from launcher.report.page import summary_rows
 from launcher.report.record import build_record
 from resilience.events import Event
 from tests.launcher.local_job import local_job
-from tests.launcher.run_events import tiered_run
+from tests.launcher.run_events import event, tiered_run
 
 
 def told(name: str, time: float, node: str = "node-0", *, step: int | None = None) -> Event:
     fields = {"store": "s3:bucket", "text": "no such bucket"} if name == "store_failing" else {}
-    return Event(
-        time=time, node=node, rank=None, generation=0, step=step, event=name, fields=fields
-    )
+    return event(name, time, at=node, step=step, **fields)
 
 
 STORED, FAILING = told("step_stored", 100.0, step=20), told("store_failing", 200.0)
@@ -53,16 +51,14 @@ def test_store_in_words(events: list[Event], text: str | None) -> None:
 
 
 def test_a_step_that_was_stored_and_is_gone_is_told() -> None:
-    job = local_job()
     events = [
         told("step_stored", 100.0, step=20),
+        event("run_started", 200.0),
         loaded(300.0, 16, "ram"),
         loaded(301.0, 16, "ram"),
     ]
-    begun = Event(time=200.0, node="launcher", rank=None, generation=0, step=None,
-                  event="run_started", fields={})  # fmt: skip
 
-    state = reduce(next_state, [events[0], begun, *events[1:]], start_state(job, ["node-0"]))
+    state = reduce(next_state, events, start_state(local_job(), ["node-0"]))
 
     words = "the run goes on from step 16, and step 20 had been in the store"
     assert list(state.losses) == [words]
@@ -91,10 +87,7 @@ def test_progress_report_and_last_line_say_the_same() -> None:
 
 
 def loaded(time: float, step: int, source: str) -> Event:
-    return Event(
-        time=time, node="node-0", rank=0, generation=1, step=step, event="checkpoint_loaded",
-        fields={"source": source},
-    )  # fmt: skip
+    return event("checkpoint_loaded", time, 0, generation=1, step=step, source=source)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch import Tensor  # noqa: E402
 
 from launcher.job import Job  # noqa: E402
 from tests.launcher.plan.worlds import job_of, world_of  # noqa: E402
+from tests.training.groups import Quiet  # noqa: E402
 from training.megatron.step import _Batches  # noqa: E402
 from training.megatron.trainer import MegatronTrainer  # noqa: E402
 from training.plan import plan_copy  # noqa: E402
@@ -35,7 +36,7 @@ def measure(job: Job, *, is_forward: bool) -> dict[str, int]:
     layout = plan_copy(job, trainer.world_size).layout(nodes, trainer.num_devices)
     with world_of(job) as group:
         place = SimpleNamespace(**vars(group), layout=layout)
-        rank = MegatronTrainer(job, cast("Any", _Watch()), is_restartable=False)
+        rank = MegatronTrainer(job, Quiet(), is_restartable=False)
         rank.take_groups(cast("Any", place))
         assert rank._model is not None
         parameters = list(rank._model.core.parameters())
@@ -68,19 +69,6 @@ def _kept(job: Job, rank: MegatronTrainer, parameters: list[Tensor]) -> int:
         output = batches.forward(iter(rows), rank._model.chunk)
     assert output
     return sum(each.untyped_storage().nbytes() for each in saved.values())
-
-
-class _Watch:
-    places: tuple[str, ...] = ()
-
-    def forward(self, *_: object, **__: object) -> None:
-        pass
-
-    def backward(self, *_: object) -> None:
-        pass
-
-    def reach(self, *_: object) -> None:
-        pass
 
 
 if __name__ == "__main__":

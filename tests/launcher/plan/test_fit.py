@@ -13,7 +13,7 @@ from launcher.paths import shipped_folder
 from launcher.plan.devices import read_device
 from launcher.plan.fit import check_fit, judge_node, misfits
 from launcher.plan.plan import make_plan
-from tests.launcher.command import launch, refuse
+from tests.launcher.command import launch, put, refuse
 from tests.launcher.plan.worlds import LLAMA, job_of
 from tests.launcher.shipped import RECIPES, shipped_job
 
@@ -86,9 +86,7 @@ def _files_of(recipe: str) -> list[str]:
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an sbatch that takes whatever it is given."""
-    program = tmp_path / "bin" / "sbatch"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 7\n")
+    program = put(tmp_path / "bin" / "sbatch", "#!/bin/sh\necho 7\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     folder = tmp_path / "work"

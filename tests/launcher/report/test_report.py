@@ -167,10 +167,7 @@ class Tags(HTMLParser):
 def test_text_of_a_run_stays_text() -> None:
     base = job()
     recipe = base.recipe.model_copy(update={"description": SCRIPT, "name": SCRIPT})
-    hostile = Event(
-        time=5.0, node=SCRIPT, rank=0, generation=0, step=None, event="worker_failed",
-        fields={"message": f"{SCRIPT}\nnext"},
-    )  # fmt: skip
+    hostile = event("worker_failed", 5.0, 0, at=SCRIPT, message=f"{SCRIPT}\nnext")
     record = build_record(
         base.model_copy(update={"recipe": recipe}),
         [

@@ -120,22 +120,6 @@ def test_cluster_field_stands_in_the_pods(
     assert at(pod(job), path) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "path",
-    [
-        "spec affinity", "spec tolerations", "spec nodeSelector", "spec securityContext",
-        "spec serviceAccountName", "spec priorityClassName", "spec imagePullSecrets",
-        "spec hostNetwork", "spec dnsPolicy", "spec containers 0 securityContext",
-        "spec containers 0 envFrom", "spec containers 0 resources",
-        "spec containers 0 startupProbe", "spec containers 0 livenessProbe",
-        "spec containers 0 readinessProbe",
-    ],
-)  # fmt: skip
-def test_what_was_not_asked_for_is_not_there(kind: str, path: str) -> None:
-    assert at(pod(k8s_job(kind)), path) is None
-
-
 HYPERPOD_POLICY = [
     ("cluster.run_policy.clean_pod_policy", "OnlyComplete", "cleanPodPolicy", "OnlyComplete"),
     ("cluster.run_policy.retries_max", 4, "jobMaxRetryCount", 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,21 @@ def created(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stand_in(tmp_path: Path, kubectl: Callable[[str], None]) -> Path:
     """A kubectl that writes down its words, and refuses with what is in the file `existing`."""
-    program = tmp_path / "bin/kubectl"
-    program.parent.mkdir()
-    program.write_text(KUBECTL)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    kubectl(KUBECTL)
     for name in ("existing", "version", "found", "created"):
         (tmp_path / name).touch()
     return tmp_path
+
+
+def let_it_refuse(folder: Path, kind: str, words: str, condition: str = "true") -> str:
+    """Have the stand-in create nothing of that kind while a condition holds; returns its text."""
+    case = f"""grep -q '"kind": "{kind}"' input && {condition}"""
+    refusal = f"if {case}; then echo {words} >&2; exit 1; fi"
+    text = KUBECTL.replace("cat > input;", f"cat > input\n    {refusal}\n   ")
+    (folder / "bin/kubectl").write_text(text)
+    return text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,12 +194,10 @@ def test_token_that_no_file_holds_is_made_when_the_job_exists(stand_in: Path, re
 def test_job_that_lacks_what_it_needs_is_removed_again(
     stand_in: Path, kind: str, is_removed: bool
 ) -> None:
-    program = stand_in / "bin/kubectl"
-    refusal = f"""if grep -q '"kind": "{kind}"' input; then echo forbidden >&2; exit 1; fi"""
-    text = KUBECTL.replace("cat > input;", f"cat > input\n    {refusal}\n   ")
+    text = let_it_refuse(stand_in, kind, "forbidden")
     if not is_removed:
         text = text.replace("  *version*)", "  *delete*) echo away >&2; exit 1 ;;\n  *version*)")
-    program.write_text(text)
+        (stand_in / "bin/kubectl").write_text(text)
 
     with pytest.raises(OutsideError, match="forbidden") as error:
         submit(stand_in, k8s_job("job", recipe=TIERED))
@@ -211,9 +215,7 @@ def test_job_that_lacks_what_it_needs_is_removed_again(
 
 @pytest.mark.parametrize("owners", [[], [OWN_UID]])
 def test_token_of_the_user_or_of_this_job_is_kept(stand_in: Path, owners: list[str]) -> None:
-    taken = """if grep -q '"kind": "Secret"' input; then echo already exists >&2; exit 1; fi"""
-    program = stand_in / "bin/kubectl"
-    program.write_text(KUBECTL.replace("cat > input;", f"cat > input\n    {taken}\n   "))
+    let_it_refuse(stand_in, "Secret", "already exists")
     found = made("Secret", "a", "9", *owners)
     (stand_in / "found").write_text(json.dumps({**found, "data": {"token": "MTIz"}}))
 
@@ -234,23 +236,15 @@ def test_token_of_an_earlier_job_is_waited_for_and_made_anew(
     """Else Kubernetes would take it away with that job, and the pods would wait for ever."""
     monkeypatch.setattr("launcher.clusters.k8s.submit._PAUSE_S", 0.0)
     (stand_in / "found").write_text(json.dumps(made("Secret", "a", "9", OTHER_UID)))
-    taken = (
-        """if grep -q '"kind": "Secret"' input && [ ! -e gone ]; then """
-        "echo already exists >&2; exit 1; fi"
-    )
-    program = stand_in / "bin/kubectl"
-    program.write_text(
-        KUBECTL.replace("cat > input;", f"cat > input\n    {taken}\n   ").replace(
-            "*get*) ", "*get*) touch gone; "
-        )
-    )
+    text = let_it_refuse(stand_in, "Secret", "already exists", "[ ! -e gone ]")
+    (stand_in / "bin/kubectl").write_text(text.replace("*get*) ", "*get*) touch gone; "))
 
     submit(stand_in, k8s_job("job", recipe=TIERED))
 
     assert created(stand_in)[-1]["metadata"]["ownerReferences"][0]["uid"] == OWN_UID
 
     (stand_in / "gone").unlink()
-    program.write_text(program.read_text().replace("touch gone; ", ""))
+    (stand_in / "bin/kubectl").write_text(text)
     monkeypatch.setattr("launcher.clusters.k8s.submit._OLD_SECRET_S", 0.0)
     with pytest.raises(OutsideError, match="of an earlier job is still there after 0 s"):
         submit(stand_in, k8s_job("job", recipe=TIERED))

@@ -14,7 +14,7 @@ from launcher.commands import cancel, logs
 from launcher.errors import OutsideError
 from launcher.monitor.standing import JobStatus, Phase
 from resilience.arguments import NO_NAME
-from tests.launcher.commands.test_status import Happened, lines_of, state_of
+from tests.launcher.commands.test_status import Happened, lines_of, opened, state_of
 from tests.launcher.k8s_job import k8s_job
 
 KUBECTL = """#!/bin/sh
@@ -133,7 +133,6 @@ def test_status_says_what_a_run_was_warned_of_until_its_next_generation() -> Non
     texts = [f"{each}: {NO_NAME}" for each in ("a-1.a:29500", "memoryd cannot reach a-1.a:29501")]
     warned: Happened = ("n0", None, "warning", {"text": texts[0]})
     other: Happened = ("n0", 0, "warning", {"text": texts[1]})
-    opened: Happened = ("n0", None, "generation_opened", {"number": 2, "world_size": 4})
 
     def row(*happened: Happened, phase: Phase = Phase.RUNNING) -> list[str]:
         lines = lines_of(state_of(job, *happened), job, phase=phase, after_s=70)
@@ -142,4 +141,4 @@ def test_status_says_what_a_run_was_warned_of_until_its_next_generation() -> Non
     ago = "(1 min 10 s ago)"
     told = f"{texts[0]} {ago}; {texts[1]} {ago}"
     assert row(warned, other, warned) == [told]
-    assert row(warned, other, opened) == row(warned, phase=Phase.FAILED) == []
+    assert row(warned, other, opened(4, 2)) == row(warned, phase=Phase.FAILED) == []
