@@ -43,9 +43,6 @@ TIERED = {
     "store": None,
 }
 OTHER: dict[str, Any] = {
-    "name": "other",
-    "recipe.name": "other/recipe",
-    "recipe.description": "another description",
     "time_limit": "1-00:00:00",
     "env": {"OTHER": "1"},
     "env.FI_PROVIDER": "tcp",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -194,30 +195,17 @@ def test_a_node_that_goes_before_it_has_to_costs_what_is_left_of_its_time() -> N
 
 
 def test_a_slow_watch_tells_the_other_one_of_all_and_sleeps_before_each_forward() -> None:
-    told: list[object] = []
+    watch = Mock(places=("forward",))
+    slow = SlowWatch(watch, watch.sleep)
 
-    class Watch:
-        places = ("forward",)
-
-        def requests(self) -> int:
-            return 7
-
-        def forward(self, micro_batch: int, *, is_last: bool) -> None:
-            told.append(("forward", micro_batch, is_last))
-
-        def backward(self, micro_batch: int) -> None:
-            told.append(("backward", micro_batch))
-
-        def reach(self, place: str) -> None:
-            told.append(place)
-
-    slow = SlowWatch(Watch(), lambda: told.append("sleeps"))
     slow.forward(1, is_last=True)
     slow.backward(1)
     slow.reach("reduction")
 
-    assert told == [("forward", 1, True), "sleeps", ("backward", 1), "reduction"]
-    assert (slow.places, slow.requests()) == (("forward",), 7)
+    assert watch.mock_calls == [
+        call.forward(1, is_last=True), call.sleep(), call.backward(1), call.reach("reduction"),
+    ]  # fmt: skip
+    assert (slow.places, slow.requests()) == (("forward",), watch.requests.return_value)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,13 @@ def launch(*arguments: str, folder: Path, env: dict[str, str] | None = None) -> 
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def put(path: Path, text: str) -> Path:
+    """Write a file, and make the folders that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
 def last_of_each(*words: str) -> tuple[str, ...]:
     """Return the words with the last value alone of a key that is given twice."""
     return tuple({word.partition("=")[0]: word for word in words}.values())

@@ -13,7 +13,7 @@ from launcher.clusters.running.lock import read_lock
 from launcher.job.lineage import checkpoints_namespace
 from launcher.rundir import EVENTS_FILE, write_files
 from resilience.events import EventLog
-from tests.launcher.command import Ended, launch
+from tests.launcher.command import Ended, launch, put
 from tests.launcher.shipped import rendered, shipped_job
 from tests.resilience.tiered.store_places import Place, make_shard
 
@@ -32,9 +32,7 @@ WORDS = ("recipe=llama/llama3_tiny_pretrain", "action=run", "run.detach=true")
 
 def prepare(folder: Path, node: str = NODE) -> None:
     """Have the launcher take this script for a node's, when it is started in the folder."""
-    template = folder / "templates" / "local" / "node.sh.j2"
-    template.parent.mkdir(parents=True, exist_ok=True)
-    template.write_text(node)
+    put(folder / "templates" / "local" / "node.sh.j2", node)
 
 
 def start_run(folder: Path, *words: str) -> Path:

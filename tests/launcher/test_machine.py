@@ -16,6 +16,7 @@ from launcher.job import Job
 from launcher.job.tiered_memory import state_bytes
 from launcher.machine import PROCESSES_PER_CORE, Machine, check_machine, overload, read_machine
 from tests.launcher.command import launch
+from tests.launcher.local_world import prepare
 from tests.launcher.shipped import ASKED_FOR, RECIPES, shipped_job
 
 TINY, FAULTY = "llama/llama3_tiny_pretrain", "llama/llama3_tiny_checkpointless"
@@ -255,8 +256,7 @@ def test_a_run_that_this_machine_cannot_hold_is_refused_before_anything_is_writt
 
 def test_oversubscribing_starts_it_and_leaves_the_job_as_it_is(tmp_path: Path) -> None:
     """A team's template stands in for what 128 workers would do."""
-    (tmp_path / "templates" / "local").mkdir(parents=True)
-    (tmp_path / "templates" / "local" / "node.sh.j2").write_text("#!/bin/sh\n: {{ node }}\n")
+    prepare(tmp_path, "#!/bin/sh\n: {{ node }}\n")
 
     (tmp_path / "lines.jsonl").touch()
     data = (f"data.path={tmp_path}/lines.jsonl", "data.tokenizer=bytes")

@@ -14,6 +14,7 @@ import pytest
 from launcher.errors import RecipeError
 from launcher.rundir import EVENTS_FILE, choose_run_dir, write_files, write_run_dir
 from tests.launcher.command import launch
+from tests.launcher.local_world import prepare
 from tests.launcher.shipped import rendered, shipped_job
 
 TINY = "llama/llama3_tiny_pretrain"
@@ -125,8 +126,7 @@ def test_a_folder_that_is_refused_is_not_claimed(tmp_path: Path) -> None:
 
 def test_two_runs_that_are_started_at_once_have_a_record_each(tmp_path: Path) -> None:
     """A team's template stands in for the training."""
-    (tmp_path / "templates" / "local").mkdir(parents=True)
-    (tmp_path / "templates" / "local" / "node.sh.j2").write_text("#!/bin/sh\n: {{ node }}\n")
+    prepare(tmp_path, "#!/bin/sh\n: {{ node }}\n")
     command = [sys.executable, "-m", "launcher", f"recipe={TINY}", "action=run"]
 
     started = [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from launcher.secrets import held_secrets
-from tests.launcher.command import TIMEOUT_S, launch, refuse
+from tests.launcher.command import TIMEOUT_S, launch, put, refuse
 from tests.launcher.shipped import CLUSTERS, shipped_job
 
 CANARY = "ghp_canary0123456789canary0123456789canary"
@@ -125,9 +125,9 @@ def test_value_below_an_entry_is_not_explained(tmp_path: Path, options: list[str
 def test_value_in_a_profile_is_refused_with_the_file(
     tmp_path: Path, secrets: str, options: str
 ) -> None:
-    path = tmp_path / "conf/cluster/ours.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(f"defaults: [slurm, _self_]\nsecrets: {secrets}\n")
+    path = put(
+        tmp_path / "conf/cluster/ours.yaml", f"defaults: [slurm, _self_]\nsecrets: {secrets}\n"
+    )
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"{MINE}cluster:\n  secrets: {secrets}\n")
 
@@ -188,9 +188,10 @@ def test_sweep_keeps_the_jobs_before_one_that_is_refused(tmp_path: Path) -> None
 
 def test_file_with_a_secret_is_refused_and_not_repeated(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"{MINE}env:\n  NOTE: {CANARY}\n")
-    profile = tmp_path / "conf/cluster/ours.yaml"
-    profile.parent.mkdir(parents=True)
-    profile.write_text(f"defaults: [slurm, _self_]\nsecrets: {{}}\nnote: {CANARY}\n")
+    put(
+        tmp_path / "conf/cluster/ours.yaml",
+        f"defaults: [slurm, _self_]\nsecrets: {{}}\nnote: {CANARY}\n",
+    )
     frozen = launch("freeze", f"recipe={TINY}", "+env.NOTE=harmless", folder=tmp_path).out
     lines = [line for line in frozen.splitlines() if not line.startswith("# content")]
     (tmp_path / "frozen.yaml").write_text("\n".join(lines).replace("harmless", CANARY) + "\n")

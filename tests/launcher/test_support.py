@@ -20,11 +20,11 @@ from launcher.support import (
     printed_notes,
     unmounted_inputs,
 )
-from tests.launcher.command import launch
+from tests.launcher.command import launch, put
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job
 
 TINY, LARGE = "llama/llama3_tiny_pretrain", "llama/llama3_8b_pretrain"
-FAULTY = ("llama/llama3_tiny_checkpointless", "gpt_oss/gpt_oss_tiny_checkpointless")
+FAULTY = "llama/llama3_tiny_checkpointless"
 CLAIM = "cluster.volume_claims=[{claim_name: fsx, mount_path: /fsx}]"
 
 
@@ -41,13 +41,6 @@ def test_results_without_a_volume_are_told_and_not_submitted(overrides: list[str
     assert "be lost with the pods" in (lost_results(job) or "")
     with pytest.raises(RecipeError, match="be lost with the pods"):
         check_runnable(job, "submit")
-
-
-def test_results_below_a_claim_are_kept() -> None:
-    job = shipped_job(TINY, "job", [CLAIM, "cluster.run_path=/fsx/runs"])
-
-    assert lost_results(job) is None
-    check_runnable(job, "submit")
 
 
 def test_inputs_that_no_volume_holds_are_named() -> None:
@@ -73,20 +66,6 @@ def test_what_has_no_runtime_here_is_refused(override: str, missing: str) -> Non
         check_runnable(shipped_job("llama/llama3_70b_pretrain", "slurm", [override]), "submit")
 
 
-@pytest.mark.parametrize("recipe", FAULTY)
-def test_recovery_without_checkpoints_runs_and_is_submitted(recipe: str) -> None:
-    check_runnable(shipped_job(recipe, "local"), "run")
-    check_runnable(shipped_job(recipe, "slurm"), "submit")
-    check_runnable(shipped_job(recipe, "job", [CLAIM, "cluster.run_path=/fsx"]), "submit")
-
-
-def test_recovery_that_hyperpods_agent_would_not_do_is_refused() -> None:
-    job = shipped_job(FAULTY[0], "hyperpod", [CLAIM, "cluster.run_path=/fsx"])
-
-    with pytest.raises(RecipeError, match=r"resilience\.checkpointless with cluster\.job_kind"):
-        check_runnable(job, "submit")
-
-
 HOST_PATH = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch}]"
 SHARED, OF_EACH_NODE = "cluster.run_path=/fsx/runs", "cluster.run_path=/fsx/scratch/runs"
 READ_ONLY = "cluster.host_paths=[{path: /nvme, mount_path: /fsx/scratch, read_only: true}]"
@@ -100,7 +79,7 @@ ONE_NODE = ["trainer.num_nodes=1", "trainer.global_batch_size=8"]
 @pytest.mark.parametrize(("recipe", "kind", "overrides", "problem"), [
     pytest.param(TINY, "job", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="plain"),
     pytest.param(TINY, "hyperpod", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="hyperpod"),
-    pytest.param(FAULTY[0], "job", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="recovers"),
+    pytest.param(FAULTY, "job", [HOST_PATH, OF_EACH_NODE], "each of the 2 nodes", id="recovers"),
     pytest.param("llama/llama3_tiny_elastic", "job", [HOST_PATH, OF_EACH_NODE],
                  "each of the 4 nodes", id="elastic"),
     pytest.param(TINY, "job", [HOST_PATH, OF_EACH_NODE, *ONE_NODE], None, id="one-node"),
@@ -271,7 +250,7 @@ def test_a_command_in_a_note_can_be_copied_from_the_file() -> None:
 
 
 def test_a_job_that_lacks_nothing_has_one_note_for_whoever_applies_it_by_hand() -> None:
-    job = shipped_job(FAULTY[0], "job", PREPARED)
+    job = shipped_job(FAULTY, "job", PREPARED)
 
     assert printed_notes(job, "submit", has_default_image=False) == []
     (note,) = printed_notes(job, "render", has_default_image=False)
@@ -337,8 +316,7 @@ def test_the_default_image_may_be_given_by_its_name(tmp_path: Path, given: str) 
 
 
 def test_a_profile_that_does_not_name_an_image_has_the_default_one(tmp_path: Path) -> None:
-    (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text("defaults: [k8s, _self_]\n")
+    put(tmp_path / "conf" / "cluster" / "ours.yaml", "defaults: [k8s, _self_]\n")
 
     ended = launch(f"recipe={TINY}", "cluster=ours", *PREPARED[1:], "action=submit",
                    folder=tmp_path)  # fmt: skip

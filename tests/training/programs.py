@@ -107,27 +107,6 @@ def die_once(arguments: list[str]) -> int:
     return _act_on_event(lambda: os._exit(9), "step", arguments, step=2)
 
 
-def be_killed_once(arguments: list[str]) -> int:
-    """Train; the worker of rank TEST_RANK is killed once in the run, in step TEST_STEP."""
-    from training.torch.step import TorchStepper
-
-    marker = Path(arguments[1].removeprefix("--run-dir=")) / "killed"
-    compute = TorchStepper.compute
-
-    def compute_or_die(stepper: TorchStepper, rows: Any, *, step: int) -> Any:
-        is_due = [os.environ["RANK"], str(step)] == [
-            os.environ["TEST_RANK"],
-            os.environ["TEST_STEP"],
-        ]
-        if is_due and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(stepper, rows, step=step)
-
-    TorchStepper.compute = compute_or_die  # type: ignore[method-assign]
-    return main(arguments)
-
-
 def run_spoiled(arguments: list[str]) -> int:
     """Train; TEST_SPOIL of tests.training.spoiled says what is wrong with a step."""
     from tests.training import spoiled
@@ -137,4 +116,4 @@ def run_spoiled(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(globals()[os.environ.get("TEST_PROGRAM", "die_once")](sys.argv[1:]))
+    sys.exit(die_once(sys.argv[1:]))

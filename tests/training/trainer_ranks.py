@@ -9,7 +9,7 @@ import gc
 import json
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
@@ -198,9 +198,6 @@ class Rank:
         self._talk.set(f"{topic}/{self.rank}", "")
         self._talk.wait([f"{topic}/{rank}" for rank in range(self.size)])
 
-    def leave(self) -> None:
-        self._talk.set(f"left/{self.rank}", "")
-
 
 def connect(port: int, *, is_master: bool = False) -> TCPStore:
     return TCPStore("127.0.0.1", port, is_master=is_master, timeout=LONG, wait_for_workers=False)
@@ -267,20 +264,31 @@ def take_part(rank: Rank, folder: Path) -> dict[str, Any]:
     return found
 
 
-def main(arguments: list[str]) -> int:
-    """Play the part that the number of this process means."""
-    folder = Path(arguments[1].removeprefix("--run-dir="))
+def run_process(arguments: list[str], file: str, play: Callable[..., Any]) -> int:
+    """Keep the store, as the last process does, or write what this one's part came to.
+
+    `play` is given the job's path, the run's folder, this process's number and the store's port.
+    """
+    job_path, folder = (Path(each.partition("=")[2]) for each in arguments[:2])
     number, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
     port = int(os.environ["MASTER_PORT"])
     torch.set_num_threads(1)
     # The store's server answers nobody while it waits for a resolver.
     os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+    store = connect(port, is_master=number == size)
     if number == size:
-        connect(port, is_master=True).wait([f"left/{rank}" for rank in range(size)])
+        store.wait([f"left/{rank}" for rank in range(size)])
         return 0
-    job_path = Path(arguments[0].removeprefix("--job="))
-    rank = Rank(os.environ["TEST_TRAINER"], job_path, number, size, port)
-    found = take_part(rank, folder)
-    (folder / f"found-{number}.json").write_text(json.dumps(found))
-    rank.leave()
+    (folder / f"{file}-{number}.json").write_text(json.dumps(play(job_path, folder, number, port)))
+    store.set(f"left/{number}", "")
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Play the part that the number of this process means."""
+
+    def play(job_path: Path, folder: Path, number: int, port: int) -> dict[str, Any]:
+        size = int(os.environ["WORLD_SIZE"]) - 1
+        return take_part(Rank(os.environ["TEST_TRAINER"], job_path, number, size, port), folder)
+
+    return run_process(arguments, "found", play)

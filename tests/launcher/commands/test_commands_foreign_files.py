@@ -9,7 +9,7 @@ import pytest
 
 from launcher.terminal import printable
 from tests.launcher import command
-from tests.launcher.command import launch
+from tests.launcher.command import launch, put
 from tests.launcher.local_job import write_run
 
 EVIL = "run\x1b]0;owned\x07\u202e\x9b2J"
@@ -54,8 +54,7 @@ def test_no_name_reaches_the_terminal_as_a_command_to_it(tmp_path: Path, words: 
     (tmp_path / "runs").mkdir()
     write_run(tmp_path / "runs" / EVIL, ":")
     (tmp_path / "runs" / EVIL / "events.jsonl").touch()
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / f"{EVIL}.yaml").write_text("a: 1")
+    put(tmp_path / "recipes" / f"{EVIL}.yaml", "a: 1")
 
     ended = launch(*words, folder=tmp_path)
 

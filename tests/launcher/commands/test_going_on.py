@@ -20,21 +20,13 @@ from resilience.agent.evidence.locks import hold_lock
 from resilience.events import EventLog, read_events
 from resilience.node_config import RunConfig
 from resilience.run_record import open_record, read_record, read_starts
-from tests.launcher.command import last_of_each, launch, refuse
+from tests.launcher.command import last_of_each, launch, put, refuse
 from tests.launcher.local_world import end_all, ended_run, launcher_of, prepare, start_run, tell
 from tests.launcher.real_runs import SMALL, go_on, named, steps, train
 from tests.processes import wait_for_end
 from tests.resilience.tiered.kept import wait_until
 
 TIERED = ("resilience/tiered=ram", "trainer.max_steps=60")
-MEGATRON = last_of_each(
-    *SMALL,
-    "recipe=llama/llama3_tiny_megatron_checkpointless",
-    "trainer.num_devices=4",
-    "trainer.max_steps=24",
-)
-SLOW = "resilience.faults.injected=[{kind: slow, place: data, step: 8, rank: 0, seconds: 5}]"
-"""Gives time to stop a run."""
 
 
 def files(run: Path) -> dict[str, bytes]:
@@ -213,28 +205,6 @@ def test_a_run_whose_workers_are_started_again_has_the_bits_of_one_that_was_not_
 
 
 @pytest.mark.slow
-def test_a_run_of_megatron_that_was_stopped_and_goes_on_has_the_bits_of_one_that_was_not(
-    tmp_path: Path,
-) -> None:
-    whole = launch(*MEGATRON, "resilience.faults=null", "run.name=whole", folder=tmp_path)
-    parts = launch(*MEGATRON, SLOW, "run.name=parts", "run.detach=true", folder=tmp_path)
-    assert (whole.status, parts.status) == (0, 0)
-    run, other = (tmp_path / "runs" / each for each in ("parts", "whole"))
-    wait_until(lambda: len(steps(run)) >= 8)
-    assert launch("cancel", str(run), folder=tmp_path).status == 0
-    num_taken = len(steps(run))
-
-    ended = go_on(run)
-
-    assert ended.status == 0, ended.err
-    assert [each["start"] for each in steps(run)] == [0] * num_taken + [1] * (24 - num_taken)
-    assert {each.step for each in named(run, "checkpoint_loaded")} == {num_taken}
-    assert [each["loss"] for each in steps(run)] == [each["loss"] for each in steps(other)]
-    weights = [each / "checkpoint" / "model.safetensors" for each in (run, other)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-@pytest.mark.slow
 def test_another_batch_leaves_no_sample_out(tmp_path: Path) -> None:
     assert train(tmp_path, "a", "trainer.max_steps=5").status == 0
     run = tmp_path / "runs" / "a"
@@ -292,9 +262,10 @@ def test_a_run_that_lives_keeps_its_namespace(tmp_path: Path) -> None:
     lock = hold_lock(run / "launcher.lock")
     config = RunConfig(recipe="llama/x", version=1, digest="d" * 64)
     owner = open_record(run, config, run_id="a" * 32, now=1.0).run_id
-    entry = tmp_path / "store" / "n" / "owner" / f"{owner}.json"
-    entry.parent.mkdir(parents=True)
-    entry.write_text(json.dumps({"run": owner, "name": f"llama/x in {run}"}))
+    entry = put(
+        tmp_path / "store" / "n" / "owner" / f"{owner}.json",
+        json.dumps({"run": owner, "name": f"llama/x in {run}"}),
+    )
     before = entry.read_bytes()
     take = ("run.take_over=true", "run.detach=true")
     start = ("recipe=llama/llama3_tiny_pretrain", "run.name=b", *words, take[0])

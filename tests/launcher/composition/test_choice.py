@@ -9,7 +9,7 @@ import pytest
 from launcher.composition.choice import choose_recipe, list_recipes
 from launcher.errors import RecipeError
 from launcher.paths import find_folders, shipped_folder
-from tests.launcher.command import launch
+from tests.launcher.command import launch, put
 
 OWN = """\
 # @package _global_
@@ -28,8 +28,7 @@ trainer:
 def team(tmp_path: Path) -> Path:
     """A team's repository: a recipe, a cluster file and a template of their own."""
     (tmp_path / ".git").mkdir()
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "ours.yaml").write_text(OWN)
+    put(tmp_path / "recipes" / "ours.yaml", OWN)
     (tmp_path / "conf" / "cluster").mkdir(parents=True)
     (tmp_path / "conf" / "cluster" / "big.yaml").write_text(
         "defaults:\n  - slurm\n  - _self_\npartition: big\nexclusive: false\n"

@@ -18,7 +18,7 @@ from launcher.paths import shipped_folder
 from launcher.versions.folder import read_lock
 from launcher.versions.resolved import resolve_recipe
 from tests.cases import slow
-from tests.launcher.command import launch, refuse
+from tests.launcher.command import launch, put, refuse
 
 RECIPES = shipped_folder() / "recipes"
 LOCK = read_lock(RECIPES)
@@ -232,8 +232,7 @@ def test_what_is_frozen_again_keeps_its_overrides(tmp_path: Path) -> None:
 
 def test_what_is_frozen_with_a_further_folder_of_groups_needs_it_no_more(tmp_path: Path) -> None:
     further = tmp_path / "further"
-    (further / "model").mkdir(parents=True)
-    (further / "model/bigger.yaml").write_text("defaults: [llama3_tiny, _self_]\nnum_layers: 5\n")
+    put(further / "model/bigger.yaml", "defaults: [llama3_tiny, _self_]\nnum_layers: 5\n")
     freeze(tmp_path, "f.yaml", TINY, "model=bigger", f"hydra.searchpath=[file://{further}]")
     shutil.rmtree(further)
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.command import launch, refuse
+from tests.launcher.command import launch, put, refuse
 
 TINY = "llama/llama3_tiny_pretrain"
 
 
 def test_broken_yaml_is_named_by_file_line_and_column(tmp_path: Path) -> None:
-    path = tmp_path / "recipes" / "mine.yaml"
-    path.parent.mkdir()
-    path.write_text("# @package _global_\nrecipe:\n  name: mine\n  version: [1\ntrainer: {}\n")
+    path = put(
+        tmp_path / "recipes" / "mine.yaml",
+        "# @package _global_\nrecipe:\n  name: mine\n  version: [1\ntrainer: {}\n",
+    )
 
     for name in ("mine", "recipes/mine.yaml"):
         assert f"{path}, line 5, column 8" in refuse(tmp_path, f"recipe={name}")
@@ -76,9 +77,7 @@ def test_a_recipe_that_includes_itself_is_named_with_the_ring(
 def test_a_file_that_is_no_recipe_is_named_with_what_it_lacks(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    path = tmp_path / "recipes" / "mine.yaml"
-    path.parent.mkdir()
-    path.write_text(text)
+    path = put(tmp_path / "recipes" / "mine.yaml", text)
 
     said = refuse(tmp_path, "recipe=mine")
     assert said.startswith(message.format(path=path)), said
@@ -119,8 +118,7 @@ def test_what_hydra_says_of_a_recipe_is_said_in_its_terms(
 def test_a_profile_that_is_none_is_told_what_it_begins_with(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(text)
+    put(tmp_path / "conf" / "cluster" / "ours.yaml", text)
 
     said = refuse(tmp_path, f"recipe={TINY}", "cluster=ours")
 
@@ -165,8 +163,7 @@ def test_a_file_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> No
 
 def test_a_recipe_has_the_name_by_which_it_is_found(tmp_path: Path) -> None:
     text = f"# @package _global_\ndefaults:\n  - {TINY}\n  - _self_\n"
-    (tmp_path / "recipes" / "ours").mkdir(parents=True)
-    (tmp_path / "recipes" / "ours" / "mine.yaml").write_text(text)
+    put(tmp_path / "recipes" / "ours" / "mine.yaml", text)
     (tmp_path / "recipes" / "ours" / "My-Own.yaml").write_text(text)
 
     said = refuse(tmp_path, "recipe=ours/mine")

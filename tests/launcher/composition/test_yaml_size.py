@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.composition.yaml_size import DEPTH_MAX, NODES_MAX, check_yaml_size
 from launcher.errors import RecipeError
-from tests.launcher.command import launch, refuse
+from tests.launcher.command import launch, put, refuse
 
 TINY = "llama/llama3_tiny_pretrain"
 HEAD = "# @package _global_\ndefaults:\n  - llama/llama3_tiny_pretrain\n  - _self_\n"
@@ -64,9 +64,7 @@ def test_what_is_within_bounds_passes(text: str) -> None:
 
 @pytest.mark.parametrize("place", ["model", "instance"])
 def test_broken_yaml_of_a_group_is_refused_with_its_line(tmp_path: Path, place: str) -> None:
-    path = tmp_path / "conf" / place / "ours.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text("a: [\n")
+    path = put(tmp_path / "conf" / place / "ours.yaml", "a: [\n")
     override = "model=ours" if place == "model" else "instance.type=ours"
 
     said = refuse(tmp_path, f"recipe={TINY}", override)

@@ -13,7 +13,7 @@ from launcher.paths import shipped_folder
 from launcher.versions import checking
 from launcher.versions import folder as kept
 from launcher.versions.checking import Checker
-from tests.launcher.command import Ended, launch, refuse
+from tests.launcher.command import Ended, launch, put, refuse
 from tests.launcher.local_world import prepare
 
 TODAY = datetime.date(2026, 3, 1)
@@ -209,9 +209,7 @@ def test_recipe_of_a_shipped_ones_name_goes_on_with_its_numbers(team: Path) -> N
     """NAME@1 is the shipped one before and after."""
     name = "llama/llama3_tiny_pretrain"
     shipped = (shipped_folder() / f"recipes/{name}.yaml").read_text()
-    path = team / f"recipes/{name}.yaml"
-    path.parent.mkdir()
-    path.write_text(shipped.replace("max_steps: 200", "max_steps: 90"))
+    put(team / f"recipes/{name}.yaml", shipped.replace("max_steps: 200", "max_steps: 90"))
 
     told = check(team, name).err
     assert f"version 1 is not in recipes.lock, and {name}@1 is the recipe whose place" in told

@@ -14,7 +14,7 @@ from launcher.composition.frozen import ROOT_FILE, Frozen, frozen_text, read_fro
 from launcher.versions.folder import find_unfit, write_frozen
 from launcher.versions.lock import Version
 from launcher.versions.resolved import resolve_recipe
-from tests.launcher.command import launch
+from tests.launcher.command import launch, put
 
 MINE = """\
 # @package _global_
@@ -73,8 +73,7 @@ def test_lock_names_all_content_of_a_kept_file(
 
 def test_frozen_file_that_was_rewritten_with_its_sum_is_named_and_not_used(tmp_path: Path) -> None:
     """A file's own head proves nothing: the lock says what it has to resolve to."""
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes/mine.yaml").write_text(MINE)
+    put(tmp_path / "recipes/mine.yaml", MINE)
     assert launch("check", "--update", "-m", "as it began", folder=tmp_path).status == 0
     name, path = "mine@1", tmp_path / "recipes/.versions/mine@1.yaml"
     frozen = read_frozen(path)

@@ -14,7 +14,7 @@ from launcher.errors import RecipeError
 from launcher.job.cluster import K8sCluster
 from launcher.versions.lock import parse_lock
 from launcher.written.scalars import find_scalars
-from tests.launcher.command import launch
+from tests.launcher.command import launch, put
 
 # Text in a file, and what arrives.
 WRITTEN = {"A": "1.10", "B": "010", "C": "1:30", "D": "on", "E": "NO", "F": "1e5", "G": "True",
@@ -35,8 +35,7 @@ affinity: {required: {e: [1.10, on]}, preferred: [{weight: 5, labels: {f: [1e5]}
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    (tmp_path / "conf" / "cluster").mkdir(parents=True)
-    (tmp_path / "conf" / "cluster" / "ours.yaml").write_text(PROFILE)
+    put(tmp_path / "conf" / "cluster" / "ours.yaml", PROFILE)
     variables = "".join(f"  {name}: {text}\n" for name, text in WRITTEN.items())
     path = tmp_path / "r.yaml"
     path.write_text(f"{RECIPE}env:\n{variables}  QUOTED: '010'\n  NONE: null\n")

@@ -25,6 +25,7 @@ from training.backends import tier_loading
 from training.backends.tier_loading import TierLoader
 from training.checkpoints import LINEAGE, SameLineage
 from training.errors import CheckpointError
+from training.group import WorkerGroup
 
 NUM_WORKERS = 2
 FOR_EVER = 1 << 30
@@ -73,6 +74,13 @@ class Workers:
             saver = Saver(self.clients[0], num_shards=1, has_begun=True)
             saver.save(view(float(step), lineage), step=step, generation=3)
 
+    def loader(self, own: PlainView, group: WorkerGroup | None = None) -> TierLoader:
+        """Return the loader of a state, for the first worker alone where no group is given."""
+        group = group or make_group(world_size=1)
+        lineage = SameLineage(own, {"model.num_layers": "ours"})
+        client = self.clients[group.rank]
+        return TierLoader(client, lineage, group, lambda *told: self.failed.append(told))
+
     def load(
         self, newer_than: int | None = None, only: int | None = None
     ) -> list[Loaded | CheckpointError | None]:
@@ -80,14 +88,9 @@ class Workers:
         store = HashStore()
 
         def run(rank: int) -> Loaded | CheckpointError | None:
-            loader = TierLoader(
-                self.clients[rank],
-                SameLineage(view(), {"model.num_layers": "ours"}),
-                make_group(rank, store=store, world_size=NUM_WORKERS),
-                lambda step, reason: self.failed.append((step, reason)),
-            )
+            group = make_group(rank, store=store, world_size=NUM_WORKERS)
             try:
-                return loader.load_newest(newer_than=newer_than, only=only)
+                return self.loader(view(), group).load_newest(newer_than=newer_than, only=only)
             except CheckpointError as error:
                 return error
 
@@ -182,15 +185,9 @@ def test_state_of_another_recipe_is_refused_before_a_tensor_is_overwritten(
 ) -> None:
     workers.save(4, lineage="theirs")
     mine = view(value=1.0)
-    loader = TierLoader(
-        workers.clients[0],
-        SameLineage(mine, {"model.num_layers": "ours"}),
-        make_group(world_size=1),
-        lambda step, reason: None,
-    )
 
     with pytest.raises(CheckpointError, match="it fits another job"):
-        loader.load_newest(newer_than=None)
+        workers.loader(mine).load_newest(newer_than=None)
 
     assert [each.tensor.unique().item() for each in mine.tensors()] == [1.0]
 
@@ -252,12 +249,7 @@ def test_end_of_the_generation_ends_a_load(workers: Workers) -> None:
     def end() -> None:
         raise BrokenError("a worker is gone")
 
-    loader = TierLoader(
-        workers.clients[0],
-        view(),
-        replace(make_group(world_size=1), check=end),
-        lambda step, reason: None,
-    )
-
     with pytest.raises(BrokenError):
-        loader.load_newest(newer_than=None)
+        workers.loader(view(), replace(make_group(world_size=1), check=end)).load_newest(
+            newer_than=None
+        )

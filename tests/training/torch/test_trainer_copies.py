@@ -6,8 +6,6 @@ enough copies, and begin anew after that.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -21,11 +19,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from launcher.job import Job
+from launcher.job import Job, read_job
+from resilience.state.digest import digest_state
 from tests.cases import slow
 from tests.training.groups import Quiet, make_group, open_world
 from tests.training.jobs import GPT_OSS, LLAMA, make_job
-from tests.training.trainer_ranks import connect
+from tests.training.trainer_ranks import run_process
 from tests.training.workers import Workers
 from training.data.order import Split
 from training.torch.trainer import TorchTrainer
@@ -76,7 +75,7 @@ class Process:
         spread_state(trainer)
         for step in steps:
             self._step(trainer, step, world_size)
-        self.parts[generation] = digest(state_of(trainer))
+        self.parts[generation] = digest_state(trainer.view)
         dist.barrier()
         world.break_now()
 
@@ -115,33 +114,15 @@ def spread_state(trainer: TorchTrainer) -> None:
             dist.broadcast(each, dist.get_global_rank(group, 0), group=group)
 
 
-def digest(tensors: Sequence[Tensor]) -> str:
-    found = hashlib.sha256()
-    for each in tensors:
-        found.update(each.detach().contiguous().view(-1).numpy().tobytes())
-    return found.hexdigest()
+def play(job_path: Path, folder: Path, number: int, port: int) -> dict[str, Any]:
+    process = Process(read_job(job_path), number, port)
+    process.play(SIZES[os.environ["TEST_SIZES"]])
+    return {"losses": process.losses, "parts": process.parts}
 
 
 def main(arguments: list[str]) -> int:
     """Play the part that the number of this process means."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--job", type=Path)
-    parser.add_argument("--run-dir", type=Path)
-    options, _ = parser.parse_known_args(arguments)
-    number, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-    torch.set_num_threads(1)
-    is_keeper = number == NUM_PROCESSES
-    store = connect(port, is_master=is_keeper)
-    if is_keeper:
-        store.wait([f"left/{each}" for each in range(NUM_PROCESSES)])
-        return 0
-    job = Job.model_validate_json(options.job.read_text())
-    process = Process(job, number, port)
-    process.play(SIZES[os.environ["TEST_SIZES"]])
-    told = {"losses": process.losses, "parts": process.parts}
-    (options.run_dir / f"told-{number}.json").write_text(json.dumps(told))
-    store.set(f"left/{number}", "")
-    return 0
+    return run_process(arguments, "told", play)
 
 
 @pytest.mark.parametrize("model", [LLAMA, slow(GPT_OSS, id="experts")])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.command import launch, refuse
+from tests.launcher.command import launch, put, refuse
 
 TINY = "llama/llama3_tiny_pretrain"
 CHECKPOINTLESS = "llama/llama3_70b_pretrain_checkpointless"
@@ -136,8 +136,7 @@ def test_what_is_neither_recipe_nor_run_gets_one_message(
     tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
     for name, text in (("torn", '{"name": '), ("list", "[]"), ("runs/my_run", "{}")):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "job.json").write_text(text)
+        put(tmp_path / name / "job.json", text)
     (tmp_path / "runs" / "my_run" / "events.jsonl").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.yaml").write_text("trainer: {seed: 1}\n")
