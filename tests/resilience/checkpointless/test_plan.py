@@ -158,6 +158,21 @@ def test_plan(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({0: {"gradient_generation": 4}}, id="over-other-gradients"),
+        pytest.param({1: {"gradient_generation": 4}}, id="where-another-has-other-gradients"),
+        pytest.param({0: {"member_generation": 4}}, id="of-no-member"),
+        pytest.param({0: {"step": 6}}, id="of-another-step"),
+    ],
+)
+def test_tear_says_nothing(changes: dict[int, dict[str, Any]]) -> None:
+    plan = planned(change(world(TORN, E, E, E), changes))
+
+    assert (plan.step, plan.roll_forward, plan.transfers) == (7, (), send((2, 0)))
+
+
+@pytest.mark.parametrize(
     ("reports", "missing", "reason"),
     [
         pytest.param(
