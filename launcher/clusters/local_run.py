@@ -5,13 +5,12 @@ The launcher sleeps until a node ends, a signal comes, or it is time to draw.
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from launcher.report.account import Account, account_of
 from launcher.rundir import EVENTS_FILE, find_write_problem
 from resilience.events import EventLog, EventLogError
 from resilience.node_config import UNSTORED_STATUS
+from resilience.signals import caught_signals, read_signals
 
 GRACE_S = 25.0
 """How long a node may take to end after SIGTERM.
@@ -167,16 +167,12 @@ def node_grace_s(job: Job) -> float:
     return max(GRACE_S, (workers_grace_s(job) or 0.0) + _AGENT_END_S)
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def run_nodes(
     job: Job,
     run_dir: Path,
     console: Console | None = None,
     grace_s: float | None = None,
-    on_started: Callable[[], None] = _do_nothing,
+    on_started: Callable[[], None] = lambda: None,
 ) -> int:
     """Run the scripts in `run_dir` to their end and return the run's exit status.
 
@@ -199,7 +195,7 @@ def run_nodes(
     log = run_dir / EVENTS_FILE
     with (
         # From here on a signal ends the run in order, and its end is on record.
-        _caught_signals() as signals,
+        caught_signals(*_SIGNALS, SCALE_SIGNAL) as signals,
         held_lock(run_dir, nodes.run_id),
         EventLog(log, node=LAUNCHER_NODE, rank=None, generation=newest_generation(log)) as events,
         ExitStack() as stack,
@@ -425,34 +421,10 @@ class _Watch:
         seconds_left = self.deadline_s - time.monotonic()
         ready = self.selector.select(max(0.0, min(self.shown.refresh_s, seconds_left)))
         names = [key.data for key, _ in ready if key.data is not None]
-        numbers = _read_signals(self.signals)
+        numbers = read_signals(self.signals)
         return Happened(
             ended={name: self.nodes.collect(name, self.selector) for name in names},
             signals=tuple(number for number in numbers if number in _SIGNALS),
             is_scaled=SCALE_SIGNAL in numbers,
             is_late=time.monotonic() >= self.deadline_s,
         )
-
-
-@contextmanager
-def _caught_signals() -> Iterator[int]:
-    """Yield a file that becomes readable when a signal comes, as its number; main thread only."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    with ExitStack() as stack:
-        for file in (reader, writer):
-            stack.callback(os.close, file)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        stack.callback(signal.set_wakeup_fd, before)
-        for number in (*_SIGNALS, SCALE_SIGNAL):
-            # Nothing is left to do: the file has the number already.
-            before_it = signal.signal(number, lambda number, frame: None)
-            stack.callback(signal.signal, number, before_it)
-        yield reader
-
-
-def _read_signals(file: int) -> tuple[int, ...]:
-    """Return the signals that came since the last call, oldest first."""
-    try:
-        return tuple(os.read(file, 64))
-    except BlockingIOError:
-        return ()

@@ -25,11 +25,8 @@ class StoreNews(BaseModel):
     """Why it fails now; empty: it does not."""
     stored_step: int | None
     """The newest step that is whole in the store; None: none is."""
-    saved_step: int | None
-    """The newest step that is whole anywhere."""
     lacking: tuple[int, ...]
     """Steps that the store is to get and has not."""
-    bytes_lacking: int
 
 
 def read_news(reply: Mapping[str, Any]) -> StoreNews | None:

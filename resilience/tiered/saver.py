@@ -38,8 +38,6 @@ class Saved:
 
     step: int
     num_bytes: int
-    is_written: bool
-    """False where another rank of this node has written the same shard."""
     seconds: float
     """From the begin until the daemon had it."""
 
@@ -239,16 +237,13 @@ class Saver:
     def _save(self, plan: _Plan, saving: Saving) -> Saved:
         began_s = time.monotonic()
         self._check_begun(plan.meta.id)
-        is_written = True
         try:
             write_shard(self._client, plan.meta, plan.tensors, saving)
         except HeldError:
-            is_written = False
             self._compare(plan, saving)
         return Saved(
             step=plan.meta.id.step,
             num_bytes=plan.meta.num_bytes,
-            is_written=is_written,
             seconds=time.monotonic() - began_s,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from resilience.node_config import UNDONE_STATUS
 from resilience.settings import CLOSE_TIMEOUT_S
+from resilience.signals import caught_signals, read_signals
 from resilience.tiered.arena import Arena
 from resilience.tiered.arena_folder import remove_expired
 from resilience.tiered.memoryd.board import Board
@@ -88,9 +90,8 @@ def run_daemon(options: MemorydOptions) -> int:
     Says on one line of standard output when all doors are open. Raises ArenaError where
     the folder cannot be used, OSError where a door cannot be opened.
     """
-    # Threads inherit the mask: the signals wait for this thread, whatever it does.
-    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     with ExitStack() as stack:
+        signals = stack.enter_context(caught_signals(*END_SIGNALS))
         arena = Arena(options.folder, options.budget_bytes)
         is_removed = options.remove_on_exit
         stack.callback(lambda: arena.remove() if is_removed else arena.close())
@@ -104,7 +105,9 @@ def run_daemon(options: MemorydOptions) -> int:
         _announce(options, vault)
         # Memory of many gigabytes takes minutes, and nobody waits for it.
         threading.Thread(target=_expire, args=(options,), name="expiry", daemon=True).start()
-        has_to_go = _wait_for_end(lease, options.folder) == REMOVE_SIGNAL
+        has_to_go = _wait_for_end(lease, options.folder, signals) == REMOVE_SIGNAL
+        # A second one changes nothing, up to the last moment of the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         lease.end()
         is_removed |= has_to_go
         drain_s = options.kept.remove_s if has_to_go else options.kept.drain_s
@@ -118,21 +121,21 @@ def run_daemon(options: MemorydOptions) -> int:
     return 0 if is_done else UNDONE_STATUS
 
 
-def _wait_for_end(lease: Lease, folder: Path) -> int:
+def _wait_for_end(lease: Lease, folder: Path, signals: int) -> int:
     """Return the signal that ends the daemon: SIGINT where its folder was removed.
 
     A scheduler sends SIGTERM to every process of a job at once, while the workers have their last
     step to save yet. The agent that holds the lease has it too, and ends the daemon after them.
     """
-    while (found := signal.sigtimedwait(END_SIGNALS, _LOOK_S)) is None or (
-        found.si_signo == signal.SIGTERM and lease.is_held
-    ):
-        if found is not None:
+    while True:
+        is_asked = bool(select.select([signals], [], [], _LOOK_S)[0])
+        for number in read_signals(signals):
+            if number != signal.SIGTERM or not lease.is_held:
+                return number
             complain("SIGTERM is left to the agent, which ends the daemon after the workers")
-        elif not folder.exists():
+        if not is_asked and not folder.exists():
             complain(f"{folder} was removed, and the daemon ends: the next one makes it anew")
             return signal.SIGINT
-    return found.si_signo
 
 
 def _expire(options: MemorydOptions) -> None:

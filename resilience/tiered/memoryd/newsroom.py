@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from resilience.tiered.memoryd.board import Board
 from resilience.tiered.memoryd.shelf import Shelf
-from resilience.tiered.memoryd.status import lag_of_store
 from resilience.tiered.news import STALL_S, StoreNews
 from resilience.tiered.uploads import judge
 
@@ -82,16 +81,12 @@ class Newsroom:
 
     def _look(self) -> StoreNews:
         stored: list[int] = []
-        saved: list[int] = []
-        num_bytes = 0
         for view in self._board.views():
             catalog = judge(view)
-            num_bytes += lag_of_store(view, catalog)["num_bytes"]
             if self._board.vault.is_claimed(view.namespace):
                 self._own.add(view.namespace)
             if view.namespace in self._own:
                 whole = [each for each in catalog.steps if each.is_whole and not each.is_stale]
-                saved += [each.at.step for each in whole]
                 stored += [each.at.step for each in whole if self._shelf.tier in each.whole_tiers]
         trial, failure, lacking = self._shelf.trial, self._shelf.failure, tuple(self._lacks())
         stalled_s = self._shelf.stalled_s or 0.0
@@ -104,7 +99,5 @@ class Newsroom:
             trial=trial,
             failure=failure,
             stored_step=max(stored, default=None),
-            saved_step=max(saved, default=None),
             lacking=lacking,
-            bytes_lacking=num_bytes,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from resilience.tiered.placement import Node, choose_peers, exchange_groups
 
 Choices = Mapping[Node, list[Node]]
+NUM_EXACT = st.sampled_from([128, 1])
+"""With more nodes pairs are found along a ring."""
 
 
 def racks(*sizes: int) -> list[Node]:
@@ -152,9 +155,15 @@ def test_unknown_and_double_names_are_refused() -> None:
         choose_peers(racks(2), "n0-0", -1)
 
 
-@given(uneven_racks())
-def test_groups_exchange_in_pairs_and_at_most_one_three(nodes: list[Node]) -> None:
-    groups = exchange_groups(nodes)
+def exchange(nodes: list[Node], num_exact: int) -> list[tuple[str, ...]]:
+    """Group nodes, as many nodes as are compared each with each being so few."""
+    with patch("resilience.tiered.placement._EXACT_MAX", num_exact):
+        return exchange_groups(nodes)
+
+
+@given(uneven_racks(), NUM_EXACT)
+def test_groups_exchange_in_pairs_and_at_most_one_three(nodes: list[Node], num_exact: int) -> None:
+    groups = exchange(nodes, num_exact)
 
     members = [name for group in groups for name in group]
     assert sorted(members) == sorted(node.name for node in nodes)
@@ -164,11 +173,13 @@ def test_groups_exchange_in_pairs_and_at_most_one_three(nodes: list[Node]) -> No
         assert sizes[2] == (len(nodes) - 3 * sizes[3]) // 2
 
 
-@given(uneven_racks())
-def test_who_exchanges_is_in_another_failure_domain_where_that_can_be(nodes: list[Node]) -> None:
+@given(uneven_racks(), NUM_EXACT)
+def test_who_exchanges_is_in_another_failure_domain_where_that_can_be(
+    nodes: list[Node], num_exact: int
+) -> None:
     domains = {node.name: node.domain for node in nodes}
     biggest = max(Counter(domains.values()).values())
-    groups = exchange_groups(nodes)
+    groups = exchange(nodes, num_exact)
 
     shared = [
         group for group in groups if len(group) == 2 and len({domains[n] for n in group}) == 1

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.namespaces import Network
 from launcher.clusters.agent import agent_config
 from launcher.job import Job
@@ -39,6 +41,12 @@ BEGINNING = ("generation_opened", "process_group_ready", "rank_recovered", "rank
 Faults = Sequence[dict[str, Any]]
 
 
+def shipped_settings(option: str) -> dict[str, Any]:
+    """Return what an option of a group of conf/resilience has."""
+    text = (ROOT / "conf" / "resilience" / f"{option}.yaml").read_text()
+    return dict(yaml.safe_load(text))
+
+
 def make_fault_job(
     trainer: str = "ddp",
     *,
@@ -55,18 +63,12 @@ def make_fault_job(
 ) -> Job:
     """Return a job of four ranks whose learning rates do not depend on its number of steps."""
     all_settings = {
+        **shipped_settings("checkpointless/default"),
         "transfer_buffer_mib": 8,
         "process_restarts_max": 1000,
-        "restart_window_s": 21600,
-        "restarts_forgiven_after_steps": 100,
-        "spares_per_node": 1,
         "standby_nodes": standby_nodes,
         "hang_deadline_s": HANG_DEADLINE_S,
-        "stop_deadline_s": 15,
         "join_deadline_s": 60,
-        "lease_s": 3,
-        "partition_patience_s": 600,
-        "restarts_without_progress_max": 3,
         "last_save_deadline_s": 60,
         "self_check_every_n_steps": 1,
         **(settings or {}),

@@ -77,16 +77,6 @@ def test_options_of_the_recipe_reach_the_job(slurm: Slurm, submit: Callable[...,
     assert "wrong" not in slurm.ask("scontrol", "show", "job", run.job_id)
 
 
-def test_submission_names_the_job(slurm: Slurm, tmp_path: Path):
-    (tmp_path / JOB_SCRIPT).write_text("#!/bin/bash\n#SBATCH --hold\ntrue\n")
-
-    submission = submit_slurm(tmp_path)
-
-    assert slurm.field(submission.job_id, "JobState") == "PENDING"
-    assert submission.command == ("sbatch", "--parsable", "job.sbatch")
-    assert submission.output == f"{submission.job_id}\n"
-
-
 def test_refused_submission_has_the_words_of_sbatch(slurm: Slurm, tmp_path: Path):
     (tmp_path / JOB_SCRIPT).write_text("#!/bin/bash\n#SBATCH --partition=absent\ntrue\n")
 

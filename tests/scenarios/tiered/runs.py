@@ -16,7 +16,7 @@ from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
 from tests.resilience.tiered.cluster import make_cluster
 from tests.resilience.tiered.daemons import Daemon
-from tests.scenarios.recovery.runs import make_fault_job
+from tests.scenarios.recovery.runs import make_fault_job, shipped_settings
 from tests.training.workers import Outcome
 
 BUDGET_MIB = 64
@@ -24,43 +24,16 @@ BUDGET_MIB = 64
 
 def folder_store(path: Path | str, **values: Any) -> dict[str, Any]:
     """Return the settings of a store in a folder."""
-    unset = ("every_s", "keep", "endpoint", "region", "part_size_mib", "attempts")
-    return {
-        **dict.fromkeys(unset),
-        "url": f"folder:{path}",
-        "waiting_max": 1,
-        "deadline_s": 60.0,
-        "path_style": False,
-        "required": True,
-        **values,
-    }
+    return {**shipped_settings("tiered/_store")["store"], "url": f"folder:{path}", **values}
 
 
 def tiered(
     *, every_n_steps: int | None = 5, every_s: float | None = None, **values: Any
 ) -> dict[str, Any]:
     """Return the settings of checkpoints in tiers; what daemons are told stands elsewhere."""
-    ram = {
-        "every_n_steps": every_n_steps,
-        "every_s": every_s,
-        "keep": 2,
-        "replicas": 0,
-        "domains_min": 1,
-        "budget_mib": None,
-        "peers_hold": "copies",
-    }
-    return {
-        "backend": "memoryd",
-        "namespace": None,
-        "ram": ram,
-        "store": None,
-        "copy_while": "auto",
-        "token_file": None,
-        "peer_port": None,
-        "http_port": None,
-        "lease_s": 60.0,
-        **values,
-    }
+    settings = shipped_settings("tiered/_settings")
+    settings["ram"] |= {"every_n_steps": every_n_steps, "every_s": every_s, "keep": 2}
+    return {**settings, **values}
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_store_that_fails_is_news_and_gets_all_once_it_answers(
 
     breaks(server, proxy)
     save(client, make_id(4), make_content(MIB, 4))
-    news = reader.wait_for(saved_step=4, lacking=(4,))
+    news = reader.wait_for(lacking=(4,))
     while not news.failure:
         news = reader.news()
 
