@@ -14,9 +14,8 @@ from launcher.composition.frozen import ROOT_FILE, File, Frozen, frozen_text
 from launcher.errors import RecipeError
 from launcher.job import Job
 from launcher.report import summary_text, write_report
-from launcher.report.charts import thin
 from launcher.report.page import build_page, summary_rows
-from launcher.report.record import Span, Step, build_record
+from launcher.report.record import Span, build_record
 from launcher.rundir import command_comment
 from resilience.events import Event, EventLog
 from tests.launcher.local_job import local_job
@@ -318,16 +317,3 @@ def test_summary_of_a_loss_that_rose() -> None:
     assert "2.0000 -> 3.0000 (rose by 50.0 %)" in summary_text(
         build_record(job(), events).state, None
     )
-
-
-def test_long_run_is_thinned_to_what_a_browser_can_draw() -> None:
-    steps = [
-        Step(generation=0, step=n, time_s=n, loss=1.0, duration_s=1.0, num_samples=n)
-        for n in range(100_001)
-    ]
-
-    kept = thin(steps)
-
-    assert len(kept) <= 5001
-    assert (kept[0], kept[-1]) == (steps[0], steps[-1])
-    assert thin([]) == []

@@ -35,7 +35,7 @@ def test_a_variable_is_the_text_that_was_typed(form: str, text: str) -> None:
     ("+cluster.affinity.required={a.b/c: [1.10, on]}",
      "+cluster.affinity.required={a.b/c: ['1.10', on]}"),
     ("+cluster.labels={a: 1.10}", "+cluster.labels={a: '1.10'}"),
-    ("+env.A=null", "+env.A=null"),
+    ("+env.A=null", "+env.A=null"), ("env.A=host:1.10", "env.A=host:1.10"),
     ("env.A=${trainer.seed}", "env.A=${trainer.seed}"),
     ("~env.A", "~env.A"),
     ("trainer.optimizer.lr=1.10", "trainer.optimizer.lr=1.10"),

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.clusters.local_nodes import end_strays
 from launcher.clusters.running.cluster import read_run_folder
-from launcher.clusters.running.lock import read_lock
+from launcher.clusters.running.lock import Holder, read_lock
 from launcher.clusters.running.memory import remove_memory
 from resilience.events import Event, read_events
 from tests.launcher.command import last_of_each, launch
@@ -109,11 +109,15 @@ class Everything:
             )
         return events
 
-    def daemons(self) -> list[int]:
-        """Return the checkpoint daemons of the run's nodes."""
+    @property
+    def holder(self) -> Holder:
         holder = read_lock(self.run)
         assert holder is not None
-        mark = f"LAUNCHER_RUN_ID={holder.run_id}"
+        return holder
+
+    def daemons(self) -> list[int]:
+        """Return the checkpoint daemons of the run's nodes."""
+        mark = f"LAUNCHER_RUN_ID={self.holder.run_id}"
         return processes_with(mark, word="resilience.tiered.memoryd")
 
     def befall(self, kind: str) -> None:
@@ -129,9 +133,7 @@ class Everything:
                 os.kill(self.chance.choice(living_workers(events)), signal.SIGKILL)
         elif kind == "kill node":
             nodes = sorted({each.node for each in events if is_of(each, opened.generation)})
-            holder = read_lock(self.run)
-            assert holder is not None
-            end_strays(holder.run_id, self.chance.choice(nodes))
+            end_strays(self.holder.run_id, self.chance.choice(nodes))
         elif kind == "kill daemon":
             # One that was killed just now is not there again yet.
             for pid in self.daemons()[:1]:
@@ -143,10 +145,8 @@ class Everything:
 
     def kill_everything(self) -> None:
         """Kill all of the run's processes, its launcher first."""
-        holder = read_lock(self.run)
-        assert holder is not None
-        os.kill(holder.pid, signal.SIGKILL)
-        end_strays(holder.run_id)
+        os.kill(self.holder.pid, signal.SIGKILL)
+        end_strays(self.holder.run_id)
         self.told.append(f"step {last_step(self.events())}: everything is killed")
 
 

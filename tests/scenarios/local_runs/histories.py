@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,34 @@ def history(runs: Sequence[Path]) -> History:
                 values = {name: each.fields[name] for name in ("loss", "lr")}
                 found[each.step] = {**values, "start": start}
     return found
+
+
+@dataclass
+class Trace:
+    """One run with the branches that were made of it, and what was done to them."""
+
+    folder: Path
+    told: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=lambda: ["run"])
+    """Of the run, and of each branch of the one before."""
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / self.names[-1]
+
+    def steps(self) -> History:
+        return history([self.folder / "runs" / name for name in self.names])
+
+    def describe(self) -> str:
+        raise NotImplementedError
+
+    def assert_same(self, wanted: History) -> None:
+        """Fail where a step had another loss, or was taken by an earlier start than one before."""
+        found = self.steps()
+        losses = [{step: each["loss"] for step, each in taken.items()} for taken in (found, wanted)]
+        assert losses[0] == losses[1], self.describe()
+        starts = [found[step]["start"] for step in sorted(found)]
+        assert starts == sorted(starts), self.describe()
 
 
 def newest_stored(run: Path) -> int:

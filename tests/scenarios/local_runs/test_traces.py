@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from resilience.events import read_events
 from tests.launcher.command import TIMEOUT_S, last_of_each
 from tests.launcher.local_world import end_all
-from tests.scenarios.local_runs.histories import History, history, newest_stored
+from tests.scenarios.local_runs.histories import History, Trace, history, newest_stored
 
 NUM_STEPS = 24
 LIMIT_S = 3 * TIMEOUT_S
@@ -42,19 +42,11 @@ WORDS = (
 
 
 @dataclass
-class Trace:
-    """One run with the branch that was made of it last, and what was done to them."""
+class LocalTrace(Trace):
+    """A trace of this machine."""
 
-    folder: Path
-    told: list[str] = field(default_factory=list)
-    names: list[str] = field(default_factory=lambda: ["run"])
-    """Of the run, and of each branch of the one before."""
     is_changed: bool = False
     """Whether a start was told another learning rate, which stays."""
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "runs" / self.names[-1]
 
     def start(self, *more: str) -> subprocess.Popen[bytes]:
         store = f"resilience.tiered.store.url=folder:{self.folder / 'disk' / 'store'}"
@@ -66,9 +58,6 @@ class Trace:
                 [sys.executable, "-m", "launcher", *words, *more],
                 cwd=self.folder, stdout=console, stderr=console,
             )  # fmt: skip
-
-    def steps(self) -> History:
-        return history([self.folder / "runs" / name for name in self.names])
 
     def wait_for(self, step: int, process: subprocess.Popen[bytes]) -> None:
         """Wait until a step was taken by the newest start, or the run has ended."""
@@ -86,7 +75,7 @@ class Trace:
         return f"{self.told}\n{(self.folder / 'console').read_text()}"
 
 
-def play(trace: Trace, seed: int) -> None:
+def play(trace: LocalTrace, seed: int) -> None:
     """Start the run again and again, until it has taken all its steps."""
     chance = random.Random(seed)
     disk = trace.folder / "disk"
@@ -121,7 +110,7 @@ def play(trace: Trace, seed: int) -> None:
     assert status == 0, trace.describe()
 
 
-def start(trace: Trace, chance: random.Random) -> subprocess.Popen[bytes]:
+def start(trace: LocalTrace, chance: random.Random) -> subprocess.Popen[bytes]:
     """Start, branch or go on, and sometimes have all further steps take another learning rate."""
     begins = len(trace.names) == 1 and not trace.run.exists()
     if begins or trace.is_changed or chance.random() > 0.3:
@@ -132,8 +121,8 @@ def start(trace: Trace, chance: random.Random) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    trace = Trace(tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> LocalTrace:
+    trace = LocalTrace(tmp_path_factory.mktemp("undisturbed"))
     (trace.folder / "disk").mkdir()
     assert trace.start().wait(LIMIT_S) == 0, trace.describe()
     return trace
@@ -146,7 +135,7 @@ def changed_at(steps: History, wanted: History) -> int | None:
     return changed[0] if changed else None
 
 
-def undisturbed_with_change(undisturbed: Trace, step: int) -> Path:
+def undisturbed_with_change(undisturbed: LocalTrace, step: int) -> Path:
     """Return a run that was changed when it had ended with this step, and else never disturbed."""
     name = f"changed-{step}"
     store = f"resilience.tiered.store.url=folder:{undisturbed.folder / 'disk' / name}"
@@ -168,8 +157,8 @@ def undisturbed_with_change(undisturbed: Trace, step: int) -> Path:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Iterator[Trace]:
-    trace = Trace(tmp_path)
+def trace(tmp_path: Path) -> Iterator[LocalTrace]:
+    trace = LocalTrace(tmp_path)
     yield trace
     end_all(tmp_path)
     for name in trace.names:
@@ -180,7 +169,7 @@ def trace(tmp_path: Path) -> Iterator[Trace]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_a_run_that_is_disturbed_at_random_has_the_bits_of_one_that_is_not(
-    trace: Trace, undisturbed: Trace, seed: int
+    trace: LocalTrace, undisturbed: LocalTrace, seed: int
 ) -> None:
     play(trace, seed)
 
@@ -191,11 +180,7 @@ def test_a_run_that_is_disturbed_at_random_has_the_bits_of_one_that_is_not(
         calm = undisturbed_with_change(undisturbed, changed)
         wanted = history([calm])
     assert trace.is_changed >= (changed is not None), trace.describe()
-    assert {step: each["loss"] for step, each in found.items()} == {
-        step: each["loss"] for step, each in wanted.items()
-    }, trace.describe()
-    starts = [found[step]["start"] for step in sorted(found)]
-    assert starts == sorted(starts), trace.describe()
+    trace.assert_same(wanted)
     model = Path("checkpoint/model.safetensors")
     if (trace.run / model).exists():
         assert (trace.run / model).read_bytes() == (calm / model).read_bytes()

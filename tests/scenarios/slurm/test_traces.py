@@ -9,14 +9,14 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.command import launch
 from tests.processes import kill_family, wait_for_end
-from tests.scenarios.local_runs.histories import History, history, newest_stored
+from tests.scenarios.local_runs.histories import Trace, history, newest_stored
 from tests.scenarios.slurm import cluster
 from tests.scenarios.slurm.jobs import ENDED, Slurm, agents
 from tests.scenarios.slurm.test_run import weights
@@ -47,19 +47,12 @@ def draw(seed: int) -> list[str]:
     return random.Random(seed).sample(ACTS, NUM_ACTS)
 
 
-@dataclass
-class Trace:
-    """One run with the branches that were made of it, and what was done to them."""
+@dataclass(kw_only=True)
+class SlurmTrace(Trace):
+    """A trace of jobs."""
 
     slurm: Slurm
-    folder: Path
     chance: random.Random
-    names: list[str] = field(default_factory=lambda: ["run"])
-    told: list[str] = field(default_factory=list)
-
-    @property
-    def run(self) -> Path:
-        return self.folder / "runs" / self.names[-1]
 
     @property
     def job_id(self) -> str:
@@ -81,9 +74,6 @@ class Trace:
             f"cluster.python={sys.executable}",
             f"resilience.tiered.store.url=folder:{self.folder / 'store'}",
         )
-
-    def steps(self) -> History:
-        return history([self.folder / "runs" / name for name in self.names])
 
     def newest_start(self) -> tuple[int, int]:
         return max((each["start"] for each in self.steps().values()), default=(-1, -1))
@@ -176,7 +166,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_that_is_ended_and_gone_on_with_has_the_bits_of_one_that_is_not(
     slurm: Slurm, tmp_path: Path, undisturbed: Path, seed: int
 ) -> None:
-    trace = Trace(slurm, tmp_path, random.Random(f"steps of {seed}"))
+    trace = SlurmTrace(folder=tmp_path, slurm=slurm, chance=random.Random(f"steps of {seed}"))
     trace.start()
     for act in draw(seed):
         trace.wait_for_steps()
@@ -185,13 +175,9 @@ def test_run_that_is_ended_and_gone_on_with_has_the_bits_of_one_that_is_not(
         trace.do(act)
 
     assert trace.wait_for_end() == "COMPLETED", trace.describe()
-    found, wanted = trace.steps(), history([undisturbed])
+    wanted = history([undisturbed])
     assert len(wanted) == NUM_STEPS
-    assert {step: each["loss"] for step, each in found.items()} == {
-        step: each["loss"] for step, each in wanted.items()
-    }, trace.describe()
-    starts = [found[step]["start"] for step in sorted(found)]
-    assert starts == sorted(starts), trace.describe()
+    trace.assert_same(wanted)
     assert weights(trace.run) == weights(undisturbed) != {}
     for name in trace.names:
         trace.ask("clean", name)

@@ -76,3 +76,4 @@ def test_workers_with_several_threads_each_are_forked_from_a_process_with_one(ru
 
     assert run.wait() == 3, run.show()
     assert (run.folder / "out" / "threads").read_text() == "2"
+    assert "forked safely" not in run.text()
