@@ -82,11 +82,10 @@ class Newsroom:
     def _look(self) -> StoreNews:
         stored: list[int] = []
         for view in self._board.views():
-            catalog = judge(view)
             if self._board.vault.is_claimed(view.namespace):
                 self._own.add(view.namespace)
             if view.namespace in self._own:
-                whole = [each for each in catalog.steps if each.is_whole and not each.is_stale]
+                whole = [each for each in judge(view).steps if each.is_whole and not each.is_stale]
                 stored += [each.at.step for each in whole if self._shelf.tier in each.whole_tiers]
         trial, failure, lacking = self._shelf.trial, self._shelf.failure, tuple(self._lacks())
         stalled_s = self._shelf.stalled_s or 0.0
