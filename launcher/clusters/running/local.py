@@ -39,7 +39,7 @@ class LocalMachine:
             holder = read_lock(run.path)
         except OSError as error:
             return JobStatus(phase=Phase.UNREACHABLE, why=str(error))
-        if not (holder and holder.is_held) and find_launchers(run.path):
+        if (not holder or (holder.is_here and not holder.is_held)) and find_launchers(run.path):
             return JobStatus(phase=Phase.RUNNING, why=f"its {LAUNCHER_LOCK} was removed or moved")
         return judge_lock(holder)
 
