@@ -63,7 +63,7 @@ def command_of(pid: int) -> bytes:
 def processes_with(*variables: str, word: str = "") -> list[int]:
     """Return the processes that have these variables, as NAME=VALUE, and a word in their command.
 
-    By their numbers. Whoever started them: variables go on to what a process starts.
+    The numbers are sorted. A process has the variables of the one that has started it.
     """
     wanted = {each.encode() for each in variables}
     found = []

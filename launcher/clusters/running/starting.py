@@ -1,4 +1,4 @@
-"""How a run starts whose files are written: on this machine, or as a submission."""
+"""Starting a run from the files of its folder: on this machine, or as a submission."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from launcher.rundir import SUBMITTED_FILE, write_submission
 
 
 def start_run(run: RunFolder, *, is_detached: bool, is_new: bool = True) -> int:
-    """Run it on this machine, to its end unless it is detached, or submit it.
+    """Start a run on this machine, or submit it; returns the exit status.
 
-    A run on this machine holds its folder until it ends; where it is not `is_new` the caller has
-    it held. Raises OutsideError; the folder of a new submission can be used again then.
+    A run on this machine is waited for, unless it is detached. Its folder is held until it ends:
+    by this function for a new run, by the caller for one that goes on. Raises OutsideError; the
+    folder of a new submission can be used again then.
     """
     if isinstance(run.job.cluster, LocalCluster):
         with held_folder(run.path) if is_new else nullcontext():

@@ -1,4 +1,4 @@
-"""What ranks do at a gate, whatever they communicate over: threads or processes."""
+"""Ranks at a gate, which communicate over threads or over processes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def last_was_aborted_before(seat: Seat) -> list[str]:
 
 
 def last_is_aborted_with_the_sum_there(seat: Seat) -> list[str]:
-    """The sum is right, but nobody may read it any more."""
+    """The sum is right, but no rank may read it any more."""
 
     def abort() -> None:
         seat.await_all("summed")
@@ -214,7 +214,7 @@ def _sit_over_gloo(
         seat.await_all("opened")
         return scenario(seat)
     finally:
-        # Whoever ends takes its connections along, which others may not be done with.
+        # A rank that ends closes its connections, which other ranks may still use.
         signals[f"done-{rank}"].set()
         seat.await_all("done")
 

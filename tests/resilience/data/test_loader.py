@@ -325,7 +325,7 @@ def test_who_ends_first_waits_for_nothing_and_ends_it_for_nobody_else(
 def test_who_opens_a_cache_leaves_the_end_of_old_producers_to_its_own(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that stands still would hold up whoever waits for a batch, and in training all ranks."""
+    """A worker that stands still would hold up every rank that waits for a batch."""
     old = scene.open(size=2, owner_pid=os.getpid())
     old.read(0)
     old.close()

@@ -321,7 +321,7 @@ def test_one_wrong_bit_is_found_anywhere(tmp_path: Path, sealer: Sealer | None) 
             outcome(lambda: SegmentReader.open(path, FINGERPRINT, sealer=sealer), n) for n in (0, 1)
         }
         flip(path, position)
-        # Between the records there is a gap that nobody reads.
+        # The gap between two records is never read.
         is_padding = found == {"right"} and position >= records_offset(8)
         assert "damaged" in found or is_padding, position
         assert "wrong" not in found, position

@@ -46,7 +46,7 @@ class Trace:
         return history([self.folder / "runs" / name for name in self.names])
 
     def describe(self) -> str:
-        raise NotImplementedError
+        return f"{self.names}: {self.told}"
 
     def assert_same(self, wanted: History) -> None:
         """Fail where a step had another loss, or was taken by an earlier start than one before."""

@@ -241,7 +241,7 @@ def test_half_without_a_common_folder_goes_on_with_the_first_node() -> None:
 
 @pytest.mark.parametrize("newest", [-1, 500])
 def test_standby_alone_waits_for_whoever_may_have_gone_on(newest: int) -> None:
-    """Who has ended may have opened some before, behind the newest that the record knows."""
+    """An agent that has ended may have opened generations that the record does not know yet."""
     state, before = play(running(ONE, "n2"), lost("n2", is_dead=False), lost("n0"))
     state, actions = play(state, Recorded(generation=newest))
     assert opened([*before, *actions]) == []

@@ -1,4 +1,4 @@
-"""What is saved of a run that does not go on, by nodes alone, without a node, or as it gives up."""
+"""State that is saved of a run that does not go on: by nodes alone, without a node, at its end."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def test_program_that_cannot_save_is_not_asked_to() -> None:
 
 
 def test_nothing_is_saved_where_no_rank_holds_a_state() -> None:
-    """What was saved before is named: a rank has told of it in an earlier generation."""
+    """The state that a rank has told of in an earlier generation is named as saved."""
     options = replace(OPTIONS, restarts_without_progress_max=0)
     state, _ = play(
         running(options),
@@ -432,7 +432,7 @@ def test_state_before_the_first_step_lies_nowhere() -> None:
 
 
 def test_member_lost_before_the_last_generation_begins_does_not_change_the_reason() -> None:
-    """That one has come about and never begun: no fault came into the way of the save."""
+    """The generation was opened and never begun: no fault disturbed the save."""
     options = replace(OPTIONS, num_nodes=3, restarts_without_progress_max=0)
     state, _ = play(State(options=options), *(join(f"n{place}") for place in range(4)))
     for generation in range(2):

@@ -1,4 +1,4 @@
-"""What a daemon knows and since when, what it tells other nodes, and what its status says."""
+"""The knowledge of a daemon: its age, its notes to other nodes, and its status."""
 
 from __future__ import annotations
 

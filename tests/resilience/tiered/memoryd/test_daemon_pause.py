@@ -20,12 +20,13 @@ with daemon.caught_signals(*daemon.END_SIGNALS) as signals:
 
 
 def test_daemon_that_stood_still_for_longer_than_between_two_looks_goes_on() -> None:
-    """What waits for signals ended then, as if one had come."""
+    """Its wait for signals ended then, as if a signal had come."""
     with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout
         daemon.stdout.readline()
         for _ in range(3):
             with stopped(daemon.pid):
+                # Longer than between two looks: nothing happens that could be waited for.
                 time.sleep(0.2)
         assert daemon.poll() is None
         daemon.send_signal(signal.SIGUSR1)

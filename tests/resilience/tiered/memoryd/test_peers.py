@@ -304,7 +304,7 @@ def test_a_peer_that_stands_still_is_gone_until_it_goes_on(tmp_path: Path) -> No
 
 OWN = "abcd"
 KNOWN = {"a": "ab", "b": "ab", "c": "abc", "d": "abcd"}
-"""Who is in each one's file: two of the run's own job, and two that were added one by one."""
+"""Nodes in the file of each node: two of the run's own job, and two that were added one by one."""
 
 
 @contextmanager
