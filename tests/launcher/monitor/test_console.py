@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from resilience.events import read_events
 from tests.launcher.local_job import run_scripts
 
 
@@ -40,8 +41,21 @@ def test_a_step_that_is_gone_from_the_store_is_said_once(tmp_path: Path) -> None
     assert f"  lost        {words}" in shown
 
 
-def telling(name: str, *, step: int | None = None, rank: int | None = None, **fields: Any) -> str:
+def test_the_end_of_a_run_is_told_with_its_newest_generation(tmp_path: Path) -> None:
+    run_scripts(tmp_path, "".join(telling("agent_started", generation=each) for each in (1, 3, 2)))
+
+    assert read_events(tmp_path / "events.jsonl")[-1].generation == 3
+
+
+def telling(
+    name: str,
+    *,
+    step: int | None = None,
+    rank: int | None = None,
+    generation: int = 0,
+    **fields: Any,
+) -> str:
     """Return a line of a node's script that writes an event."""
-    event = {"time": 1.0, "node": "node-0", "rank": rank, "generation": 0, "step": step}
+    event = {"time": 1.0, "node": "node-0", "rank": rank, "generation": generation, "step": step}
     told = json.dumps({**event, "event": name, "fields": fields})
     return f"""echo '{told}' >> "$(dirname "$0")/events.jsonl"\n"""

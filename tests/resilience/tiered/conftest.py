@@ -13,6 +13,18 @@ from tests.resilience.tiered.s3_server import S3Server, s3_environment, s3_proce
 from tests.resilience.tiered.vaults import Reopen
 
 
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
 @pytest.fixture(scope="session")
 def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with s3_process(tmp_path_factory.mktemp("s3")) as running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from resilience.tiered.catalog import Copy
+from resilience.tiered.memoryd.peering import NoPeers
 from resilience.tiered.shard import ShardId, ShardMeta, content_digest
 from resilience.tiered.vault import Vault
 from tests.resilience.tiered.daemons import make_meta
@@ -32,3 +33,18 @@ def copy_of(meta: ShardMeta, place: str) -> Copy:
         meta_id=meta.id, num_shards=meta.num_shards, digest=content_digest(meta),
         num_bytes=meta.num_bytes, place=place, tier="ram",
     )  # fmt: skip
+
+
+class Neighbours(NoPeers):
+    """The nodes that are there, and what one of them, b, holds."""
+
+    held: tuple[ShardMeta, ...] = ()
+
+    def __init__(self, **living: str) -> None:
+        self._living = living
+
+    def living(self) -> dict[str, str]:
+        return self._living
+
+    def copies(self) -> list[Copy]:
+        return [copy_of(each, "b") for each in self.held]

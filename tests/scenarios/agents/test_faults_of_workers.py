@@ -10,69 +10,37 @@ from tests.resilience.agent.runs import Run, fault, plan
 NUM_RANKS = 3
 OPTIONS = ("--nproc-per-node", str(NUM_RANKS), "--hang-deadline-s", "1", "--restarts-max", "30")
 
-EXCEPTIONS = [
-    fault("raise", "forward", 1, 0),
-    fault("raise", "reduce", 0, 1),
-    fault("raise", "gate", 2, 2),
-    fault("raise", "before_update", 1, 3),
-    fault("raise", "update", 0, 4),
-    fault("raise", "after_update", 2, 5),
-]
-DEATHS = [
-    fault("kill", "forward", 0, 0),
-    fault("kill", "reduce", 1, 1),
-    fault("kill", "forward", 2, 1),
-    fault("kill", "before_update", 2, 2),
-    fault("kill", "update", 0, 3),
-    fault("kill_with_lock", "after_update", 1, 4),
-    fault("kill_with_child", "gate", 0, 5),
-]
-DURING_RECOVERY = [
-    fault("kill", "forward", 0, 1),
-    fault("kill", "recovery", 1),
-    fault("kill", "forward", 2, 3),
-    fault("kill", "before_restart", 0),
-    fault("raise", "forward", 1, 4),
-    fault("raise", "recovery", 2),
-    fault("drop_store", "forward", 1, 5),
-    fault("raise", "reduce", 1, 5),
-]
-HANGS = [
-    fault("stop", "forward", 0, 1),
-    fault("gil", "reduce", 1, 2),
-    fault("sleep", "forward", 2, 3),
-    fault("pipe", "before_update", 0, 4),
-    fault("thread", "forward", 1, 5),
-]
-HOOKS = [
-    fault("raise", "forward", 2, 0),
-    fault("raise", "report", 1),
-    # What a break ends by itself may end sooner than the break comes, and then nothing is aborted.
-    fault("pipe", "forward", 1, 1),
-    fault("raise", "abort", 1),
-    *(
-        part
-        for step, hook in enumerate(
-            ("on_fault", "finalize", "health_check", "before_restart"), start=2
-        )
-        for part in (fault("raise", "forward", 0, step), fault("raise", hook, 1))
+FAULTS = {
+    "exceptions": (
+        "raise forward 1 0, raise reduce 0 1, raise gate 2 2, raise before_update 1 3,"
+        "raise update 0 4, raise after_update 2 5"
     ),
-]
+    "deaths": (
+        "kill forward 0 0, kill reduce 1 1, kill forward 2 1, kill before_update 2 2,"
+        "kill update 0 3, kill_with_lock after_update 1 4, kill_with_child gate 0 5"
+    ),
+    "during-recovery": (
+        "kill forward 0 1, kill recovery 1, kill forward 2 3, kill before_restart 0,"
+        "raise forward 1 4, raise recovery 2, drop_store forward 1 5, raise reduce 1 5"
+    ),
+    "hangs": (
+        "stop forward 0 1, gil reduce 1 2, sleep forward 2 3, pipe before_update 0 4,"
+        "thread forward 1 5"
+    ),
+    # What a break ends by itself may end sooner than the break comes, and then nothing is aborted.
+    "hooks": (
+        "raise forward 2 0, raise report 1, pipe forward 1 1, raise abort 1,"
+        "raise forward 0 2, raise on_fault 1, raise forward 0 3, raise finalize 1,"
+        "raise forward 0 4, raise health_check 1, raise forward 0 5, raise before_restart 1"
+    ),
+}
+"""For each of them what happens, where, to which rank, and at which step."""
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        pytest.param(EXCEPTIONS, id="exceptions"),
-        pytest.param(DEATHS, id="deaths"),
-        pytest.param(DURING_RECOVERY, id="during-recovery"),
-        pytest.param(HANGS, id="hangs"),
-        pytest.param(HOOKS, id="hooks"),
-    ],
-)
-def test_run_ends_with_the_undisturbed_bits(
-    run: Run, undisturbed: Undisturbed, faults: list[dict[str, object]]
-) -> None:
+@pytest.mark.parametrize("name", FAULTS)
+def test_run_ends_with_the_undisturbed_bits(run: Run, undisturbed: Undisturbed, name: str) -> None:
+    words = [each.split() for each in FAULTS[name].split(",")]
+    faults = [fault(kind, place, *map(int, numbers)) for kind, place, *numbers in words]
     run.start("n0", *OPTIONS, variables=plan(*faults))
 
     assert run.wait() == 0, run.show()

@@ -154,3 +154,9 @@ def processes(job_id: str, node: str = "", word: str = "") -> list[int]:
 def agents(job_id: str, node: str = "") -> list[int]:
     """Return the agents among these processes, which workers are forked from."""
     return processes(job_id, node, "\0resilience.agent\0")
+
+
+def slow_steps(number: int, seconds: float) -> tuple[str, str]:
+    """Return overrides by which the first steps of a run take their time on any machine."""
+    slow = (f"{{kind:slow,place:forward,step:{n},rank:0,seconds:{seconds}}}" for n in range(number))
+    return "resilience/faults=default", f"resilience.faults.injected=[{','.join(slow)}]"

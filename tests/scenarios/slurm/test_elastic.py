@@ -19,7 +19,7 @@ from tests.cases import slow
 from tests.launcher.command import Ended, last_of_each, launch
 from tests.resilience.agent.test_drain import drain
 from tests.scenarios.slurm.cluster import wait_until
-from tests.scenarios.slurm.jobs import Slurm, processes, stand_in
+from tests.scenarios.slurm.jobs import Slurm, processes, slow_steps, stand_in
 from tests.scenarios.slurm.test_recovery import Watch
 from tests.scenarios.slurm.test_run import losses, weights
 
@@ -27,11 +27,9 @@ RECIPE = "recipe=llama/llama3_tiny_elastic"
 THERE = ("cluster=slurm", "action=submit", "cluster.rdzv_host=127.0.0.1", "run.dir=there")
 WAIT_S = 60.0
 RUN_S = 600.0
-NUM_SLOW, NUM_STEPS = 150, 180
-"""The first take their time on any machine: until then all has come that changes the run."""
-SLOW = ",".join(
-    f"{{kind:slow,place:forward,step:{step},rank:0,seconds:0.4}}" for step in range(NUM_SLOW)
-)
+NUM_STEPS = 180
+SLOW = slow_steps(150, 0.4)
+"""Until then all has come that changes the run."""
 TRAINS = (
     f"trainer.max_steps={NUM_STEPS}",
     "trainer.log_every_n_steps=1",
@@ -47,6 +45,12 @@ def submitted(folder: Path, *words: str) -> tuple[Path, str]:
     assert done.status == 0, done.err
     run_dir = folder / "there"
     return run_dir, str(json.loads((run_dir / "submitted.json").read_text())["job_id"])
+
+
+def training(folder: Path, *words: str) -> tuple[Path, str]:
+    """Submit the elastic recipe with workers that train, and not with their stand-in."""
+    pytest.importorskip("torch", reason="a worker needs torch")
+    return submitted(folder, f"cluster.python={sys.executable}", *TRAINS, *words)
 
 
 def ask(run_dir: Path, *words: str) -> Ended:
@@ -192,11 +196,7 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
     slurm: Slurm, tmp_path: Path
 ) -> None:
     """Four nodes, three, four by a second job, two in the next start, three by a third job."""
-    pytest.importorskip("torch", reason="a worker needs torch")
-    run_dir, job_id = submitted(
-        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "resilience/faults=default",
-        f"resilience.faults.injected=[{SLOW}]",
-    )  # fmt: skip
+    run_dir, job_id = training(tmp_path, *SLOW)
     watch = Watch(slurm, run_dir)
 
     def wait_for_size(number: int) -> None:
@@ -253,26 +253,15 @@ def test_run_that_loses_and_gets_nodes_and_is_queued_again_has_the_bits_of_an_un
 def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason="a worker needs torch")
-    run_dir, job_id = submitted(
-        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "trainer.max_steps=20000",
-        "cluster.exclude=n4",
-    )  # fmt: skip
+    run_dir, job_id = training(tmp_path, "trainer.max_steps=20000", "cluster.exclude=n4")
     watch = Watch(slurm, run_dir)
     watch.wait_for_progress()
     script = run_dir / "job.sbatch"
     lines = script.read_text().splitlines(keepends=True)
     script.write_text("".join(line for line in lines if "#SBATCH --exclude=" not in line))
 
-    first = [
-        ask(run_dir, *words)
-        for words in (
-            ("scale", "nodes=4", "--wait"),
-            ("scale", "nodes=3", "--wait"),
-            ("status",),
-            ("scale", "nodes=4", "--wait"),
-        )
-    ]
+    words = ("scale nodes=4 --wait", "scale nodes=3 --wait", "status", "scale nodes=4 --wait")
+    first = [ask(run_dir, *each.split()) for each in words]
     (added,) = set(slurm.ask("squeue", "-h", "-o", "%i").split()) - {job_id}
     # Slurm asks the node's workers, too, and they leave that to their agent.
     slurm.ask("scancel", added)
@@ -281,15 +270,8 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
     wait_until(
         lambda: slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], "it has ended", WAIT_S
     )
-    last = [
-        ask(run_dir, *words)
-        for words in (
-            ("scale", "nodes=4", "--wait"),
-            ("cancel",),
-            ("status",),
-            ("scale", "nodes=4"),
-        )
-    ]
+    words = ("scale nodes=4 --wait", "cancel", "status", "scale nodes=4")
+    last = [ask(run_dir, *each.split()) for each in words]
 
     assert [each.status for each in (*first, *last)] == [0, 0, 0, 0, 0, 0, 0, 2], (first, last)
     assert "  size      3 nodes\n" in first[2].out
@@ -314,11 +296,7 @@ def test_run_shrinks_by_the_end_of_a_job_and_stops_once_when_it_is_cancelled(
 def test_node_of_the_runs_own_job_is_drained_and_the_run_ends_as_its_others_do(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch", reason="a worker needs torch")
-    run_dir, job_id = submitted(
-        tmp_path, f"cluster.python={sys.executable}", *TRAINS, "trainer.num_nodes=3",
-        "cluster.exclude=n4", "resilience/faults=default", f"resilience.faults.injected=[{SLOW}]",
-    )  # fmt: skip
+    run_dir, job_id = training(tmp_path, "trainer.num_nodes=3", "cluster.exclude=n4", *SLOW)
     watch = Watch(slurm, run_dir)
     watch.wait_for_progress()
 

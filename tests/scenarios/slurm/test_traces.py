@@ -18,11 +18,13 @@ from tests.launcher.command import launch
 from tests.processes import kill_family, wait_for_end
 from tests.scenarios.local_runs.histories import Trace, history, newest_stored
 from tests.scenarios.slurm import cluster
-from tests.scenarios.slurm.jobs import ENDED, Slurm, agents
+from tests.scenarios.slurm.jobs import ENDED, Slurm, agents, slow_steps
 from tests.scenarios.slurm.test_run import weights
 
 pytest.importorskip("torch", reason="a worker needs torch")
-NUM_STEPS = 400
+NUM_STEPS = 280
+SLOW = slow_steps(NUM_STEPS, 0.25)
+"""No act finds the run ended: Slurm alone takes 30 s to see that a limit is over."""
 NUM_ACTS = 3
 SEEDS = range(5)
 WAIT_S = 420.0
@@ -68,6 +70,7 @@ class SlurmTrace(Trace):
             "cluster=slurm",
             "action=submit",
             "run.name=run",
+            *SLOW,
             "cluster.rdzv_host=127.0.0.1",
             "cluster.requeue_at_limit=true",
             "cluster.signal_before_end_s=60",
@@ -170,8 +173,7 @@ def test_run_that_is_ended_and_gone_on_with_has_the_bits_of_one_that_is_not(
     trace.start()
     for act in draw(seed):
         trace.wait_for_steps()
-        if len(trace.steps()) == NUM_STEPS:
-            break
+        assert len(trace.steps()) < NUM_STEPS, trace.describe()
         trace.do(act)
 
     assert trace.wait_for_end() == "COMPLETED", trace.describe()

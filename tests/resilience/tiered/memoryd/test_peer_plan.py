@@ -20,6 +20,7 @@ from resilience.tiered.memoryd.peer_plan import (
 )
 from resilience.tiered.placement import Node
 from resilience.tiered.shard import ShardId
+from tests.resilience.tiered.conftest import Clock
 from tests.resilience.tiered.daemons import make_id
 
 ONE = make_id(1)
@@ -121,18 +122,6 @@ def test_no_namespace_waits_for_another() -> None:
 
     assert choose_next(held, None, {"quick": 1}) == held[0]
     assert choose_next(held, None, {"quick": 1, "slow": 2}) == held[1]
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -272,6 +272,19 @@ def test_copies_stay_copies_after_a_restart(tmp_path: Path) -> None:
         assert holder.start().ready.count("1 shards") == 1
 
 
+def test_a_node_that_began_anew_is_read_over_a_new_connection(tmp_path: Path) -> None:
+    with make_cluster(tmp_path, options=(*KEEP, "--domains-min", "1", "--replicas", "0")) as pair:
+        pair.start()
+        reader = pair["a"].client()
+        for step in (1, 2):
+            save(pair["b"].client(), make_id(step), make_content(MIB, step))
+        for step in (1, 2):
+            wait_until(lambda: len(reader.steps()) == 2)
+            assert load(reader, make_id(step)) == make_content(MIB, step)
+            pair["b"].end()
+            pair["b"].start()
+
+
 def test_many_strangers_hold_up_nobody(pair: Cluster) -> None:
     save(pair["a"].client(), make_id(1), make_content(MIB, 1))
     wait_held(pair["b"], make_id(1))
