@@ -117,7 +117,9 @@ def test_a_deleted_pod_is_replaced_and_no_step_is_lost(
     pods.ask("delete", pod, "--wait=false")
     outcome = pods.wait_for_end("deleted")
 
-    assert pods.steps("deleted") == list(range(NUM_STEPS))
+    # The pod may leave before it has told of the last step, which its successor then does.
+    taken = pods.steps("deleted")
+    assert taken == sorted(set(taken))
     assert len(outcome.named("agent_started")) == 3, "no pod was replaced"
     check_no_step_lost(outcome.events)
     check_same_bits(outcome, undisturbed)

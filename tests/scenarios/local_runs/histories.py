@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from resilience.events import Event, read_events
+from resilience.events import Event, EventReader
 
 History = dict[int, dict[str, Any]]
 """For each step its loss and learning rate, and which start of which run took it."""
@@ -63,8 +63,7 @@ def newest_stored(run: Path) -> int:
 
 
 def _events(run: Path) -> list[Event]:
-    path = run / "events.jsonl"
-    return read_events(path) if path.exists() else []
+    return EventReader(run / "events.jsonl").read_new()
 
 
 def _is_taken(event: Event) -> bool:

@@ -156,7 +156,7 @@ def agents(job_id: str, node: str = "") -> list[int]:
     return processes(job_id, node, "\0resilience.agent\0")
 
 
-def slow_steps(number: int, seconds: float) -> tuple[str, str]:
-    """Return overrides by which the first steps of a run take their time on any machine."""
+def slow_steps(number: int, seconds: float) -> str:
+    """Return an override by which the first steps of a run take their time on any machine."""
     slow = (f"{{kind:slow,place:forward,step:{n},rank:0,seconds:{seconds}}}" for n in range(number))
-    return "resilience/faults=default", f"resilience.faults.injected=[{','.join(slow)}]"
+    return f"resilience.faults.injected=[{','.join(slow)}]"

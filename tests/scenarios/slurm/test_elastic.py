@@ -28,7 +28,7 @@ THERE = ("cluster=slurm", "action=submit", "cluster.rdzv_host=127.0.0.1", "run.d
 WAIT_S = 60.0
 RUN_S = 600.0
 NUM_STEPS = 180
-SLOW = slow_steps(150, 0.4)
+SLOW = ("resilience/faults=default", slow_steps(150, 0.4))
 """Until then all has come that changes the run."""
 TRAINS = (
     f"trainer.max_steps={NUM_STEPS}",

@@ -23,18 +23,17 @@ from tests.scenarios.slurm.test_run import weights
 
 pytest.importorskip("torch", reason="a worker needs torch")
 NUM_STEPS = 280
-SLOW = slow_steps(NUM_STEPS, 0.25)
-"""No act finds the run ended: Slurm alone takes 30 s to see that a limit is over."""
+"""Of 0.25 s: no act finds the run ended, though Slurm takes 30 s to see that a limit is over."""
 NUM_ACTS = 3
 SEEDS = range(5)
 WAIT_S = 420.0
 """Slurm counts limits in minutes, and looks at them every 30 s."""
 RECIPE = (
-    "recipe=llama/llama3_tiny_pretrain",
+    "recipe=llama/llama3_tiny_checkpointless",
     f"trainer.max_steps={NUM_STEPS}",
     "trainer.num_nodes=2",
     "trainer.num_devices=1",
-    "trainer.global_batch_size=48",
+    "trainer.global_batch_size=8",
     "trainer.log_every_n_steps=1",
     "resilience/tiered=folder",
     "resilience.tiered.ram.every_n_steps=5",
@@ -70,7 +69,7 @@ class SlurmTrace(Trace):
             "cluster=slurm",
             "action=submit",
             "run.name=run",
-            *SLOW,
+            slow_steps(NUM_STEPS, 0.25),
             "cluster.rdzv_host=127.0.0.1",
             "cluster.requeue_at_limit=true",
             "cluster.signal_before_end_s=60",
@@ -153,6 +152,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     done = launch(
         *RECIPE,
+        "resilience.faults.injected=[]",
         "action=run",
         "run.name=run",
         "oversubscribe=true",
