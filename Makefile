@@ -31,15 +31,15 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=worksteal --judge
 PART_recovery := tests/scenarios/recovery --ignore=tests/scenarios/recovery/test_random.py
 PART_elastic := tests/scenarios/elastic
 PART_random := tests/scenarios/recovery/test_random.py
-PART_training := tests/training tests/scenarios/tiered tests/scenarios/mmap --ignore=tests/training/megatron
-PART_megatron := tests/training/megatron tests/scenarios/megatron
+PART_training := tests/recipes_training tests/scenarios/tiered tests/scenarios/mmap --ignore=tests/recipes_training/megatron
+PART_megatron := tests/recipes_training/megatron tests/scenarios/megatron
 PART_tiered := tests/resilience/tiered tests/scenarios/memoryd
 PART_data := tests/resilience/data
 PART_agent := tests/resilience tests/scenarios/agents --ignore=tests/resilience/tiered --ignore=tests/resilience/data
 PART_membership := tests/scenarios/membership tests/scenarios/simulation --ignore=tests/scenarios/simulation/test_model.py --ignore=tests/scenarios/simulation/test_random.py
 PART_model := tests/scenarios/simulation/test_model.py tests/scenarios/simulation/test_random.py
 PART_runs := tests/scenarios/first_run tests/scenarios/k8s tests/scenarios/local_runs tests/scenarios/pages tests/scenarios/slurm
-PART_rest := tests --ignore=tests/training --ignore=tests/resilience --ignore=tests/scenarios
+PART_rest := tests --ignore=tests/recipes_training --ignore=tests/resilience --ignore=tests/scenarios
 PARTS := recovery elastic random training megatron tiered data agent membership model runs rest
 PART ?= $(PARTS)
 ifneq ($(filter-out $(PARTS),$(PART)),)

@@ -176,8 +176,8 @@ def _write(folder: Path) -> None:
 
 
 def _expand(source: Path, target: Path) -> None:
-    from training.convert import expanding
-    from training.convert.__main__ import main as convert
+    from recipes_training.convert import expanding
+    from recipes_training.convert.__main__ import main as convert
 
     assert expanding
     before = _reset_peak()
@@ -188,11 +188,11 @@ def _expand(source: Path, target: Path) -> None:
 
 def _load_rank(run_dir: Path) -> None:
     """Fill this rank's shard twice; print what the second time takes."""
-    from training.__main__ import main as train
-    from training.megatron.cpu import stand_in
+    from recipes_training.__main__ import main as train
+    from recipes_training.megatron.cpu import stand_in
 
     stand_in()
-    from training.megatron.trainer import MegatronTrainer
+    from recipes_training.megatron.trainer import MegatronTrainer
 
     class Measured(MegatronTrainer):
         def fill(self) -> None:

@@ -77,7 +77,7 @@ SYSTEMS = ("ours", "torchrun")
 Model = Literal["small", "llama"]
 WORKERS: Mapping[Model, tuple[str, str]] = {
     "small": ("benchmarks.recovery_peers.small_trainer",) * 2,
-    "llama": ("training.preload", "benchmarks.recovery_peers.slow_trainer"),
+    "llama": ("recipes_training.preload", "benchmarks.recovery_peers.slow_trainer"),
 }
 """Which modules an agent imports and runs, by the model."""
 _WORDS = (
@@ -274,10 +274,10 @@ def write_run(folder: Path, words: Sequence[str], model: Model) -> Path:
     run_dir = folder / "run"
     for path in run_dir.glob(script_name("node-*")):
         text = path.read_text("utf-8")
-        places = ("--preload=training.preload \\\n", "\n  training \\\n")
+        places = ("--preload=recipes_training.preload \\\n", "\n  recipes_training \\\n")
         for before, module in zip(places, WORKERS[model], strict=True):
             assert before in text, path
-            text = text.replace(before, re.sub(r"training[.\w]*", module, before))
+            text = text.replace(before, re.sub(r"recipes_training[.\w]*", module, before))
         path.write_text(text, "utf-8")
     return run_dir
 

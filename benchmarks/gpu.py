@@ -116,7 +116,7 @@ def run_ranks(
         start=lambda plan: start_workers(
             plan,
             "benchmarks.recovery_peers.gpu_worker",
-            preloaded=(*PRELOADED, "training.preload"),
+            preloaded=(*PRELOADED, "recipes_training.preload"),
             variables=variables,
         ),
         missing=lambda: None,

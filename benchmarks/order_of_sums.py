@@ -29,10 +29,10 @@ from benchmarks import overhead_figures as figures
 from benchmarks.faultbench import free_ports
 from launcher.composition.compose import resolve
 from launcher.job import Job
+from recipes_training.group import WorkerGroup
+from recipes_training.torch.trainer import TorchTrainer
 from resilience.comm.tree_reducer import TreeReducer
 from resilience.state.layout import make_layout
-from training.group import WorkerGroup
-from training.torch.trainer import TorchTrainer
 
 NUM_RANKS = 4
 RECIPE = "llama/llama3_tiny_checkpointless"

@@ -28,7 +28,7 @@ def start_megatron(plan: JobPlan, overrides: Sequence[str] = ()) -> ProcessJob:
 
     megatron_job.write_job(plan, *overrides)
     # Before the stand-ins: transformers is imported as it is.
-    preloaded = ("torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu")
+    preloaded = ("torch", "benchmarks.recovery_peers.job", "recipes_training.megatron.preload_cpu")
     worker = "benchmarks.recovery_peers.megatron_ours"
     return start_workers(plan, worker, preloaded=preloaded, options=["--shards=2"])
 

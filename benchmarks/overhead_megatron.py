@@ -67,7 +67,11 @@ def measure(layout: str, pairs: int, work: int) -> tuple[figures.Ratio, dict[str
         job = megatron_job.write_job(plan, *LAYOUTS[layout], samples)
         stages = getattr(job.trainer, "pipeline_parallel", 1)
         program = ["benchmarks.recovery_peers.megatron_contest", str(pairs), str(WARM_UP)]
-        preload = ["torch", "benchmarks.recovery_peers.job", "training.megatron.preload_cpu"]
+        preload = [
+            "torch",
+            "benchmarks.recovery_peers.job",
+            "recipes_training.megatron.preload_cpu",
+        ]
         options = ["--shards=2", f"--stages={stages}"]
         limit_s = START_LIMIT_S + pairs * PAIR_LIMIT_S
         wait_for_job(agent_job(plan, program, preload, options), limit_s)

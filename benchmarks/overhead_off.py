@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.__main__ import main
+from recipes_training.__main__ import main
 
 COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd"}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes an environment with an older torch and all else of ours, for tests/training/torch/test_torch_older.py.
+# Makes an environment with an older torch and all else of ours, for tests/recipes_training/torch/test_torch_older.py.
 #
 #   install-older-torch.sh [PYTHON [FOLDER]]
 #

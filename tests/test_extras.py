@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.workers import ROOT
+from tests.recipes_training.workers import ROOT
 
 
 @pytest.mark.slow

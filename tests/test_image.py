@@ -297,7 +297,9 @@ def test_the_project_is_compiled_once_for_any_time_stamps(tmp_path: Path) -> Non
     """Also where PYTHONDONTWRITEBYTECODE has no start keep what it compiles."""
     (line,) = (each for each in dockerfile() if "compileall" in each.value)
     packages = tmp_path / "opt" / "venv" / "lib" / "python3.99" / "site-packages"
-    modules = [packages / name / "__init__.py" for name in ("launcher", "resilience", "training")]
+    modules = [
+        packages / name / "__init__.py" for name in ("launcher", "resilience", "recipes_training")
+    ]
     for path in modules:
         path.parent.mkdir(parents=True)
         path.touch()
@@ -328,7 +330,7 @@ def test_the_lines_of_the_dockerfile_make_an_environment_that_renders(tmp_path: 
         image.follow(line)
 
     python = ("python", "-c")
-    modules = "import launcher, resilience, training, torch"
+    modules = "import launcher, resilience, recipes_training, torch"
     where = image.run(*python, f"{modules}; print(launcher.__file__)", folder=empty)
     assert where.startswith(f"{image.folder}/opt/venv/")
     found = image.run(*python, f"{modules}; print(torch.__version__)", folder=empty)

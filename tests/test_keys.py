@@ -19,11 +19,11 @@ import yaml
 
 from launcher.job import Job
 from launcher.job.workload import MegatronTrainer, TorchTrainer
+from recipes_training.megatron.plan import plan_megatron
+from recipes_training.plan import plan_mesh, plan_schedule, plan_split
 from tests.cases import slow
 from tests.launcher.shipped import CLUSTERS, RECIPES, rendered, shipped_job, untiered_job
-from tests.training.workers import Workers
-from training.megatron.plan import plan_megatron
-from training.plan import plan_mesh, plan_schedule, plan_split
+from tests.recipes_training.workers import Workers
 
 
 def content(job: Job) -> dict[str, Any]:

@@ -24,14 +24,14 @@ pytorch 144657: an asynchronous save holds values of later steps
     scenarios/tiered/test_recovery.py::test_what_is_saved_through_faults_is_what_is_saved_without
     resilience/tiered/dcp/test_dcp.py::test_copy_that_changes_while_it_is_taken_is_not_loaded
 torchtitan 3764: tied weights come apart
-    training/torch/test_trainer_runs.py::test_tied_embeddings_stay_tied_when_sharded
+    recipes_training/torch/test_trainer_runs.py::test_tied_embeddings_stay_tied_when_sharded
 torchtitan 3008: a packed sample is lost
-    training/data/test_jsonl.py::test_documents_are_packed_with_an_end_token_after_each
-    training/data/test_position.py::test_batches_that_change_leave_no_sample_out_and_repeat_none
+    recipes_training/data/test_jsonl.py::test_documents_are_packed_with_an_end_token_after_each
+    recipes_training/data/test_position.py::test_batches_that_change_leave_no_sample_out_and_repeat_none
 miles 3187: all ranks draw the random numbers of rank 0
     resilience/state/test_rng.py::test_another_seed_step_or_micro_batch_draws_other_numbers
 verl 7953, slime 1547: the learning rate after a resume is another one
-    training/test_plan.py::test_schedule_spans_the_run_unless_told
+    recipes_training/test_plan.py::test_schedule_spans_the_run_unless_told
     scenarios/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
 NVRx 348: an agent more than the run has nodes
     resilience/agent/coordination/test_coordinator.py::test_standby_takes_the_place_of_a_lost_node
@@ -43,18 +43,18 @@ spd 741, spd 677: SIGTERM at any moment
     scenarios/elastic/test_resizing.py::test_a_signal_in_the_save_does_not_end_it
     scenarios/tiered/test_stop.py::test_all_workers_end_after_one_step_that_every_node_keeps
 verl 7401, datasets 8308, torchtitan 3908: a resume, or a second one, repeats or loses samples
-    training/data/test_order.py::test_each_epoch_has_every_sample_once
-    training/data/test_position.py::test_batches_that_change_leave_no_sample_out_and_repeat_none
-    training/data/test_position.py::test_ranks_divide_the_samples_from_the_position_on
+    recipes_training/data/test_order.py::test_each_epoch_has_every_sample_once
+    recipes_training/data/test_position.py::test_batches_that_change_leave_no_sample_out_and_repeat_none
+    recipes_training/data/test_position.py::test_ranks_divide_the_samples_from_the_position_on
 accelerate 4071, 4233: the order is another one for other ranks, or the same in each epoch
-    training/data/test_order.py::test_split_covers_each_position_of_a_step_once
-    training/data/test_order.py::test_epochs_and_seeds_have_orders_of_their_own
+    recipes_training/data/test_order.py::test_split_covers_each_position_of_a_step_once
+    recipes_training/data/test_order.py::test_epochs_and_seeds_have_orders_of_their_own
 Megatron-Bridge 3503: after a resume the data begin with their first sample again
-    training/data/test_position.py::test_a_run_whose_batch_and_data_stay_counts_from_its_beginning
+    recipes_training/data/test_position.py::test_a_run_whose_batch_and_data_stay_counts_from_its_beginning
     scenarios/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
 NeMo-RL 2519: a resume with other data skips as many samples of them as the old ones gave
-    training/data/test_position.py::test_other_data_begin_with_their_first_sample
-    training/data/test_position.py::test_data_that_changed_under_the_same_name_are_refused
+    recipes_training/data/test_position.py::test_other_data_begin_with_their_first_sample
+    recipes_training/data/test_position.py::test_data_that_changed_under_the_same_name_are_refused
 trainer 3737: a job that has failed for good is started again
     launcher/clusters/test_slurm_limit.py::test_job_that_ended_otherwise_is_not
     scenarios/k8s/test_growth.py::test_a_run_that_has_ended_is_not_scaled
@@ -64,9 +64,9 @@ hydra 1465, hydra 3227: a failed job of a sweep ends the others, or is in no log
 """Threads whose symptom was not seen here, what it was, and the tests that would see it."""
 FAILED = """
 mlc-llm 3494: weights of another architecture are taken, without their biases and activation
-    training/weights/test_folder_other_models.py::test_a_key_that_no_job_has_and_that_changes_what_is_computed_is_refused
-    training/weights/test_folder_other_models.py::test_a_tensor_that_the_model_does_not_have_is_refused
-    training/convert/test_convert_refusals.py::test_a_tensor_that_the_model_does_not_have_is_refused
+    recipes_training/weights/test_folder_other_models.py::test_a_key_that_no_job_has_and_that_changes_what_is_computed_is_refused
+    recipes_training/weights/test_folder_other_models.py::test_a_tensor_that_the_model_does_not_have_is_refused
+    recipes_training/convert/test_convert_refusals.py::test_a_tensor_that_the_model_does_not_have_is_refused
 ms-swift 6049, Automodel 763, SimpleTuner 2986: a resumed run ends with other weights
     scenarios/tiered/test_continued.py::test_continued_run_has_the_bits_of_one_that_never_stopped
     launcher/commands/test_going_on.py::test_a_run_whose_workers_are_started_again_has_the_bits_of_one_that_was_not_disturbed
@@ -79,7 +79,7 @@ speculators 739: one damaged step hides those that are whole
     resilience/tiered/test_vault.py::test_one_bad_line_of_a_description_hides_no_other_shard
     launcher/commands/test_branching.py::test_what_a_run_has_gone_back_behind_is_no_state_of_it
     launcher/clusters/running/test_local_runs.py::test_store_is_looked_at_before_it_is_said_what_is_in_it
-    training/convert/test_stored.py::test_what_a_run_has_not_is_told
+    recipes_training/convert/test_stored.py::test_what_a_run_has_not_is_told
 buildkite 1129, skypilot 10527: texts become numbers and truth values on their way
     launcher/written/test_scalars.py::test_texts_of_recipes_and_groups_arrive_as_they_are_written
     launcher/written/test_scalars.py::test_a_frozen_recipe_has_the_same_texts_and_refuses_one_that_would_change
@@ -89,8 +89,8 @@ Megatron-Bridge 2954: a configuration that cannot train is found on the nodes
     launcher/job/test_rules_of_megatron.py::test_what_does_not_divide_is_refused
     launcher/test_support.py::test_a_warm_up_that_is_longer_than_the_run_is_noted
 dolma 176: a document that spells a special token gets that token
-    training/data/test_jsonl.py::test_a_document_that_spells_a_special_token_is_text
-    training/data/test_jsonl.py::test_half_of_a_surrogate_pair_is_named_where_a_tokenizer_takes_none
+    recipes_training/data/test_jsonl.py::test_a_document_that_spells_a_special_token_is_text
+    recipes_training/data/test_jsonl.py::test_half_of_a_surrogate_pair_is_named_where_a_tokenizer_takes_none
 MFC 1771: a preempted job is never queued again, and nothing says so
     launcher/clusters/running/test_slurm_texts.py::test_what_the_controller_says
     launcher/commands/test_status.py::test_only_of_a_run_that_has_ended_status_says_what_it_left

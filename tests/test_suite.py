@@ -102,7 +102,7 @@ def test_each_test_module_lies_where_its_subject_lies() -> None:
         ("launcher/job/test_rules.py", True),
         ("launcher/job/test_rules_of_megatron.py", True),
         ("launcher/job/test_job_of_a_team.py", True),
-        ("training/test_main.py", True),
+        ("recipes_training/test_main.py", True),
         ("scenarios/recovery/test_anything.py", True),
         ("launcher/test_rules.py", False),
         ("launcher/job/test_rule.py", False),

@@ -33,7 +33,7 @@ from tests.tidy_exceptions import (
 )
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("launcher", "resilience", "training")
+PACKAGES = ("launcher", "resilience", "recipes_training")
 LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 BANNED_MODULES = {

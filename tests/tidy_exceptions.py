@@ -52,14 +52,14 @@ FOREIGN_TARGETS = {
         "Python's way to change what a function refers to",
         "holder.cell_contents",
     ),
-    "training/megatron/library.py": (
+    "recipes_training/megatron/library.py": (
         "what a library calls otherwise than it comes",
         (
             "buffers.dist_all_gather_func buffers.dist_reduce_scatter_func "
             "module.dist_all_gather_func module.dist_reduce_scatter_func"
         ),
     ),
-    "training/megatron/model.py": (
+    "recipes_training/megatron/model.py": (
         (
             "Megatron's ways to choose layers, and to leave reductions to the last micro batch; "
             "torch's way to give a tensor other memory"
@@ -69,19 +69,19 @@ FOREIGN_TARGETS = {
             "layer.submodules.pre_mlp_layernorm main.data"
         ),
     ),
-    "training/megatron/step.py": (
+    "recipes_training/megatron/step.py": (
         "Megatron has no call that forgets a step",
         "group.grad_reduce_handle group.is_first_batch group.per_param_grad_ready_counts",
     ),
-    "training/megatron/trainer.py": (
+    "recipes_training/megatron/trainer.py": (
         "Megatron has no call that has parameters gathered anew",
         "group.param_gather_dispatched group.param_gather_handle",
     ),
-    "training/torch/model.py": (
+    "recipes_training/torch/model.py": (
         "the ways of torch to tie, replace and wrap a module",
         "core.lm_head.weight core.model.rotary_emb layer.forward",
     ),
-    "training/torch/rebind.py": (
+    "recipes_training/torch/rebind.py": (
         "FSDP2 has no call that takes another group",
         (
             "comm.all_gather_state comm.reduce_scatter_state context.iter_forward_root "
@@ -92,11 +92,11 @@ FOREIGN_TARGETS = {
             "param.unsharded_accumulated_grad"
         ),
     ),
-    "training/torch/trainer.py": (
+    "recipes_training/torch/trainer.py": (
         "Transformers' way to name the class in config.json",
         "config.architectures",
     ),
-    "training/trainer.py": (
+    "recipes_training/trainer.py": (
         "torch's optimizers take options this way",
         "optimizer.param_groups",
     ),

@@ -27,7 +27,7 @@ import resilience.agent
 from benchmarks import namespaces
 from tests.forking import close_others, end_with, run_as, serve, show_environment
 
-_PRELOADED = ("torch._dynamo", "training.preload")
+_PRELOADED = ("torch._dynamo", "recipes_training.preload")
 _AGENT = "resilience.agent"
 _ZYGOTE = [sys.executable, "-m", "resilience.agent.processes.zygote"]
 _REQUEST_BYTES_MAX = 1 << 18

@@ -14,11 +14,11 @@ import torch
 
 from benchmarks.jobplan import Kind
 from benchmarks.recovery_peers.ours_worker import LOG, Training, run
+from recipes_training.group import choose_fixed_order
 from resilience.errors import DeviceLostError
 from resilience.inprocess.generation import Generation
 from resilience.inprocess.handles import read_handles
 from resilience.state.report import Report
-from training.group import choose_fixed_order
 
 DEVICE_VARIABLE = "GPU_BENCHMARK_DEVICE"
 FLAGS_VARIABLE = "GPU_BENCHMARK_FLAGS"

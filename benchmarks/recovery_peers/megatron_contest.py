@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.jobplan import read_plan
 from benchmarks.recovery_peers import job, megatron_job
-from training.megatron.cpu import stand_in
+from recipes_training.megatron.cpu import stand_in
 
 stand_in()
 
@@ -35,14 +35,14 @@ _PLACES = [
 _MEGATRONS = [getattr(module, name) for module, name in _PLACES]
 
 from benchmarks.recovery_peers.megatron_plain import PlainMegatron, average  # noqa: E402
+from recipes_training.group import WorkerGroup  # noqa: E402
+from recipes_training.megatron.trainer import MegatronTrainer  # noqa: E402
+from recipes_training.plan import plan_schedule  # noqa: E402
 from resilience.checkpointless.recovery import Recovery  # noqa: E402
 from resilience.comm import waits  # noqa: E402
 from resilience.comm.page import Activity  # noqa: E402
 from resilience.inprocess.block import BlockOptions, reexecutable  # noqa: E402
 from resilience.inprocess.generation import Generation  # noqa: E402
-from training.group import WorkerGroup  # noqa: E402
-from training.megatron.trainer import MegatronTrainer  # noqa: E402
-from training.plan import plan_schedule  # noqa: E402
 
 PLAN = read_plan()
 JOB = megatron_job.read_job(PLAN)

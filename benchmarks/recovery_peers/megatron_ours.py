@@ -12,7 +12,7 @@ from benchmarks.events import EventLog
 from benchmarks.faults import FaultInjector
 from benchmarks.jobplan import read_plan
 from benchmarks.recovery_peers import job, megatron_job
-from training.megatron.cpu import stand_in
+from recipes_training.megatron.cpu import stand_in
 
 PLAN = read_plan()
 LOG = EventLog(PLAN.run_dir)
@@ -23,11 +23,11 @@ stand_in()
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from recipes_training.__main__ import run_and_exit  # noqa: E402
+from recipes_training.group import WorkerGroup  # noqa: E402
+from recipes_training.megatron.trainer import MegatronTrainer  # noqa: E402
+from recipes_training.trainer import StepResult  # noqa: E402
 from resilience.state.digest import digest_state  # noqa: E402
-from training.__main__ import run_and_exit  # noqa: E402
-from training.group import WorkerGroup  # noqa: E402
-from training.megatron.trainer import MegatronTrainer  # noqa: E402
-from training.trainer import StepResult  # noqa: E402
 
 
 class Striker:

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from launcher.job import Job
 from launcher.job.workload import MegatronTrainer
-from training.megatron.model import build_model
-from training.megatron.plan import plan_megatron
-from training.megatron.weights import fill_model
-from training.plan import plan_schedule
+from recipes_training.megatron.model import build_model
+from recipes_training.megatron.plan import plan_megatron
+from recipes_training.megatron.weights import fill_model
+from recipes_training.plan import plan_schedule
 
 
 class PlainMegatron:

@@ -17,7 +17,7 @@ from benchmarks.events import EventLog
 from benchmarks.faults import FaultInjector
 from benchmarks.jobplan import read_plan
 from benchmarks.recovery_peers import job, megatron_job
-from training.megatron.cpu import stand_in
+from recipes_training.megatron.cpu import stand_in
 
 PLAN = read_plan()
 LOG = EventLog(PLAN.run_dir)
@@ -33,10 +33,10 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.recovery_peers.megatron_plain import PlainMegatron, average  # noqa: E402
 from launcher.job.workload import MegatronTrainer  # noqa: E402
+from recipes_training.megatron.model import MegatronModel  # noqa: E402
+from recipes_training.megatron.plan import plan_megatron  # noqa: E402
+from recipes_training.megatron.state import MegatronState  # noqa: E402
 from resilience.state.digest import digest_state  # noqa: E402
-from training.megatron.model import MegatronModel  # noqa: E402
-from training.megatron.plan import plan_megatron  # noqa: E402
-from training.megatron.state import MegatronState  # noqa: E402
 
 FOLDER = Path(PLAN.run_dir, "checkpoints")
 NEWEST = FOLDER / "newest"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.recovery_peers.slow_trainer --job JOB --run-dir DIR --node-name NAME
 
-The command line of `python -m training`; BENCHMARK_SLEEP_S says how long.
+The command line of `python -m recipes_training`; BENCHMARK_SLEEP_S says how long.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from launcher.job import Job
-from training.__main__ import run_and_exit
-from training.trainer import StepWatch, Trainer
+from recipes_training.__main__ import run_and_exit
+from recipes_training.trainer import StepWatch, Trainer
 
 SLEEP_VARIABLE = "BENCHMARK_SLEEP_S"
 
 
 class SlowWatch:
-    """A `training.trainer.StepWatch` that sleeps before each forward pass."""
+    """A `recipes_training.trainer.StepWatch` that sleeps before each forward pass."""
 
     def __init__(self, watch: StepWatch, sleep: Callable[[], None]) -> None:
         self._watch = watch
@@ -51,7 +51,7 @@ class SlowWatch:
 
 def make_slow(job: Job, watch: StepWatch, *, is_restartable: bool) -> Trainer:
     """Make the trainer of plain PyTorch with a slow watch."""
-    from training.torch.trainer import TorchTrainer
+    from recipes_training.torch.trainer import TorchTrainer
 
     slow = SlowWatch(watch, partial(time.sleep, float(os.environ[SLEEP_VARIABLE])))
     return TorchTrainer(job, slow, is_restartable=is_restartable)

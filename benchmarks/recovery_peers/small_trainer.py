@@ -2,7 +2,8 @@
 
     python -m benchmarks.recovery_peers.small_trainer --job JOB --run-dir DIR --node-name NAME
 
-The command line of `python -m training`; BENCHMARK_SLEEP_S says how long. Whole copies alone.
+The command line of `python -m recipes_training`; BENCHMARK_SLEEP_S says how long. Whole copies
+alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 # An agent imports this module before it forks its workers.
-import training.recovery  # noqa: F401
+import recipes_training.recovery  # noqa: F401
 from benchmarks.recovery_peers.slow_trainer import SLEEP_VARIABLE, SlowWatch
 from benchmarks.recovery_peers.small_model import SmallModel, descend
 from launcher.job import Job
+from recipes_training.__main__ import run_and_exit
+from recipes_training.group import WorkerGroup
+from recipes_training.plan import plan_placement
+from recipes_training.trainer import StepResult, StepWatch
 from resilience.state.view import NamedTensor
-from training.__main__ import run_and_exit
-from training.group import WorkerGroup
-from training.plan import plan_placement
-from training.trainer import StepResult, StepWatch
 
 
 class SmallTrainer:

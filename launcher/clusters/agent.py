@@ -86,7 +86,7 @@ def agent_command(
         "--",
         python,
         "-m",
-        "training",
+        "recipes_training",
         f"--job={job_path}",
         f"--run-dir={run_path}",
         f"--node-name={node}",
@@ -96,10 +96,12 @@ def agent_command(
 def _preloads(job: Job) -> tuple[str, ...]:
     """Return the modules that import what the job's workers need."""
     if job.trainer.kind == "torch":
-        return ("training.preload",)
+        return ("recipes_training.preload",)
     is_cpu = job.instance.accelerator == "cpu"
-    trainer = "training.megatron.preload_cpu" if is_cpu else "training.megatron.trainer"
-    return (trainer, "training.recovery")
+    trainer = (
+        "recipes_training.megatron.preload_cpu" if is_cpu else "recipes_training.megatron.trainer"
+    )
+    return (trainer, "recipes_training.recovery")
 
 
 def agent_config(job: Job, *, join_deadline_s: float = _JOIN_DEADLINE_S) -> AgentConfig:

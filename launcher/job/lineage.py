@@ -23,7 +23,9 @@ _DEGREES = tuple(
 """How Megatron divides a copy of the state, whatever the number of data-parallel ranks."""
 _FIXED = ("model", "trainer.kind", *_DEGREES, "data.tokenizer")
 """What has to be equal, a section with all that it holds."""
-CONVERSION = "python -m training.convert RUN_DIR OUT writes its weights, for model.weights=OUT"
+CONVERSION = (
+    "python -m recipes_training.convert RUN_DIR OUT writes its weights, for model.weights=OUT"
+)
 """What there is of a run's state for a job that divides it otherwise."""
 _TOLD_IN_FIXED = ("model.weights", "model.init_std", "model.router_aux_loss_coef")
 """What of these may change: how a state began, or what its loss is made of."""

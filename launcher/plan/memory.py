@@ -20,8 +20,8 @@ from launcher.plan.figure import GIB, MIB, Figure, add_up, in_gib
 
 STATE = ("weights", "gradients", "optimizer")
 """What a device holds whatever is computed: no estimate is in it."""
-_TORCH = "training/torch/model.py"
-_MEGATRON = "training/megatron/plan.py"
+_TORCH = "recipes_training/torch/model.py"
+_MEGATRON = "recipes_training/megatron/plan.py"
 # Norms, the router and what is added behind a product are whole on each tensor rank.
 _WHOLE = ("layernorm.weight", "o_proj.bias", ".router.")
 _SCALAR_BYTES = 4

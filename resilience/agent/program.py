@@ -8,7 +8,7 @@ from pathlib import Path
 
 from resilience.node_config import RunConfig
 
-_PACKAGES = ("launcher", "resilience", "training")
+_PACKAGES = ("launcher", "resilience", "recipes_training")
 _NUM_DIGITS = 12
 
 

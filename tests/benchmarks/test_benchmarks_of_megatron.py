@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.training.workers import ROOT
+from tests.recipes_training.workers import ROOT
 
 pytestmark = pytest.mark.slow
 

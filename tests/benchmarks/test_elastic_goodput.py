@@ -211,7 +211,7 @@ def test_a_slow_watch_tells_the_other_one_of_all_and_sleeps_before_each_forward(
 @pytest.mark.parametrize(
     ("model", "preloaded", "trainer"),
     [("small", f"{WORKERS}.small_trainer", "small_trainer"),
-     ("llama", "training.preload", "slow_trainer")],
+     ("llama", "recipes_training.preload", "slow_trainer")],
 )  # fmt: skip
 def test_every_node_of_a_run_trains_with_slow_micro_batches(
     tmp_path: Path, model: Model, preloaded: str, trainer: str

@@ -12,8 +12,8 @@ from benchmarks import overhead_figures as figures
 from benchmarks.events import Event
 from benchmarks.overhead_figures import Sample
 from tests.ports import free_ports
-from tests.training.jobs import make_job, write_job
-from tests.training.workers import ROOT, rank_variables
+from tests.recipes_training.jobs import make_job, write_job
+from tests.recipes_training.workers import ROOT, rank_variables
 
 MIB = 1 << 20
 

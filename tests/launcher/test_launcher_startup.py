@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.shipped import CLUSTERS
 
 HEAVY = {"torch", "transformers", "numpy", "boto3", "botocore", "kubernetes", "plotly", "rich",
-         "asyncio", "training", "kubernetes_validate"}  # fmt: skip
+         "asyncio", "recipes_training", "kubernetes_validate"}  # fmt: skip
 PROGRAM = """
 import json, sys
 from launcher.__main__ import main

@@ -115,7 +115,7 @@ def test_a_draft_overwrites_nothing_that_has_its_name(
 PRIVATE = {
     "resilience/tiered/memoryd/peer_origins.py", "resilience/tiered/memoryd/http_spaces.py",
     "resilience/tiered/arena.py", "resilience/tiered/namespaces.py", "resilience/data/states.py",
-    "training/weights/export.py",
+    "recipes_training/weights/export.py",
     # Of the kernel or of this process.
     "resilience/agent/processes/zygote.py", "launcher/__main__.py",
 }  # fmt: skip
@@ -145,7 +145,7 @@ def overwriting(path: Path) -> list[int]:
 def test_nothing_is_written_over_a_name_that_is_not_looked_at() -> None:
     found = {
         f"{path.relative_to(ROOT)}:{lines}"
-        for package in ("launcher", "resilience", "training")
+        for package in ("launcher", "resilience", "recipes_training")
         for path in sorted((ROOT / package).rglob("*.py"))
         if str(path.relative_to(ROOT)) not in PRIVATE and (lines := overwriting(path))
     }

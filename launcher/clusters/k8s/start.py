@@ -71,7 +71,7 @@ def hyperpod_command(job: Job, cluster: K8sCluster) -> tuple[str, ...]:
         "--tee=3",
         f"--log-dir={_LOG_PATH}",
         "-m",
-        "training",
+        "recipes_training",
         f"--job={CONFIG_PATH}/{JOB_FILE}",
         f"--run-dir={shlex.quote(run_path(job, cluster))}",
         f'--node-name="${POD_NAME}"',

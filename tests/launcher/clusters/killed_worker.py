@@ -7,12 +7,12 @@ import signal
 import sys
 from typing import Any
 
-from training.__main__ import main
+from recipes_training.__main__ import main
 
 WORD = "a word of a worker"
 
 if __name__ == "__main__":
-    from training.torch.step import TorchStepper
+    from recipes_training.torch.step import TorchStepper
 
     sys.stdout.write(f"{WORD}\n")
     sys.stdout.flush()

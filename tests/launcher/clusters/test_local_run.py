@@ -325,7 +325,7 @@ def test_workers_of_a_checkout_import_it_from_any_folder(
     run_scripts(tmp_path, '"$LAUNCHER_PYTHON" -c "import training; print(training.__file__)"')
 
     log = (tmp_path / "logs/node-0.log").read_text()
-    assert Path(log.strip()) == Path(__file__).parents[3] / "training/__init__.py"
+    assert Path(log.strip()) == Path(__file__).parents[3] / "recipes_training/__init__.py"
 
 
 def test_workers_of_an_installed_launcher_need_no_path(tmp_path: Path) -> None:

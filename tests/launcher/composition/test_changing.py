@@ -8,7 +8,7 @@ from launcher.composition.changing import ChangedJob, change_job
 from launcher.errors import RecipeError
 from launcher.job import Job
 from tests.launcher.shipped import shipped_job
-from tests.training.jobs import LLAMA, MEGATRON, make_job
+from tests.recipes_training.jobs import LLAMA, MEGATRON, make_job
 
 JOB = shipped_job("llama/llama3_tiny_tiered", "local", ["trainer.max_steps=60"])
 
@@ -57,8 +57,8 @@ def test_another_division_of_megatrons_state_names_what_converts_it() -> None:
     assert text == (
         "trainer.pipeline_parallel: 1 -> 2: no state of the run fits that\n"
         "trainer.tensor_parallel: 2 -> 1: no state of the run fits that\n"
-        "  start another run; python -m training.convert RUN_DIR OUT writes its weights, for "
-        "model.weights=OUT"
+        "  start another run; python -m recipes_training.convert RUN_DIR OUT writes its weights, "
+        "for model.weights=OUT"
     )
 
 

@@ -16,7 +16,7 @@ from launcher.job.lineage import (
     lineage_digest,
 )
 from tests.launcher.shipped import RECIPES, changed_job, shipped_job
-from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
+from tests.recipes_training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
 
 TINY = "llama/llama3_tiny_pretrain"
 JOB = shipped_job(TINY, "local")
@@ -89,8 +89,8 @@ def test_what_divides_megatrons_state_is_refused_with_both_layouts(key: str) -> 
     )
     assert text == (
         f"it is divided by {layout}, and the job by "
-        f"{layout.replace(f'{key} 1', f'{key} 2')} (python -m training.convert RUN_DIR OUT writes "
-        "its weights, for model.weights=OUT)"
+        f"{layout.replace(f'{key} 1', f'{key} 2')} (python -m recipes_training.convert RUN_DIR OUT "
+        "writes its weights, for model.weights=OUT)"
     )
 
 

@@ -12,11 +12,11 @@ import yaml
 from launcher.errors import RecipeError
 from launcher.job.workload import TorchTrainer
 from launcher.support import notes
+from recipes_training.plan import plan_mesh
+from recipes_training.steplog import tell_idle
 from resilience.events import EventLog, read_events
 from tests.launcher.k8s_job import TINY, documents
 from tests.launcher.shipped import rendered, shipped_job
-from training.plan import plan_mesh
-from training.steplog import tell_idle
 
 RECIPE = "llama/llama3_tiny_elastic"
 HYBRID = ("trainer.order_of_sums=size", "trainer.sharding=hybrid", "trainer.num_nodes=4")
@@ -142,7 +142,7 @@ def test_a_worker_says_at_which_size_ranks_wait(
     (event,) = read_events(tmp_path / "events.jsonl")
     assert event.event == "warning"
     assert event.fields["text"] == f"{text}the time"
-    assert capsys.readouterr().err == f"training: {text}the time\n"
+    assert capsys.readouterr().err == f"recipes_training: {text}the time\n"
 
 
 def test_copies_follow_the_number_of_nodes() -> None:

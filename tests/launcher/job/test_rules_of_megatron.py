@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
+from tests.recipes_training.jobs import GPT_OSS, LLAMA, MEGATRON, make_job
 
 _FOUR = {**MEGATRON, "num_devices": 4}
 

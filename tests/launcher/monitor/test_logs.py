@@ -18,7 +18,7 @@ def test_traceback_of_the_message_is_found_among_others() -> None:
 
 
 def test_message_without_a_traceback_needs_no_other_lines() -> None:
-    assert failure_lines(["training: no data", *TRACEBACK], "DataError: no data") == []
+    assert failure_lines(["recipes_training: no data", *TRACEBACK], "DataError: no data") == []
 
 
 def test_without_a_message_the_first_traceback_is_shown() -> None:

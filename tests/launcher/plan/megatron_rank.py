@@ -12,7 +12,7 @@ import warnings
 from types import SimpleNamespace
 from typing import Any, cast
 
-from training.megatron.cpu import stand_in
+from recipes_training.megatron.cpu import stand_in
 
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
@@ -22,11 +22,11 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from launcher.job import Job  # noqa: E402
+from recipes_training.megatron.step import _Batches  # noqa: E402
+from recipes_training.megatron.trainer import MegatronTrainer  # noqa: E402
+from recipes_training.plan import plan_copy  # noqa: E402
 from tests.launcher.plan.worlds import job_of, world_of  # noqa: E402
-from tests.training.groups import Quiet  # noqa: E402
-from training.megatron.step import _Batches  # noqa: E402
-from training.megatron.trainer import MegatronTrainer  # noqa: E402
-from training.plan import plan_copy  # noqa: E402
+from tests.recipes_training.groups import Quiet  # noqa: E402
 
 
 def measure(job: Job, *, is_forward: bool) -> dict[str, int]:

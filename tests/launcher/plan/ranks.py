@@ -13,11 +13,9 @@ from torch.optim import Optimizer
 
 from launcher.job import Job
 from launcher.job.workload import TorchTrainer
-from resilience.state.torch_state import materialise
-from tests.launcher.plan.worlds import CPU
-from training.group import WorkerGroup
-from training.plan import aux_loss_coef, plan_mesh
-from training.torch.model import (
+from recipes_training.group import WorkerGroup
+from recipes_training.plan import aux_loss_coef, plan_mesh
+from recipes_training.torch.model import (
     SpreadModel,
     _open_mesh,
     _shard,
@@ -26,8 +24,10 @@ from training.torch.model import (
     give_memory,
     spread_core,
 )
-from training.torch.step import TorchStepper
-from training.torch.trainer import _make_optimizer
+from recipes_training.torch.step import TorchStepper
+from recipes_training.torch.trainer import _make_optimizer
+from resilience.state.torch_state import materialise
+from tests.launcher.plan.worlds import CPU
 
 
 def shard_on_meta(job: Job) -> tuple[nn.Module, Optimizer]:

@@ -9,12 +9,12 @@ from launcher.job.tiered_memory import tiered_mib
 from launcher.job.workload import TorchTrainer
 from launcher.plan.figure import GIB, MIB
 from launcher.plan.memory import device_memory, node_memory, replica, torch_state
+from recipes_training.torch.initial import local_part
 from resilience.state.torch_state import TorchState
 from tests.cases import slow
 from tests.launcher.plan.ranks import shard_on_meta, train_once
 from tests.launcher.plan.worlds import GPT_OSS, LLAMA, job_of, world_of
 from tests.launcher.shipped import shipped_job
-from training.torch.initial import local_part
 
 EIGHT_B = ("model=llama3_8b", "data.seq_length=512")
 DDP = ("trainer.sharding=none", "trainer.num_devices=4")

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.composition.compose import resolve
 from launcher.job import Job
 from launcher.paths import shipped_folder
-from training.group import WorkerGroup
+from recipes_training.group import WorkerGroup
 
 LLAMA, GPT_OSS = "llama/llama3_tiny_pretrain", "gpt_oss/gpt_oss_tiny_pretrain"
 CPU = torch.device("cpu")

@@ -13,15 +13,15 @@ def config(digest: str) -> RunConfig:
 
 
 def test_job_code_and_torch_are_told(tmp_path: Path) -> None:
-    (tmp_path / "training").mkdir()
+    (tmp_path / "recipes_training").mkdir()
     told = describe_program(config("a" * 64), tmp_path)
     assert describe_program(config("a" * 64), tmp_path) == told
     assert describe_program(config("b" * 64), tmp_path) != told
     assert told.startswith("job aaaaaaaaaaaa, code ")
 
-    (tmp_path / "training" / "one.py").write_text("")
+    (tmp_path / "recipes_training" / "one.py").write_text("")
     one = describe_program(config("a" * 64), tmp_path)
-    (tmp_path / "training" / "one.py").rename(tmp_path / "training" / "two.py")
+    (tmp_path / "recipes_training" / "one.py").rename(tmp_path / "recipes_training" / "two.py")
     two = describe_program(config("a" * 64), tmp_path)
 
     assert len({told, one, two}) == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.workers import call
+from tests.recipes_training.workers import call
 
 
 @dataclass(frozen=True)

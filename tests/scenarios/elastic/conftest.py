@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.training.conftest import reference, workers
+from tests.recipes_training.conftest import reference, workers
 
 __all__ = ["reference", "workers"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
+from tests.recipes_training.jobs import make_job
 from tests.resilience.agent.test_drain import drain
 from tests.scenarios.recovery.runs import (
     FaultOutcome,
@@ -19,7 +20,6 @@ from tests.scenarios.recovery.runs import (
     make_fault_job,
     start_run,
 )
-from tests.training.jobs import make_job
 
 VALUES = {"order_of_sums": "fixed", "global_batch_size": 24, "micro_batch_size": 2}
 

@@ -14,16 +14,16 @@ import pytest
 
 from launcher.job import Job, read_job
 from launcher.report.record import build_record
+from recipes_training.coordinator import OnlyGeneration
+from recipes_training.errors import GroupError
+from recipes_training.once import leave
+from recipes_training.stop import EXIT_STATUS, StopSignal
 from tests.ports import free_ports
+from tests.recipes_training.jobs import make_job, write_job
+from tests.recipes_training.workers import ROOT, Outcome, Workers, rank_variables
 from tests.resilience.tiered.kept import wait_until
 from tests.scenarios.tiered.runs import Nodes, loads, start_nodes, tiered
-from tests.training.jobs import make_job, write_job
-from tests.training.workers import ROOT, Outcome, Workers, rank_variables
 from tests.warm import Process, start
-from training.coordinator import OnlyGeneration
-from training.errors import GroupError
-from training.once import leave
-from training.stop import EXIT_STATUS, StopSignal
 
 NUM_STEPS = 16
 ELASTIC = {
@@ -245,8 +245,8 @@ def test_a_state_that_the_store_has_not_got_is_no_success(tmp_path: Path, worker
 
     assert outcome.statuses == [1]
     assert outcome.log().splitlines()[-1] == (
-        "training: the state of step 1 is not in the store: this node's daemon has not got it; the "
-        "next start goes on from the newest one that is"
+        "recipes_training: the state of step 1 is not in the store: this node's daemon has not got "
+        "it; the next start goes on from the newest one that is"
     )
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recipes_training import __main__ as program
+from recipes_training.data import batches
 from resilience.data.sources import Source, Start
-from training import __main__ as program
-from training.data import batches
 
 _make_source = batches.make_source
 

@@ -12,6 +12,7 @@ import pytest
 
 from launcher.job import Job
 from tests.cases import slow
+from tests.recipes_training.megatron.runs import NUM_STEPS, make_megatron_job
 from tests.scenarios.mmap.test_mmap_runs import mmap
 from tests.scenarios.recovery.runs import (
     FaultOutcome,
@@ -21,7 +22,6 @@ from tests.scenarios.recovery.runs import (
     run_job,
     start_run,
 )
-from tests.training.megatron.runs import NUM_STEPS, make_megatron_job
 
 Undisturbed = Callable[[Job], FaultOutcome]
 PROGRAM = "tests.scenarios.megatron.reading"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.workers import ROOT
+from tests.recipes_training.workers import ROOT
 
 _RUNS = (
     "tests/scenarios/megatron/test_recovery.py::test_a_run_with_faults_has_the_bits_of_one_without"

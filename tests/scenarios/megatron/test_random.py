@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.job import Job
+from tests.recipes_training.megatron.runs import LAYOUTS, NUM_STEPS, list_shards, make_megatron_job
 from tests.scenarios.megatron.draws import KINDS, PLACES, Case, draw
 from tests.scenarios.recovery.runs import FaultOutcome, check_same, run_job
-from tests.training.megatron.runs import LAYOUTS, NUM_STEPS, list_shards, make_megatron_job
 
 CASES = draw({name: list_shards(name) for name in LAYOUTS}, 100, num_steps=NUM_STEPS)
 

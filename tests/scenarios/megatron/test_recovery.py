@@ -10,14 +10,14 @@ import pytest
 
 from launcher.job import Job
 from tests.cases import slow
-from tests.scenarios.recovery.runs import FaultOutcome, check_same, make_fault_job, run_job
-from tests.training.megatron.runs import (
+from tests.recipes_training.megatron.runs import (
     GPT_OSS,
     LAYOUTS,
     LLAMA,
     check_nobody_had_to_be_stopped,
     make_megatron_job,
 )
+from tests.scenarios.recovery.runs import FaultOutcome, check_same, make_fault_job, run_job
 
 FAULTS = (
     {"kind": "exception", "place": "backward"},

@@ -12,6 +12,7 @@ from launcher.job import Job
 from resilience.run_record import RUN_VARIABLE
 from resilience.tiered.loader import whole_steps
 from tests.cases import slow
+from tests.recipes_training.megatron.runs import make_megatron_job
 from tests.resilience.tiered.kept import wait_until
 from tests.resilience.tiered.s3_server import s3_server
 from tests.scenarios.recovery.runs import FaultOutcome, check_same_bits, finish, run_job, start_run
@@ -24,7 +25,6 @@ from tests.scenarios.tiered.runs import (
     start_nodes,
     tiered,
 )
-from tests.training.megatron.runs import make_megatron_job
 
 Undisturbed = Callable[[Job], FaultOutcome]
 PATIENT = {"hang_deadline_s": 120, "stop_deadline_s": 15}
@@ -188,7 +188,7 @@ def test_a_state_that_is_divided_otherwise_is_refused_before_anything_is_done(
         "it is divided by trainer.tensor_parallel 2, trainer.pipeline_parallel 1, "
         "trainer.expert_parallel 1, and the job by trainer.tensor_parallel 1, "
         "trainer.pipeline_parallel 2, trainer.expert_parallel 1 "
-        "(python -m training.convert RUN_DIR OUT writes its weights, for model.weights=OUT)"
+        "(python -m recipes_training.convert RUN_DIR OUT writes its weights, for model.weights=OUT)"
     ) in log
     assert "Traceback" not in log
     assert len(outcome.named("step")) == 6

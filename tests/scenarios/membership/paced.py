@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from training import __main__ as program
-from training.loop import Loop
+from recipes_training import __main__ as program
+from recipes_training.loop import Loop
 
 HURRY = "HURRY"
 """The variable with the path of a file; once that is there, nothing takes a while."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
+from tests.recipes_training.conftest import reference, workers
 from tests.scenarios.recovery.conftest import undisturbed
-from tests.training.conftest import reference, workers
 
 __all__ = ["reference", "undisturbed", "workers"]

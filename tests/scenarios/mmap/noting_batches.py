@@ -1,4 +1,4 @@
-"""`python -m training` that notes in TEST_NOTES how each of its ranks opens its batches."""
+"""`python -m recipes_training` that notes in TEST_NOTES how each of its ranks opens its batches."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from training import loop
-from training.__main__ import run_and_exit
-from training.data.worker_batches import Batches
+from recipes_training import loop
+from recipes_training.__main__ import run_and_exit
+from recipes_training.data.worker_batches import Batches
 
 OPEN = loop.open_batches
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.recipes_training.conftest import Reference
+from tests.recipes_training.jobs import make_job
+from tests.recipes_training.workers import Workers
 from tests.scenarios.recovery.conftest import Undisturbed, undisturbed  # noqa: F401
 from tests.scenarios.recovery.runs import finish, make_fault_job, run_job, start_run
-from tests.training.conftest import Reference
-from tests.training.jobs import make_job
-from tests.training.workers import Workers
 
 NUM_STEPS = 24
 

@@ -366,7 +366,7 @@ def test_architecture_maps_each_package() -> None:
     table = ARCHITECTURE.partition("\n## Map\n")[2].partition("\n## ")[0]
     packages = {
         f"{path.parent.relative_to(ROOT)}/"
-        for name in ("launcher", "resilience", "training")
+        for name in ("launcher", "resilience", "recipes_training")
         for path in (ROOT / name).glob("*/__init__.py")
     }
 
@@ -376,7 +376,9 @@ def test_architecture_maps_each_package() -> None:
 def test_counts_of_architecture_are_those_of_the_tree() -> None:
     mutants = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text("utf-8"))
     num_mutants = sum(len(each["mutants"]) for each in mutants.values())
-    num_lines = len((ROOT / "tests" / "training" / "toy.py").read_text("utf-8").splitlines())
+    num_lines = len(
+        (ROOT / "tests" / "recipes_training" / "toy.py").read_text("utf-8").splitlines()
+    )
     (parts,) = re.findall(r"^PARTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     rows = ARCHITECTURE.partition("| part | what it holds |")[2].partition("\n\n")[0]
 

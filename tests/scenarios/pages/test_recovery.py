@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes_training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT
 from resilience.agent.connections.tcp_transport import DOOR_S, ORIGIN_STRANGERS_MAX, STRANGERS_MAX
 from resilience.agent.coordination import founding, membership, succession
 from resilience.agent.ending import GOOD_END_S, LAST_WORDS_S, LEFT_STATUS
@@ -27,7 +28,6 @@ from resilience.comm.waits import SLICE
 from resilience.comm.world import COLLECTIVE_TIMEOUT
 from resilience.inprocess.block import BAD_HOOK_STATUS, COLLECTIVE_DEADLINE
 from tests.launcher.command import launch
-from training.group import CHECKPOINT_TIMEOUT, DATA_TIMEOUT
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "recovery.md").read_text("utf-8")

@@ -16,7 +16,9 @@ Undisturbed = Callable[..., FaultOutcome]
 def undisturbed(shared: Shared) -> Undisturbed:
     """Return the run of a job without faults; it is run once."""
 
-    def run(trainer: str = "ddp", *, module: str = "training", **parts: Any) -> FaultOutcome:
+    def run(
+        trainer: str = "ddp", *, module: str = "recipes_training", **parts: Any
+    ) -> FaultOutcome:
         job = make_fault_job(trainer, **parts)
 
         def make(folder: Path) -> None:

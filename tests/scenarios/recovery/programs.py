@@ -7,12 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.training import spoiled
-from training import __main__ as program
-from training.group import WorkerGroup
-from training.loop import Loop
-from training.steps.watch import RunWatch
-from training.weights import export
+from recipes_training import __main__ as program
+from recipes_training.group import WorkerGroup
+from recipes_training.loop import Loop
+from recipes_training.steps.watch import RunWatch
+from recipes_training.weights import export
+from tests.recipes_training import spoiled
 
 
 def _die_once(name: str) -> None:
@@ -88,7 +88,7 @@ def die_in_forward() -> None:
 
 
 def spoil() -> None:
-    """TEST_SPOIL of tests.training.spoiled says what is wrong with a step."""
+    """TEST_SPOIL of tests.recipes_training.spoiled says what is wrong with a step."""
     getattr(spoiled, os.environ["TEST_SPOIL"])()
 
 

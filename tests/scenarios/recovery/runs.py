@@ -24,16 +24,16 @@ from resilience.events import Event, EventReader, read_events
 from resilience.node_config import NodeConfig
 from tests.ports import free_ports
 from tests.processes import processes_with
-from tests.training.jobs import MEGATRON, make_job, write_job
-from tests.training.workers import ROOT, Outcome
+from tests.recipes_training.jobs import MEGATRON, make_job, write_job
+from tests.recipes_training.workers import ROOT, Outcome
 from tests.warm import Process, start
 
 MARK = "RECOVERY_TEST_RUN"
 HANG_DEADLINE_S = 2.0
 LIMIT_S = 240.0
 PRELOADS = {
-    "torch": ["training.preload"],
-    "megatron": ["training.megatron.preload_cpu", "training.recovery"],
+    "torch": ["recipes_training.preload"],
+    "megatron": ["recipes_training.megatron.preload_cpu", "recipes_training.recovery"],
 }
 SHARDINGS = {"ddp": ("none", None), "hybrid": ("hybrid", 2)}
 BEGINNING = ("generation_opened", "process_group_ready", "rank_recovered", "rank_resumed")
@@ -171,7 +171,7 @@ def start_run(
     job: Job,
     *,
     nodes: Sequence[str] = ("n0",),
-    module: str = "training",
+    module: str = "recipes_training",
     by_node: Mapping[str, Mapping[str, str]] | None = None,
     network: Network | None = None,
     options: Sequence[str] = (),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.cases import slow
+from tests.recipes_training.spoiled import RANK, STEP
 from tests.scenarios.recovery.runs import (
     FaultOutcome,
     check_same_bits,
     make_fault_job,
     run_job,
 )
-from tests.training.spoiled import RANK, STEP
 
 PROGRAMS = "tests.scenarios.recovery.programs"
 NUM_STEPS = 6

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tests.cases import slow
+from tests.recipes_training.jobs import GPT_OSS
 from tests.scenarios.recovery.runs import (
     check_same,
     check_same_bits,
@@ -20,7 +21,6 @@ from tests.scenarios.recovery.runs import (
     start_run,
 )
 from tests.scenarios.tiered.runs import make_tiered_job, start_nodes, tiered
-from tests.training.jobs import GPT_OSS
 
 NUM_STEPS = 24
 PROGRAMS = "tests.scenarios.recovery.programs"

@@ -11,7 +11,7 @@ from tests.scenarios.recovery.runs import check_same, make_fault_job, run_job
 NUM_STEPS = 70
 HANG_DEADLINE_S = 1.0
 """A step of the toy takes a few milliseconds."""
-MODULE = "tests.training.toy"
+MODULE = "tests.recipes_training.toy"
 
 
 @pytest.mark.parametrize("trainer", [slow("ddp"), "hybrid"])

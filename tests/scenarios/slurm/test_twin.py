@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from resilience.events import read_events
+from tests.recipes_training.workers import ROOT
 from tests.scenarios.slurm.jobs import Slurm, submit_recipe, train_here
 from tests.scenarios.slurm.test_run import losses, weights
-from tests.training.workers import ROOT
 
 pytest.importorskip("torch", reason="a worker needs torch")
 NUM_STEPS = 12
@@ -45,7 +45,9 @@ FAULTS = (
 @pytest.mark.slow
 def test_the_twin_of_the_70b_recipe_trains_through_faults(slurm: Slurm, tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
-    lines = [json.dumps({"text": path.read_text("utf-8")}) for path in ROOT.glob("training/*.py")]
+    lines = [
+        json.dumps({"text": path.read_text("utf-8")}) for path in ROOT.glob("recipes_training/*.py")
+    ]
     samples.write_text("\n".join(lines), "utf-8")
     twin = (*TWIN, f"data.path={samples}")
     train_here(tmp_path / "here", *twin)

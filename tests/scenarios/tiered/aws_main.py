@@ -10,7 +10,7 @@ import sys
 
 from amzn_sagemaker_checkpointing.config.in_memory_client import InMemoryClientConfig
 
-from training.__main__ import main
+from recipes_training.__main__ import main
 
 if __name__ == "__main__":
     InMemoryClientConfig.__init__.__defaults__ = (os.environ["TEST_DOOR"], 60.0, 0, 1.5, True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
+from tests.recipes_training.conftest import workers
 from tests.scenarios.recovery.conftest import undisturbed
-from tests.training.conftest import workers
 
 __all__ = ["undisturbed", "workers"]

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from recipes_training import __main__ as program
 from resilience.events import EventLog
-from training import __main__ as program
 
 
 def lose_daemon(arguments: list[str]) -> int:
@@ -65,7 +65,7 @@ def _act_on_save(arguments: list[str]) -> int:
 
     With TEST_DAEMON that process gets it, before the last save.
     """
-    from training.backends.tiered import TieredCheckpoints
+    from recipes_training.backends.tiered import TieredCheckpoints
 
     is_due = os.environ.get("TEST_RANK") == os.environ["RANK"]
     daemon = os.environ.get("TEST_DAEMON")

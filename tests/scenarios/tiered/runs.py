@@ -14,10 +14,10 @@ from launcher.job import Job
 from resilience.events import Event
 from resilience.tiered.client import TieredClient
 from resilience.tiered.loader import whole_steps
+from tests.recipes_training.workers import Outcome
 from tests.resilience.tiered.cluster import make_cluster
 from tests.resilience.tiered.daemons import Daemon
 from tests.scenarios.recovery.runs import make_fault_job, shipped_settings
-from tests.training.workers import Outcome
 
 BUDGET_MIB = 64
 

@@ -12,10 +12,10 @@ import pytest
 from launcher.job import Job
 from tests.launcher.shipped import shipped_job
 from tests.ports import free_ports
+from tests.recipes_training.jobs import make_job, write_job
+from tests.recipes_training.workers import ROOT, Outcome, Workers, rank_variables
 from tests.resilience.tiered.s3_server import s3_server
 from tests.scenarios.tiered.runs import folder_store, loads, saved_steps, start_nodes, tiered
-from tests.training.jobs import make_job, write_job
-from tests.training.workers import ROOT, Outcome, Workers, rank_variables
 
 PYTHON = ROOT / ".venv-aws-tiered/bin/python"
 LIMIT_S = 200.0
@@ -52,7 +52,7 @@ def aws_job(
 
 
 def train_with_library(
-    folder: Path, job: Job, url: str, *, module: str = "training", **variables: str
+    folder: Path, job: Job, url: str, *, module: str = "recipes_training", **variables: str
 ) -> Outcome:
     """Run both workers in the environment that has AWS's library; its door is their proxy."""
     path, port = write_job(folder, job), free_ports(1)[0]
@@ -134,5 +134,5 @@ def test_run_goes_on_from_what_the_library_has_stored(tmp_path: Path, workers: W
     assert not second.named("checkpoint_failed")
     assert second.weights() == undisturbed.weights()
     assert third.statuses == [1, 1]
-    assert "training: cannot tell which checkpoints there are: " in third.log(0)
+    assert "recipes_training: cannot tell which checkpoints there are: " in third.log(0)
     assert "Traceback" not in third.log(0) + third.log(1)

@@ -8,10 +8,10 @@ import pytest
 
 from launcher.job import Job
 from tests.cases import grid
+from tests.recipes_training.jobs import MEGATRON, make_job
+from tests.recipes_training.workers import Outcome, Workers
 from tests.scenarios.recovery.runs import SHARDINGS, make_fault_job, run_job
 from tests.scenarios.tiered.runs import add_tiers, loads, saved_steps, start_nodes, tiered
-from tests.training.jobs import MEGATRON, make_job
-from tests.training.workers import Outcome, Workers
 
 FIRST, LAST = 10, 14
 LAYOUTS = {

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from launcher.job import Job
+from recipes_training.backends.aws_library import PACKAGE
+from recipes_training.backends.choice import open_checkpoints
+from recipes_training.errors import TrainingError
 from resilience.events import EventLog
 from resilience.tiered.client import TieredClient
+from tests.recipes_training.jobs import make_job
+from tests.recipes_training.workers import Outcome, Workers
 from tests.resilience.tiered.daemons import make_content, make_id, save
 from tests.scenarios.tiered.runs import Nodes, folder_store, saved_steps, start_nodes, tiered
 from tests.scenarios.tiered.test_aws import aws_job
-from tests.training.jobs import make_job
-from tests.training.workers import Outcome, Workers
-from training.backends.aws_library import PACKAGE
-from training.backends.choice import open_checkpoints
-from training.errors import TrainingError
 
 
 def plain_job(max_steps: int, *, num_devices: int = 2, **tiers: Any) -> Job:
@@ -86,7 +86,7 @@ def test_namespace_of_another_job_is_a_users_error(tmp_path: Path, workers: Work
     # Who ends first is that of the run; the other one may be killed by then.
     assert 2 in outcome.statuses
     text = outcome.log()
-    assert "training: the namespace 'taken' belongs to the job 'job'" in text
+    assert "recipes_training: the namespace 'taken' belongs to the job 'job'" in text
     assert "begin anew with resilience.tiered.namespace=NAME" in text
     assert "Traceback" not in text
 

@@ -93,8 +93,8 @@ def test_plain_job_starts_the_agent_on_each_node(
         f"--local-addr={address}", f"--node-name=llama3-tiny-pretrain-{index}",
         f"--token-file={folder}-token/token",
         "--run-dir=/run/training/llama3-tiny-pretrain", "--grace-s=55",
-        "--preload=training.preload", "--",
-        "python", "-m", "training", f"--job={folder}/job.json",
+        "--preload=recipes_training.preload", "--",
+        "python", "-m", "recipes_training", f"--job={folder}/job.json",
         "--run-dir=/run/training/llama3-tiny-pretrain",
         f"--node-name=llama3-tiny-pretrain-{index}",
     ]  # fmt: skip
@@ -121,9 +121,9 @@ def test_hyperpod_starts_hyperpodrun_with_the_nodes_of_the_operator(
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         f"{folder}/hyperpodrun", f"--nnodes={nodes}", "--nproc-per-node=2", "--server-port=8080",
-        "--server-log-level=warning", "--tee=3", "--log-dir=/tmp/hyperpod", "-m", "training",
-        f"--job={folder}/job.json", "--run-dir=/run/training/llama3-tiny-pretrain",
-        "--node-name=x-pods-1",
+        "--server-log-level=warning", "--tee=3", "--log-dir=/tmp/hyperpod", "-m",
+        "recipes_training", f"--job={folder}/job.json",
+        "--run-dir=/run/training/llama3-tiny-pretrain", "--node-name=x-pods-1",
         f"NNODES={nodes} X=",
     ]  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_every_line_is_explained_by_a_formula_and_where_it_is_written(tmp_path: 
     for line in figures:
         assert re.fullmatch(r"  \S.*?  +[\d,.]+( GiB| s)?  (= |of )\S.* \[\S.*\]", line), line
     text = "\n".join(lines)
-    assert "= 2,270,756,864 values x 2 bytes [training/megatron/plan.py]" in text
+    assert "= 2,270,756,864 values x 2 bytes [recipes_training/megatron/plan.py]" in text
     assert "6 x 70,553,706,496 parameters x tokens / (128 x 9.894e+14 FLOP/s x 0.4)" in text
 
 

@@ -62,13 +62,13 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --memoryd=--peer=node-13=127.0.0.1:"${peer_ports[13]}" \
   --memoryd=--peer=node-14=127.0.0.1:"${peer_ports[14]}" \
   --memoryd=--peer=node-15=127.0.0.1:"${peer_ports[15]}" \
-  --preload=training.megatron.trainer \
-  --preload=training.recovery \
+  --preload=recipes_training.megatron.trainer \
+  --preload=recipes_training.recovery \
   --warm=program \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \
-  training \
+  recipes_training \
   --job="$run_dir/job.json" \
   --run-dir="$run_dir" \
   --node-name=node-0

@@ -47,13 +47,13 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --run-dir="$run_dir" \
   --memoryd=--peer-listen=127.0.0.1:"${peer_ports[0]}" \
   --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
-  --preload=training.megatron.preload_cpu \
-  --preload=training.recovery \
+  --preload=recipes_training.megatron.preload_cpu \
+  --preload=recipes_training.recovery \
   --warm=program \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \
-  training \
+  recipes_training \
   --job="$run_dir/job.json" \
   --run-dir="$run_dir" \
   --node-name=node-0

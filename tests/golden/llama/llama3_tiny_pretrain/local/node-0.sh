@@ -47,11 +47,11 @@ exec "${LAUNCHER_PYTHON:-python}" \
   --run-dir="$run_dir" \
   --memoryd=--peer-listen=127.0.0.1:"${peer_ports[0]}" \
   --memoryd=--peer=node-1=127.0.0.1:"${peer_ports[1]}" \
-  --preload=training.preload \
+  --preload=recipes_training.preload \
   -- \
   "${LAUNCHER_PYTHON:-python}" \
   -m \
-  training \
+  recipes_training \
   --job="$run_dir/job.json" \
   --run-dir="$run_dir" \
   --node-name=node-0

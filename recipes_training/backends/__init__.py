@@ -1,0 +1,1 @@
+"""What takes a run's checkpoints: the backends of `recipes_training.checkpoints`."""

@@ -1,0 +1,1 @@
+"""Weights from one layout to another without training: `python -m recipes_training.convert`."""

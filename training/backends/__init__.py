@@ -1,1 +1,0 @@
-"""What takes a run's checkpoints: the backends of `training.checkpoints`."""

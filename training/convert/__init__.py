@@ -1,1 +1,0 @@
-"""Weights from one layout to another without training: `python -m training.convert`."""
