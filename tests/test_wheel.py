@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def test_a_wheel_lists_and_renders_the_same_bytes_as_a_checkout(tmp_path: Path) 
     elsewhere.mkdir()
     path = {"PYTHONPATH": str(installed)}
 
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.split("/")[0] for name in archive.namelist()}
+        (info,) = (name for name in names if name.endswith(".dist-info"))
+        assert f"{info}/licenses/LICENSE" in archive.namelist()
+    assert names == {"launcher", "resilience", "recipes_training", info}
     origin = run("-c", "import launcher; print(launcher.__file__)", folder=elsewhere, **path)
     listed = run("-m", "launcher", "list", folder=elsewhere, **path)
     words = (*CLUSTERS["job"], *ASKED_FOR[RECIPE], "run.dir=out")
