@@ -31,8 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Convert what the command line names; returns the exit status."""
     given = _parse(arguments)
     try:
-        output = _plan(given)
-        output.write(given.target)
+        (output := _plan(given)).write(given.target)
     except (TrainingError, JobFileError) as error:
         print(f"recipes_training.convert: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_status
@@ -84,11 +83,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _stop(number: int, _: object) -> None:
-    sys.exit(128 + number)
-
-
 if __name__ == "__main__":
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _stop)  # what is half-written goes
+        # What is half-written goes.
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -45,7 +45,10 @@ class Output:
         clear_drafts(target)
         self._check_room(target)
         self.config.update({"dtype": self.dtype})
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {target}: {error}") from error
         layout = make_layout(nodes=["node-0"], num_local_ranks=1, num_shards=1)
         alone = WorkerGroup(
             rank=0,

@@ -54,10 +54,9 @@ class LocalMachine:
     def cancel(self, run: RunFolder) -> None:
         """Signal the run's launcher as Ctrl-C does; a second time ends the nodes at once."""
         holder = read_lock(run.path)
-        said = judge_lock(holder)
-        if holder is None or said.phase is Phase.FORGOTTEN:
+        if holder is None or judge_lock(holder).phase is Phase.FORGOTTEN:
             return
-        if said.phase is Phase.UNREACHABLE or not holder.is_here:
+        if not holder.is_here:
             raise OutsideError(f"{run.path} runs on {holder.host}; cancel it there")
         try:
             _signal(run, holder, signal.SIGINT)
@@ -77,7 +76,10 @@ class LocalMachine:
                 raise OutsideError(f"{run.path} has no launcher that runs")
             if not holder.is_here:
                 raise OutsideError(f"{run.path} runs on {holder.host}; scale it there")
-            _check_own(run, holder)
+            owner = Path(f"/proc/{holder.pid}").stat().st_uid
+            if os.geteuid() not in (0, owner):
+                who = user_name(owner)
+                raise RecipeError(f"{run.path} is the run of user {who}; allowed: {who} scales it")
             _signal(run, holder, SCALE_SIGNAL, prepare=lambda: write_size(run, num_nodes))
         except OSError as error:
             raise OutsideError(f"cannot ask the launcher of {run.path}: {error}") from error
@@ -113,27 +115,21 @@ def judge_lock(holder: Holder | None) -> JobStatus:
     )
 
 
-def _check_own(run: RunFolder, holder: Holder) -> None:
-    owner = Path(f"/proc/{holder.pid}").stat().st_uid
-    if os.geteuid() not in (0, owner):
-        name = user_name(owner)
-        raise RecipeError(f"{run.path} is the run of user {name}; allowed: {name} scales it")
-
-
 def _signal(
     run: RunFolder, holder: Holder, number: int, prepare: Callable[[], None] = lambda: None
 ) -> None:
     """Signal the run's launcher, and do what it needs for that before, if it is to be signalled."""
     file = -1
     with suppress(ProcessLookupError):
-        file = os.pidfd_open(holder.pid)
+        file = os.pidfd_open(holder.pid) if holder.pid else -1
     try:
         # As long as the same launcher has the lock, the descriptor is of no later process.
         if read_lock(run.path) != holder:
             return
         if file == -1 or not has_lock_open(holder.pid, run.path):
             raise OutsideError(
-                f"the launcher of {run.path} is a process of another container; ask it there"
+                f"{run.path / LAUNCHER_LOCK} is locked, but by no launcher that is seen from here; "
+                "ask it in its container, or end the other program that locks the file"
             )
         prepare()
         with suppress(ProcessLookupError):

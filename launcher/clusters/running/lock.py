@@ -52,9 +52,8 @@ def held_lock(run_dir: Path, run_id: str) -> Iterator[None]:
     try:
         _take(file, run_dir)
         holder = {"pid": os.getpid(), "run_id": run_id, "host": socket.gethostname()}
-        content = json.dumps({**holder, "boot_id": read_boot_id()})
         os.ftruncate(file, 0)
-        os.pwrite(file, content.encode(), 0)
+        os.pwrite(file, json.dumps({**holder, "boot_id": read_boot_id()}).encode(), 0)
         yield
     finally:
         os.close(file)
@@ -133,11 +132,14 @@ def _has_lost(process: Path, folder: str) -> bool:
 
 
 def has_lock_open(pid: int, run_dir: Path) -> bool:
-    """Return whether a process of this user has a run's lock open.
+    """Return whether a process of this user has a run's lock open, through whichever mount.
 
     A number that another container has written may be anybody's here.
     """
-    return str(run_dir.resolve() / LAUNCHER_LOCK) in open_names(Path(f"/proc/{pid}"))
+    lock, names = run_dir / LAUNCHER_LOCK, open_names(Path(f"/proc/{pid}"))
+    with suppress(OSError):
+        return any(lock.samefile(each) for each in names if each.endswith(f"/{LAUNCHER_LOCK}"))
+    return False
 
 
 def _is_held(file: int) -> bool:

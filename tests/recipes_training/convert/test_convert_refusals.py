@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def test_a_target_that_exists_is_left_alone(convert, packed, make):
     make(plain)
 
     assert convert() == (2, f"TARGET {plain} exists; name a folder that does not")
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda file: file.symlink_to("nowhere")])
+def test_a_target_below_what_is_no_folder_is_told(convert, packed, make):
+    below = packed.with_name("file")
+    make(below)
+
+    told = f"cannot write {below / 'plain'}: [Errno 17] File exists: '{below}'"
+    assert convert(target=below / "plain") == (1, told)
 
 
 def test_a_target_that_appears_meanwhile_is_left_alone(packed, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.clusters.running.lock import has_lock_open
 from launcher.clusters.running.memory import SHARED_MEMORY, arena_prefix
 from resilience.agent.evidence.locks import LAUNCHER_LOCK
 from resilience.events import EventLog
@@ -214,12 +216,41 @@ def test_number_that_another_process_has_is_never_signalled(team: Path) -> None:
     cancelled = launch("cancel", str(run), folder=team)
 
     assert cancelled.status == 1
-    assert "is a process of another container; ask it there" in cancelled.err
+    assert "launcher.lock is locked, but by no launcher that is seen from here; " in cancelled.err
     os.kill(pid, signal.SIGTERM)
     wait_for_end(pid)
     assert "cancelled: not by this launcher; stopped by SIGTERM" in status_of(run).out
     again = launch("cancel", str(run), folder=team)
     assert again.out.startswith("llama3-tiny-pretrain has ended before: cancelled")
+
+
+def test_lock_of_another_program_is_told_as_such(team: Path) -> None:
+    """`flock launcher.lock ...` writes no number: nothing is signalled, and no process 0 named."""
+    run = start_run(team)
+    os.kill(pid := launcher_of(run), signal.SIGKILL)
+    wait_for_end(pid)
+    with (run / LAUNCHER_LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        cancelled = launch("cancel", str(run), folder=team)
+
+    assert cancelled.status == 1
+    assert "or end the other program that locks the file" in cancelled.err
+    assert "process 0" not in cancelled.err
+    launch("clean", str(run), folder=team)
+
+
+def test_lock_is_known_by_another_path_of_its_folder(tmp_path: Path) -> None:
+    """A folder may be mounted twice: the launcher has the same file open by another name."""
+    mounts = [tmp_path / name for name in "ab"]
+    for mount in mounts:
+        mount.mkdir()
+    with (mounts[0] / LAUNCHER_LOCK).open("w"):
+        (mounts[1] / LAUNCHER_LOCK).hardlink_to(mounts[0] / LAUNCHER_LOCK)
+
+        assert all(has_lock_open(os.getpid(), mount) for mount in mounts)
+        assert not has_lock_open(os.getppid(), mounts[0])
+    assert not has_lock_open(os.getpid(), mounts[1])
 
 
 def test_failed_run_says_its_first_error_first(team: Path) -> None:
