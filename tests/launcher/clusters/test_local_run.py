@@ -322,7 +322,7 @@ def test_workers_of_a_checkout_import_it_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_scripts(tmp_path, '"$LAUNCHER_PYTHON" -c "import training; print(training.__file__)"')
+    run_scripts(tmp_path, '"$LAUNCHER_PYTHON" -c "import recipes_training as x; print(x.__file__)"')
 
     log = (tmp_path / "logs/node-0.log").read_text()
     assert Path(log.strip()) == Path(__file__).parents[3] / "recipes_training/__init__.py"
