@@ -47,6 +47,25 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ProgramConfig(_Section):
+    """A program of a user's, which the workers run in the place of one of ours."""
+
+    executed: bool
+    """Whether the program is executed, by another interpreter or as an executable, and not forked
+    from the agent's warm Python."""
+    folder: str | None
+    """Working directory of the program; null: the agent's."""
+    alone: bool
+    """Whether each node has one process, which starts what it likes: the words {node_rank},
+    {num_nodes}, {head_addr} and {head_port} of its command are filled in, and variables of these
+    names in capitals are set."""
+    progress: tuple[str, ...]
+    """Names of patterns, or regular expressions, that find steps in the output."""
+    hang_deadline_s: Seconds | None
+    """Seconds without a step that make a hang; without steps, without output and processor time.
+    Null: no deadline."""
+
+
 class AgentConfig(_Section):
     """How many workers there are, and what is done when one fails."""
 
@@ -73,6 +92,8 @@ class AgentConfig(_Section):
     again."""
     faulty_scale_down_timeout_s: Patience = 0.0
     """How long a lost node is waited for before the run goes on without it."""
+    program: ProgramConfig | None = None
+    """A program of a user's; null: one of ours."""
 
 
 class MemorydConfig(_Section):
