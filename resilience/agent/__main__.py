@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.agent import drain
+from resilience.agent.code import note_code
 from resilience.agent.connections.address import find_interface, listen_at
 from resilience.agent.connections.tcp_transport import TcpTransport
 from resilience.agent.coordination.founding import attempt_name
@@ -27,6 +28,7 @@ from resilience.agent.evidence.folder import RunFolder
 from resilience.agent.evidence.words import find_words
 from resilience.agent.options import AgentOptions, parse_options
 from resilience.agent.processes.output import Console, Output
+from resilience.agent.processes.steps import StepFinder
 from resilience.agent.processes.workers import WorkerPool
 from resilience.agent.processes.zygote_process import Program, ZygoteError, ZygoteLostError
 from resilience.agent.program import describe_program
@@ -44,6 +46,7 @@ from resilience.inprocess.variables import (
     NCCL_LEAVES_THEM,
     NUM_THREADS,
     RUN_ID,
+    UNBUFFERED,
 )
 from resilience.node_config import UNSTORED_STATUS, MemorydConfig
 from resilience.run_record import (
@@ -137,21 +140,22 @@ def _run(
     if options.further_node and (ended := folder.find_end()) is not None:
         folder.close()
         return _complain(f"the run has ended with exit status {ended} without this node", ended)
-    program = Program(
-        command=options.program,
-        preload=_preloaded(options),
-        warm=options.warm,
-        handles=handles,
-        variables={**_worker_variables(options), **told},
-        lock_file=folder.hold_lock(),
+    events, page = output.open_log(), Page(handles.page_file, handles.num_slots)
+    steps = StepFinder(
+        options.script.progress if options.script else (),
+        page=page,
+        write=events.write,
+        start=int(told.get(START_VARIABLE, "0")),
     )
     try:
-        pool = WorkerPool(program, output)
+        pool = WorkerPool(_program(options, handles, told, folder.hold_lock()), output, steps)
     except OSError as error:
         folder.close()
         return _complain(f"cannot start the process that forks workers: {error}")
-    events = output.open_log()
     events.write("agent_started", start=attempt_name(options.rdzv_id, options.rdzv_attempt))
+    if script := options.script:
+        code = script.folder or ("" if script.executed else options.program[0])
+        note_code(Path(code).absolute(), events.write)
     note = _noting(events.write, folder) if told else events.write
     kept = Services(services, output.console.say, note, is_joining=folder.goes_on())
     # These import torch, while the pool's processes do so as well.
@@ -165,7 +169,7 @@ def _run(
     agent = make_agent(
         _agent_options(options, host, endpoints),
         pool=pool,
-        page=Page(handles.page_file, handles.num_slots),
+        page=page,
         events=events,
         transport=transport,
         folder=folder,
@@ -180,6 +184,20 @@ def _run(
         agent.leave()
         is_done = kept.end(removes=status == 0)
     return status or (0 if is_done else UNSTORED_STATUS)
+
+
+def _program(
+    options: argparse.Namespace, handles: WorkerHandles, told: Mapping[str, str], lock_file: int
+) -> Program:
+    return Program(
+        command=options.program,
+        preload=_preloaded(options),
+        warm=options.warm,
+        handles=handles,
+        variables={**_worker_variables(options), **told},
+        script=options.script,
+        lock_file=lock_file,
+    )
 
 
 def _open_folder(options: argparse.Namespace, told: Mapping[str, str]) -> RunFolder:
@@ -245,6 +263,8 @@ def _note_start(options: argparse.Namespace) -> dict[str, str]:
 
 def _preloaded(options: argparse.Namespace) -> tuple[str, ...]:
     """Return what workers are forked with; nobody is given torch who has named other modules."""
+    if options.script:
+        return () if options.script.executed else tuple(options.preload)
     modules = tuple(options.preload or _PRELOAD)
     return (*modules, *_RUNTIME) if options.recovers and "torch" in modules else modules
 
@@ -320,10 +340,13 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
     max_restarts = options.process_restarts_max if options.recovers else options.max_restarts
     # What gloo listens on is then reached by nobody who does not reach the agent.
     interface = os.environ.get(GLOO_INTERFACE) or find_interface(options.local_addr)
+    script = options.script
+    # By these torch knows itself under a torchrun.
+    elastic = {MAX_RESTARTS: str(max_restarts), RUN_ID: options.rdzv_id}
     return {
+        **({} if script and script.alone else elastic),
+        **({UNBUFFERED: os.environ.get(UNBUFFERED, "1")} if script else {}),
         **({GLOO_INTERFACE: interface} if interface else {}),
-        MAX_RESTARTS: str(max_restarts),
-        RUN_ID: options.rdzv_id,
         # Also for one worker: a process whose imports start threads cannot be forked.
         NUM_THREADS: os.environ.get(NUM_THREADS, "1"),
         NCCL_ERRORS: os.environ.get(NCCL_ERRORS, NCCL_LEAVES_THEM if options.recovers else "1"),
@@ -333,6 +356,7 @@ def _worker_variables(options: argparse.Namespace) -> dict[str, str]:
 def _agent_options(
     options: argparse.Namespace, host: str, endpoints: tuple[str, ...]
 ) -> AgentOptions:
+    still_deadline_s = options.script.hang_deadline_s if options.script else None
     return AgentOptions(
         node=options.node_name,
         run_id=attempt_name(options.rdzv_id, options.rdzv_attempt),
@@ -341,11 +365,13 @@ def _agent_options(
         token=options.token_file or "",
         program=describe_program(options.node_config.run),
         num_spares=options.spares_per_node,
-        hang_deadline_s=options.hang_deadline_s,
+        hang_deadline_s=min(options.hang_deadline_s, still_deadline_s or float("inf")),
         term_deadline_s=options.term_deadline_s,
         grace_s=options.grace_s,
         node_state_command=options.node_state_command,
         ends_run=options.ends_run,
+        still_deadline_s=still_deadline_s,
+        is_alone=options.script is not None and options.script.alone,
         made=(
             node_events(options.run_dir / EVENTS_NAME, options.node_name),
             options.run_dir / "logs" / options.node_name,

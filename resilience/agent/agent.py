@@ -291,10 +291,10 @@ class Agent(ABC):
         is_safe = self._part.standing.opened >= 0 or self._folder.is_known
         self._is_joined = self._part.opening is not None or (self._crew.is_whole and is_safe)
         if self._is_joined:
-            address = self._transport.address
-            join = self._part.join(address, sees_folder=self._folder.is_shared)
-            within_s = self._departure.left_s(time.monotonic())
-            self._party.tell(replace(join, leaves_within_s=within_s))
+            sees_folder = self._folder.is_shared
+            join = self._part.join(self._transport.address, sees_folder=sees_folder)
+            head, within_s = self._options.find_head(), self._departure.left_s(time.monotonic())
+            self._party.tell(replace(join, leaves_within_s=within_s, head=head))
 
     # ---- what the coordinator says
 

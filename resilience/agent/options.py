@@ -13,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, PlainValidator
 
-from resilience.agent.connections.address import own_address
+from resilience.agent.connections.address import find_head, own_address
 from resilience.agent.coordination.membership import Options
 from resilience.arguments import (
     Parser,
@@ -29,7 +30,13 @@ from resilience.arguments import (
     read_token,
 )
 from resilience.inprocess.variables import GLOO_CONNECTS_LATE
-from resilience.node_config import AgentConfig, add_config_argument, parse_config
+from resilience.node_config import (
+    AgentConfig,
+    ProgramConfig,
+    add_config_argument,
+    parse_config,
+)
+from resilience.progress import find_problem
 from resilience.settings import CheckpointlessSettings, Count, Seconds, Whole
 
 _PROG = "python -m resilience.agent"
@@ -209,7 +216,15 @@ class AgentOptions:
     """Whether the run stops where the agent was asked to end, whatever its sizes."""
     made: tuple[Path, ...] = ()
     """Files that the agent has made in the run's folder; all gone means a removed folder."""
+    still_deadline_s: float | None = None
+    """How long a user's program may show no step; null: for ever."""
+    is_alone: bool = False
+    """Whether each node has one process, which finds the others by the head's address."""
     coordinator: Options
+
+    def find_head(self) -> str:
+        """Return HOST:PORT where nobody listens, for a program that is alone on its node."""
+        return find_head(self.host, f"{self.run_id} {self.node}") if self.is_alone else ""
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -221,12 +236,16 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
         words, command = words[:place], words[place + 1 :]
     parser = _make_parser()
     config = parse_config(_PROG, words)
-    parser.set_defaults(node_config=config)
+    parser.set_defaults(node_config=config, script=config.agent.program if config.agent else None)
     if config.agent:
         parser.set_defaults(**_defaults(config.agent))
     options = parser.parse_args(words)
     _refuse_useless(parser, options, words)
-    options.program = _program(parser, command)
+    options.program = (
+        _find_script(parser, command, options.script)
+        if options.script
+        else _program(parser, command)
+    )
     world_size = options.nnodes[0] * options.workers_per_node
     if options.shards and world_size % options.shards:
         parser.error(
@@ -388,10 +407,40 @@ def _program(parser: argparse.ArgumentParser, command: list[str]) -> tuple[str, 
     return tuple(command)
 
 
-def _check_module(parser: argparse.ArgumentParser, option: str, name: str) -> None:
+def _find_script(
+    parser: argparse.ArgumentParser, command: list[str], script: ProgramConfig
+) -> tuple[str, ...]:
+    """Return the command of a user's program, which is found from its folder."""
+    if problem := find_problem(script.progress):
+        parser.error(f"argument --config: agent.program.progress: {problem}")
+    folder = Path(script.folder or "").absolute()
+    if not folder.is_dir():
+        parser.error(f"argument --config: agent.program.folder: no folder {str(folder)!r} here")
+    words = list(command) or [""]
+    at = int(Path(words[0]).name.startswith("python"))
+    if not script.executed:
+        words, at = words[at:] or [""], 0
+    elif "/" not in words[0] and shutil.which(words[0]) is None:
+        words[0] = f"./{words[0]}"
+    if script.executed and shutil.which(folder / words[0] if "/" in words[0] else words[0]) is None:
+        parser.error(f"no program {command[:1]} on PATH or in {folder} that can be executed")
+    if words[at:] and words[at] == "-m" and not script.executed:
+        _check_module(parser, "-m", "".join(words[1:2]), [str(folder)])
+    # Options of an interpreter may come before the script.
+    elif not script.executed or (at and "".join(words[1:2]).endswith(".py")):
+        path = folder / words[at]
+        if not (path.is_file() or (path / "__main__.py").is_file()):
+            parser.error(f"no script {str(path)!r}; want a file, or a folder with __main__.py")
+    return tuple(words)
+
+
+def _check_module(
+    parser: argparse.ArgumentParser, option: str, name: str, folders: Sequence[str] = ()
+) -> None:
     """End the process where there is no such module; a package's own is found when it is run."""
     top = name.partition(".")[0]
-    if not top or importlib.util.find_spec(top) is None:
+    is_beside = bool(top and PathFinder.find_spec(top, folders))
+    if not is_beside and (not top or importlib.util.find_spec(top) is None):
         parser.error(
             f"argument {option}: no module {top!r} for {name!r}; want one that Python finds here, "
             "or on PYTHONPATH"

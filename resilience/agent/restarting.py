@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
+from functools import cached_property
 
 from resilience.agent.agent import Agent
+from resilience.agent.processes.hang import STOPPED_STATES
+from resilience.agent.processes.output import WorkerStream
+from resilience.agent.processes.stillness import Sight, Stillness
+from resilience.agent.processes.tree import read_processes, sum_processor_s
 from resilience.agent.processes.worker import Worker
 from resilience.comm.messages import Break, End, Failed, Finished
+from resilience.comm.page import Activity
 from resilience.node_config import UNSTORED_STATUS
 
 _CAUSE_WAIT_S = 2.0
@@ -27,6 +34,11 @@ class RestartingAgent(Agent):
     """When workers that were asked to end are killed."""
     _consequences: tuple[tuple[float, Failed], ...] = ()
     """Ends that are told at a time unless the generation is over by then, which the cause ends."""
+
+    @cached_property
+    def _stillness(self) -> Stillness | None:
+        deadline_s, pause_s = self._options.still_deadline_s, self._options.coordinator.lease_s / 2
+        return None if deadline_s is None else Stillness(deadline_s, pause_s)
 
     def join(self) -> None:
         """Tell the coordinator of this node, once its workers are fresh.
@@ -68,6 +80,7 @@ class RestartingAgent(Agent):
     def _start_afresh(self) -> None:
         if not any(each and each.is_condemned for each in self._crew.ranks.values()):
             self._kill_s = float("inf")
+            self._pool.end_orphans()
             self._replace_missing()
 
     def _end_workers(self, end: End) -> float:
@@ -116,6 +129,8 @@ class RestartingAgent(Agent):
     def _check_workers(self, now_s: float) -> None:
         self._deadlines.check_ending()
         self._deadlines.check_idle(now_s)
+        if self._stillness and not self._crew.is_closed:
+            self._check_stillness(self._stillness, now_s)
         for due_s, failed in self._consequences:
             if now_s >= due_s and not self._part.is_broken:
                 self._party.tell(failed)
@@ -125,6 +140,35 @@ class RestartingAgent(Agent):
             for worker in self._pool.workers.values():
                 if worker.is_condemned:
                     worker.signal(signal.SIGKILL)
+
+    def _check_stillness(self, stillness: Stillness, now_s: float) -> None:
+        """Tell of a program that does not get on."""
+        stillness.note_time(-1 if self._part.is_broken else self._part.generation, now_s)
+        ranks = {
+            self._part.rank(local_rank): worker
+            for local_rank, worker in self._crew.ranks.items()
+            if worker is not None and worker.generation == self._part.generation
+        }
+        if self._part.is_broken or not ranks or now_s < stillness.due_s:
+            return
+        if still := stillness.look(self._see(list(ranks.values())), now_s):
+            # One that is stopped is to blame, if there is any.
+            rank = min(ranks, key=lambda each: (ranks[each].state() not in STOPPED_STATES, each))
+            self._part.fail(rank, "hung", still.text, still.quiet_s)
+
+    def _see(self, workers: Sequence[Worker]) -> Sight:
+        slots = [self._page.read(worker.slot) for worker in workers]
+        steps = [slot.progress_s for slot in slots if slot.activity is not Activity.NOWHERE]
+        pids = {worker.pid for worker in workers}
+        return Sight(
+            step_s=max(steps, default=None),
+            output_s=max(
+                worker.outputs[stream].read_s
+                for worker in workers
+                for stream in (WorkerStream.OUTPUT, WorkerStream.ERRORS)
+            ),
+            processor_s=sum_processor_s(read_processes(), pids),
+        )
 
 
 def _shell_status(worker: Worker) -> int:

@@ -100,7 +100,8 @@ class Open(Message):
     local_rank: StrictInt
     layout: Layout
     store: str
-    """HOST:PORT of the TCPStore that outlives the workers."""
+    """HOST:PORT of the TCPStore that outlives the workers; of a program that is alone on its node
+    what the first node has for it."""
     reports: tuple[Mapping[str, Any], ...]
     """What every rank held at the end of the generation before, by rank."""
     before: Layout | None = None
@@ -253,6 +254,8 @@ class Join(Message):
     """The node was asked to leave the run, and has so long for it; null where it stays."""
     program: str = ""
     """What its workers run: job, code and torch's version."""
+    head: str = ""
+    """HOST:PORT of the node at which nobody listens, for a program that is alone on its node."""
 
     @property
     def index(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 from resilience.comm.messages import End, Open, Ready, encode
 from resilience.comm.page import Page
@@ -19,7 +20,12 @@ from resilience.inprocess.variables import rank_variables
 _opening: Open | None = None
 
 
-def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
+def await_rank(
+    agent: socket.socket,
+    page: Page,
+    slot: int,
+    describe: Callable[[Open], dict[str, str]] = rank_variables,
+) -> dict[str, str]:
     """Wait for a generation to open; returns the variables that say which rank this is.
 
     Ends the process where the agent is gone or has no use for it.
@@ -31,7 +37,7 @@ def await_rank(agent: socket.socket, page: Page, slot: int) -> dict[str, str]:
         message = next(messages)
         if isinstance(message, Open):
             _opening = message
-            return rank_variables(message)
+            return describe(message)
         if isinstance(message, End):
             sys.exit(max(0, message.status))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from resilience.comm.messages import Open
 
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
@@ -16,6 +18,10 @@ abort at a moment of its own: the stream runs on over garbage then, and the gate
 the breaks of its generation alone, could be passed with it.
 """
 NUM_THREADS = "OMP_NUM_THREADS"
+LINEAR_ALGEBRA_THREADS = "OPENBLAS_NUM_THREADS"
+UNBUFFERED = "PYTHONUNBUFFERED"
+_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+_NODE_PLACES = ("NODE_RANK", "NUM_NODES", "HEAD_ADDR", "HEAD_PORT")
 GLOO_CONNECTS_LATE = "TORCH_GLOO_LAZY_INIT"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
@@ -37,6 +43,23 @@ def rank_variables(opening: Open) -> dict[str, str]:
         "ROLE_WORLD_SIZE": str(layout.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
-        "TORCHELASTIC_RESTART_COUNT": str(opening.generation),
+        _RESTART_COUNT: str(opening.generation),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def node_variables(opening: Open) -> dict[str, str]:
+    """Return the variables of a program that is alone on its node, and starts what it likes."""
+    host, _, port = opening.store.rpartition(":")
+    layout = opening.layout
+    index = layout.seat(opening.rank).node_index
+    places = (str(index), str(len(layout.nodes)), host, port)
+    return {**dict(zip(_NODE_PLACES, places, strict=True)), _RESTART_COUNT: str(opening.generation)}
+
+
+def fill_in(command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Return a command with its node's place for the words {node_rank}, {num_nodes} and so on."""
+    words = list(command)
+    for name in _NODE_PLACES:
+        words = [word.replace(f"{{{name.lower()}}}", variables[name]) for word in words]
+    return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from resilience.arguments import is_loopback, parse_endpoint
 
 _BACKLOG = 1024
+_HEAD_PORTS = range(20000, 30000)
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
@@ -43,6 +45,19 @@ def listen(host: str, port: int = 0) -> socket.socket:
     listening = socket.create_server(target, family=family, backlog=_BACKLOG)
     listening.setblocking(False)  # noqa: FBT003
     return listening
+
+
+def find_head(host: str, seed: str) -> str:
+    """Return HOST:PORT where nobody of this machine listens, for a program that will.
+
+    The port is below those that the kernel gives to whoever asks for any.
+    """
+    first = zlib.crc32(seed.encode()) % len(_HEAD_PORTS)
+    for port in (*_HEAD_PORTS[first:], *_HEAD_PORTS[:first]):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return f"{host}:{port}"
+    return f"{host}:{_HEAD_PORTS[0]}"
 
 
 def listen_at(host: str, endpoints: Sequence[str]) -> tuple[socket.socket, int | None]:

@@ -418,7 +418,7 @@ def _open(state: State, layout: Layout, now_s: float) -> Decision:
             rank=layout.ranks_of(place).start,
             local_rank=0,
             layout=layout,
-            store="",
+            store=state.present[layout.nodes[0]].head,
             reports=reports,
             shares_folder=shares_folder,
             is_last=state.giving_up is not None,

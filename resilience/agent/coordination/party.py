@@ -437,7 +437,8 @@ class Party:
 
     def _with_store(self, opening: Open) -> Open:
         assert self._stores is not None
-        return replace(opening, store=self._stores.take(opening.generation))
+        store = opening.store or self._stores.take(opening.generation)
+        return replace(opening, store=store)
 
     def _send_roster(self, now_s: float) -> None:
         """Renew every agent's lease, and tell who would follow as coordinator."""

@@ -235,10 +235,12 @@ class Output:
 
 
 class LineCutter:
-    """Cuts what a pipe delivers into lines."""
+    """Cuts what a pipe delivers into lines, which also end where a bar returns to their begin."""
 
     def __init__(self, file: int) -> None:
         self.file = file
+        self.read_s = 0.0
+        """When something came last, by the monotonic clock."""
         self._rest = b""
         os.set_blocking(file, False)
 
@@ -251,7 +253,14 @@ class LineCutter:
         if not data:
             rest, self._rest = self._rest, b""
             return ([rest] if rest else []), False
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.read_s = time.monotonic()
+        data, end = self._rest + data, b""
+        if b"\r" in data:
+            # Of the last one it is not known yet whether a newline follows.
+            data, end = (data[:-1], b"\r") if data.endswith(b"\r") else (data, b"")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._rest = data.split(b"\n")
+        self._rest += end
         if len(self._rest) > _LINE_BYTES_MAX:
             lines.append(self._rest)
             self._rest = b""

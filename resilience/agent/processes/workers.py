@@ -11,11 +11,14 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from resilience.agent.processes.output import LineCutter, Output, WorkerStream
+from resilience.agent.processes.steps import StepFinder
+from resilience.agent.processes.tree import find_orphans
 from resilience.agent.processes.worker import Worker
 from resilience.agent.processes.zygote_process import (
     Program,
@@ -53,10 +56,10 @@ def _may_renice() -> bool:
 class WorkerPool:
     """All worker processes of the node."""
 
-    def __init__(self, program: Program, output: Output) -> None:
+    def __init__(self, program: Program, output: Output, steps: StepFinder) -> None:
         self.workers: dict[int, Worker] = {}
         self._program = program
-        self._output = output
+        self._output, self._steps = output, steps
         self._number = 0
         self._can_renice = _may_renice()
         self._free_slots = list(range(program.handles.num_slots))
@@ -105,7 +108,7 @@ class WorkerPool:
             outputs={stream: LineCutter(reading) for stream, (reading, _) in pipes.items()},
             is_patient=is_patient and self._can_renice,
         )
-        handles = self._program.handles
+        handles, script = self._program.handles, self._program.script
         variables = {
             **self._program.variables,
             **handles.variables(),
@@ -115,6 +118,7 @@ class WorkerPool:
         request = {
             "number": worker.number,
             "command": list(self._program.command),
+            "script": script.model_dump() if script else None,
             "warm": self._program.warm,
             "environment": variables,
             "is_patient": worker.is_patient,
@@ -162,6 +166,7 @@ class WorkerPool:
 
     def reap(self) -> None:
         """Let go of what ended workers had started: it was killed with them."""
+        self._steps.settle(time.monotonic())
         for group in list(self._left):
             try:
                 while os.waitpid(-group, os.WNOHANG)[0]:
@@ -174,6 +179,7 @@ class WorkerPool:
         for stream, output in worker.outputs.items():
             unregister(output.file)
             self.take(worker, output.drain(), stream)
+        self._steps.forget(worker)
         unregister(worker.socket.fileno())
         worker.socket.close()
         if worker.pid > 0:
@@ -187,6 +193,8 @@ class WorkerPool:
         """Have a worker's lines written."""
         if stream is WorkerStream.ERRORS:
             worker.note_errors(lines)
+        if stream is not WorkerStream.EVENTS:
+            self._steps.take(worker, lines)
         self._output.write(worker.rank, worker.generation, lines, stream)
 
     def close(self) -> None:
@@ -194,3 +202,20 @@ class WorkerPool:
         for worker in self.workers.values():
             worker.signal(signal.SIGKILL)
         self._zygote.close()
+        self.end_orphans()
+
+    def end_orphans(self) -> None:
+        """Kill what workers of a user's program have left, also in sessions of its own.
+
+        For a time at which no worker has a rank. A process may leave others as it is killed.
+        """
+        workers = self.workers.values()
+        if self._program.script is None or any(each.pid < 0 for each in workers):
+            return
+        known = {self._zygote.pid, *(each.pid for each in workers)}
+        while orphans := find_orphans(known):
+            for pid in orphans:
+                known.add(pid)
+                with suppress(OSError):
+                    self._left.add(os.getpgid(pid))
+                    os.kill(pid, signal.SIGKILL)

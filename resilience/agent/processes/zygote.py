@@ -31,9 +31,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from resilience.agent.processes.user_program import become_program, exit_status
+from resilience.comm.messages import Open
 from resilience.comm.page import Page
 from resilience.inprocess.handles import AGENT_FD, AGENT_PID, EVENTS_FD, read_handles
 from resilience.inprocess.plain import await_rank
+from resilience.inprocess.variables import LINEAR_ALGEBRA_THREADS, node_variables, rank_variables
 
 _PR_SET_PDEATHSIG = 1
 _REQUEST_BYTES_MAX = 1 << 20
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     agent = socket.socket(fileno=int(arguments[0]))
     # Else numpy's own library starts threads of its own at import, OMP_NUM_THREADS of them.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault(LINEAR_ALGEBRA_THREADS, "1")
     for name in arguments[1:]:
         try:
             importlib.import_module(name)
@@ -176,12 +179,15 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
         _prefer_as_victim()
         if request["is_patient"]:
             os.nice(_LOWEST)
+        script = request["script"]
         if request["warm"] == "imports":
-            _await_rank()
+            _await_rank(node_variables if script and script["alone"] else rank_variables)
+        if script:
+            become_program(request["command"], script, (files[0], files[3]))
         run_program(request["command"])
         status = 0
     except SystemExit as stop:
-        status = _exit_status(stop)
+        status = exit_status(stop)
     except KeyboardInterrupt:  # the agent was asked to end, and says so itself
         status = 128 + signal.SIGINT
     except BaseException:  # noqa: BLE001 - as the interpreter would end, without its destructors
@@ -194,24 +200,15 @@ def _become_worker(request: dict[str, Any], files: Sequence[int], begin: int) ->
     os._exit(status)
 
 
-def _await_rank() -> None:
+def _await_rank(describe: Callable[[Open], dict[str, str]]) -> None:
     """Wait for a rank here, on behalf of a program that reads it from its environment."""
     handles = read_handles(os.environ)
     assert handles
     agent = socket.socket(fileno=os.dup(handles.agent_file))
     page = Page(handles.page_file, handles.num_slots)
-    os.environ.update(await_rank(agent, page, handles.slot))
+    os.environ.update(await_rank(agent, page, handles.slot, describe))
     agent.close()
     page.close()
-
-
-def _exit_status(stop: SystemExit) -> int:
-    if stop.code is None:
-        return 0
-    if isinstance(stop.code, int):
-        return stop.code
-    sys.stderr.write(f"{stop.code}\n")
-    return 1
 
 
 def run_program(command: Sequence[str]) -> None:

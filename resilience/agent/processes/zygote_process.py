@@ -17,6 +17,7 @@ from typing import Any
 
 from resilience.agent.processes.worker import describe_status, state_of
 from resilience.inprocess.handles import AGENT_PID, WorkerHandles
+from resilience.node_config import ProgramConfig
 
 _ZYGOTE = "resilience.agent.processes.zygote"
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +36,8 @@ class Program:
     variables: Mapping[str, str] = field(default_factory=dict)
     """What the environment of each says beside its rank."""
     handles: WorkerHandles
+    script: ProgramConfig | None = None
+    """Of a program of a user's."""
     lock_file: int = -1
     """Held by the agent, the process that forks and all workers; -1 where there is none."""
 
@@ -109,6 +112,11 @@ class ZygoteProcess:
         with suppress(subprocess.TimeoutExpired):
             return describe_status(self._process.wait(timeout=1))
         return "is gone"
+
+    @property
+    def pid(self) -> int:
+        """Return which process it is."""
+        return self._process.pid
 
     def state(self) -> str:
         """Return the letter of the process's state, empty for one that is gone."""

@@ -53,6 +53,8 @@ class Run:
         warm: str = "program",
         variables: Mapping[str, str | None] | None = None,
         is_real: bool = False,
+        preload: Sequence[str] = ("torch", "torch._dynamo"),
+        interpreter: Sequence[str] = ("python",),
         within: Sequence[str] = (),
     ) -> Process:
         """Start the agent of a node; `within` are the words before its own, see `Network.words`."""
@@ -75,10 +77,10 @@ class Run:
             *("resilience.agent", "--local-addr", "127.0.0.1"),
             *("--rdzv-endpoint", f"127.0.0.1:{self.port}"),
             *("--node-name", node, "--run-dir", str(self.folder / "run"), "--warm", warm),
-            *("--preload", "torch", "--preload", "torch._dynamo"),
+            *(f"--preload={each}" for each in preload),
             *(() if "--no-recovery" in options else brief),
             *options,
-            *("--", "python", *program),
+            *("--", *interpreter, *program),
         ]
         with (self.folder / f"{node}.txt").open("ab") as output:
             agent = start_process(

@@ -243,6 +243,7 @@ def test_survivors_of_a_dead_peer_of_nccl_live_unless_a_job_says_else(
         max_restarts=0,
         local_addr="127.0.0.1",
         rdzv_id="id",
+        script=None,
     )
 
     assert _worker_variables(options)[NCCL_ERRORS] == told

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from resilience.agent.connections.address import (
+    find_head,
     find_interface,
     listen,
     listen_at,
@@ -87,3 +88,12 @@ def test_listening_is_on_one_address_alone() -> None:
         port = listening.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+def test_head_of_a_program_is_where_nobody_listens_at_any_address() -> None:
+    host, _, port = find_head("127.0.0.1", "seed").rpartition(":")
+    with listen("127.0.0.2", int(port)):
+        other = find_head("127.0.0.1", "seed")
+
+    assert (host, 20000 <= int(port) < 30000) == ("127.0.0.1", True)
+    assert other != f"{host}:{port}"
